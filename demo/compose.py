@@ -1,7 +1,8 @@
 """Check of docker-compose.yml: `python -m demo.compose` starts it, trains, kills services and sees them heal.
 
 It needs a Docker engine with Compose. It uses a separate project, ports and secrets, and removes all of them
-at the end. `--sentinel` adds a fail-over of Redis.
+at the end. `--store postgresql` keeps the manager's state in PostgreSQL, which is killed too, and the manager
+must work without Redis afterwards. `--sentinel` adds a fail-over of Redis.
 """
 
 from __future__ import annotations
@@ -31,20 +32,31 @@ HEAL_TIMEOUT_S = 300.0
 PROJECT = "gpu-manager-check"
 IMAGE = "gpu-resource-manager:local"
 DAG_ID = "train_digits"
-VICTIMS = ("redis", "gpu-manager", "airflow-triggerer", "airflow-scheduler")
-"""Services that are killed while jobs train; not the worker, since the jobs are its children."""
+VICTIMS = ("gpu-manager", "airflow-triggerer", "airflow-scheduler")
+"""Services that are killed while jobs train, beside the store; not the worker, the parent of the jobs."""
 SENTINEL_SERVICES = ("redis-replica", "sentinel-1", "sentinel-2", "sentinel-3")
 
 
 @click.command(help=__doc__)
+@click.option(
+    "--store",
+    type=click.Choice(["redis", "postgresql"]),
+    default="redis",
+    show_default=True,
+    help="Where the manager's state is.",
+)
 @click.option("--sentinel", is_flag=True, help="Also kill the primary Redis and see a replica take over.")
-def main(sentinel: bool) -> None:
+def main(store: str, sentinel: bool) -> None:
+    if sentinel and store != "redis":
+        raise click.UsageError("--sentinel goes with --store redis")
     if shutil.which("docker") is None:
         sys.exit("compose check failed: the program docker is missing; install Docker with Compose")
     with tempfile.TemporaryDirectory(prefix="gpu-manager-compose-") as folder:
-        stack = Compose(Path(folder))
+        stack = Compose(Path(folder), store)
         try:
             check(stack)
+            if store == "postgresql":
+                check_without_redis(stack)
             if sentinel:
                 check_fail_over(stack)
         except (StackError, httpx.HTTPError, subprocess.CalledProcessError) as error:
@@ -59,7 +71,7 @@ def main(sentinel: bool) -> None:
 class Compose:
     """Compose project with its own ports and secrets."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: str) -> None:
         password = secrets.token_hex(16)
         self._redis_password = secrets.token_hex(16)
         ports = dict(zip(("AIRFLOW_PORT", "GPU_MANAGER_PORT"), free_ports(2), strict=True))
@@ -72,6 +84,12 @@ class Compose:
             "GRAFANA_PASSWORD": secrets.token_hex(16),
             **{name: str(port) for name, port in ports.items()},
         }
+        self.victims = ("postgres" if store == "postgresql" else "redis", *VICTIMS)
+        self.profile: tuple[str, ...] = ()
+        if store == "postgresql":
+            self.profile = ("--profile", "postgresql")
+            own = self.values["GPU_DATABASE_PASSWORD"] = secrets.token_hex(16)
+            self.values["GPU_MANAGER_STORE"] = f"postgresql://gpu_manager:{own}@postgres/gpu_manager"
         self._env_file = folder / "env"
         passwords = folder / "passwords.json"
         passwords.write_text(json.dumps({"admin": password}))
@@ -151,17 +169,17 @@ def check(stack: Compose) -> None:
     Every GPU must be free afterwards.
     """
     say("building and starting")
-    stack.run("up", "--detach", "--build", "--wait")
+    stack.run(*stack.profile, "up", "--detach", "--build", "--wait")
     total = stack.free_gpus()
     runs = [stack.airflow.trigger(DAG_ID)]
     finish(stack, runs[0])
     say("the first run succeeded")
     runs.append(stack.airflow.trigger(DAG_ID))
     wait_for(lambda: stack.free_gpus() < total, "no GPU was leased")
-    for service in VICTIMS:
+    for service in stack.victims:
         stack.kill(service)
-    say(f"killed while jobs train: {', '.join(VICTIMS)}")
-    for service in VICTIMS:
+    say(f"killed while jobs train: {', '.join(stack.victims)}")
+    for service in stack.victims:
         wait_for(lambda name=service: stack.is_healthy(name), f"{service} did not heal", HEAL_TIMEOUT_S)  # type: ignore[misc]
     say("all of them are healthy again")
     finish(stack, runs[1])
@@ -175,6 +193,15 @@ def check(stack: Compose) -> None:
     if problems:
         raise StackError("; ".join(problems))
     say(f"both runs succeeded: {tasks} jobs, {len(held)} leases, all {total} GPUs are free")
+
+
+def check_without_redis(stack: Compose) -> None:
+    """Stop Redis, which only Celery needs: the service must grant and release."""
+    stack.run("stop", "redis")
+    wish = {"task_id": "without-redis", "required_gpus": 2, "required_cpus": 2}
+    lease = stack.call("POST", "/api/allocate", wish)
+    stack.call("POST", "/api/release", {"task_id": "without-redis", "fencing_token": lease["fencing_token"]})
+    say("Redis was stopped: the service granted a lease and took it back")
 
 
 def check_fail_over(stack: Compose) -> None:

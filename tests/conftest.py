@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.redis_server import clock, embedded_redis, own_redis, system_redis
-from tests.sql_servers import mariadb, postgresql
+from tests.sql_servers import mariadb, mysql, postgresql
 
-__all__ = ["clock", "embedded_redis", "mariadb", "own_redis", "postgresql", "system_redis"]
+__all__ = ["clock", "embedded_redis", "mariadb", "mysql", "own_redis", "postgresql", "system_redis"]
 
 ROOT = Path(__file__).parent.parent
 

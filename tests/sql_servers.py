@@ -1,4 +1,4 @@
-"""Real PostgreSQL and MariaDB servers for tests, each in a folder and on a port of its own."""
+"""Real PostgreSQL, MariaDB and MySQL servers for tests, each in a folder and on a port of its own."""
 
 from __future__ import annotations
 
@@ -190,9 +190,11 @@ class MariaDB(SqlServer):
             "--skip-name-resolve",
         )
 
+    program = "mariadbd"
+
     def command(self) -> Sequence[str]:
         return [
-            "mariadbd",
+            self.program,
             "--no-defaults",
             f"--datadir={self.folder / 'data'}",
             f"--socket={self.socket}",
@@ -218,6 +220,32 @@ class MariaDB(SqlServer):
         return subprocess.run(["mariadb", *address, "-e", statement], capture_output=True, text=True)
 
 
+class MySQL(MariaDB):
+    """One MySQL, through MariaDB's client; Debian's mysqld is a MariaDB where that is installed."""
+
+    program = "mysqld"
+
+    @classmethod
+    def missing(cls) -> str:
+        needs = "needs MySQL's mysqld on the PATH, and the client mariadb"
+        if not shutil.which(cls.program) or not shutil.which("mariadb"):
+            return needs
+        version = subprocess.run([cls.program, "--version"], capture_output=True, text=True).stdout
+        return needs if "MariaDB" in version else ""
+
+    def prepare(self) -> None:
+        self.run(self.program, "--no-defaults", "--initialize-insecure", f"--datadir={self.folder / 'data'}")
+
+    def command(self) -> Sequence[str]:
+        # Its root is of localhost alone, so that name is looked up.
+        options = [option for option in super().command() if option != "--skip-name-resolve"]
+        return [*options, "--mysqlx=OFF", "--skip-log-bin", "--secure-file-priv="]
+
+
+DATABASES = ("postgresql", "mariadb", *(() if MySQL.missing() else ("mysql",)))
+"""Servers that tests of all databases ask for by their fixtures; MySQL only where it is."""
+
+
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[Postgres]:
     """A PostgreSQL shared by all tests: each needs its own namespace."""
@@ -234,5 +262,15 @@ def mariadb() -> Iterator[MariaDB]:
     if missing := MariaDB.missing():
         pytest.skip(missing)
     server = MariaDB()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def mysql() -> Iterator[MySQL]:
+    """A MySQL shared by all tests: each needs its own namespace."""
+    if missing := MySQL.missing():
+        pytest.skip(missing)
+    server = MySQL()
     yield server
     server.stop()

@@ -1,7 +1,7 @@
 """Runs seeded schedules of faults against real processes and real servers, and checks what happened.
 
 `python -m tests.faults.run --seeds 200` runs seeds 0 to 199, `--seed 17` replays one, with its schedule;
-`--store postgresql`, `mariadb` or `sqlite` hurts a database,
+`--store postgresql`, `mariadb`, `mysql` or `sqlite` hurts a database,
 `--store variables` the Variable store on an Airflow on PostgreSQL, with `--tasks` through tasks of that
 Airflow, `--network netns` goes over network namespaces, `--other-version CHECKOUT` runs every other worker on
 the package there.
@@ -42,6 +42,7 @@ from tests.faults.setups import (
     Namespaces,
     OneRedis,
     OnMariaDB,
+    OnMySQL,
     OnPostgreSQL,
     OnSQLite,
     Tasks,
@@ -55,7 +56,7 @@ from tests.sql_servers import Postgres
 HEAL_S = 30.0
 """Within the time to live and this, everything is free or held by a live owner once the faults are over."""
 
-SQL_SETTINGS = (OnPostgreSQL.name, OnMariaDB.name, OnSQLite.name)
+SQL_SETTINGS = (OnPostgreSQL.name, OnMariaDB.name, OnMySQL.name, OnSQLite.name)
 
 PREEMPTION_EVERY = 3
 """Every so many seeds the teams have rules with preemption."""

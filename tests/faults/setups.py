@@ -19,7 +19,7 @@ from tests.faults.processes import Forked, Process, Service
 from tests.faults.proxy import Proxy
 from tests.faults.redis_servers import SentinelGroup, Server
 from tests.faults.worker import ALL_CHANGES, LOCK_TIMEOUT_S, TTL_S, Assignment, inventory
-from tests.sql_servers import MariaDB, Postgres, SqlServer
+from tests.sql_servers import MariaDB, MySQL, Postgres, SqlServer
 
 DISK = ("appendonly yes", "appendfsync always")
 PROCESSES = ("kill worker", "kill worker", "stop worker", "stop worker")
@@ -290,6 +290,13 @@ class OnMariaDB(Databases):
     server_class = MariaDB
 
 
+class OnMySQL(Databases):
+    """The state in a MySQL that is killed and stopped."""
+
+    name = "mysql"
+    server_class = MySQL
+
+
 class OnSQLite(OneRedis):
     """The state in a file, which another process now and then keeps locked."""
 
@@ -325,6 +332,7 @@ SETTINGS: dict[str, type[OneRedis]] = {
         Tasks,
         OnPostgreSQL,
         OnMariaDB,
+        OnMySQL,
         OnSQLite,
     )
 }

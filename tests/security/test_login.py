@@ -18,6 +18,7 @@ from resource_manager.rest.sessions import MAX_SESSIONS, SESSION_LIFE_S, MemoryS
 from resource_manager.rest.tokens import Role
 from resource_manager.settings import Settings
 from tests.redis_server import embedded_redis
+from tests.sql_servers import DATABASES
 
 __all__ = ["embedded_redis"]
 
@@ -148,7 +149,7 @@ def test_a_second_log_in_ends_the_session_before(service: Service, kept: Persist
     assert thief.get("/api/status").status_code == 401
 
 
-@pytest.fixture(params=["memory", "file", "redis", "sqlite", "postgresql", "mariadb"])
+@pytest.fixture(params=["memory", "file", "redis", "sqlite", *DATABASES])
 def store(request: pytest.FixtureRequest, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a store of sessions and a clock to move."""
     now = [1_000_000.0]

@@ -12,13 +12,14 @@ import pytest
 from resource_manager.settings import Settings
 from resource_manager.storage import MemoryStore, Store, VariableStore, open_store
 from resource_manager.storage.redis.client import RedisClient
+from tests.sql_servers import DATABASES
 
 OpenStore = Callable[[], Store]
 
 STORES = os.environ.get(
     "STORES_UNDER_TEST",
     "memory embedded_redis system_redis limited_embedded_redis limited_system_redis variable "
-    "sqlite postgresql mariadb",
+    f"sqlite {' '.join(DATABASES)}",
 ).split()
 """`limited_…`: as a Redis user with the rights that docs/stores.md recommends, like the Variable's lock.
 `airflow` needs a process of its own, with a migrated database: see test_in_airflow."""

@@ -19,6 +19,7 @@ from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.lock import SqlLock
 from tests.eventually import wait_for
 from tests.redis_server import RedisServer
+from tests.sql_servers import DATABASES
 
 MakeLock = Callable[[], Lock]
 
@@ -31,7 +32,7 @@ class Claims:
     pending: Callable[[], int]
 
 
-SQL = ("sqlite", "postgresql", "mariadb")
+SQL = ("sqlite", *DATABASES)
 
 
 @pytest.fixture(params=["thread", "embedded_redis", "system_redis", *SQL])

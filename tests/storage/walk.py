@@ -73,7 +73,10 @@ def add(store: Store, cluster: ClusterState, task_id: str) -> None:
     cluster.apply(change)
 
 
-STEPS = ("allocate", "submit", "release", "release", "members", "renew", "expire", "cancel", "node", "gpu")
+STEPS = (
+    "allocate", "submit", "release", "release", "members", "renew", "expire", "cancel", "preempt", "node",
+    "gpu",
+)  # fmt: skip
 
 
 class Walk:

@@ -29,6 +29,7 @@ _READ_ONLY: tuple[FaultKind, str] = ("refused", "it is read-only, as a replica i
 _MISSING: tuple[FaultKind, str] = ("missing", "its tables are missing: run gpu-manager store create")
 _CODES: dict[int, tuple[FaultKind, str]] = {
     1045: _LOGIN,
+    1130: ("rights", "it refuses logins from this host: create the user for this host, too"),
     1698: _LOGIN,
     1049: ("refused", "there is no such database: create it, or check its name in the URL"),
     1044: _RIGHTS,
@@ -145,15 +146,15 @@ class MySQL:
 
     def _keep(self, commit: Commit, values: dict[str, Any]) -> str:
         rows = []
-        for number, (_, _, stored) in enumerate(commit.once):
-            values[f"text_{number}"] = stored
+        for number, (_, _, answer) in enumerate(commit.once):
+            values[f"text_{number}"] = answer
             rows.append(
-                f"SELECT :caller_{number} AS caller, :name_{number} AS name, :text_{number} AS stored"
+                f"SELECT :caller_{number} AS caller, :name_{number} AS name, :text_{number} AS answer"
             )
         values["keep_s"] = commit.keep_s
         return (
-            f"REPLACE INTO {self.quoted('once')} (namespace, caller, name, stored, expires_at) "
-            f"SELECT s.namespace, e.caller, e.name, e.stored, {self.now} + :keep_s "
+            f"REPLACE INTO {self.quoted('once')} (namespace, caller, name, answer, expires_at) "
+            f"SELECT s.namespace, e.caller, e.name, e.answer, {self.now} + :keep_s "
             f"FROM ({' UNION ALL '.join(rows)}) AS e "
             f"JOIN {self.quoted('state')} AS s ON s.namespace = :namespace AND s.commit_id = :commit_id"
         )

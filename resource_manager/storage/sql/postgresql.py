@@ -212,12 +212,12 @@ def is_pooled(connection: DriverConnection[Any]) -> bool:
 def _statement(update: str, change: str, once: str, now: str, with_keys: bool) -> str:
     """Return the commit as one statement: it writes what hangs on the compare-and-set, and tells the time."""
     keys = f""", kept AS (
-        INSERT INTO {once} (namespace, caller, name, stored, expires_at)
-        SELECT :namespace, caller, name, stored, {now} + :keep_s
+        INSERT INTO {once} (namespace, caller, name, answer, expires_at)
+        SELECT :namespace, caller, name, answer, {now} + :keep_s
         FROM done, unnest(CAST(:callers AS text[]), CAST(:names AS text[]), CAST(:texts AS text[]))
-          AS key (caller, name, stored)
+          AS key (caller, name, answer)
         ON CONFLICT (namespace, caller, name)
-        DO UPDATE SET stored = excluded.stored, expires_at = excluded.expires_at)"""
+        DO UPDATE SET answer = excluded.answer, expires_at = excluded.expires_at)"""
     return f"""WITH done AS ({update} RETURNING version), written AS (
         INSERT INTO {change} (namespace, version, at, commit_id, body)
         SELECT :namespace, CAST(:version AS bigint) + entry.number, entry.at, :commit_id, entry.body

@@ -91,11 +91,11 @@ class SQLite:
             entry = {"version": version, "at": at, "body": body, "commit_id": commit.commit_id}
             connection.execute(insert, {"namespace": commit.namespace, **entry})
         keep = text(
-            f"REPLACE INTO {self.quoted('once')} (namespace, caller, name, stored, expires_at) "
-            f"VALUES (:namespace, :caller, :name, :stored, {self.now} + :keep_s)"
+            f"REPLACE INTO {self.quoted('once')} (namespace, caller, name, answer, expires_at) "
+            f"VALUES (:namespace, :caller, :name, :answer, {self.now} + :keep_s)"
         )
-        for caller, name, stored in commit.once:
-            key = {"caller": caller, "name": name, "stored": stored, "keep_s": commit.keep_s}
+        for caller, name, answer in commit.once:
+            key = {"caller": caller, "name": name, "answer": answer, "keep_s": commit.keep_s}
             connection.execute(keep, {"namespace": commit.namespace, **key})
 
     def waiter(self, token: str) -> Poller:

@@ -210,7 +210,7 @@ class SqlStore:
 
     def recall(self, once: Once) -> str | None:
         row = self.database.row(
-            "SELECT stored FROM {once} WHERE namespace = :namespace AND caller = :caller AND name = :name "
+            "SELECT answer FROM {once} WHERE namespace = :namespace AND caller = :caller AND name = :name "
             "AND expires_at > {now}",
             caller=once.caller,
             name=once.key,
@@ -414,7 +414,7 @@ class SqlStore:
     def _kept(self, connection: Connection, key: Once) -> str | None:
         stored: str | None = self.database.execute(
             connection,
-            "SELECT stored FROM {once} WHERE namespace = :namespace AND caller = :caller AND name = :name "
+            "SELECT answer FROM {once} WHERE namespace = :namespace AND caller = :caller AND name = :name "
             "AND expires_at > {now}",
             caller=key.caller,
             name=key.key,
@@ -430,9 +430,9 @@ class SqlStore:
         )
         self.database.execute(
             connection,
-            "INSERT INTO {once} (namespace, caller, name, stored, expires_at) "
-            "VALUES (:namespace, :caller, :name, :stored, {now} + :keep_s)",
-            stored=key.stored(reference),
+            "INSERT INTO {once} (namespace, caller, name, answer, expires_at) "
+            "VALUES (:namespace, :caller, :name, :answer, {now} + :keep_s)",
+            answer=key.stored(reference),
             keep_s=KEEP_S,
             **names,
         )

@@ -2,6 +2,9 @@
 
 They have the columns of the original design's tables (its Appendix A) and read the JSON of the snapshot and
 of the changes, so a commit pays nothing for them. Past allocations reach back as far as the history is kept.
+
+Here a lease is known by its fencing token (`token`), a member by the place it has among the members of its
+lease (`place`, its rank). Of a lease both its grant and its copy in the snapshot may be there.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from typing import NamedTuple
 ALLOCATIONS = "task_allocations"
 SERVERS = "gpu_servers"
 
-_OF_LEASES = ("granted", "released", "expired", "quarantined", "renewed")
+_LIVES = ("quarantined", "renewed", "preempting", "membersreleased")
+"""Changes of a lease between its grant and its end."""
 
 
 class Json(NamedTuple):
@@ -26,7 +30,13 @@ class Json(NamedTuple):
     each: str
     """Join with the elements of an array, whose name is the last word and whose column is `value`."""
     columns: str
+    place: str
+    """Number of such an element in its array, from 0, for the {name} of the join."""
+    item: str
+    """Integer in the array at {path} whose number is {place}."""
     element: str
+    """An element that is an integer, `scalar` one that is a text."""
+    scalar: str
     length: str
     time: str
     long: str
@@ -51,9 +61,12 @@ POSTGRESQL = Json(
     part="({x} #> '{path}')",
     integer="({x} #>> '{path}')::bigint",
     number="({x} #>> '{path}')::numeric",
-    each="CROSS JOIN LATERAL jsonb_array_elements(COALESCE({x} #> '{path}', '[]'::jsonb))",
-    columns=" (value)",
+    each="CROSS JOIN LATERAL jsonb_array_elements(COALESCE({x} #> '{path}', '[]'::jsonb)) WITH ORDINALITY",
+    columns=" (value, place)",
+    place="{name}.place - 1",
+    item="({x} #> '{path}' ->> ({place})::int)::bigint",
     element="({x}::text)::bigint",
+    scalar="({x} #>> '{{}}')",
     length="jsonb_array_length(COALESCE({x} #> '{path}', '[]'::jsonb))",
     time="to_timestamp({x})",
     long="text",
@@ -69,9 +82,12 @@ MYSQL = Json(
     integer="CAST(JSON_VALUE({x}, '${path}') AS SIGNED)",
     number="(JSON_VALUE({x}, '${path}') + 0)",
     each="CROSS JOIN JSON_TABLE(COALESCE(JSON_EXTRACT({x}, '${path}'), '[]'), '$[*]' "
-    "COLUMNS (value JSON PATH '$'))",
+    "COLUMNS (place FOR ORDINALITY, value JSON PATH '$'))",
     columns="",
+    place="{name}.place - 1",
+    item="CAST(JSON_EXTRACT({x}, CONCAT('${path}[', {place}, ']')) AS SIGNED)",
     element="({x} + 0)",
+    scalar="JSON_VALUE({x}, '$')",
     length="COALESCE(JSON_LENGTH({x}, '${path}'), 0)",
     time="FROM_UNIXTIME({x})",
     long="char",
@@ -88,7 +104,10 @@ SQLITE = Json(
     number="json_extract({x}, '${path}')",
     each="CROSS JOIN json_each(COALESCE(json_extract({x}, '${path}'), '[]'))",
     columns="",
+    place="{name}.key",
+    item="json_extract({x}, '${path}[' || ({place}) || ']')",
     element="{x}",
+    scalar="{x}",
     length="COALESCE(json_array_length({x}, '${path}'), 0)",
     time="datetime({x}, 'unixepoch')",
     long="text",
@@ -111,127 +130,204 @@ class Views:
     def statements(self) -> list[str]:
         create = self._json.create
         return [
-            f"{create} {self._allocations} AS {self._all_allocations()}",
-            f"{create} {self._servers} AS {self._all_servers()}",
+            f"{create} {self._allocations} AS {self._with(self._members())} {self._all_allocations()}",
+            f"{create} {self._servers} AS {self._with(self._members() | self._gpus())} {self._all_servers()}",
         ]
 
-    def _all_allocations(self) -> str:
-        """Return a row for each lease and member: its grant, its end, and what a snapshot has of it."""
-        json = self._json
-        lease = json.document.format(x="g.lease")
-        server = json.at(json.text, "m.value", "node")
-        return (
-            "SELECT g.namespace, "
-            f"{json.at(json.text, lease, 'request', 'lease_id')} AS task_id, n.server_id, "
-            f"{server} AS server_name, "
-            f"COALESCE({json.at(json.part, 'm.value', 'gpu_ids')}, {json.none}) AS allocated_gpus, "
-            f"COALESCE({json.at(json.number, lease, 'request', 'resources', 'cpus')}, 0) AS allocated_cpus, "
-            "CASE WHEN g.ended_at IS NOT NULL THEN g.outcome "
-            "WHEN g.in_snapshot = 0 AND g.granted_version <= s.version THEN 'RESET' "
-            "WHEN g.quarantined > g.renewed THEN 'ERROR' ELSE 'RUNNING' END AS status, "
-            f"{json.time.format(x=json.at(json.number, lease, 'granted_at'))} AS start_time, "
-            f"{json.time.format(x='g.ended_at')} AS end_time, "
-            f"{json.at(json.text, lease, 'request', 'team')} AS team, "
-            f"{json.at(json.text, lease, 'request', 'owner')} AS owner, g.token AS fencing_token "
-            "FROM (SELECT e.namespace, e.token, MAX(e.lease) AS lease, MAX(e.in_snapshot) AS in_snapshot, "
-            "MAX(e.granted_version) AS granted_version, MAX(e.ended_at) AS ended_at, "
-            "MAX(e.outcome) AS outcome, MAX(e.quarantined) AS quarantined, MAX(e.renewed) AS renewed "
-            f"FROM ({self._events()}) e GROUP BY e.namespace, e.token HAVING MAX(e.lease) IS NOT NULL) g "
-            f"JOIN {self._snapshot} s ON s.namespace = g.namespace "
-            f"{json.elements('m', lease, 'members')} "
-            f"LEFT JOIN ({self._nodes()}) n ON n.namespace = g.namespace AND n.server_name = {server}"
-        )
+    def _with(self, parts: dict[str, str]) -> str:
+        return "WITH " + ", ".join(f"{name} AS ({query})" for name, query in parts.items())
 
-    def _all_servers(self) -> str:
-        """Return a row for each server, with what is in use or closed subtracted."""
-        json = self._json
-        gpus = json.each.format(x="a.allocated_gpus", path=json.path.format("") if json.columns else "")
-        busy = (
-            f"SELECT a.namespace, a.server_name, {json.element.format(x='k.value')} AS gpu_id "
-            f"FROM {self._allocations} a {gpus} AS k{json.columns} WHERE a.status IN ('RUNNING', 'ERROR') "
-            f"UNION SELECT c.namespace, c.node, c.gpu_id FROM "
-            f"({self._switched('gpuclosed', 'gpuopened', 'closed_gpus', 'gpu_id')}) c WHERE c.is_on = 1"
-        )
-        used = (
-            f"SELECT a.namespace, a.server_name, SUM(a.allocated_cpus) AS cpus FROM {self._allocations} a "
-            "WHERE a.status IN ('RUNNING', 'ERROR') GROUP BY a.namespace, a.server_name"
-        )
-        return (
-            "SELECT n.namespace, n.server_id, n.server_name, n.total_gpus, n.total_cpus, "
-            "CASE WHEN d.is_on = 1 THEN 0 ELSE n.total_gpus - COALESCE(b.gpus, 0) END AS available_gpus, "
-            "CASE WHEN d.is_on = 1 THEN 0 ELSE n.total_cpus - COALESCE(u.cpus, 0) END AS available_cpus, "
-            "CASE WHEN d.is_on = 1 THEN 'DRAINED' ELSE 'ACTIVE' END AS status "
-            f"FROM ({self._nodes()}) n "
-            f"LEFT JOIN (SELECT x.namespace, x.server_name, COUNT(*) AS gpus FROM ({busy}) x "
-            "GROUP BY x.namespace, x.server_name) b "
-            "ON b.namespace = n.namespace AND b.server_name = n.server_name "
-            f"LEFT JOIN ({used}) u ON u.namespace = n.namespace AND u.server_name = n.server_name "
-            f"LEFT JOIN ({self._switched('drained', 'restored', 'drained')}) d "
-            "ON d.namespace = n.namespace AND d.node = n.server_name AND d.is_on = 1"
-        )
+    def _members(self) -> dict[str, str]:
+        """Return the queries of `node`, and of `member`: a row for each member of a lease that ever was.
 
-    def _nodes(self) -> str:
-        """Return the servers of the newest inventory."""
+        Its `lease` and `part` are JSON; `ended_version` is null while it lives.
+        """
         json = self._json
+        body = json.document.format(x="c.body")
+        snapshot = json.document.format(x="s.body")
+        place = json.place.format(name="m")
+        token, of_lease = (json.at(json.integer, x, "fencing_token") for x in (body, "l.value"))
+        rank = json.item.format(x="h.lease", path=json.path.format("ranks"), place=place)
+        quarantined = f"CAST({json.at(json.text, 'l.value', 'quarantined')} AS {json.long}) IN ('true', '1')"
+        until = json.at(json.number, "l.value", "preempt_until")
+        in_snapshot = " UNION ALL ".join(
+            f"SELECT s.namespace, l.value AS lease, NULL AS version FROM {self._snapshot} s "
+            f"{json.elements('l', snapshot, kind)}"
+            for kind in ("leases", "remainders")
+        )
         inventory = (
             f"SELECT s.namespace, COALESCE((SELECT c.body FROM {self._change} c "
             f"WHERE c.namespace = s.namespace AND c.version > s.version AND {_is('inventorychanged')} "
             f"ORDER BY c.version DESC LIMIT 1), s.inventory) AS body FROM {self._snapshot} s"
         )
+        outcome = f"NULLIF({json.at(json.text, body, 'outcome')}, '')"
+        return {
+            "node": (
+                f"SELECT i.namespace, {json.at(json.text, 'n.value', 'name')} AS server_name, "
+                f"{json.at(json.integer, 'n.value', 'server_id')} AS server_id, "
+                f"{json.at(json.length, 'n.value', 'gpus')} AS total_gpus, "
+                f"COALESCE({json.at(json.number, 'n.value', 'resources', 'cpus')}, 0) AS total_cpus "
+                f"FROM ({inventory}) i {json.elements('n', json.document.format(x='i.body'), 'nodes')}"
+            ),
+            "held": (
+                f"SELECT c.namespace, {json.at(json.part, body, 'lease')} AS lease, c.version "
+                f"FROM {self._change} c WHERE {_is('granted')} UNION ALL {in_snapshot}"
+            ),
+            # Some databases do not group by JSON; a text will do.
+            "granted": (
+                f"SELECT h.namespace, {json.at(json.integer, 'h.lease', 'fencing_token')} AS token, "
+                f"COALESCE({rank}, {place}) AS place, MAX(CAST(h.lease AS {json.long})) AS lease, "
+                f"MAX(CAST(m.value AS {json.long})) AS part, MAX(h.version) AS version, "
+                "MAX(CASE WHEN h.version IS NULL THEN 1 ELSE 0 END) AS is_in_snapshot "
+                f"FROM held h {json.elements('m', 'h.lease', 'members')} "
+                "GROUP BY 1, 2, 3"
+            ),
+            "ended": (
+                f"SELECT c.namespace, {token} AS token, NULL AS place, c.version, c.at, "
+                f"COALESCE({outcome}, CASE WHEN {_is('expired')} THEN 'EXPIRED' ELSE 'RELEASED' END) "
+                f"AS outcome FROM {self._change} c WHERE {_is('released', 'expired')} "
+                f"UNION ALL SELECT c.namespace, {token}, {json.element.format(x='r.value')}, c.version, "
+                f"c.at, COALESCE({outcome}, 'RELEASED') FROM {self._change} c "
+                f"{json.elements('r', body, 'ranks')} WHERE {_is('membersreleased')}"
+            ),
+            "life": (
+                "SELECT e.namespace, e.token, MAX(e.quarantined) AS quarantined, MAX(e.renewed) AS renewed, "
+                "MAX(e.renewed_at) AS renewed_at, MAX(e.preempted) AS preempted, "
+                "MAX(e.preempt_until) AS preempt_until FROM ("
+                f"SELECT c.namespace, {token} AS token, "
+                f"CASE WHEN {_is('quarantined', 'membersreleased')} THEN c.version END AS quarantined, "
+                f"CASE WHEN {_is('renewed')} THEN c.version END AS renewed, "
+                f"CASE WHEN {_is('renewed')} THEN c.at END AS renewed_at, "
+                f"CASE WHEN {_is('preempting')} THEN c.version END AS preempted, "
+                f"CASE WHEN {_is('preempting')} THEN {json.at(json.number, body, 'until')} END "
+                f"AS preempt_until FROM {self._change} c JOIN {self._snapshot} s "
+                f"ON s.namespace = c.namespace AND c.version > s.version WHERE {_is(*_LIVES)} "
+                f"UNION ALL SELECT s.namespace, {of_lease}, CASE WHEN {quarantined} THEN s.version END, "
+                f"NULL, NULL, CASE WHEN {until} IS NOT NULL THEN s.version END, {until} "
+                f"FROM {self._snapshot} s {json.elements('l', snapshot, 'leases')} "
+                f"UNION ALL SELECT s.namespace, {of_lease}, s.version, NULL, NULL, NULL, NULL "
+                f"FROM {self._snapshot} s {json.elements('l', snapshot, 'remainders')}"
+                ") e GROUP BY e.namespace, e.token"
+            ),
+            "member": (
+                f"SELECT g.namespace, g.token, g.place, {json.document.format(x='g.lease')} AS lease, "
+                f"{json.document.format(x='g.part')} AS part, e.version AS ended_version, e.at AS ended_at, "
+                "CASE WHEN e.version IS NOT NULL THEN e.outcome "
+                "WHEN g.is_in_snapshot = 0 AND g.version <= s.version THEN 'RESET' "
+                "WHEN l.quarantined > COALESCE(l.renewed, -1) "
+                "OR (l.renewed > l.preempted AND l.renewed_at > l.preempt_until) THEN 'ERROR' "
+                "WHEN l.preempted IS NOT NULL THEN 'PREEMPTING' ELSE 'RUNNING' END AS status "
+                f"FROM granted g JOIN {self._snapshot} s ON s.namespace = g.namespace "
+                "LEFT JOIN ended e ON e.namespace = g.namespace AND e.token = g.token "
+                "AND (e.place IS NULL OR e.place = g.place) "
+                "LEFT JOIN life l ON l.namespace = g.namespace AND l.token = g.token"
+            ),
+        }
+
+    def _all_allocations(self) -> str:
+        json = self._json
+        lease = "m.lease"
+        server = json.at(json.text, "m.part", "node")
         return (
-            f"SELECT i.namespace, {json.at(json.text, 'n.value', 'name')} AS server_name, "
-            f"{json.at(json.integer, 'n.value', 'server_id')} AS server_id, "
-            f"{json.at(json.length, 'n.value', 'gpus')} AS total_gpus, "
-            f"COALESCE({json.at(json.number, 'n.value', 'resources', 'cpus')}, 0) AS total_cpus "
-            f"FROM ({inventory}) i {json.elements('n', json.document.format(x='i.body'), 'nodes')}"
+            f"SELECT m.namespace, {json.at(json.text, lease, 'request', 'lease_id')} AS task_id, "
+            f"n.server_id, {server} AS server_name, "
+            f"COALESCE({json.at(json.part, 'm.part', 'gpu_ids')}, {json.none}) AS allocated_gpus, "
+            f"{self._cpus()} AS allocated_cpus, m.status, "
+            f"{json.time.format(x=json.at(json.number, lease, 'granted_at'))} AS start_time, "
+            f"{json.time.format(x='m.ended_at')} AS end_time, "
+            f"{json.at(json.text, lease, 'request', 'team')} AS team, "
+            f"{json.at(json.text, lease, 'request', 'owner')} AS owner, m.token AS fencing_token, "
+            "m.place AS member_rank "
+            f"FROM member m LEFT JOIN node n ON n.namespace = m.namespace AND n.server_name = {server}"
         )
 
-    def _events(self) -> str:
-        """Return what happened to each lease, by its fencing token, and the leases of the snapshot."""
+    def _cpus(self) -> str:
+        return f"COALESCE({self._json.at(self._json.number, 'm.lease', 'request', 'resources', 'cpus')}, 0)"
+
+    def _gpus(self) -> dict[str, str]:
+        """Return the queries of `taken`, the GPUs that are not free, and `used`, the CPUs of leases."""
         json = self._json
         body = json.document.format(x="c.body")
-        token = (
-            f"COALESCE({json.at(json.integer, body, 'lease', 'fencing_token')}, "
-            f"{json.at(json.integer, body, 'fencing_token')})"
-        )
-        outcome = json.at(json.text, body, "outcome")
-        quarantined = json.at(json.text, "l.value", "quarantined")
+        server = json.at(json.text, "m.part", "node")
+        gpu = json.element.format(x="k.value")
+        gpus = json.elements("k", "m.part", "gpu_ids")
+        lives = "m.status IN ('RUNNING', 'PREEMPTING', 'ERROR')"
+        cleaned, of_lease = (json.at(json.integer, "l.value", name) for name in ("gpu_id", "fencing_token"))
+        return {
+            "closed": self._on_now(self._switched("gpuclosed", "gpuopened", "closed_gpus", "gpu_id")),
+            "watched": self._switched("agentseen", "agentlost", "watched"),
+            # Of a lease that ended while its server was watched, until it is said to be clean.
+            "cleaning": (
+                f"SELECT s.namespace, {json.at(json.text, 'l.value', 'node')} AS server_name, "
+                f"{cleaned} AS gpu_id, {of_lease} AS token FROM {self._snapshot} s "
+                f"{json.elements('l', json.document.format(x='s.body'), 'cleaning')} "
+                f"UNION ALL SELECT m.namespace, {server}, {gpu}, m.token FROM member m "
+                f"JOIN {self._snapshot} s ON s.namespace = m.namespace AND m.ended_version > s.version "
+                f"{gpus} WHERE (SELECT w.is_on FROM watched w WHERE w.namespace = m.namespace "
+                f"AND w.server_name = {server} AND w.version < m.ended_version "
+                "ORDER BY w.version DESC LIMIT 1) = 1"
+            ),
+            "clean": (
+                f"SELECT c.namespace, {json.at(json.text, body, 'node')} AS server_name, "
+                f"{json.at(json.integer, body, 'gpu_id')} AS gpu_id, "
+                f"{json.at(json.integer, body, 'fencing_token')} AS token "
+                f"FROM {self._change} c WHERE {_is('gpucleaned')}"
+            ),
+            "taken": (
+                f"SELECT m.namespace, {server} AS server_name, {gpu} AS gpu_id FROM member m {gpus} "
+                f"WHERE {lives} UNION SELECT c.namespace, c.server_name, c.gpu_id FROM closed c "
+                "UNION SELECT c.namespace, c.server_name, c.gpu_id FROM cleaning c "
+                "WHERE NOT EXISTS (SELECT 1 FROM clean d WHERE d.namespace = c.namespace "
+                "AND d.server_name = c.server_name AND d.gpu_id = c.gpu_id AND d.token = c.token)"
+            ),
+            "used": (
+                f"SELECT m.namespace, {server} AS server_name, SUM({self._cpus()}) AS cpus FROM member m "
+                f"WHERE {lives} GROUP BY 1, 2"
+            ),
+            "drained": self._on_now(self._switched("drained", "restored", "drained")),
+            "retired": (
+                f"SELECT s.namespace, {json.scalar.format(x='l.value')} AS server_name "
+                f"FROM {self._snapshot} s {json.elements('l', json.document.format(x='s.body'), 'retired')}"
+            ),
+        }
+
+    def _all_servers(self) -> str:
+        """Return a row for each server, with what is in use or closed subtracted."""
+        shut = "d.server_name IS NOT NULL OR r.server_name IS NOT NULL"
+        joined = "{0}.namespace = n.namespace AND {0}.server_name = n.server_name"
         return (
-            f"SELECT c.namespace, {token} AS token, "
-            f"CAST({json.at(json.part, body, 'lease')} AS {json.long}) AS lease, 0 AS in_snapshot, "
-            f"CASE WHEN {_is('granted')} THEN c.version END AS granted_version, "
-            f"CASE WHEN {_is('released', 'expired')} THEN c.at END AS ended_at, "
-            f"CASE WHEN {_is('released')} THEN COALESCE(NULLIF({outcome}, ''), 'RELEASED') "
-            f"WHEN {_is('expired')} THEN 'EXPIRED' END AS outcome, "
-            f"CASE WHEN {_is('quarantined')} THEN c.version ELSE 0 END AS quarantined, "
-            f"CASE WHEN {_is('renewed')} THEN c.version ELSE 0 END AS renewed "
-            f"FROM {self._change} c WHERE {_is(*_OF_LEASES)} "
-            f"UNION ALL SELECT s.namespace, {json.at(json.integer, 'l.value', 'fencing_token')}, "
-            f"CAST(l.value AS {json.long}), 1, NULL, NULL, NULL, "
-            f"CASE WHEN {quarantined} IN ('true', '1') THEN s.version ELSE 0 END, 0 "
-            f"FROM {self._snapshot} s {json.elements('l', json.document.format(x='s.body'), 'leases')}"
+            "SELECT n.namespace, n.server_id, n.server_name, n.total_gpus, n.total_cpus, "
+            f"CASE WHEN {shut} THEN 0 ELSE n.total_gpus - COALESCE(b.gpus, 0) END AS available_gpus, "
+            f"CASE WHEN {shut} THEN 0 ELSE n.total_cpus - COALESCE(u.cpus, 0) END AS available_cpus, "
+            "COALESCE(u.cpus, 0) AS allocated_cpus, CASE WHEN r.server_name IS NOT NULL THEN 'RETIRED' "
+            "WHEN d.server_name IS NOT NULL THEN 'DRAINED' ELSE 'ACTIVE' END AS status FROM node n "
+            "LEFT JOIN (SELECT x.namespace, x.server_name, COUNT(*) AS gpus FROM taken x GROUP BY 1, 2) b "
+            f"ON {joined.format('b')} LEFT JOIN used u ON {joined.format('u')} "
+            f"LEFT JOIN drained d ON {joined.format('d')} LEFT JOIN retired r ON {joined.format('r')} "
+            "WHERE r.server_name IS NULL OR u.server_name IS NOT NULL"
         )
 
     def _switched(self, on: str, off: str, part: str, number: str = "") -> str:
-        """Return each node (and GPU) that a change switched on or off, and whether it is on now."""
+        """Return what switched a node (or GPU) on or off since the snapshot, and what was on in it."""
         json = self._json
         body = json.document.format(x="c.body")
         of_change = json.at(json.integer, body, number) if number else "0"
         of_entry = json.at(json.integer, "l.value", number) if number else "0"
-        events = (
-            f"SELECT c.namespace, {json.at(json.text, body, 'node')} AS node, {of_change} AS gpu_id, "
+        is_name = part == "watched"
+        node = json.scalar.format(x="l.value") if is_name else json.at(json.text, "l.value", "node")
+        return (
+            f"SELECT c.namespace, {json.at(json.text, body, 'node')} AS server_name, {of_change} AS gpu_id, "
             f"c.version, CASE WHEN {_is(on)} THEN 1 ELSE 0 END AS is_on FROM {self._change} c "
             f"JOIN {self._snapshot} s ON s.namespace = c.namespace AND c.version > s.version "
-            f"WHERE {_is(on, off)} "
-            f"UNION ALL SELECT s.namespace, {json.at(json.text, 'l.value', 'node')}, {of_entry}, "
-            f"s.version, 1 FROM {self._snapshot} s "
-            f"{json.elements('l', json.document.format(x='s.body'), part)}"
+            f"WHERE {_is(on, off)} UNION ALL SELECT s.namespace, {node}, {of_entry}, s.version, 1 "
+            f"FROM {self._snapshot} s {json.elements('l', json.document.format(x='s.body'), part)}"
         )
+
+    def _on_now(self, switched: str) -> str:
         return (
-            "SELECT v.namespace, v.node, v.gpu_id, "
-            "CASE WHEN MAX(CASE WHEN v.is_on = 1 THEN v.version ELSE -1 END) "
-            "> MAX(CASE WHEN v.is_on = 0 THEN v.version ELSE -1 END) THEN 1 ELSE 0 END AS is_on "
-            f"FROM ({events}) v GROUP BY v.namespace, v.node, v.gpu_id"
+            f"SELECT v.namespace, v.server_name, v.gpu_id FROM ({switched}) v GROUP BY 1, 2, 3 "
+            "HAVING MAX(CASE WHEN v.is_on = 1 THEN v.version ELSE -1 END) "
+            "> MAX(CASE WHEN v.is_on = 0 THEN v.version ELSE -1 END)"
         )
 
 

@@ -34,13 +34,11 @@ from resource_manager.storage.sql.dialect import Poller
 from resource_manager.storage.sql.postgresql import Listener
 from tests.eventually import wait_for
 from tests.faults.proxy import Proxy
-from tests.sql_servers import MariaDB, Postgres, SqlServer
+from tests.sql_servers import DATABASES, MariaDB, MySQL, Postgres, SqlServer
 from tests.storage import test_contract
 from tests.storage.sql.servers import PgBouncer, Standby
 from tests.storage.test_contract import fresh
 from tests.storage.walk import add, granted, started
-
-DATABASES = ("postgresql", "mariadb")
 
 
 @pytest.fixture
@@ -59,7 +57,7 @@ def shared(request: pytest.FixtureRequest) -> SqlServer:
 def own(request: pytest.FixtureRequest) -> Iterator[SqlServer]:
     """A server for one test, which may break it."""
     request.getfixturevalue(request.param)  # or the reason why there is none
-    server: SqlServer = Postgres() if request.param == "postgresql" else MariaDB()
+    server = {"postgresql": Postgres, "mariadb": MariaDB, "mysql": MySQL}[request.param]()
     yield server
     server.stop()
 
@@ -284,7 +282,7 @@ def test_a_wrong_password(postgresql: Postgres) -> None:
 # ---- data that is gone, older, newer or full ----
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+@pytest.fixture(params=["sqlite", *DATABASES])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/state.db"
