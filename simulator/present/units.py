@@ -43,6 +43,14 @@ def duration(seconds: float) -> str:
     return f"{number(seconds / unit.seconds, 1)} {unit.name}"
 
 
+def instead_of(now_s: float, before_s: float) -> str:
+    """Return `4.3 instead of 8.4 hours`, or each in its own unit if one would be below 1."""
+    unit = time_unit(max(now_s, before_s))
+    if min(now_s, before_s) < unit.seconds:
+        return f"{duration(now_s)} instead of {duration(before_s)}"
+    return f"{number(now_s / unit.seconds, 1)} instead of {number(before_s / unit.seconds, 1)} {unit.name}"
+
+
 def number(value: float, digits: int | None = None) -> str:
     """Return a number with thousands separated and at most that many decimals, without trailing zeros.
 

@@ -15,7 +15,7 @@ from simulator.present.figures import Bar
 from simulator.present.tables import print_tables
 from simulator.progress import Progress, progress_bar
 from simulator.replay import metrics, muri, openb
-from simulator.replay.comparison import Case, check, play, rounds_of
+from simulator.replay.comparison import Case, check, head_of, play, rounds_of
 from simulator.replay.curves import curve_data
 from simulator.replay.options import (
     TEAM_OPTIONS,
@@ -26,7 +26,7 @@ from simulator.replay.options import (
     workload_options,
 )
 from simulator.replay.replay import Record, compare_with_record
-from simulator.replay.report import save_figures, team_table
+from simulator.replay.report import team_table, write_report
 from simulator.rounds.policies import ROUND_POLICIES, is_round_policy
 from simulator.rounds.record import JOB_COLUMNS, curves, job_rows, study_summary, summarise
 from simulator.rounds.studies import STUDIES
@@ -109,7 +109,8 @@ def _openb(case: Case, progress: Progress, curve: Path | None, output_dir: Path 
     if output_dir is not None:
         write_csv(output_dir / "curve.csv", openb.CURVE_COLUMNS, rows)
         columns = dict(zip(openb.CURVE_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
-        save_figures([{"case": {"name": case.name}, "curve": columns}], output_dir)
+        result = {"case": head_of(case), "summary": summary, "curve": columns}
+        write_report(f"Replay of {case.source.name}", result, output_dir)
     return summary
 
 
@@ -123,7 +124,7 @@ def _timed(case: Case, progress: Progress, output_dir: Path | None) -> dict[str,
         summary["recorded"] = compare_with_record(record)
     summary["wall_s"] = round(wall_s, 3)
     if output_dir is not None:
-        _write(case, record, output_dir)
+        _write(case, record, summary, output_dir)
     return summary
 
 
@@ -143,13 +144,14 @@ def _in_rounds(case: Case, progress: Progress, output_dir: Path | None) -> dict[
     summary = {"policy": case.policy, **figures(rounds), "wall_s": round(wall_s, 3)}
     if output_dir is not None:
         write_csv(output_dir / "jobs.csv", JOB_COLUMNS, job_rows(rounds))
-        save_figures([{"case": {"name": case.name}, **curves(rounds)}], output_dir)
+        result = {"case": {**head_of(case), "in_rounds": True}, "summary": summary, **curves(rounds)}
+        write_report(f"Replay of {case.source.name}", result, output_dir)
         save_timeline(bars_of(rounds), [state.name for state in rounds.leases.cluster.nodes], output_dir)
     return summary
 
 
-def _write(case: Case, record: Record, output_dir: Path) -> None:
-    """Write one row per job, the members of a gang separated by semicolons, and the figures."""
+def _write(case: Case, record: Record, summary: dict[str, Any], output_dir: Path) -> None:
+    """Write one row per job, the members of a gang separated by semicolons, the page and the figures."""
     columns = ("job", "team", "submitted_s", "started_s", "ended_s", "wait_s", "node", "gpu_ids")
     rows = []
     for task_id, job_run in record.job_runs.items():
@@ -162,7 +164,8 @@ def _write(case: Case, record: Record, output_dir: Path) -> None:
         rows.append((task_id, job_run.job.request.team, *times, *where))
     write_csv(output_dir / "jobs.csv", columns, rows)
     if record.samples:
-        save_figures([{"case": {"name": case.name}, **curve_data(record)}], output_dir)
+        result = {"case": head_of(case), "summary": summary, **curve_data(record)}
+        write_report(f"Replay of {case.source.name}", result, output_dir)
         end = record.samples[-1].at
         bars = [
             Bar(member.node, begin, until, task_id)

@@ -198,9 +198,14 @@ def _read_openb(folder: str, pods: str, seed: int) -> openb.Trace:
     return openb.read_trace(Path(folder), pods, seed)
 
 
+def head_of(case: Case) -> dict[str, Any]:
+    """Return the name and the settings of a run, as JSON values."""
+    return {"name": case.name, **{key: value for key, value in asdict(case).items() if key != "source"}}
+
+
 def run_case(case: Case) -> dict[str, Any]:
     """Return the figures, curves and waits of one run, as JSON values."""
-    head = {"name": case.name, **{key: value for key, value in asdict(case).items() if key != "source"}}
+    head = head_of(case)
     if case.source.kind == "openb":
         trace = _read_openb(*case.source.paths, case.seed)
         summary, rows = openb.replay(trace, case.policy, case.seed)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from simulator.io.files import write_text
 from simulator.present.figures import (
     WIDTH,
     Curve,
@@ -76,6 +77,12 @@ def table_of(results: Sequence[Result]) -> Table:
         for key, column in (PLACED if "pods" in found[0] else TIMED)
         if any(key in row for row in found) or key not in OF_SOME
     ]
+    if all(row["jobs"] == row["started"] for row in found if "started" in row) and "started" in found[0]:
+        kinds = [
+            (key, Column("jobs, all started", digits=0) if key == "jobs" else column)
+            for key, column in kinds
+            if key != "started"
+        ]
     if any(row["runs"] > 1 for row in found):
         kinds.insert(0, ("runs", Column("runs, mean of", digits=0)))
     cells: list[list[Cell]] = [
@@ -121,7 +128,7 @@ def page_of(title: str, results: Sequence[Result]) -> str:
     drawn = figures(results)
     maps = drawn.pop(HEAT_MAPS, None)
     pictures = [picture(name, figure) for name, figure in drawn.items()]
-    sections = [Section("What was compared", tables=[table_of(results)])]
+    sections = [Section("What was compared" if len(results) > 1 else "Figures", tables=[table_of(results)])]
     if teams := team_table(results):
         sections.append(Section("By team", "\n".join([*by_team(results), TEAMS_TEXT]), tables=[teams]))
     if sentences := findings(results):
@@ -155,10 +162,11 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
     return found
 
 
-def save_figures(results: Sequence[Result], folder: Path) -> None:
-    """Write each figure as a PNG file named after its title."""
-    for title, figure in figures(results).items():
-        save_png(figure, folder / f"{title.lower().replace(' ', '-')}.png")
+def write_report(title: str, result: Result, folder: Path) -> None:
+    """Write one run as `report.html`, and each of its figures as a PNG file named after its title."""
+    write_text(folder / "report.html", page_of(title, [result]))
+    for name, figure in figures([result]).items():
+        save_png(figure, folder / f"{name.lower().replace(' ', '-')}.png")
 
 
 def _by_name(results: Sequence[Result], read: Any) -> dict[str, list[Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from simulator.present.units import duration
+from simulator.present.units import duration, instead_of
 
 FEW_JOBS = 50
 """Below so many jobs, differences between runs are mostly chance."""
@@ -85,8 +85,8 @@ def _live_verdict(results: Sequence[dict[str, Any]]) -> list[str]:
         ]
     lines = [
         f"Change from {first['name']} to {best['name']}: on this {_workload(results)} jobs would wait "
-        f"{duration(wait)} on average instead of {duration(before)}{_percent_less(wait, before)}, and "
-        f"{duration(best['max_wait_s'])} at most instead of {duration(first['max_wait_s'])}."
+        f"{instead_of(wait, before)} on average{_percent_less(wait, before)}, and "
+        f"{instead_of(best['max_wait_s'], first['max_wait_s'])} at most."
     ]
     return [
         *lines,
@@ -224,7 +224,7 @@ def by_team(results: Sequence[dict[str, Any]]) -> list[str]:
         if not result["case"].get("preemption") or before is None:
             continue
         waits = [
-            f"{who} wait {duration(now)} on average instead of {duration(then)}"
+            f"{who} wait {instead_of(now, then)} on average"
             for who, has in (("teams with a guarantee", True), ("the others", False))
             if (now := _mean_wait(result, has)) is not None and (then := _mean_wait(before, has)) is not None
         ]
@@ -270,13 +270,15 @@ def _waiting(row: Row, first: Row) -> str:
     if wait is None or wait_first is None:
         started, started_first = row["started"], first["started"]
         return f"{row['name']} starts {started:g} of {row['jobs']:g} jobs, {first['name']} {started_first:g}."
-    if math.isclose(wait, wait_first, rel_tol=1e-3, abs_tol=1e-3):
-        return f"Jobs wait as long under {row['name']} as under {first['name']}: {duration(wait)} on average."
+    if math.isclose(wait, wait_first, rel_tol=SAME_WAIT, abs_tol=1e-3):
+        about = "" if math.isclose(wait, wait_first, rel_tol=1e-3, abs_tol=1e-3) else "about "
+        names = f"{row['name']} as under {first['name']}"
+        return f"Jobs wait {about}as long under {names}: {duration(wait)} on average."
     change = abs(wait - wait_first) / wait_first if wait_first else math.inf
     share = f"{100 * change:.0f} % " if change < 10 else ""
     return (
         f"Jobs wait {share}{'shorter' if wait < wait_first else 'longer'} under {row['name']} than under "
-        f"{first['name']}: {duration(wait)} instead of {duration(wait_first)} on average, "
+        f"{first['name']}: {instead_of(wait, wait_first)} on average, "
         f"{_beside(row, first)}."
     )
 
@@ -290,4 +292,4 @@ def _beside(row: Row, first: Row) -> str:
         share, share_first = row.get(key), first.get(key)
         if share is not None and share_first is not None and abs(share - share_first) >= NOTICEABLE_POINTS:
             return f"with {share:.1f} % {words} instead of {share_first:.1f} %"
-    return f"and {duration(row['max_wait_s'])} instead of {duration(first['max_wait_s'])} at most"
+    return f"and {instead_of(row['max_wait_s'], first['max_wait_s'])} at most"

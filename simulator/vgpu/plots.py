@@ -205,6 +205,6 @@ def over_axis(axis: str, figure_name: str, by_value: Mapping[float, Collected]) 
     axes.set_ylim(top=1.08 * axes.get_ylim()[1])  # room for a marker at the top
     axes.set_xticks(values)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel(axis)
+    axes.set_xlabel("duration, s" if axis == "duration" else axis)
     axes.set_ylabel(FIGURES[figure_name][2][0])
     return figure

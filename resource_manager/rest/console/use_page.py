@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,23 +17,31 @@ HEIGHT = 180
 """Height of the chart in pixels."""
 
 MAX_AGE_S = 60.0
+"""Most age of an account that takes a while to make."""
+
+MAX_PART = 0.1
+"""Most part of the time that goes into making accounts."""
 
 MIN_SHOWN_S = 3600.0
 """Shortest time that the chart shows."""
 
 
 class AccountsCache:
-    """Account of the last minute: a long history takes a while to read."""
+    """Last account, kept for as long as a long history takes too much time to read again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: Accounts | None = None
+        self._good_until = 0.0
 
     def of(self, manager: GPUResourceManager) -> Accounts:
-        """Return an account at most `MAX_AGE_S` old."""
+        """Return an account at most `MAX_AGE_S` old, of a short history the newest."""
         with self._lock:
-            if self._last is None or not 0 <= manager.store.now() - self._last.now < MAX_AGE_S:
+            began = time.monotonic()
+            if self._last is None or began >= self._good_until:
                 self._last = accounts_of(manager)
+                ended = time.monotonic()
+                self._good_until = ended + min((ended - began) / MAX_PART, MAX_AGE_S)
             return self._last
 
 

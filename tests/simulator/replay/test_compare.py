@@ -207,7 +207,7 @@ def test_a_shorter_wait_stands_beside_the_measure_that_differs(used: float, lost
     slow = row("slow", mean_wait_s=40.0, max_wait_s=120.0, allocated_percent=70, frag_ratio_percent=5)
     quick = row("quick", mean_wait_s=30.0, max_wait_s=9000.0, allocated_percent=used, frag_ratio_percent=lost)
     assert verdict.findings([slow, quick]) == [
-        f"Jobs wait 25 % shorter under quick than under slow: 30 s instead of 40 s on average, {fact}."
+        f"Jobs wait 25 % shorter under quick than under slow: 30 instead of 40 s on average, {fact}."
     ]
 
 
@@ -227,8 +227,8 @@ def test_a_verdict_names_the_change_that_asks_for_the_fewest_settings() -> None:
         timed("fgd, srtf", mean_wait_s=9.0, started=399),  # it starts fewer jobs
     ]
     assert verdict.verdict(results) == [
-        "Change from first_fit, fifo to first_fit, fifo+backfill: on this workload jobs would wait 60 "
-        "minutes on average instead of 2 hours (50 % less), and 10 minutes at most instead of 2.5 hours.",
+        "Change from first_fit, fifo to first_fit, fifo+backfill: on this workload jobs would wait 1 "
+        "instead of 2 hours on average (50 % less), and 10 minutes instead of 2.5 hours at most.",
         "To do so, set GPU_MANAGER_ORDER=fifo+backfill in the manager's settings.",
     ]
     assert verdict.cautions(results) == []

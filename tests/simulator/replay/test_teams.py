@@ -63,7 +63,7 @@ def test_with_and_without_preemption_stand_side_by_side(trace: tuple[Path, Path]
     assert [run["teams"]["a"]["mean_wait_s"] for run in runs] == [32400.0, 30.0]
     assert [run["teams"]["the rest"]["preempted"] for run in runs] == [0, 1]
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "teams with a guarantee wait 30 s on average instead of 9 hours" in page
+    assert "teams with a guarantee wait 30 s instead of 9 hours on average" in page
     assert "By team" in page
 
 
