@@ -56,9 +56,11 @@ OTHER_VENV = test -x $(OTHER)/bin/python || $(BIN)/uv venv --quiet --no-python-d
 OTHER_PIP = $(BIN)/uv pip install --quiet --python $(OTHER)/bin/python
 OTHER_PYTEST = PATH="$(CURDIR)/$(OTHER)/bin:$$PATH" $(OTHER)/bin/python -m pytest
 
-# make test-airflow VERSION=3.1.8 PYTHON=3.12; TESTS=tests/e2e/test_executors.py tries executors and databases. What
-# Airflow's own packages warn of there is not ours. One process waits for the real Airflow while the other tests run.
+# make test-airflow VERSION=3.1.8 PYTHON=3.12; TESTS=tests/e2e/test_executors.py WITH=mysqlclient tries executors and
+# databases (mysqlclient is built: Debian's libmariadb-dev and pkg-config). What Airflow's own packages warn of there
+# is not ours. One process waits for the real Airflow while the other tests run.
 VERSION ?= 3.3.2
+WITH ?=
 # Airflow's constraints keep these away: with newer ones 3.0 gives no tokens and refuses its tasks' calls, 3.2 ends.
 PINS_3.0 = "fastapi<0.118" "pyjwt<2.11"
 PINS_3.2 = "fastapi<0.137"
@@ -66,7 +68,7 @@ test-airflow: TESTS ?= tests/e2e/test_versions.py tests/airflow
 test-airflow: OTHER = .venv-airflow-$(VERSION)-py$(PYTHON)
 test-airflow: install
 	$(OTHER_VENV)
-	$(OTHER_PIP) "apache-airflow==$(VERSION)" $(PINS_$(basename $(VERSION))) --editable ".[test-airflow]"
+	$(OTHER_PIP) "apache-airflow==$(VERSION)" $(PINS_$(basename $(VERSION))) $(WITH) --editable ".[test-airflow]"
 	$(OTHER_PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -W ignore $(TESTS)
 
 # Core, service, command line and simulators: make test-python PYTHON=3.13. The newest packages, not the pinned ones.
@@ -76,7 +78,7 @@ test-python: TESTS ?= tests/core tests/scheduling tests/storage tests/manager te
 test-python: OTHER = .venv-py$(PYTHON)
 test-python: install
 	$(OTHER_VENV)
-	$(OTHER_PIP) --editable ".[all,test]"
+	$(OTHER_PIP) uv --editable ".[all,test]"
 	$(OTHER_PYTEST) $(PARALLEL) -m "$(SELECT)" $(TESTS)
 
 # Which bugs in the core would no quick test notice? An hour of one core; see docs/contributing/mutation-tests.md. Its tools

@@ -248,6 +248,24 @@ BENCHMARKS: dict[str, Benchmark] = {
             Row("probe of 8 GPUs, median", "probe_p50_s", S, "≤ 0.3 s"),
         ),
     ),
+    "imports": Benchmark(
+        "Imports",
+        "Processor time of a fresh process, best of five, less that of a bare interpreter or of one that has "
+        "imported Airflow's own part. Airflow reads DAG files again and again, and loads the plugin in "
+        "each of its processes.",
+        "python benchmarks/imports.py",
+        (
+            Row("`resource_manager` with the manager", "core", "{:,.0f} ms"),
+            Row("the same with the Redis store", "redis", "{:,.0f} ms"),
+            Row("the service's app", "service", "{:,.0f} ms"),
+            Row("`gpu-simulate replay`", "simulator", "{:,.0f} ms"),
+            Row("`resource_manager.airflow` in a DAG file, no name used", "names_for_dags", "{:,.0f} ms"),
+            Row("`GPUTrainingOperator`, beside Airflow's `BaseOperator`", "operator", "{:,.0f} ms"),
+            Row("`@task.gpu`, beside the same", "decorator", "{:,.0f} ms"),
+            Row("Airflow's `DAG` and `BaseOperator` themselves", "airflow_alone", "{:,.0f} ms"),
+            Row("the plugin, beside Airflow's plugin manager", "plugin", "{:,.0f} ms"),
+        ),
+    ),
     "peers": Benchmark(
         "Side by side with other schedulers",
         "Grant 4 GPUs and 32 CPUs of 4 servers × 8 GPUs × 64 CPUs and release them, one client, no process "

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.e2e.bench import Bench
-from tests.e2e.servers import Service, ssh_server
+from tests.e2e.servers import MailServer, Service, ssh_server
 
 __all__ = ["ssh_server"]
 
@@ -15,12 +15,21 @@ def service(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def airflow(tmp_path_factory, ssh_server, service):
+def mail():
+    """Server behind the connection `smtp_default`."""
+    with MailServer() as server:
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def airflow(tmp_path_factory, ssh_server, service, mail):
     """Stack with the reconciler switched on; started once for all tests."""
     home = tmp_path_factory.mktemp("airflow")
     connections = {
         "AIRFLOW_CONN_TEST_SSH": ssh_server.connection,
         "AIRFLOW_CONN_GPU_SERVICE": service.connection,
+        "AIRFLOW_CONN_SMTP_DEFAULT": mail.connection,
     }
     with Bench(home, ssh_server.port, **connections) as bench:
         bench.switch_the_reconciler_on()

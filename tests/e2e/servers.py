@@ -1,4 +1,4 @@
-"""Servers of the fault tests: sshd, PostgreSQL and the GPU manager's REST service."""
+"""Servers of the end-to-end tests: sshd, the GPU manager's REST service and one that takes mails."""
 
 import json
 import os
@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread
 from types import MappingProxyType
 
 import psutil
@@ -115,3 +117,35 @@ class Service:
     def connection(self):
         """Airflow connection to this server."""
         return json.dumps({"conn_type": "gpu_manager", "host": self.url, "password": self.token})
+
+
+class _Mail(StreamRequestHandler):
+    """One conversation in SMTP; the texts of its mails go into `server.mails`."""
+
+    def handle(self):
+        self.wfile.write(b"220 here\r\n")
+        while line := self.rfile.readline():
+            verb = line[:4].strip().upper()
+            if verb == b"DATA":
+                self.wfile.write(b"354 go on\r\n")
+                text = b"".join(iter(self.rfile.readline, b".\r\n"))
+                self.server.mails.append(text.decode())
+            self.wfile.write(b"221 bye\r\n" if verb == b"QUIT" else b"250 ok\r\n")
+
+
+class MailServer(ThreadingTCPServer):
+    """Server on loopback that keeps what it is sent, in `mails`."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Mail)
+        self.mails = []
+        Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def connection(self):
+        """Airflow connection to this server."""
+        plain = {"disable_ssl": True, "disable_tls": True, "from_email": "airflow@example.com"}
+        host, port = self.server_address
+        return json.dumps({"conn_type": "smtp", "host": host, "port": port, "extra": plain})

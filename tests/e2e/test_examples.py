@@ -85,10 +85,38 @@ def test_a_training_with_a_deadline_ends_before_it(bench):
     assert bench.api.xcom("example_gpu_alerts", run_id, "train") == "training on GPU 0"
 
 
+def test_mails_tell_of_a_training_that_is_late_and_of_one_that_failed(bench, mail):
+    example = (bench.dags / "provider" / "example_gpu_alerts.py").read_text()
+    told = bench.home / "told"
+    for planned, at_once in {
+        '"example_gpu_alerts"': '"late_and_failed"',
+        "timedelta(hours=1)": "timedelta(seconds=10)",
+        'echo "training on GPU $CUDA_VISIBLE_DEVICES"': f"until test -e {told}; do sleep 0.2; done; exit 1",
+        "retries=1": "retries=0",
+    }.items():
+        assert example.count(planned) == 1
+        example = example.replace(planned, at_once)
+    (bench.dags / "provider" / "late_and_failed.py").write_text(example)
+    bench.command("dags", "reserialize")
+    run = bench.run("late_and_failed")
+
+    def is_told(subject):
+        return any(f"Subject: {subject}" in text and "gpu-team@example.com" in text for text in mail.mails)
+
+    wait_for(lambda: is_told("A training has not ended within an hour"), 180, "the mail about the deadline")
+    assert run.state() == "running"
+    told.touch()
+    wait_for(lambda: is_told("train of "), 180, "the mail about the failure")
+    run.wait_until("failed")
+
+
 def test_a_run_over_the_usual_number_of_gpus_waits_for_a_person(bench):
     trains = bench.run("example_gpu_approval", gpus=3)
     question = f"{trains.path}/taskInstances/approve/-1/hitlDetails"
     wait_for(lambda: trains.states()["approve"] in ("deferred", "awaiting_input"), 120, "the question")
+    # Airflow fails a task that goes on before its scheduler has seen it pause; no person is that quick.
+    paused = "TaskInstance Finished: dag_id=example_gpu_approval, task_id=approve"
+    wait_for(lambda: paused in (bench.home / "airflow.log").read_text(), 60, "the scheduler's view of it")
     assert trains.states()["train"] is None
     bench.api.call("PATCH", question, {"chosen_options": ["Approve"], "params_input": {}})
     trains.wait_until("success", 300)

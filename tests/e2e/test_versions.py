@@ -7,10 +7,18 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
+from tests.e2e.bench import TIMEOUT_FACTOR, Bench, wait_for
 from tests.e2e.plugin import assert_loaded_once
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory):
+    """Stack without sshd, which would need root."""
+    with Bench(tmp_path_factory.mktemp("airflow")) as bench:
+        bench.switch_the_reconciler_on()
+        yield bench
 
 
 def test_the_plugin_serves_the_console_and_the_api_to_its_users_only(bench):

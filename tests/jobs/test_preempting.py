@@ -24,16 +24,17 @@ TRAINING = """
 import json, os, pathlib, signal, sys, time
 saved = pathlib.Path(os.environ["GPU_CHECKPOINT_FILE"])
 step = json.loads(saved.read_text()) if saved.exists() else 0
-def leave(*_):
-    saved.with_suffix(".new").write_text(json.dumps(step))
-    saved.with_suffix(".new").replace(saved)
-    sys.exit(3)
-signal.signal(signal.SIGTERM, leave)
-signal.signal(signal.SIGUSR2, leave)
+signals = []
+signal.signal(signal.SIGTERM, lambda *_: signals.append("TERM"))
+signal.signal(signal.SIGUSR2, lambda *_: signals.append("USR2"))
 print("from", step, "restart", os.environ["GPU_RESTART_COUNT"], flush=True)
 while step < int(sys.argv[1]):
     step += 1
     print("step", step, flush=True)
+    if signals:  # between two steps, so that none is counted and not printed
+        saved.with_suffix(".new").write_text(json.dumps(step))
+        saved.with_suffix(".new").replace(saved)
+        sys.exit(3)
     time.sleep(0.01)
 """
 STUBBORN = """

@@ -33,6 +33,7 @@ with DAG(
         body=f"The team usually takes {USUAL_GPUS}.",
         defaults="Reject",
         response_timeout=timedelta(days=1),
+        retries=1,
     )
     train = GPUTrainingOperator(
         task_id="train",
