@@ -16,6 +16,7 @@ with DAG(
     schedule=None,
     catchup=False,
     tags=["gpu", "example"],
+    params={"epochs": 200},
     doc_md=__doc__,
 ) as dag:
     GPUTrainingOperator(
@@ -24,6 +25,6 @@ with DAG(
         cpus=8,
         team="nlp",
         preempt_grace=timedelta(seconds=30),
-        command=[sys.executable, str(JOB)],
+        command=[sys.executable, str(JOB), "--epochs", "{{ params.epochs }}"],
         env={"OMP_NUM_THREADS": "1"},
     )

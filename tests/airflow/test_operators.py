@@ -26,7 +26,9 @@ from resource_manager.agent.probe import registered_job
 from resource_manager.core.changes import Outcome
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.teams import Team, Teams
+from resource_manager.errors import CorruptStateError, LockTimeoutError, StoreUnavailableError
 from resource_manager.jobs.launchers.base import job_key
+from resource_manager.rest.client import ServiceUnavailableError
 from tests.agent.reporting import server
 from tests.airflow.asking import report_of
 from tests.airflow.tasks import TASK, context_of, fire
@@ -191,6 +193,53 @@ def test_a_preempted_task_waits_again_in_its_try_and_then_goes_on(manager, gpu_l
         operator.execute(context_of())
     assert again.value.method_name == "execute_ended"
     assert [job.environment["GPU_RESTART_COUNT"] for job in gpu_launcher.jobs] == ["0", "1"]
+
+
+@pytest.mark.parametrize("call", ["status_of", "release_resources", "submit"])
+@pytest.mark.parametrize(
+    "error",
+    [StoreUnavailableError("no answer"), ServiceUnavailableError(503, "no answer"), LockTimeoutError(5.0)],
+)
+def test_a_preempted_task_outlasts_an_outage_in_its_try(
+    manager, gpu_launcher, preempted, monkeypatch, call, error
+):
+    gpu_launcher.runs("train")
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", team="nlp", server="gpu-server-0")
+    with pytest.raises(TaskDeferred):
+        operator.execute(context_of())
+    event = {"state": TriggerState.PREEMPTED, "fencing_token": preempted()["fencing_token"]}
+
+    def unreachable(*_, **__):
+        raise error
+
+    asked_for = None
+    with monkeypatch.context() as outage:
+        outage.setattr(manager, call, unreachable)
+        for _ in range(2):  # it may last longer than one pause
+            with pytest.raises(TaskDeferred) as deferred:
+                operator.execute_ended(context_of(), event if asked_for is None else {}, asked_for)
+            assert deferred.value.method_name == "execute_ended"
+            asked_for = deferred.value.kwargs["asked_for"]
+    waits_again(operator, lambda: operator.execute_ended(context_of(), {}, asked_for))
+    assert [entry["state"] for entry in manager.queue()] == ["WAITING"]
+    assert manager.status_of("stronger")["state"] == "RUNNING"
+
+
+def test_an_error_of_the_manager_that_is_no_outage_fails_the_try(
+    manager, gpu_launcher, preempted, monkeypatch
+):
+    gpu_launcher.runs("train")
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", team="nlp", server="gpu-server-0")
+    with pytest.raises(TaskDeferred):
+        operator.execute(context_of())
+    event = {"state": TriggerState.PREEMPTED, "fencing_token": preempted()["fencing_token"]}
+
+    def wrong(*_, **__):
+        raise CorruptStateError("cannot be read")
+
+    monkeypatch.setattr(manager, "release_resources", wrong)
+    with pytest.raises(CorruptStateError):
+        operator.execute_ended(context_of(), event)
 
 
 def test_a_new_process_of_the_task_ends_the_job_of_its_preempted_lease(manager, gpu_launcher, preempted):

@@ -1,5 +1,6 @@
 """Preemption in a real Airflow: the job saves, its task keeps its try, waits again and goes on."""
 
+import re
 import signal
 import time
 from contextlib import suppress
@@ -171,10 +172,10 @@ def test_a_job_that_needs_more_than_its_grace_ends_with_it(bench, teams, record_
 # ---- a taker that is only a lease ----
 
 
-def take(bench, number):
+def take(bench, number, server="here"):
     """Request, as the other team, what the victim holds; return the id of the request."""
     lease_id = f"taker-{number}"
-    bench.manager.submit(lease_id, 8, 8, team="vision", gpu_types=["local"], ttl=3600)
+    bench.manager.submit(lease_id, 8, 8, team="vision", server=server, ttl=3600)
     return lease_id
 
 
@@ -195,6 +196,27 @@ def test_ten_preemptions_in_a_row_lose_no_step_and_no_try(bench, teams):
         bench.manager.release(taker)
         goes_on(victim, number + 1)
     check_victim(bench, victim, 10)
+
+
+def test_the_example_goes_on_with_the_epoch_after_its_checkpoint(bench, teams):
+    run = bench.run("train_preemptible", epochs=20_000)
+    lease_id = f"{bench.instance}:train_preemptible/{run.run_id}/train"
+
+    def said(words):
+        return re.search(words, run.log(task_id="train"))
+
+    wait_for(lambda: said(r"\bepoch \d\d"), what="epochs in the task's log")
+    taker = take(bench, run.run_id, bench.manager.status_of(lease_id)["server_name"])
+    wait_for(lambda: is_granted(bench, taker), what="the preemption")
+    bench.manager.release(taker)
+    run.wait_until("success", 300.0)
+    left = said(r"preempted after epoch (\d+)")
+    assert left is not None
+    assert said(f"start 1 from epoch {left[1]}\\b")
+    result = bench.api.xcom("train_preemptible", run.run_id, "train")
+    assert result["epochs"] == 20_000
+    assert result["accuracy"] > 0.9
+    assert run.task()["try_number"] == 1
 
 
 def kill_worker(bench, service, victim):

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 from resource_manager.airflow.demand import end_lease, is_of, launcher_labels, seconds
 from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
+from resource_manager.airflow.outages import outlasts_outages
 from resource_manager.airflow.task_state import is_wanted
 from resource_manager.airflow.triggers import (
     LOG_PLACE,
@@ -133,6 +134,7 @@ class GPUTrainingOperator(GPUOperator):
             self._end(self.manager, identity, Outcome.CANCELLED)
         return self._request(context)
 
+    @outlasts_outages
     def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:
         """Continue after the wait with this try's lease."""
         self.fail_if_overdue(context, event)
@@ -263,6 +265,7 @@ class GPUTrainingOperator(GPUOperator):
             port=member["port"],
         )
 
+    @outlasts_outages
     def execute_ended(self, context: Any, event: dict[str, Any]) -> Any:
         """Stop what is left of the job, release its GPUs, and return its result or raise its failure."""
         identity, _ = identity_of(context)
@@ -355,8 +358,9 @@ class GPUTrainingOperator(GPUOperator):
             self.log.info("%s", line)
         return lines[-1] if lines else ""
 
+    @outlasts_outages
     def execute_later(self, context: Any, event: dict[str, Any]) -> Any:
-        """Try again to end the job of a preempted lease, whose server did not answer."""
+        """End the job of a preempted lease, whose server did not answer before."""
         return self._request(context)
 
     def on_kill(self) -> None:
