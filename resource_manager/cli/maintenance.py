@@ -21,7 +21,7 @@ def maintenance() -> None:
 
 
 @maintenance.command("add")
-@click.argument("servers", nargs=-1, required=True, metavar="SERVER...", shell_complete=completing.servers)
+@click.argument("chosen", nargs=-1, required=True, metavar="SERVER...", shell_complete=completing.servers)
 @click.option("--from", required=True, help="Begin, with a time zone: 2026-12-01T08:00+01:00.")
 @click.option("--until", required=True, help="End, with a time zone.")
 @click.option("--every", type=click.Choice(["week"]), help="Again every 7 times 24 hours.")
@@ -31,11 +31,11 @@ def maintenance() -> None:
 @json_option
 @click.pass_obj
 @exit_codes
-def add(target: Target, /, servers: tuple[str, ...], dry_run: bool, as_json: bool, **window: Any) -> None:
+def add(target: Target, /, chosen: tuple[str, ...], dry_run: bool, as_json: bool, **window: Any) -> None:
     """Add a window in which the servers take no leases, and which no job runs into."""
     from resource_manager.manager.maintenance import WindowForm
 
-    asked = WindowForm.of(servers=list(servers), **window)
+    asked = WindowForm.of(servers=list(chosen), **window)
     made = target.manager.add_maintenance(asked, dry_run=dry_run)
     if as_json:
         print_json(made)

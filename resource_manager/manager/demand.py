@@ -280,15 +280,11 @@ def _without_aliases(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 def _named(entry: ErrorDetails, names: Mapping[str, str]) -> InitErrorDetails:
     """Return an error in plain words and under the caller's name of the field."""
     field, *inside = entry["loc"] or ("",)
-    name, message = _printable(field), entry["msg"]
+    name, message = _printable(field), in_words(entry)
     if entry["type"] == "missing":
         message = "is missing"
     elif entry["type"] == "extra_forbidden":
         message = "is not a field of a demand"
-    elif entry["type"] == "string_pattern_mismatch":
-        message = "has a control or an invisible character"
-    elif _SHOULD.match(message):
-        message = f"{_SHOULD.sub('must ', message)}, got {entry['input']!a:.100}"
     if inside and KINDS.get(name) is dict:
         message = f"{_printable(inside[0])} {message}"
     if name in names:
@@ -300,6 +296,15 @@ def _named(entry: ErrorDetails, names: Mapping[str, str]) -> InitErrorDetails:
         "loc": (names.get(name, name),),
         "input": entry["input"],
     }
+
+
+def in_words(entry: ErrorDetails) -> str:
+    """Return an error's text without the words and patterns of pydantic, with the value that is wrong."""
+    if entry["type"] == "string_pattern_mismatch":
+        return "has a control or an invisible character"
+    if _SHOULD.match(entry["msg"]):
+        return f"{_SHOULD.sub('must ', entry['msg'])}, got {entry['input']!a:.100}"
+    return entry["msg"]
 
 
 def _printable(key: object) -> str:

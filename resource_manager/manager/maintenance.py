@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ from resource_manager.core.changes import MaintenanceChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import WEEK_S, Window, as_text
 from resource_manager.errors import InvalidRequestError
-from resource_manager.manager.demand import ServerRef, Text
+from resource_manager.manager.demand import ServerRef, Text, in_words
 from resource_manager.manager.requests import server_name
 from resource_manager.manager.results import WindowView
 from resource_manager.scheduling.maintenance import running
@@ -24,13 +25,14 @@ EXAMPLE = "2026-12-01T08:00+01:00"
 
 def _moment(value: object) -> object:
     """Return the time of a text as ISO 8601 has it, with its zone."""
+    given = value
     if isinstance(value, str):
-        try:
+        with suppress(ValueError):
             value = datetime.fromisoformat(value.strip())
-        except ValueError:
-            text = "must be a time such as {example}, got {got}"
-            raise PydanticCustomError("time", text, {"got": f"{value!r:.60}", "example": EXAMPLE}) from None
-    if isinstance(value, datetime) and value.utcoffset() is None:
+    if not isinstance(value, datetime):  # nor a number, whose unit and zone nobody has stated
+        text = "must be a time such as {example}, got {got}"
+        raise PydanticCustomError("time", text, {"got": f"{given!a:.60}", "example": EXAMPLE})
+    if value.utcoffset() is None:
         text = "has no time zone: write it as in {example}, or with Z for UTC"
         raise PydanticCustomError("time_zone", text, {"example": EXAMPLE})
     return value
@@ -38,7 +40,7 @@ def _moment(value: object) -> object:
 
 def _in_range(value: datetime) -> datetime:
     if not 1970 <= value.year < 9999:
-        raise PydanticCustomError("time", "must be in a year from 1970 to 9998")
+        raise PydanticCustomError("time", "must be in the years 1970 to 9998")
     return value
 
 
@@ -76,7 +78,7 @@ class WindowForm(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            field, message = str(first["loc"][0]), first["msg"]
+            field, message = str(first["loc"][0]), in_words(first)
             colon = "" if message.startswith(("must ", "has ")) else ":"
             raise InvalidRequestError(f"{field}{colon} {message}", field=field) from None
 

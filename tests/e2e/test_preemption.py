@@ -205,6 +205,7 @@ def test_the_example_goes_on_with_the_epoch_after_its_checkpoint(bench, teams):
     def said(words):
         return re.search(words, run.log(task_id="train"))
 
+    wait_for(lambda: is_granted(bench, lease_id), what="its lease")
     wait_for(lambda: said(r"\bepoch \d\d"), what="epochs in the task's log")
     taker = take(bench, run.run_id, bench.manager.status_of(lease_id)["server_name"])
     wait_for(lambda: is_granted(bench, taker), what="the preemption")

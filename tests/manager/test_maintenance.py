@@ -72,6 +72,10 @@ def test_a_window_from_the_command_line_keeps_a_job_waiting_until_its_end(
     [
         ({"from": "1970-01-02T08:00"}, "from has no time zone"),
         ({"from": "tomorrow"}, "from must be a time such as"),
+        ({"from": 5}, "from must be a time such as .*, got 5"),
+        ({"from": None}, "from must be a time such as"),
+        ({"from": "9999-01-01T00:00Z"}, "from must be in the years 1970 to 9998"),
+        ({"reason": "a\tb"}, "reason has a control or an invisible character"),
         ({"until": "1970-01-01T00:30Z"}, "until .* must be after its begin"),
         ({"servers": ["zz"]}, "servers"),
         ({"every": "week", "until": "1970-02-01T00:00Z"}, "shorter than a week"),

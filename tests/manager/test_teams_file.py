@@ -51,7 +51,10 @@ def test_a_file_states_the_rules(tmp_path: Path) -> None:
     ("text", "line", "reason"),
     [
         ("[teams.a]\nguaranted = 2\n", 2, "teams.a.guaranted: is not a key of this file"),
-        ("[teams.a]\nguaranteed = -1\n", 2, "teams.a.guaranteed: "),
+        ("[teams.a]\nguaranteed = -1\n", 2, "teams.a.guaranteed: must be greater than or equal to 0, got -1"),
+        ("[teams.'größe']\nlimit = -1\n", 2, "teams.größe.limit: must be"),
+        ('[teams."a\\u200b"]\n', 1, "name: has a control or an invisible character"),
+        ('[teams.""]\n', 1, "teams..name: must have at least 1 character, got ''"),
         ("preemption = 1\n", 1, "preemption: "),
         ("# hi\n\nmin_runtime = '3 weeks'\n", 3, "must be seconds or a text such as 45s"),
         ("[teams.a]\nlimit = 3\n[teams.'b c']\nweight = 1\nlimit = 'x'\n", 5, "teams.b c.limit: "),

@@ -9,6 +9,7 @@ from resource_manager.core.changes import (
     Cancelled,
     Expired,
     Granted,
+    Outcome,
     Preempting,
     Quarantined,
     Queued,
@@ -97,13 +98,33 @@ def test_a_team_inside_its_guarantee_loses_nothing() -> None:
     assert shared.preempting() == {}
 
 
+def test_a_team_loses_nothing_more_once_it_is_down_to_its_guarantee() -> None:
+    shared = Shared(Team("vision", 4), Team("nlp", 2))
+    shared.submit("x", 2, team="nlp")
+    shared.submit("y", 2, team="nlp")
+    shared.submit("large", 4, team="vision")
+    assert shared.preempting() == {}
+
+
+def test_of_leases_that_began_together_the_one_that_arrived_last_is_taken() -> None:
+    shared = Shared(Team("vision", 1), gpus=2)
+    shared.submit("before", 2, team="nlp")
+    shared.submit("b", team="nlp")
+    shared.submit("a", team="nlp")
+    shared.release("before", Outcome.SUCCESS)
+    shared.submit("mine", team="vision")
+    assert shared.preempting() == {"a": "mine"}
+
+
 def test_what_is_not_preemptible_or_quarantined_is_never_taken() -> None:
-    shared = Shared(Team("vision", 2), Team("nlp", 1))
+    shared = Shared(Team("vision", 3), Team("nlp", 1))
     shared.submit("fixed", 1, team="nlp", preemptible=False)
     shared.submit("lost", 1, team="nlp", ttl_s=10.0, quarantine=True)
     shared.submit("x", 2, team="nlp")
     shared.tick(20.0)
     assert shared.state.leases["lost"].quarantined
+    shared.submit("large", 3, team="vision")
+    assert shared.preempting() == {}
     shared.submit("mine", 2, team="vision")
     assert shared.preempting() == {"x": "mine"}
 
