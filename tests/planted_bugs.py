@@ -298,7 +298,6 @@ BUGS += [
         ("if lease.request.preemptible and not (", "if not ("),
         ("not (lease.preempted_by or lease.quarantined)", "not lease.quarantined"),
         ("window.is_open(now) and preempts(cluster, window)", "preempts(cluster, window)"),
-        ("at = max(ends)", "at = min(ends)"),
         ("        if node in window.servers\n", ""),
     ),
     *of_python(

@@ -106,6 +106,7 @@ def test_what_still_runs_at_the_begin_is_preempted_once_and_waits_at_its_old_pla
     cluster = cluster_with(window)
     cluster.apply(TeamsChanged(Teams(preemption=True), 0.0))
     assert submit(cluster, job("x", preempt_grace_s=60.0), 0.0) == ["x"]
+    assert submit(cluster, job("fixed", 3500.0, gpus=0, preemptible=False), 0.0) == ["fixed"]  # it runs on
     assert allocator.expire(cluster, 3599.0) == []
     assert allocator.expire(cluster, 3600.0) == [Preempting("x", 1, window.preemptor, 3660.0, 3600.0)]
     apply(cluster, allocator.expire(cluster, 3600.0))
@@ -142,6 +143,16 @@ def test_a_reservation_begins_after_the_window_and_a_short_job_fills_the_time_be
     assert submit(cluster, job("short", 3000.0, gpus=1), 0.0, BACKFILL) == ["short"]
     starts = estimate_starts(cluster, FIRST_FIT, BACKFILL, 0.0)
     assert starts["long"].at == 7200.0
+
+
+def test_a_window_holds_up_no_reservation_on_another_server() -> None:
+    own = Window(2, ("b",), 90_000.0, 93_600.0)
+    cluster = cluster_with(Window(1, ("a",), 3600.0, 7200.0), own, names="ab")
+    assert submit(cluster, job("runs", 4000.0, gpus=4), 0.0, BACKFILL) == ["runs"]
+    assert cluster.leases["runs"].placement.node == "b"
+    assert submit(cluster, job("long", 5000.0, gpus=8), 0.0, BACKFILL) == []  # from 4000 on
+    assert submit(cluster, job("delays", 5000.0, gpus=4), 0.0, BACKFILL) == []
+    assert submit(cluster, job("fills", 4000.0, gpus=4), 0.0, BACKFILL) == ["fills"]
 
 
 def test_a_gang_is_reserved_where_no_server_of_it_has_a_window() -> None:
