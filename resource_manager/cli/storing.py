@@ -95,18 +95,18 @@ def import_(target: Target, file: Path) -> None:
 
     settings = _of_store(target)
     exported = read_export(file)
+    tokens = shared_tokens(settings)
     with closing(open_store(settings.store, settings)) as opened:
+        if tokens is not None and opened.refresh(None) is None:
+            for row in exported.tokens:  # before the state, so that an import that broke off can be repeated
+                tokens.put(Token.from_row(row))
         pause_s = import_state(opened, exported)
     click.echo(
         f"{_shown(settings.store)}: {_count(exported.snapshot.leases, 'lease')}, extended by the pause of "
         f"{pause_s:.1f} s"
     )
-    if exported.tokens:
-        tokens = shared_tokens(settings)
-        if tokens is None:
-            raise Failure("the state is there; the tokens are not: this store keeps none", REFUSED)
-        for row in exported.tokens:
-            tokens.put(Token.from_row(row))
+    if exported.tokens and tokens is None:
+        raise Failure("the state is there; the tokens are not: this store keeps none", REFUSED)
 
 
 def _of_store(target: Target) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,21 @@ def test_a_check_names_the_rights_that_are_missing(postgresql: Postgres) -> None
     assert "9 tables with all rights" in run(url, "store", "check").output
     assert run(f"{url}?namespace=rights", "allocate", "t", "--gpus", "2").exit_code == 0
     postgresql.psql("DROP OWNED BY reader; DROP ROLE reader")
+
+
+def test_a_check_tells_another_format_and_other_tables(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/state.db"
+    assert run(url, "allocate", "t", "--gpus", "2").exit_code == 0
+    with closing(sqlite3.connect(tmp_path / "state.db")) as file, file:
+        file.execute("UPDATE gpu_manager_state SET format = 7")
+    newer = run(url, "store", "check")
+    assert newer.exit_code == 1
+    assert "MISSING  the state of namespace gpu_manager was written in format 7" in newer.output
+    with closing(sqlite3.connect(tmp_path / "state.db")) as file, file:
+        file.execute("ALTER TABLE gpu_manager_state DROP COLUMN moved_to")
+    other = run(url, "store", "check")
+    assert "MISSING  its tables are of another version of this software" in other.output
+    assert "lacks" not in other.output
 
 
 def test_leases_and_tokens_move_to_another_store(tmp_path: Path) -> None:

@@ -6,9 +6,12 @@ import time
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 
-from resource_manager.errors import StoreError
+from resource_manager.errors import CorruptStateError
+from resource_manager.storage.codec import check_format
 from resource_manager.storage.sql.database import Database
+from resource_manager.storage.sql.dialect import Fault
 
 MAX_CLOCK_DIFFERENCE_S = 60.0
 
@@ -27,7 +30,8 @@ def check(database: Database) -> list[Finding]:
         Finding(ok, words)
         for ok, words in database.run(lambda connection: database.dialect.examine(connection))
     ]
-    findings += _tables(database)
+    told = {finding.text for finding in findings}
+    findings += [finding for finding in _tables(database) if finding.text not in told]
     difference_s = abs(database.run(lambda c: database.execute(c, "SELECT {now}").scalar_one()) - time.time())
     findings.append(
         Finding(
@@ -54,24 +58,40 @@ def _tables(database: Database) -> list[Finding]:
         }
         if table.name.endswith("lock"):  # its positions are the server's own
             del tried["INSERT"], tried["UPDATE"]
-        missing = [right for right, statement in tried.items() if not _works(database, statement)]
+        faults = {right: _fault(database, statement) for right, statement in tried.items()}
+        missing = [right for right, fault in faults.items() if fault and fault.kind in {"missing", "rights"}]
         if len(missing) == len(tried):
             findings.append(
                 Finding(False, f"no table {name}, or no right to it: run gpu-manager store create")
             )
         elif missing:
             findings.append(Finding(False, f"table {name}: the user lacks {', '.join(missing)}"))
-    if not findings:
-        findings.append(Finding(True, f"{len(database.tables.tables)} tables with all rights"))
-    return findings
+        others = {fault.text for right, fault in faults.items() if fault and right not in missing}
+        findings += [Finding(False, words) for words in sorted(others)]
+    return list(dict.fromkeys(findings)) or [_format(database)]
 
 
-def _works(database: Database, statement: str) -> bool:
-    def work(connection: Connection) -> None:
-        connection.execute(text(statement))
-
+def _format(database: Database) -> Finding:
+    """Return what is there where all tables and rights are: the format of the state, if there is one."""
+    row = database.row("SELECT format FROM {state} WHERE namespace = :namespace")
     try:
-        database.run(work, create=False)
-    except StoreError:
-        return False
-    return True
+        check_format(1 if row is None else row[0], f"the state of namespace {database.namespace}")
+    except CorruptStateError as error:
+        return Finding(False, str(error))
+    return Finding(True, f"{len(database.tables.tables)} tables with all rights")
+
+
+def _fault(database: Database, statement: str) -> Fault | None:
+    """Return what speaks against a statement; raises `StoreError` if the server is away."""
+
+    def work(connection: Connection) -> Fault | None:
+        try:
+            connection.execute(text(statement))
+        except DBAPIError as error:
+            fault = database.fault(error)
+            if fault.kind in {"away", "busy"}:
+                raise  # it is tried again
+            return fault
+        return None
+
+    return database.run(work)

@@ -82,11 +82,11 @@ class Database:
         """Return the statement with the names of the tables in the place of `{state}`, `{now}` and so on."""
         return _named(self.dialect, statement)
 
-    def run(self, work: Callable[[Connection], T], *, create: bool = True) -> T:
+    def run(self, work: Callable[[Connection], T]) -> T:
         """Return the answer of `work` on a connection, where each statement commits by itself.
 
         It is called again where the server was away or another transaction disturbed it, so it must lead to
-        the same result if it was done before. With `create` missing tables are created. Raises
+        the same result if it was done before. Missing tables are created. Raises
         `StoreUnavailableError`, `StoreFullError` and `CorruptStateError`.
         """
         away = busy = 0
@@ -101,8 +101,8 @@ class Database:
                 if busy > MAX_RETRIES_BUSY:
                     raise outage(f"{self.address}: {_words(error)}") from error
             except DBAPIError as error:
-                fault = self._fault(error)
-                if fault.kind == "missing" and create and not self._created:
+                fault = self.fault(error)
+                if fault.kind == "missing" and not self._created:
                     self.create()
                     continue
                 if fault.kind == "busy" and busy < MAX_RETRIES_BUSY:
@@ -147,7 +147,7 @@ class Database:
                     with self.engine.connect() as connection:
                         self._create_tables(connection)
                 except DBAPIError as error:
-                    fault = self._fault(error)
+                    fault = self.fault(error)
                     if left and fault.kind not in {"rights", "corrupt"}:
                         continue  # another client creates them at the same time, and has created more by now
                     if fault.kind in {"rights", "missing"}:
@@ -206,7 +206,8 @@ class Database:
         except DBAPIError:
             connection.invalidate()
 
-    def _fault(self, error: DBAPIError) -> Fault:
+    def fault(self, error: DBAPIError) -> Fault:
+        """Return the driver's error in plain words."""
         assert error.orig is not None
         return self.dialect.explain(error.orig)
 

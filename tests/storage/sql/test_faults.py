@@ -8,8 +8,8 @@ import sqlite3
 import subprocess
 import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -247,15 +247,68 @@ def test_transactions_that_disturb_each_other_are_tried_again(postgresql: Postgr
     test_contract.test_concurrent_writers_lose_nothing(opener(stack, url))
 
 
-def test_tables_that_are_missing_and_may_not_be_created(postgresql: Postgres, stack: ExitStack) -> None:
-    postgresql.psql("DROP DATABASE IF EXISTS bare")
-    postgresql.psql("CREATE DATABASE bare")
-    postgresql.psql("DROP ROLE IF EXISTS guest; CREATE ROLE guest LOGIN")
-    url = f"postgresql://guest@127.0.0.1:{postgresql.port}/bare"
-    store = stack.enter_context(closing(open_store(url)))
+def guest_of(server: SqlServer, grant: str) -> str:
+    """Return the URL of a new user with these rights to the tables of the server's state."""
+    name = f"guest_{uuid.uuid4().hex[:12]}"
+    if isinstance(server, Postgres):
+        server.psql(f"CREATE ROLE {name} LOGIN")
+        if grant:
+            server.psql(f"GRANT USAGE ON SCHEMA gpu_manager TO {name}")
+            server.psql(f"GRANT {grant} ON ALL TABLES IN SCHEMA gpu_manager TO {name}")
+        return server.url.replace("postgres@", f"{name}@")
+    assert isinstance(server, MariaDB)
+    server.sql(f"CREATE USER {name}; GRANT {grant or 'USAGE'} ON gpu_manager.* TO {name}")
+    server.sql(f"CREATE DATABASE IF NOT EXISTS bare; GRANT SELECT, INSERT ON bare.* TO {name}")
+    return server.url.replace("root@", f"{name}@")
+
+
+def refusal(store: Store, cluster: ClusterState) -> str:
+    """Return why a commit is refused, and see that nothing of it was written."""
+    now = store.now()
+    with pytest.raises(StoreUnavailableError) as caught:
+        store.commit(cluster.version, [granted(cluster, "refused", now)], now=now)
+    return one_line(caught.value)
+
+
+def test_a_user_who_may_only_read(shared: SqlServer, stack: ExitStack) -> None:
+    namespace = uuid.uuid4().hex
+    owner = stack.enter_context(closing(open_store(f"{shared.url}?namespace={namespace}")))
+    cluster = started(owner)
+    url = guest_of(shared, "SELECT")
+    guest = stack.enter_context(closing(open_store(f"{url}?namespace={namespace}")))
+    assert fresh(guest) == cluster.snapshot()
+    assert "its user lacks rights: grant those in docs/stores.md" in refusal(guest, cluster)
+    assert fresh(owner) == cluster.snapshot()
+    add(owner, cluster, "a")
+    assert fresh(guest) == cluster.snapshot()
+
+
+def test_tables_that_are_missing_and_may_not_be_created(shared: SqlServer, stack: ExitStack) -> None:
+    url = guest_of(shared, "")
+    if isinstance(shared, Postgres):
+        shared.psql("DROP DATABASE IF EXISTS bare")
+        shared.psql("CREATE DATABASE bare")
+    store = stack.enter_context(closing(open_store(f"{url.rpartition('/')[0]}/bare")))
     with pytest.raises(StoreUnavailableError, match="run gpu-manager store create as one who may") as caught:
         store.refresh(None)
     one_line(caught.value)
+
+
+def test_a_server_that_takes_no_writes(shared: SqlServer, stack: ExitStack) -> None:
+    namespace = uuid.uuid4().hex
+    owner = stack.enter_context(closing(open_store(f"{shared.url}?namespace={namespace}")))
+    cluster = started(owner)
+    url = guest_of(shared, "SELECT, INSERT, UPDATE, DELETE")
+    guest = stack.enter_context(closing(open_store(f"{url}?namespace={namespace}")))
+    if isinstance(shared, Postgres):
+        role = url.partition("//")[2].partition("@")[0]
+        shared.psql(f"ALTER ROLE {role} SET default_transaction_read_only = on")
+    else:
+        assert isinstance(shared, MariaDB)
+        shared.sql("SET GLOBAL read_only = 1")
+        stack.callback(shared.sql, "SET GLOBAL read_only = 0")
+    assert "connect to the primary" in refusal(guest, cluster)
+    assert fresh(guest) == cluster.snapshot(), "it can be read"
 
 
 def test_a_wrong_password(postgresql: Postgres) -> None:
@@ -411,32 +464,103 @@ def test_a_full_disk_refuses_commits_whole_and_goes_on_once_it_has_room(
         assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_a_full_disk_of_postgresql(primary: Postgres, stack: ExitStack) -> None:
-    """Its tables are on a small disk of their own, so that the server itself lives on.
+@pytest.fixture
+def disk_of_server() -> Iterator[Path]:
+    """A file system of 64 MiB that any user may fill.
 
     It is outside pytest's temporary folders, which only root can enter.
     """
-    outer = Path(stack.enter_context(TemporaryDirectory(prefix="postgresql-disk-")))
-    outer.chmod(0o755)
-    place = outer / "small"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=777", "none", str(place)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("needs the right to mount a tmpfs")
-    stack.callback(lambda: subprocess.run(["umount", "-l", str(place)], check=True))
-    shutil.chown(place, "postgres")
-    primary.psql(f"CREATE TABLESPACE small LOCATION '{place}'")
-    primary.psql("ALTER ROLE postgres SET default_tablespace = 'small'")
-    store = stack.enter_context(closing(open_store(primary.url)))
+    with TemporaryDirectory(prefix="small-disk-") as outer:
+        Path(outer).chmod(0o755)
+        place = Path(outer) / "small"
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", "size=64m,mode=777", "none", str(place)]
+        if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+            pytest.skip("needs the right to mount a tmpfs")
+        yield place
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def filled(folder: Path) -> Path:
+    """Return a file that takes all the space that is left."""
+    filler = folder / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(2**16))
+    return filler
+
+
+class SmallPostgres(Postgres):
+    """A PostgreSQL with a log in files of 1 MiB, in `wal` if that is set."""
+
+    wal: Path | None = None
+
+    def prepare(self) -> None:
+        initdb = [str(self.programs / "initdb"), "-D", str(self.data), "-U", "postgres", "-A", "trust"]
+        elsewhere = [f"--waldir={self.wal}"] if self.wal else []
+        self.run(*initdb, "--no-sync", "--wal-segsize=1", *elsewhere)
+
+
+class SmallMariaDB(MariaDB):
+    """A MariaDB whose own files take 40 MiB."""
+
+    small_log = "--innodb-log-file-size=4M"
+
+    def prepare(self) -> None:
+        self.run(
+            "mariadb-install-db", "--no-defaults", f"--datadir={self.folder / 'data'}", self.small_log,
+            "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve",
+        )  # fmt: skip
+
+    def command(self) -> Sequence[str]:
+        return [*super().command(), self.small_log]
+
+
+@pytest.mark.parametrize("kind", [SmallPostgres, SmallMariaDB])
+def test_a_full_disk_of_a_server(kind: type[SqlServer], disk_of_server: Path, stack: ExitStack) -> None:
+    if missing := kind.missing():
+        pytest.skip(missing)
+    server = kind(disk_of_server / "server")
+    stack.callback(server.kill)
+    store = stack.enter_context(closing(open_store(server.url)))
     cluster = started(store)
     add(store, cluster, "a")
-    filler = place / "filler"
-    with pytest.raises(OSError, match="No space left"):
-        filler.write_bytes(b"x" * 3 * 2**20)
+    filler = filled(disk_of_server)
     with pytest.raises(StoreFullError, match="its disk is full") as caught:
         fill_up(store, cluster)
     one_line(caught.value)
     assert fresh(store) == cluster.snapshot(), "all or nothing of each"
     filler.unlink()
+    add(store, cluster, "b")
+    assert fresh(store) == cluster.snapshot()
+
+
+def test_a_full_disk_of_the_log_of_postgresql(
+    disk_of_server: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends itself; what it had acknowledged is there once it has room and is started again."""
+    if missing := Postgres.missing():
+        pytest.skip(missing)
+    monkeypatch.setattr(SmallPostgres, "wal", disk_of_server / "wal")
+    server = SmallPostgres()
+    stack.callback(server.stop)
+    url = f"{server.url}?namespace=log"
+    store = stack.enter_context(closing(open_store(url)))
+    cluster = started(store)
+    filler = filled(disk_of_server)
+
+    def fill_log() -> None:
+        for number in range(1000):
+            execute(url, "SELECT pg_logical_emit_message(false, 'log', repeat('x', 100000))")
+            add(store, cluster, f"t{number}")
+            end(store, cluster, f"t{number}")
+
+    with pytest.raises(StoreUnavailableError, match=r"its disk is full|cannot be reached|crashed") as caught:
+        fill_log()
+    one_line(caught.value)
+    filler.unlink()
+    server.kill()
+    server.start()
+    assert fresh(store) == cluster.snapshot(), "all or nothing of each"
     add(store, cluster, "b")
     assert fresh(store) == cluster.snapshot()
