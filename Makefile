@@ -1,4 +1,5 @@
-# One virtual environment, filled by uv from the pinned lock in seconds.
+# One virtual environment, filled by uv from the pinned lock. Packages are compiled once, as pip does: else each of the
+# many processes that tests start compiles them again wherever Python may not write what it compiled.
 BASE_PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -16,7 +17,7 @@ install: $(STAMP)
 $(STAMP):
 	test -x $(BIN)/python || $(BASE_PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -r $(LOCK)
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -r $(LOCK)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	rm -f $(VENV)/.installed-*
 	touch $@
@@ -53,7 +54,7 @@ PYTHON ?= 3.11
 OTHER_VENV = test -x $(OTHER)/bin/python || $(BIN)/uv venv --quiet --no-python-downloads $(OTHER) --python "$$( \
 	ls "$$(python$(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null)" \
 	"$$HOME"/.pyenv/versions/$(PYTHON).*/bin/python 2>/dev/null | head -1)"
-OTHER_PIP = $(BIN)/uv pip install --quiet --python $(OTHER)/bin/python
+OTHER_PIP = $(BIN)/uv pip install --quiet --compile-bytecode --python $(OTHER)/bin/python
 OTHER_PYTEST = PATH="$(CURDIR)/$(OTHER)/bin:$$PATH" $(OTHER)/bin/python -m pytest
 
 # make test-airflow VERSION=3.1.8 PYTHON=3.12; TESTS=tests/e2e/test_executors.py WITH=mysqlclient tries executors and
