@@ -2,6 +2,7 @@
 
 The ledger is independent of the manager's history. With `SAVES_FOR_S` the job can go on later: each line is a
 step, and after SIGTERM, which `told` notes, it runs on for so long, saves the number of its steps and leaves.
+`SAVES_TO` names the file for that, `BEAT_S` the time between two lines.
 """
 
 import json
@@ -45,14 +46,14 @@ def main():
             sys.exit(PREEMPTED)
         if time.time() >= end or os.path.exists(told_to_end):
             break
-        time.sleep(0.2)
+        time.sleep(float(os.environ.get("BEAT_S", "0.2")))
     print(f"beat on {entry['gpus']} of {entry['server']}", flush=True)
     sys.exit(exit_code)
 
 
 def go_on():
     """Return the checkpoint, how often the job was preempted and the first step of this process."""
-    checkpoint = os.environ["GPU_CHECKPOINT_FILE"]
+    checkpoint = os.environ.get("SAVES_TO") or os.environ["GPU_CHECKPOINT_FILE"]
     step = 0
     if os.path.exists(checkpoint):
         with open(checkpoint) as file:

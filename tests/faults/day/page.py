@@ -1,0 +1,151 @@
+"""Page of a day: who waited how long, what was lost, and the timeline of all servers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from simulator.present.figures import Bar, draw_gantt, drawing, legend_below, new_figure, picture
+from simulator.present.page import Page, Section, render
+from simulator.present.palette import SERIES_COLOURS
+from simulator.present.tables import Cell, Column, Table
+from simulator.present.units import duration
+from simulator.stats import mean, percentile
+from tests.faults.day.fleet import name_of
+from tests.faults.day.plan import GPUS, SERVERS, DayJob
+from tests.faults.day.proof import Evidence, Span, preempted, spans
+
+LONGEST = 10
+ROW_INCHES = 0.24
+
+
+def page_of(found: Evidence, problems: Sequence[str]) -> str:
+    """Return the page as HTML."""
+    held = spans(found.changes)
+    with drawing():
+        timeline = picture("Timeline of the servers", _timeline(found, held), wide=True)
+    return render(
+        Page(
+            title="A day of the cluster",
+            verdict=_verdict(found, held, problems),
+            sections=[
+                Section(
+                    "Waiting",
+                    tables=[_by(found, held, "team"), _by(found, held, "priority"), _longest(found, held)],
+                ),
+                Section("What happened", tables=[_faults(found, held)]),
+                Section("Timeline", "A row is a server, a bar a lease.", pictures=[timeline]),
+                *([Section("Broken promises", tables=[_table("promise", problems)])] if problems else []),
+            ],
+            about=f"{SERVERS} servers with {GPUS} GPUs; {found.reports[0]:,} reports of agents were taken, "
+            f"and {found.reports[1]:,} were not, while the service or its store was away.",
+        )
+    )
+
+
+def _verdict(found: Evidence, held: Sequence[Span], problems: Sequence[str]) -> list[str]:
+    done = sum(task["state"] == "success" for task in found.tasks.values())
+    lost = f"{len(problems)} promises were broken" if problems else "nothing that was promised was lost"
+    victims = preempted(found.changes)
+    again = sum(task["try_number"] > 1 for task in found.tasks.values())
+    waits = [wait for job in found.jobs for wait in _waits(held, job.name)]
+    return [
+        f"{done} of {len(found.jobs)} jobs succeeded, and {lost}.",
+        f"A job waited {duration(mean(waits) or 0.0)} in the mean, "
+        f"{duration(max(waits, default=0.0))} at most. {len(victims)} preemptions met {len(set(victims))} "
+        f"jobs; {again} jobs needed another try.",
+    ]
+
+
+def _waits(held: Iterable[Span], name: str) -> list[float]:
+    """Return the job's waits: for its first grant, and for each after a preemption or a lost server."""
+    grants = {span.token: span.begin - span.queued_at for span in held if span.name == name}
+    return list(grants.values())
+
+
+def _by(found: Evidence, held: Sequence[Span], key: str) -> Table:
+    victims = Counter(preempted(found.changes))
+    groups: dict[str, list[DayJob]] = {}
+    for job in sorted(found.jobs, key=lambda job: str(getattr(job, key))):
+        groups.setdefault(str(getattr(job, key)), []).append(job)
+    rows: list[list[Cell]] = []
+    for name, jobs in groups.items():
+        waits = [wait for job in jobs for wait in _waits(held, job.name)]
+        names = {job.name for job in jobs}
+        gpu_s = sum(
+            (min(span.end, found.ended) - span.begin) * len(span.gpu_ids)
+            for span in held
+            if span.name in names
+        )
+        rows.append(
+            [
+                name,
+                len(jobs),
+                mean(waits),
+                percentile(waits, 95),
+                max(waits, default=None),
+                sum(victims[name] for name in names),
+                gpu_s / 3600,
+            ]
+        )
+    columns = [
+        Column(key, "text"),
+        Column("jobs"),
+        Column("mean wait", "time"),
+        Column("95 % wait at most", "time"),
+        Column("longest wait", "time"),
+        Column("preemptions"),
+        Column("GPU-hours", digits=1),
+    ]
+    return Table(columns, rows, title=f"By {key}")
+
+
+def _longest(found: Evidence, held: Sequence[Span]) -> Table:
+    waits = sorted(
+        ((max(_waits(held, job.name), default=0.0), job) for job in found.jobs), key=lambda each: -each[0]
+    )
+    rows = [[job.name, job.team, job.priority, job.nodes * job.gpus, wait] for wait, job in waits[:LONGEST]]
+    columns = [
+        Column("job", "text"),
+        Column("team", "text"),
+        Column("priority"),
+        Column("GPUs"),
+        Column("wait", "time"),
+    ]
+    return Table(columns, rows, title="The longest waits")
+
+
+def _faults(found: Evidence, held: Sequence[Span]) -> Table:
+    rows: list[list[Cell]] = []
+    for at, what in sorted(found.faults):
+        running = {span.name for span in held if span.begin <= at < span.end}
+        waiting = {span.name for span in held if span.queued_at <= at < span.begin}
+        rows.append([what, at - found.began, len(running), len(waiting)])
+    columns = [Column("event", "text"), Column("at", "time"), Column("jobs running"), Column("jobs waiting")]
+    return Table(columns, rows)
+
+
+def _table(title: str, lines: Sequence[str]) -> Table:
+    return Table(
+        [Column("", "text"), Column(title, "text")], [[str(n), line] for n, line in enumerate(lines, 1)]
+    )
+
+
+def _timeline(found: Evidence, held: Sequence[Span]) -> object:
+    team_of = {job.name: job.team for job in found.jobs}
+    bars = [
+        Bar(
+            span.node,
+            span.begin - found.began,
+            min(span.end, found.ended) - found.began,
+            team_of.get(span.name),
+        )
+        for span in held
+    ]
+    rows = [name_of(number) for number in range(SERVERS)]
+    figure, axes = new_figure(width=13, height=ROW_INCHES * SERVERS * 2)
+    draw_gantt(axes, bars, rows, found.ended - found.began)
+    for place, team in enumerate(dict.fromkeys(bar.group for bar in bars)):
+        axes.plot([], [], color=SERIES_COLOURS[place], linewidth=8, label=f"team {team}")
+    legend_below(axes)
+    return figure

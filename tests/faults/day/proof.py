@@ -1,0 +1,196 @@
+"""Proof that the day lost nothing that was promised, from the ledger of the jobs and the history."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from resource_manager.core.changes import (
+    Change,
+    Drained,
+    Expired,
+    GpuClosed,
+    Granted,
+    MembersReleased,
+    Preempting,
+    Released,
+)
+from tests.faults.day import plan
+from tests.faults.day.plan import DayJob
+
+TOLERANCE_S = 1.0
+"""Difference between the clocks of jobs and store, which are one machine's here."""
+
+ENDING_S = 10.0
+"""Time beyond its grace that a preempted job may need to be seen to have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of a day at its end; times are seconds since 1970."""
+
+    jobs: list[DayJob]
+    began: float
+    ended: float
+    faults: list[tuple[float, str]]
+    tasks: dict[str, dict[str, Any]]
+    beats: list[dict[str, Any]]
+    changes: list[Change]
+    left: list[str]
+    """Leases, except those on the server that vanished, and pending requests that are left."""
+    dead_gpus: list[tuple[str, int]]
+    vanished: str
+    window: tuple[list[str], float, float]
+    reports: tuple[int, int]
+    """Reports of agents that were taken, and those that nobody took."""
+
+    def struck(self, held: Iterable[Span]) -> set[str]:
+        """Return the jobs that lost a GPU or their server, which may cost them a try."""
+        closed = {(c.node, c.gpu_id): c.at for c in self.changes if isinstance(c, GpuClosed) and c.stop}
+        lost_at = next((at for at, what in self.faults if "vanishes" in what), math.inf)
+        return {
+            span.name
+            for span in held
+            if any(span.begin <= closed.get((span.node, gpu), -1.0) <= span.end for gpu in span.gpu_ids)
+            or (span.node == self.vanished and span.end >= lost_at)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Time for which a member of a lease held its GPUs; a gang has one for each member."""
+
+    name: str
+    token: int
+    rank: int
+    node: str
+    gpu_ids: tuple[int, ...]
+    queued_at: float
+    begin: float
+    end: float = math.inf
+
+
+def spans(changes: Iterable[Change]) -> list[Span]:
+    """Return the time of each member of each lease, in the order of the grants."""
+    held: dict[tuple[int, int], Span] = {}
+    for change in changes:
+        if isinstance(change, Granted):
+            lease = change.lease
+            for rank, member in enumerate(lease.members):
+                name = lease.lease_id.rpartition("/")[2]
+                queued_at = min(lease.queued_at or lease.granted_at, lease.granted_at)
+                key = lease.fencing_token, rank
+                held[key] = Span(name, *key, member.node, member.gpu_ids, queued_at, lease.granted_at)
+        elif isinstance(change, Released | Expired | MembersReleased):
+            for key, span in held.items():
+                ended = key[0] == change.fencing_token and span.end == math.inf
+                if ended and (not isinstance(change, MembersReleased) or key[1] in change.ranks):
+                    held[key] = replace(span, end=change.at)
+    return list(held.values())
+
+
+def preempted(changes: Iterable[Change]) -> list[str]:
+    """Return the name of the job for each preemption."""
+    return [c.lease_id.rpartition("/")[2] for c in changes if isinstance(c, Preempting)]
+
+
+def broken(found: Evidence) -> list[str]:
+    """Return the promises that the day broke, each as a line."""
+    held = spans(found.changes)
+    tokens = [change.lease.fencing_token for change in found.changes if isinstance(change, Granted)]
+    return [
+        *([] if tokens == sorted(set(tokens)) else ["fencing tokens do not rise"]),
+        *_twice_held(held),
+        *_processes(found.beats, held),
+        *_jobs(found, found.struck(held)),
+        *_closed(found, held),
+        *(f"{name} is left over" for name in found.left),
+    ]
+
+
+def not_shown(found: Evidence) -> Iterator[str]:
+    """Yield what the day proves nothing about, since it did not come to it."""
+    held = spans(found.changes)
+    if not found.struck(held):
+        yield "no job lost a GPU or its server"
+    if not preempted(found.changes):
+        yield "nothing was preempted"
+    if not any(span.begin > span.queued_at for span in held):
+        yield "nobody waited"
+
+
+def _twice_held(held: Sequence[Span]) -> Iterator[str]:
+    of_gpu = defaultdict(list)
+    for span in held:
+        for gpu in span.gpu_ids:
+            of_gpu[span.node, gpu].append(span)
+    for (node, gpu), holders in of_gpu.items():
+        for first, second in pairwise(sorted(holders, key=lambda span: span.begin)):
+            if second.begin < first.end:
+                yield f"GPU {gpu} of {node} was leased to {first.name} and {second.name} at once"
+
+
+def _processes(beats: Sequence[dict[str, Any]], held: Sequence[Span]) -> Iterator[str]:
+    """Yield the processes that ran without their lease, or when their GPUs were another's already."""
+    of_process: dict[str, list[dict[str, Any]]] = {}
+    for beat in beats:
+        of_process.setdefault(beat["process"], []).append(beat)
+    leased = {(span.token, span.rank): span for span in held}
+    for process, own in of_process.items():
+        token, rank = int(process.split("-")[0]), int(own[0]["member"] or 0)
+        span = leased.get((token, rank))
+        name, gpus = own[0]["task"].rpartition("/")[2], tuple(map(int, own[0]["gpus"].split(",")))
+        if span is None or (span.name, span.node, span.gpu_ids) != (name, own[0]["server"], gpus):
+            yield f"{name} ran on {gpus} of {own[0]['server']} without a lease of them"
+            continue
+        last = own[-1]["at"]
+        for other in held:
+            is_next = other.node == span.node and other.begin > span.begin and {*other.gpu_ids} & {*gpus}
+            if is_next and last > other.begin + TOLERANCE_S:
+                yield f"{name} still ran on {span.node} when {other.name} was granted its GPUs"
+
+
+def _jobs(found: Evidence, struck: set[str]) -> Iterator[str]:
+    of_member: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for beat in found.beats:
+        of_member[beat["task"].rpartition("/")[2], beat["member"]].append(beat)
+    for job in found.jobs:
+        task = found.tasks.get(job.name)
+        if task is None or task["state"] != "success":
+            yield f"{job.name} did not succeed: {None if task is None else task['state']}"
+            continue
+        if task["try_number"] > 1 and job.name not in struck:
+            yield f"{job.name} needed {task['try_number']} tries, though nothing struck it"
+        ranks = [str(rank) for rank in range(job.nodes)] if job.nodes > 1 else [""]
+        for rank in ranks:
+            own = of_member[job.name, rank]
+            last = [beat for beat in own if beat["process"] == own[-1]["process"]]
+            if not last or last[-1]["at"] - last[0]["at"] < job.seconds - 2 * TOLERANCE_S:
+                yield f"{job.name} succeeded, but rank {rank or 0} did not run for its {job.seconds:g} s"
+            steps = [beat["step"] for beat in own if "step" in beat]
+            if job.preemptible and job.name not in struck and steps != list(range(len(steps))):
+                yield f"{job.name} lost steps, or did some twice"
+
+
+def _closed(found: Evidence, held: Sequence[Span]) -> Iterator[str]:
+    gone: dict[tuple[str, int], float] = {}
+    for change in found.changes:
+        if isinstance(change, GpuClosed):
+            gone.setdefault((change.node, change.gpu_id), change.at)
+        elif isinstance(change, Drained) and change.node == found.vanished:
+            gone |= {(change.node, gpu): change.at for gpu in range(plan.GPUS)}
+    for gpu in found.dead_gpus:
+        if gpu not in gone:
+            yield f"nobody noticed that GPU {gpu[1]} of {gpu[0]} was gone"
+    for span in held:
+        if any(span.begin > gone.get((span.node, gpu), math.inf) for gpu in span.gpu_ids):
+            yield f"{span.name} was granted a GPU of {span.node} that was gone"
+    servers, begin, end = found.window
+    late = begin + plan.GRACE_S + ENDING_S
+    for span in held:
+        if span.node in servers and span.begin < end and span.end > late:
+            yield f"{span.name} held GPUs of {span.node} during its maintenance"

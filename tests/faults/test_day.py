@@ -1,0 +1,147 @@
+"""The proof of a day finds what a day may break; the day itself is `python -m tests.faults.day`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from resource_manager.core.changes import Change, Drained, GpuClosed, Granted, Preempting, Released
+from resource_manager.core.models import Lease, Placement, Request
+from tests.faults.day import plan
+from tests.faults.day.page import page_of
+from tests.faults.day.proof import Evidence, broken, not_shown
+
+SHORT = plan.DayJob("job_000", 0, 1, 2, 10.0, "vision", 0, False, True, False, False)
+SAVING = replace(SHORT, name="job_001", team="search", preemptible=True)
+
+
+def granted(name: str, token: int, at: float, node: str = "gpu-00", *gpus: int) -> Granted:
+    request = Request(f"a1:day_00/run/{name}", 2)
+    return Granted(Lease(request, (Placement(node, gpus or (0, 1)),), token, at, queued_at=at), at)
+
+
+def released(name: str, token: int, at: float) -> Released:
+    return Released(f"a1:day_00/run/{name}", token, at)
+
+
+def beats(name: str, token: int, begin: float, steps: range, node: str = "gpu-00") -> list[dict[str, Any]]:
+    fixed = {"task": f"a1:day_00/run/{name}", "server": node, "gpus": "0,1", "member": ""}
+    process = f"{token}-7-{begin}"
+    return [{**fixed, "process": process, "step": step, "at": begin + step - steps[0]} for step in steps]
+
+
+def task(tries: int = 1, state: str = "success") -> dict[str, Any]:
+    return {"state": state, "try_number": tries}
+
+
+GOOD_CHANGES: list[Change] = [
+    granted("job_000", 1, 100.0),
+    released("job_000", 1, 112.0),
+    granted("job_001", 2, 113.0),
+    Preempting("a1:day_00/run/job_001", 2, "other", 120.0, 115.0),
+    released("job_001", 2, 117.0),
+    granted("job_001", 3, 118.0, "gpu-01"),
+    released("job_001", 3, 131.0),
+]
+GOOD_BEATS = [
+    *beats("job_000", 1, 101.0, range(11)),
+    *beats("job_001", 2, 114.0, range(3)),
+    *beats("job_001", 3, 119.0, range(3, 14), "gpu-01"),
+]
+GOOD = Evidence(
+    jobs=[SHORT, SAVING],
+    began=90.0,
+    ended=140.0,
+    faults=[(120.0, "a server vanishes")],
+    tasks={"job_000": task(), "job_001": task()},
+    beats=GOOD_BEATS,
+    changes=GOOD_CHANGES,
+    left=[],
+    dead_gpus=[],
+    vanished="gpu-31",
+    window=(["gpu-40"], 200.0, 300.0),
+    reports=(10, 1),
+)
+
+
+def with_changes(*changes: Change) -> Callable[[Evidence], Evidence]:
+    return lambda good: replace(good, changes=[*good.changes, *changes])
+
+
+BROKEN: dict[str, tuple[str, Callable[[Evidence], Evidence]]] = {
+    "two leases of a GPU": ("leased to job_000 and thief", with_changes(granted("thief", 4, 105.0))),
+    "a token given twice": ("do not rise", with_changes(granted("late", 1, 135.0, "gpu-02"))),
+    "a process without a lease": (
+        "without a lease",
+        lambda good: replace(good, beats=[*good.beats, *beats("job_000", 9, 101.0, range(1), "gpu-05")]),
+    ),
+    "a process that outlives its lease": (
+        "still ran on gpu-00 when job_001 was granted",
+        lambda good: replace(good, beats=[*good.beats, *beats("job_000", 1, 101.0, range(20))]),
+    ),
+    "a job that failed": (
+        "did not succeed",
+        lambda good: replace(good, tasks={**good.tasks, "job_000": task(state="failed")}),
+    ),
+    "a victim that is lost": (
+        "did not succeed",
+        lambda good: replace(good, tasks={"job_000": task()}),
+    ),
+    "a try used up": (
+        "needed 2 tries",
+        lambda good: replace(good, tasks={**good.tasks, "job_001": task(tries=2)}),
+    ),
+    "a success without the work": (
+        "did not run for its 10 s",
+        lambda good: replace(good, beats=GOOD_BEATS[:5] + GOOD_BEATS[11:]),
+    ),
+    "a step done twice": (
+        "lost steps",
+        lambda good: replace(
+            good, beats=[*GOOD_BEATS[:14], *beats("job_001", 3, 119.0, range(2, 13), "gpu-01")]
+        ),
+    ),
+    "a grant of a dead GPU": (
+        "that was gone",
+        with_changes(GpuClosed("gpu-03", 0, "", "uuid missing", 120.0), granted("x", 4, 121.0, "gpu-03")),
+    ),
+    "a grant on a server drained as failed": (
+        "that was gone",
+        with_changes(Drained("gpu-31", 121.0, "", True), granted("x", 4, 122.0, "gpu-31")),
+    ),
+    "a dead GPU that nobody notices": (
+        "nobody noticed",
+        lambda good: replace(good, dead_gpus=[("gpu-05", 0)]),
+    ),
+    "a job during maintenance": (
+        "during its maintenance",
+        with_changes(granted("x", 4, 190.0, "gpu-40"), released("x", 4, 250.0)),
+    ),
+    "a lease that is left": ("left over", lambda good: replace(good, left=["job_000"])),
+}
+
+
+def test_a_day_without_a_fault_breaks_nothing() -> None:
+    assert broken(GOOD) == []
+    assert list(not_shown(GOOD)) == ["no job lost a GPU or its server", "nobody waited"]
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_each_broken_promise_is_found(name: str) -> None:
+    words, spoil = BROKEN[name]
+    assert any(words in line for line in broken(spoil(GOOD))), broken(spoil(GOOD))
+
+
+def test_a_job_that_was_struck_may_need_another_try() -> None:
+    struck = replace(GOOD, vanished="gpu-01", tasks={**GOOD.tasks, "job_001": task(tries=2)})
+    assert broken(struck) == []
+
+
+def test_the_page_says_first_whether_a_promise_was_broken() -> None:
+    assert "2 of 2 jobs succeeded, and nothing that was promised was lost." in page_of(GOOD, [])
+    page = page_of(GOOD, ["job_000 <did> this"])
+    assert "1 promises were broken" in page
+    assert "job_000 &lt;did&gt; this" in page
