@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import click
 
@@ -75,6 +75,7 @@ class ByHandCommand(DemandCommand):
         *("ttl", "expected_runtime", "quarantine", "utility", "target", "sensitivity"),
         *("nodes", "spread", "same", "prefer_same", "preempt_grace", "preempt_signal"),
     }
+    defaults: ClassVar[Mapping[str, Any]] = {"gpus": 1}
 
 
 class Interrupted(Exception):
@@ -86,9 +87,7 @@ class Interrupted(Exception):
 
 
 @main.command(cls=ByHandCommand, context_settings={"ignore_unknown_options": True})
-@click.option(
-    "--time", "time_s", type=Duration(), help="Expected runtime, and the hard end: 90, 30m, 2h, 1d."
-)
+@time_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
 @exit_codes
@@ -101,9 +100,7 @@ def run(target: Target, /, command: tuple[str, ...], time_s: float | None, **opt
 
 
 @main.command(cls=ByHandCommand)
-@click.option(
-    "--time", "time_s", type=Duration(), help="Expected runtime, and the hard end: 90, 30m, 2h, 1d."
-)
+@time_option
 @click.pass_obj
 @exit_codes
 def shell(target: Target, /, time_s: float | None, **options: Any) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
@@ -36,6 +37,8 @@ class DemandCommand(click.Command):
 
     omitted: ClassVar[frozenset[str]] = frozenset({"lease_id"})
     """Fields without an option, since the command itself says them."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Values of fields whose option is left out, where they differ from those of `Demand`."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         own = super().get_params(ctx)
@@ -48,11 +51,12 @@ class DemandCommand(click.Command):
             click.Option(
                 [_names(name, field.default), name],
                 multiple=name in SINGULAR,
-                required=field.is_required(),
+                required=field.is_required() and name not in self.defaults,
                 metavar="INTEGER" if field.annotation is int else METAVARS.get(name),
                 help=field.description,
                 is_flag=True if field.annotation is bool else None,
-                default=None,
+                default=self.defaults.get(name),
+                show_default=name in self.defaults,
                 shell_complete=completing.servers if name in SERVERS else None,
             )
             for name, field in fields.items()

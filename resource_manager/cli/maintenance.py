@@ -8,11 +8,15 @@ import click
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import print_json
-from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.commands import json_option, main, wide_option
 from resource_manager.cli.target import Target, exit_codes
+from resource_manager.lazy import lazy_module
 
 if TYPE_CHECKING:
+    from resource_manager.cli import tables
     from resource_manager.manager.results import WindowView
+else:  # loads rich
+    tables = lazy_module("resource_manager.cli.tables")
 
 
 @main.group()
@@ -44,18 +48,19 @@ def add(target: Target, /, chosen: tuple[str, ...], dry_run: bool, as_json: bool
 
 
 @maintenance.command("list")
+@wide_option
 @json_option
 @click.pass_obj
 @exit_codes
-def list_windows(target: Target, as_json: bool) -> None:
+def list_windows(target: Target, wide: bool, as_json: bool) -> None:
     """Show the windows that are open or to come, the next first."""
     found = target.manager.maintenance()
     if as_json:
         print_json(found)
         return
-    for window in found:
-        click.echo(_line(window))
-    if not found:
+    if found:
+        tables.console(wide=wide).print(tables.maintenance_table(found))
+    else:
         click.echo("no maintenance windows")
 
 

@@ -157,6 +157,32 @@ def teams_table(teams: Row) -> FittedTable:
     return table
 
 
+def maintenance_table(windows: Sequence[Row]) -> FittedTable:
+    """Return the maintenance windows in the order given."""
+    table = FittedTable(
+        Column("#", justify="right"),
+        Column("servers", wraps=True),
+        Column("from"),
+        Column("until"),
+        Column("reason", 2, wraps=True),
+        Column("leases", 1, justify="right"),
+        title=f"{len(windows)} maintenance windows",
+    )
+    for window in windows:
+        marks = ["open"] if window["is_open"] else []
+        marks += [f"every {window['every']}"] if window["every"] else []
+        marks += ["preempts"] if window["preempt"] else []
+        table.add_row(
+            str(window["id"]),
+            ", ".join(window["servers"]),
+            window["from"] + (f"\n({', '.join(marks)})" if marks else ""),
+            window["until"],
+            window["reason"],
+            str(len(window["running"])),
+        )
+    return table
+
+
 def leases_table(leases: Sequence[Row], now: float) -> FittedTable:
     """Return the leases: in a narrow terminal their task, server, GPUs and age."""
     uuids = [Column("UUIDs", 6)] if any(map(_uuids, leases)) else []

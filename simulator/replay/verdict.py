@@ -184,7 +184,7 @@ def _why_alike(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _nobody_waits(table: Sequence[Row]) -> bool:
-    return all(row.get("max_wait_s", 0.0) < NO_WAIT_S for row in table)
+    return all(row.get("max_wait_s", 0.0) < NO_WAIT_S and row["started"] == row["jobs"] for row in table)
 
 
 def _percent_less(now: float, before: float) -> str:

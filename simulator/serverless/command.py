@@ -89,7 +89,7 @@ def command(
     """Run serverless workflows on rented servers with NUMA nodes."""
     sources = (*sources, *more_sources)
     if not sources:
-        raise click.UsageError("no workflow: name files, folders, or a shape such as montage:20")
+        raise click.UsageError("no workflow: name files, folders, or a shape such as montage:20.")
     config = ClusterConfig.c5() if cluster_path is None else ClusterConfig.from_yaml(cluster_path)
     if memory_mib is not None and memory_mib > config.largest_memory:
         raise MemoryAllocationError(
