@@ -238,6 +238,7 @@ BUGS += [
         (".preempt_until\n        and not", ".granted_at\n        and not"),
         ("if not lease.request.preemptible:", "if False:"),
         ("if by and by not in cluster.pending:", "if False:"),
+        ("if before.keys() - {by} <= after.keys():", "if True:"),
         ("_place(cluster, pending, policy, order, now)\n    return changes", "return changes"),
     ),
     *of_python(
@@ -285,6 +286,7 @@ BUGS += [
         "scheduling/allocator",
         OF_PREEMPTION,
         (" if type(change) is not Preempting]", "]"),
+        ("    yield from starting_early(cluster, policy, order, now)\n", ""),
     ),
     *of_python(
         "scheduling/maintenance",

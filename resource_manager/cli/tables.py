@@ -184,10 +184,12 @@ def maintenance_table(windows: Sequence[Row]) -> FittedTable:
 
 
 def leases_table(leases: Sequence[Row], now: float) -> FittedTable:
-    """Return the leases: in a narrow terminal their task, server, GPUs and age."""
+    """Return the leases: in a narrow terminal their task, server, GPUs and age; and states but RUNNING."""
     uuids = [Column("UUIDs", 6)] if any(map(_uuids, leases)) else []
+    states = [Column("state")] if any(lease["state"] != "RUNNING" for lease in leases) else []
     table = FittedTable(
         Column("task"),
+        *states,
         Column("server"),
         Column("GPUs"),
         *uuids,
@@ -202,6 +204,7 @@ def leases_table(leases: Sequence[Row], now: float) -> FittedTable:
         ends = lease.get("expires_at")
         table.add_row(
             lease["task_id"],
+            *(lease["state"] for _ in states),
             "\n".join(member["server_name"] for member in lease["members"]),
             "\n".join(ranges(member["gpu_ids"]) for member in lease["members"]),
             *("\n".join(map(short_uuid, _uuids(lease))) for _ in uuids),

@@ -43,6 +43,7 @@ from resource_manager.scheduling.preemption import (
     preemptions,
     preemptors_of,
     requeued,
+    starting_early,
 )
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.quotas import lease_end, may_start, stop_of
@@ -336,6 +337,7 @@ def dispatch(
     if not cluster.preempting:
         yield from _dispatch(cluster, policy, order, now, ())
         return
+    yield from starting_early(cluster, policy, order, now)
     with held_back(cluster, policy, order, now) as waiting:
         yield from _dispatch(cluster, policy, order, now, waiting)
 

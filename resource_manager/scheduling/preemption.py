@@ -21,6 +21,7 @@ from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Placement, Request
 from resource_manager.core.refusal import Refusal, RefusalKind, short
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError
+from resource_manager.scheduling.gangs import Members
 from resource_manager.scheduling.policies import Policy, nothing_fits
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.victims import arrived_at, find_victims, place_of
@@ -156,10 +157,7 @@ def _plan(cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: fl
     """Apply the ends of the preempted leases, and place those they end for; return those leases to come."""
     if not cluster.preempting:
         return {}
-    ending = sorted(
-        (cluster.leases[lease_id] for lease_id in cluster.preempting),
-        key=lambda lease: (lease.preempt_until, lease.preempted_by, lease.lease_id),
-    )
+    ending = _ending(cluster)
     for lease in ending:
         cluster.suppose_ended(lease)
     placed: dict[str, Lease] = {}
@@ -168,6 +166,36 @@ def _plan(cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: fl
         if pending is not None and (to_come := _place(cluster, pending, policy, order, now)):
             placed[by] = to_come
     return placed
+
+
+def _ending(cluster: ClusterState) -> list[Lease]:
+    """Return the leases that are being preempted, the first to end first."""
+    return sorted(
+        (cluster.leases[lease_id] for lease_id in cluster.preempting),
+        key=lambda lease: (lease.preempt_until, lease.preempted_by, lease.lease_id),
+    )
+
+
+def starting_early(
+    cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float
+) -> Iterator[tuple[PendingRequest, Members]]:
+    """Yield those for whom leases are ending and who fit already, with their members.
+
+    None takes what another of them is to get. Apply each grant before the next step.
+    """
+    for by in dict.fromkeys(lease.preempted_by for lease in _ending(cluster)):
+        pending = cluster.pending.get(by)
+        if pending is None:
+            continue
+        with cluster.trial():
+            to_come = _place(cluster, pending, policy, order, now)
+            after = {} if to_come is None else _plan(cluster, policy, order, now)
+        if to_come is None:
+            continue
+        with cluster.trial():
+            before = _plan(cluster, policy, order, now)
+        if before.keys() - {by} <= after.keys():
+            yield pending, to_come.members
 
 
 def _place(

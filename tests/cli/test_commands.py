@@ -54,7 +54,9 @@ def test_a_lease_is_preempted_for_a_pending_request(run: Run) -> None:
     tried = run("preempt", "held", "--dry-run").stdout
     assert tried == "held is preempted for waits (--dry-run: not changed)\n"
     assert parsed(run("leases", "--json"))[0]["preempted_by"] is None
+    assert "PREEMPTING" not in run("leases").stdout
     assert run("preempt", "held", "--for", "waits").stdout == "held is preempted for waits\n"
+    assert "PREEMPTING" in run("leases").stdout
     assert parsed(run("leases", "--json"))[0]["preempted_by"] == "waits"
 
 

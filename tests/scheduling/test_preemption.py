@@ -213,6 +213,34 @@ def test_what_preempted_leases_freed_is_kept_for_their_preemptor() -> None:
     assert set(shared.state.leases) == {"mine"}
 
 
+@pytest.mark.parametrize("victim", ["x", "y"])
+def test_a_preemptor_that_fits_already_does_not_wait_for_its_victim(victim: str) -> None:
+    shared = Shared(Team("vision", 8), letters="ab")
+    for name in ("x", "y"):
+        shared.submit(name, 4, team="nlp", priority=0 if name == victim else 1)
+    shared.submit("mine", 4, team="vision")
+    assert shared.preempting() == {victim: "mine"}
+    shared.release("y" if victim == "x" else "x", Outcome.SUCCESS)
+    assert set(shared.state.leases) == {victim, "mine"}
+    shared.release(victim)
+    assert set(shared.state.leases) == {victim, "mine"}  # nobody waits for what it held
+
+
+def test_a_preemptor_takes_nothing_early_of_what_another_is_to_get() -> None:
+    shared = Shared(Team("vision", 4), Team("audio", 2), Team("rest", 2), letters="ab")
+    shared.submit("fixed", 2, team="rest", preemptible=False, required_node="b")
+    shared.submit("x", 2, team="nlp", required_node="a")
+    shared.submit("y", 2, team="nlp", required_node="a")
+    shared.submit("z", 2, team="nlp", required_node="b")
+    shared.submit("large", 4, team="vision")
+    shared.submit("small", 2, team="audio")
+    assert shared.preempting() == {"x": "large", "y": "large", "z": "small"}
+    shared.release("x")
+    assert shared.refusal("small")[0] == "awaiting_release"
+    shared.release("y")
+    assert "large" in shared.state.leases
+
+
 def test_a_cancelled_preemptor_keeps_nothing() -> None:
     shared = Shared(Team("vision", 4))
     shared.submit("x", 2, team="nlp")
