@@ -46,10 +46,10 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The workload in a title: the study with load and workload, or the file of the jobs."""
+        """The workload in a title: the study with its workload, or the file of the jobs."""
         if self.kind in STUDIES:
             return " ".join((self.kind, *self.paths[1:]))
-        return self.paths[-1] if self.kind == "openb" else Path(self.paths[-1]).name
+        return f"openb {self.paths[-1]}" if self.kind == "openb" else Path(self.paths[-1]).name
 
     def fingerprint(self) -> list[object]:
         """Return values that identify the files and change with their content."""

@@ -52,10 +52,14 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[b.Service]:
         yield service
 
 
-@pytest.fixture
-def page(chromium: Any) -> Iterator[Any]:
+SCREENS = [(width, scheme) for width in (1440, 820, 390) for scheme in ("light", "dark")]
+
+
+@pytest.fixture(params=SCREENS, ids=lambda screen: f"{screen[0]}-{screen[1]}")
+def page(chromium: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     """Page that fails the test on an error in its console or a violation of the content policy."""
-    context = chromium.new_context(viewport={"width": 1200, "height": 800})
+    width, scheme = request.param
+    context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     page = context.new_page()
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
@@ -228,6 +232,7 @@ def test_the_longest_reason_does_not_widen_a_page(page: Any, service: b.Service)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("page", SCREENS[:1], indirect=True)
 def test_the_console_shows_a_thousand_servers(page: Any, tmp_path: Path) -> None:
     with b.serving(tmp_path, 1000) as service:
         with service.client("olga") as olga:
