@@ -63,7 +63,7 @@ def wait_for(condition, timeout_s=90.0, what="it"):
 class Bench(Stack):
     """Stack of the demo with the tests' DAGs, and methods that break it."""
 
-    def __init__(self, home, ssh_port=0, servers=INVENTORY, **settings):
+    def __init__(self, home, ssh_port=0, servers=INVENTORY, store="redis", **settings):
         dags = home / "dags"
         shutil.copytree(REPOSITORY / "dags", dags)
         shutil.copytree(HERE / "dags", dags / "tests")
@@ -82,6 +82,7 @@ class Bench(Stack):
         super().__init__(
             home,
             dags=dags,
+            store=store,
             start_timeout_s=600.0 * TIMEOUT_FACTOR,
             answer_timeout_s=30.0 * TIMEOUT_FACTOR,
             settings={

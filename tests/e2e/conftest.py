@@ -1,4 +1,6 @@
-"""Fixtures of the end-to-end tests, started once for all of them."""
+"""Fixtures of the end-to-end tests, started once for all; `E2E_STORE=postgresql` chooses their store."""
+
+import os
 
 import pytest
 
@@ -31,7 +33,8 @@ def airflow(tmp_path_factory, ssh_server, service, mail):
         "AIRFLOW_CONN_GPU_SERVICE": service.connection,
         "AIRFLOW_CONN_SMTP_DEFAULT": mail.connection,
     }
-    with Bench(home, ssh_server.port, **connections) as bench:
+    store = os.environ.get("E2E_STORE", "redis")
+    with Bench(home, ssh_server.port, store=store, **connections) as bench:
         bench.switch_the_reconciler_on()
         yield bench
 

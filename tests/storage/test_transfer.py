@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from resource_manager.core.changes import Drained, Queued, Renewed
+from resource_manager.core.changes import Drained, Expired, Quarantined, Queued, Released, Renewed
 from resource_manager.core.models import Request
 from resource_manager.errors import CorruptStateError, StoreError, StoreMovedError
 from resource_manager.manager.manager import GPUResourceManager
@@ -89,24 +91,73 @@ def cluster_of(store: Store):  # type: ignore[no-untyped-def]
     return cluster
 
 
+OWNER = """
+import subprocess, sys, time
+from pathlib import Path
+from resource_manager.errors import StoreMovedError
+from resource_manager.manager.manager import GPUResourceManager
+
+setting, stop, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+old = setting.read_text()
+manager = GPUResourceManager.from_url(old, lease_ttl_s=60.0)
+lease = manager.allocate_resources(name, 8, 8)
+job = subprocess.Popen(["sleep", "600"])
+print(lease["fencing_token"], lease["gpu_ids"], flush=True)
+moved = False
+while not (moved and stop.exists()):
+    try:
+        renewed = manager.renew(name, fencing_token=lease["fencing_token"])
+        assert renewed["gpu_ids"] == lease["gpu_ids"] and renewed["server_id"] == lease["server_id"]
+    except StoreMovedError:
+        new = setting.read_text()
+        if new != old:
+            manager = GPUResourceManager.from_url(new)
+            moved = True
+            print("moved", flush=True)
+    time.sleep(0.05)
+assert job.poll() is None
+job.kill()
+assert manager.release_resources(name, fencing_token=lease["fencing_token"])
+"""
+"""The owner of a running job: renews its lease, and opens the store anew when that was moved."""
+
+
+@pytest.mark.slow
 def test_running_jobs_keep_their_leases_across_the_move(
-    request: pytest.FixtureRequest, postgresql: object, tmp_path: Path
+    request: pytest.FixtureRequest, opened: ExitStack, tmp_path: Path
 ) -> None:
-    """Owners renew and release in the new store with the tokens that the old one gave them."""
+    """Owners in processes of their own renew and release in the new store with the tokens of the old one."""
     source_url = request.getfixturevalue("embedded_redis").fresh_url()
     target_url = request.getfixturevalue("postgresql").fresh_url()
-    with GPUResourceManager.from_url(source_url, lease_ttl_s=30.0) as manager:
-        held = [manager.allocate_resources(f"job-{number}", 2, 2) for number in range(10)]
-        export_state(manager.store, tmp_path / "state.json", target_url)
+    setting, stop = tmp_path / "setting", tmp_path / "stop"
+    setting.write_text(source_url)
+    owners, outputs = [], []
+    for number in range(4):
+        command = [sys.executable, "-c", OWNER, str(setting), str(stop), f"job-{number}"]
+        owner = opened.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        opened.callback(owner.kill)
+        owners.append(owner)
+        assert owner.stdout is not None
+        outputs.append(owner.stdout)
+    told = [output.readline() for output in outputs]
+    assert all(told), "each has its lease and runs its job"
+    with closing(open_store(source_url)) as source:
+        export_state(source, tmp_path / "state.json", target_url)
     with closing(open_store(target_url)) as target:
         import_state(target, read_export(tmp_path / "state.json"))
+    new = tmp_path / "new"
+    new.write_text(target_url)
+    new.replace(setting)
     with GPUResourceManager(Settings(store=target_url)) as manager:
-        assert len(manager.leases()) == 10
-        for lease in held:
-            assert lease is not None
-            renewed = manager.renew(lease["task_id"], fencing_token=lease["fencing_token"])
-            assert renewed["gpu_ids"] == lease["gpu_ids"]
-            assert manager.release_resources(lease["task_id"], fencing_token=lease["fencing_token"])
+        assert len(manager.leases()) == 4
+        assert manager.allocate_resources("another", 2, 2) is None, "no GPU of a running job is free"
+        assert [output.readline() for output in outputs] == ["moved\n"] * 4
+        stop.touch()
+        assert [owner.wait(60) for owner in owners] == [0] * 4
+        assert manager.leases() == []
+        changes = [change for _, change in manager.store.history()]
+        assert sum(isinstance(change, Released) for change in changes) == 4
+        assert not any(isinstance(change, (Expired, Quarantined)) for change in changes)
 
 
 def test_a_state_goes_back_to_where_it_came_from_and_nowhere_else(tmp_path: Path, opened: ExitStack) -> None:
