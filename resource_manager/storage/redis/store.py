@@ -17,18 +17,15 @@ from typing import Any, NoReturn
 
 from resource_manager.core.changes import Change, Granted, InventoryChanged, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.refusal import RecoveryWindow, recovering
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,
-    NewerFormatError,
     RepeatedError,
     StaleStateError,
-    StateLostError,
-    StateUnconfirmedError,
     StoreFullError,
     StoreMovedError,
 )
+from resource_manager.storage import refusals
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ServerClock
 from resource_manager.storage.codec import FORMAT_VERSION, change_from_json, check_format, check_kinds
 from resource_manager.storage.locks import Lock
@@ -108,7 +105,7 @@ class RedisStore:
                 replica.apply(change_from_json(text))
             return replica
         except CorruptStateError as error:
-            raise self._unreadable(error) from error
+            raise refusals.unreadable(self._client.address, error) from error
 
     def commit(
         self,
@@ -196,7 +193,7 @@ class RedisStore:
                 (int(entry.partition(b"-")[0]), change_from_json(fields[b"c"])) for entry, fields in entries
             ]
         except CorruptStateError as error:
-            raise self._unreadable(error) from error
+            raise refusals.unreadable(self._client.address, error) from error
 
     @property
     def reports(self) -> RedisReports:
@@ -313,14 +310,6 @@ class RedisStore:
         self._clock.learn(int(answer[1]), int(answer[2]), begin)
         return answer
 
-    def _unreadable(self, error: CorruptStateError) -> CorruptStateError:
-        """Return the error with the place of the data and the remedy."""
-        if isinstance(error, NewerFormatError):
-            return NewerFormatError(f"{self._client.address}: {error}")
-        return CorruptStateError(
-            f"{self._client.address}: {error}; restore its data, or start over with a reset"
-        )
-
     def _refuse(self, answer: list[Any], version: int, once: Sequence[tuple[Once, str]] = ()) -> NoReturn:
         status, stored = answer[0].decode(), answer[3]
         detail = answer[4].decode()
@@ -331,7 +320,7 @@ class RedisStore:
                 try:
                     raise StaleStateError(version, stored, missed=tuple(map(change_from_json, missed)))
                 except CorruptStateError as error:
-                    raise self._unreadable(error) from error
+                    raise refusals.unreadable(self._client.address, error) from error
             case "full":
                 raise outage(f"{where}: {MEMORY_FULL}", StoreFullError)
             case "repeated":
@@ -341,19 +330,11 @@ class RedisStore:
             case "locked":
                 raise LockedError(version)
             case "clock":
-                raise StaleStateError(
-                    version, stored, f"decided more than {CLOCK_TOLERANCE_S:g} s off the store's clock; retry"
-                )
+                raise refusals.off_the_clock(version, stored)
             case "suspended":
-                left_s = float(detail)
-                window = RecoveryWindow(max(self._lease_confirmation_window_s - left_s, 0.0), left_s)
-                raise StateUnconfirmedError(recovering(window).detail, remaining_s=left_s)
+                raise refusals.unconfirmed(self._lease_confirmation_window_s, float(detail))
             case "format":
                 check_format(detail, f"the state in {where}")
             case "empty" if not self._incarnation:
-                raise StaleStateError(version, None, f"{where} holds no state; write the first one")
-        raise StateLostError(
-            f"{where} has lost the state that was read from it before (version {version}; now: "
-            f"{status if status != 'behind' else stored}); restore its data, or check which jobs still run "
-            "and start over with a reset"
-        )
+                raise refusals.no_state(where, version)
+        raise refusals.lost(where, version, status if status != "behind" else stored)

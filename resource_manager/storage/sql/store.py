@@ -20,18 +20,16 @@ from sqlalchemy import Connection
 from resource_manager.core.changes import Change, Granted, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Node
-from resource_manager.core.refusal import RecoveryWindow, recovering
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,
-    NewerFormatError,
     RepeatedError,
     StaleStateError,
     StateLostError,
-    StateUnconfirmedError,
     StoreError,
     StoreMovedError,
 )
+from resource_manager.storage import refusals
 from resource_manager.storage.base import poll
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ServerClock
 from resource_manager.storage.codec import (
@@ -130,12 +128,12 @@ class SqlStore:
                 if replica.version == row.version:
                     return replica
                 if replica.version > row.version:
-                    raise self._lost(replica.version, str(row.version))
+                    raise self._lost(replica.version, row.version)
                 if self._catch_up(replica, row.version):
                     return replica
             return self._whole_state()
         except CorruptStateError as error:
-            raise self._unreadable(error) from error
+            raise refusals.unreadable(self.database.address, error) from error
 
     def commit(
         self,
@@ -209,13 +207,8 @@ class SqlStore:
         return stored == incarnation
 
     def recall(self, once: Once) -> str | None:
-        row = self.database.row(
-            "SELECT answer FROM {once} WHERE namespace = :namespace AND caller = :caller AND name = :name "
-            "AND expires_at > {now}",
-            caller=once.caller,
-            name=once.key,
-        )
-        return None if row is None else once.reference_in(row[0])
+        kept = self.database.run(lambda connection: self._kept(connection, once))
+        return None if kept is None else once.reference_in(kept)
 
     def replace(
         self,
@@ -294,7 +287,7 @@ class SqlStore:
         try:
             return [(version, change_from_json(body)) for version, body in self.database.run(work)]
         except CorruptStateError as error:
-            raise self._unreadable(error) from error
+            raise refusals.unreadable(self.database.address, error) from error
 
     @property
     def reports(self) -> SqlReports:
@@ -539,28 +532,22 @@ class SqlStore:
         Raises the reason of the refusal.
         """
         row = self._state(commit.version)
-        where = self.database.address
         if row is None:
-            raise StaleStateError(commit.version, None, f"{where} holds no state; write the first one")
+            raise refusals.no_state(self.database.address, commit.version)
         if row.version != commit.version:
             return self._stored_as(commit) or self._refuse_stale(commit.version, row)
         self._refuse_moved(row)
         if row.lock_token not in {"", commit.lock_token} and row.lock_expires_at > row.now:
             raise LockedError(commit.version)
         if abs(row.now - commit.decided_at) > CLOCK_TOLERANCE_S:
-            raise StaleStateError(
-                commit.version,
-                row.version,
-                f"decided more than {CLOCK_TOLERANCE_S:g} s off the store's clock; retry",
-            )
+            raise refusals.off_the_clock(commit.version, row.version)
         for key, _ in once:
             kept = self.database.run(lambda connection, key=key: self._kept(connection, key))  # type: ignore[misc]
             if kept is not None:
                 raise RepeatedError(key, kept)
         left_s = row.suspended_until - row.now
         if commit.fencing_token is not None and left_s > 0:
-            window = RecoveryWindow(max(self._lease_confirmation_window_s - left_s, 0.0), left_s)
-            raise StateUnconfirmedError(recovering(window).detail, remaining_s=left_s)
+            raise refusals.unconfirmed(self._lease_confirmation_window_s, left_s)
         return False
 
     def _stored_as(self, commit: Commit) -> bool:
@@ -581,19 +568,8 @@ class SqlStore:
         if row.moved_to:
             raise StoreMovedError(self.database.address, row.moved_to)
 
-    def _lost(self, version: int, found: str) -> StateLostError:
-        return StateLostError(
-            f"{self.database.address} has lost the state that was read from it before (version {version}; "
-            f"now: {found}); restore its data, or check which jobs still run and start over with a reset"
-        )
-
-    def _unreadable(self, error: CorruptStateError) -> CorruptStateError:
-        """Return the error with the place of the data and the remedy."""
-        if isinstance(error, NewerFormatError):
-            return NewerFormatError(f"{self.database.address}: {error}")
-        return CorruptStateError(
-            f"{self.database.address}: {error}; restore its data, or start over with a reset"
-        )
+    def _lost(self, version: int, found: object) -> StateLostError:
+        return refusals.lost(self.database.address, version, found)
 
 
 def _name() -> str:

@@ -1,0 +1,49 @@
+"""The refusals of a server that keeps the state, in the words that Redis and databases share.
+
+`where` names the server, `version` is the one that the refused commit was decided on.
+"""
+
+from __future__ import annotations
+
+from resource_manager.core.refusal import RecoveryWindow, recovering
+from resource_manager.errors import (
+    CorruptStateError,
+    NewerFormatError,
+    StaleStateError,
+    StateLostError,
+    StateUnconfirmedError,
+)
+from resource_manager.storage.clock import CLOCK_TOLERANCE_S
+
+
+def unreadable(where: str, error: CorruptStateError) -> CorruptStateError:
+    """Return the error with the place of the data and the remedy."""
+    if isinstance(error, NewerFormatError):
+        return NewerFormatError(f"{where}: {error}")
+    return CorruptStateError(f"{where}: {error}; restore its data, or start over with a reset")
+
+
+def no_state(where: str, version: int) -> StaleStateError:
+    """Return the error for a commit to a store that never had a state."""
+    return StaleStateError(version, None, f"{where} holds no state; write the first one")
+
+
+def off_the_clock(version: int, stored: int) -> StaleStateError:
+    """Return the error for a decision made at another time than the store's."""
+    return StaleStateError(
+        version, stored, f"decided more than {CLOCK_TOLERANCE_S:g} s off the store's clock; retry"
+    )
+
+
+def unconfirmed(window_s: float, left_s: float) -> StateUnconfirmedError:
+    """Return the error for a grant in a recovery window of `window_s` seconds, of which `left_s` are left."""
+    window = RecoveryWindow(max(window_s - left_s, 0.0), left_s)
+    return StateUnconfirmedError(recovering(window).detail, remaining_s=left_s)
+
+
+def lost(where: str, version: int, found: object) -> StateLostError:
+    """Return the error for a state that is gone, or older than the version read from it before."""
+    return StateLostError(
+        f"{where} has lost the state that was read from it before (version {version}; now: {found}); "
+        "restore its data, or check which jobs still run and start over with a reset"
+    )
