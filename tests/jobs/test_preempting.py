@@ -143,6 +143,7 @@ def test_the_signal_is_sent_once_and_the_grace_counts_from_then(manager: GPUReso
     wait_for(lambda: "file" in output(gang))
     assert output(gang).count("told") == 1
     assert not gang.preempt(0.01, "TERM", 0.1).is_over  # a later call takes nothing of what it was given
+    gang.stop(0.0)
 
 
 @pytest.mark.parametrize(
