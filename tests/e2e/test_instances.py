@@ -106,7 +106,7 @@ def test_an_airflow_never_ends_the_leases_of_another(production, staging):
     assert looked_after(json.loads(done.stdout)) <= {theirs.lease_id}
     done = reconcile_by_command(staging, "--instance", production.instance)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"is 'staging', not '{production.instance}': correct --instance" in done.stderr
+    assert f"has the instance id 'staging', not '{production.instance}': correct" in done.stderr
     for run in (ours, theirs, unknown_to_staging):
         goes_on(run, leases[run.lease_id])
 

@@ -158,7 +158,7 @@ def test_an_invalid_instance_is_refused_in_one_line(
 
 def test_invalid_json_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "wrong.json"
-    path.write_text('{\n"slots": 3,\n}')
+    path.write_text('{\n"slots": 3,\n!}')  # Python 3.13 tells of a comma before } in the comma's line
     result = simulate("--instance", path)
     assert result.exit_code == 2
     assert f"{path}:3: not JSON" in result.stderr
