@@ -38,7 +38,9 @@ def database(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import_all_models()  # their foreign keys need the others
     tables = [TaskInstance.__table__, TaskInstanceNote.__table__]
     TaskInstance.metadata.create_all(engine, tables)
-    row = {"id": uuid4(), "dag_id": "d", "run_id": "r", "task_id": "train", "map_index": -1}
+    is_text = type(tables[0].c.id.type).__name__ != "Uuid"  # before 3.2
+    row_id = str(uuid4()) if is_text else uuid4()
+    row = {"id": row_id, "dag_id": "d", "run_id": "r", "task_id": "train", "map_index": -1}
     others = {"try_number": 1, "max_tries": 0, "pool": "default_pool", "pool_slots": 1}
     with engine.begin() as connection:
         connection.execute(tables[0].insert().values(**row, **others))
