@@ -613,7 +613,7 @@ def read_nvidia_smi(
         gpu["processes"] = [
             find_process(number_in(pid), number_in(memory))
             for uuid, pid, memory in using
-            if uuid == gpu["uuid"]
+            if uuid == gpu["uuid"] and number_in(pid)
         ]
     return driver, found
 

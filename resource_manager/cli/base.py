@@ -17,7 +17,7 @@ class Failure(click.ClickException):
     """Error that prints one line on standard error and sets an exit code; `advice` is a second line."""
 
     def __init__(self, message: str, exit_code: int, advice: str = "") -> None:
-        super().__init__("\n".join(" ".join(line.split()) for line in (message, advice) if line))
+        super().__init__("\n".join(one_line(line) for line in (message, advice) if line))
         self.exit_code = exit_code  # type: ignore[misc]  # click declares it on the class
 
 
@@ -34,9 +34,8 @@ class OneLineErrors(click.Group):
         try:
             code = run(*args, standalone_mode=False, **extra)
         except click.UsageError as error:
-            message = " ".join(error.format_message().split())
             advice = f" See {error.ctx.command_path} --help." if error.ctx else ""
-            click.echo(f"Error: {message}{advice}", err=True)
+            click.echo(f"Error: {one_line(error.format_message())}{advice}", err=True)
             sys.exit(error.exit_code)
         except click.ClickException as error:
             error.show()
@@ -52,6 +51,13 @@ class OneLineErrors(click.Group):
             click.echo(ctx.get_help(), err=True)
             ctx.exit(BAD_INPUT)
         return super().parse_args(ctx, args)
+
+
+def one_line(text: object) -> str:
+    """Return the text as one line that cannot steer a terminal: a server or a service may have written it."""
+    from resource_manager.agent.probe import printable  # no command but a failing one needs it
+
+    return printable(" ".join(str(text).split()))
 
 
 def print_json(value: object) -> None:

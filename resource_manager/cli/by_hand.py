@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import getpass
+import re
 import secrets
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import click
 
 from resource_manager.cli import completing
-from resource_manager.cli.base import BAD_INPUT, REFUSED, UNREACHABLE, Failure, print_json
+from resource_manager.cli.base import BAD_INPUT, REFUSED, UNREACHABLE, Failure, one_line, print_json
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.demand import DemandCommand, demand_of
 from resource_manager.cli.target import Target, exit_codes
@@ -40,6 +42,9 @@ WARN_AT = 0.9
 GRACE_S = 10.0
 TIMED_OUT, INTERRUPTED, TERMINATED = 124, 130, 143
 """Exit codes as `timeout` and shells have them."""
+
+STEERING = re.compile(r"\x1b(?!\[[0-9;:]*[mK])|[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
+"""What a job's output may not send to a terminal: all but colours, ends of lines, and going back in one."""
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -165,7 +170,7 @@ def logs(target: Target, task_id: str, follow: bool, rank: int) -> None:
             over = launcher.status(job.key).state is not JobState.RUNNING  # before its last output is read
             while True:
                 text, after = launcher.logs(job.key, offset)
-                click.echo(text, nl=False)
+                click.echo(harmless(text) if sys.stdout.isatty() else text, nl=False)
                 if after == offset:
                     break
                 offset = after
@@ -187,9 +192,14 @@ def stop(target: Target, task_id: str, as_json: bool) -> None:
     if as_json:
         print_json({"task_id": done.task_id, "action": done.action, "detail": done.detail})
     elif done.action is not reconcile.ActionKind.KEPT:
-        click.echo(f"{task_id}: {done.action}, {done.detail}")
+        click.echo(one_line(f"{task_id}: {done.action}, {done.detail}"))
     if done.action is reconcile.ActionKind.KEPT:
         raise Failure(f"{task_id} keeps its lease: {done.detail}", REFUSED)
+
+
+def harmless(text: str) -> str:
+    """Return a job's output, escaped where it would steer the terminal: its title, clipboard or answers."""
+    return STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def _run(target: Target, command: Sequence[str], time_s: float | None, options: dict[str, Any]) -> int:
@@ -411,4 +421,4 @@ def _clock(at: float) -> str:
 
 def _say(line: str) -> None:
     with suppress(OSError):  # the terminal is gone
-        click.echo(f"gpu-manager: {line}", err=True)
+        click.echo("\n".join(map(one_line, f"gpu-manager: {line}".splitlines())), err=True)

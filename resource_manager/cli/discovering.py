@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, print_json
+from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, one_line, print_json
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.target import exit_codes
 from resource_manager.errors import ResourceManagerError
@@ -62,7 +62,6 @@ def discover(
     """
     from resource_manager.agent.health import load_health_table
     from resource_manager.agent.inventory import Discovered, inventory_toml
-    from resource_manager.agent.probe import printable  # a server's text must not steer the terminal
 
     if not hosts and (user or key):
         raise Failure("--user and --key go with a HOST", BAD_INPUT)
@@ -72,7 +71,7 @@ def discover(
     answers = _ask_all(hosts, user, key) if hosts else [ask_here()]
     for host, name, answer in zip(hosts or ("",), names or ("",), answers, strict=True):
         if isinstance(answer, ResourceManagerError):
-            click.echo(f"Error: {printable(' '.join(str(answer).split()))}", err=True)
+            click.echo(f"Error: {one_line(answer)}", err=True)
         else:
             report = answer.model_copy(update={"server": name}) if name else answer
             found.append(Discovered(host, report))

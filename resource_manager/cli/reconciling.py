@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from resource_manager.cli.base import UNREACHABLE, Failure, print_json
+from resource_manager.cli.base import UNREACHABLE, Failure, one_line, print_json
 from resource_manager.cli.commands import check_interval, json_option, main
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
@@ -79,7 +79,7 @@ def reconcile(
                 raise Failure(str(error), UNREACHABLE) from error
             if interval_s is None:
                 raise
-            click.echo(f"Error: {error}; trying again", err=True)
+            click.echo(f"Error: {one_line(error)}; trying again", err=True)
         if interval_s is None:
             return
         try:
@@ -127,7 +127,7 @@ def _show(done: Reconciliation, as_json: bool, *, once: bool) -> None:
         print_json(asdict(done))
         return
     for action in done.actions:
-        click.echo(f"{action.action:12}{action.task_id}: {action.detail}")
+        click.echo(f"{action.action:12}{action.task_id}: {one_line(action.detail)}")
     if once and not done.actions:
         click.echo("nothing to do: every lease of this Airflow belongs to an unfinished task")
     if once and done.other_instances:

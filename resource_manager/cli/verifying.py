@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from resource_manager.cli import completing
-from resource_manager.cli.base import REFUSED, UNREACHABLE, Failure, print_json
+from resource_manager.cli.base import REFUSED, UNREACHABLE, Failure, one_line, print_json
 from resource_manager.cli.commands import json_option, known_server, main, server_of
 from resource_manager.cli.discovering import MAX_CONNECTIONS, ask, ask_here
 from resource_manager.cli.target import Target, exit_codes
@@ -62,14 +62,14 @@ def verify(
     answers = _ask_all(rows, user, key)
     for row, answer in zip(rows, answers, strict=True):
         if isinstance(answer, ResourceManagerError):
-            click.echo(f"Error: {_line(answer)}", err=True)
+            click.echo(f"Error: {one_line(answer)}", err=True)
         else:
             compared.append((row["server_name"], compare(_gpus(row), answer)))
     if as_json:
         print_json([{"server": name, **asdict(found), "text": found.in_words()} for name, found in compared])
     else:
         for name, found in compared:
-            click.echo(f"{name}: {found.verdict}: {_line(found.in_words())}")
+            click.echo(f"{name}: {found.verdict}: {one_line(found.in_words())}")
     if len(compared) < len(rows):
         context.exit(UNREACHABLE)
     if any(found.verdict not in (Verdict.SAME, Verdict.RENUMBERED) for _, found in compared):
@@ -93,7 +93,7 @@ def adopt(target: Target, server: str, user: str | None, key: str | None, as_jso
     row = known_server(lambda: manager.server(server_of(server)))
     [report] = _ask_all([row], user, key)
     if isinstance(report, ResourceManagerError):
-        raise Failure(_line(report), UNREACHABLE) from report
+        raise Failure(str(report), UNREACHABLE) from report
     name, gpus = row["server_name"], pinned_gpus(report)
     if not all(gpu.uuid for gpu in gpus):
         raise Failure(f"server {name} reports GPUs without UUIDs, which cannot be pinned", REFUSED)
@@ -127,9 +127,3 @@ def _ask(row: ServerDetail, user: str | None, key: str | None) -> Report | Resou
     return ResourceManagerError(
         f"server {row['server_name']} has no address in the inventory, so it cannot be asked"
     )
-
-
-def _line(text: object) -> str:
-    from resource_manager.agent.probe import printable  # a server's text must not steer the terminal
-
-    return printable(" ".join(str(text).split()))

@@ -56,7 +56,7 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f"1, {uuid_of(1)}, NVIDIA A100-SXM4-80GB, 550.54.15, 00000000:0F:00.0, 81920, 0, [N/A], 34,"
         " [Not Supported], [N/A], Enabled, 0x0000000000000000\n"
     )
-    (tmp_path / "apps").write_text(f"{uuid_of(0)}, 1, 1000\n")
+    (tmp_path / "apps").write_text(f"{uuid_of(0)}, 1, 1000\n{uuid_of(0)}, [N/A], [N/A]\n")
     (tmp_path / "rows").write_text(f"{uuid_of(0)}, 1, 0\n{uuid_of(1)}, 0, 1\n")
     (tmp_path / "list").write_text(
         f"GPU 0: NVIDIA A100-SXM4-80GB (UUID: {uuid_of(0)})\n"

@@ -7,11 +7,14 @@ import json
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+
 from resource_manager.errors import how_to_install
 from resource_manager.jobs.launchers import directory_job
 from resource_manager.jobs.launchers.base import (
     TAIL_BYTES,
     Job,
+    JobState,
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
@@ -26,6 +29,40 @@ from resource_manager.jobs.launchers.plain_ssh import parts_of, plain_connection
 ANSWER_TIMEOUT_S = 60.0
 PYTHON = "python3 -I -S -"
 """Command that runs a program from standard input, without what else is installed: fast, always alike."""
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Status(_Answer):
+    state: JobState
+    exit_code: int | None
+    ended_at: float | None
+    checkpoint_at: float | None
+    preempted: bool
+
+
+class _Tail(_Answer):
+    text: str
+
+
+class _Output(_Tail):
+    offset: NonNegativeInt
+
+
+class _Running(_Answer):
+    running: list[str]
+
+
+_ANSWERS: dict[str, type[_Answer]] = {
+    **dict.fromkeys(("status", "preempt"), _Status),
+    **dict.fromkeys(("start", "terminate", "stop"), _Answer),
+    "prepare": _Running,
+    "logs": _Output,
+    "tail": _Tail,
+}
+"""Form of each call's answer: a job runs in the account that gives it, and may have put another there."""
 
 
 class PythonServer(Protocol):
@@ -162,8 +199,13 @@ class SSHLauncher:
             raise (LauncherUnreachableError if unseen else LauncherError)(
                 f"server {self._server.host} could not {act} job {arguments['key']}: {last}"
             )
-        found: dict[str, Any] = json.loads(answer.splitlines()[-1])  # the lines before it are a .bashrc's
-        return found
+        try:
+            last = answer.splitlines()[-1]  # the lines before it are a .bashrc's
+            return _ANSWERS[act].model_validate_json(last).model_dump()
+        except (ValidationError, IndexError) as error:
+            raise LauncherUnreachableError(
+                f"server {self._server.host} answers to {act} of job {arguments['key']} in an unknown form"
+            ) from error
 
 
 def _airflow_hook(address: str, ssh_conn_id: str | None) -> Any:

@@ -1,0 +1,187 @@
+"""Hostile commands for `run`, and hostile output and answers of servers for the reader's terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from resource_manager import GPUResourceManager
+from resource_manager.cli import main
+from resource_manager.cli.base import Failure
+from resource_manager.cli.target import Target
+from resource_manager.jobs import running_job
+from resource_manager.jobs.launchers import Job, JobState, LauncherUnreachableError, directory_job, terminal
+from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.jobs.launchers.ssh import SSHLauncher
+from resource_manager.jobs.reconcile import ActionKind, reconcile
+from resource_manager.jobs.running_job import RunningJob
+from resource_manager.jobs.task_identity import TaskIdentity
+from tests.eventually import wait_until_ended
+from tests.security import hostile
+
+STEERING = "\x1b]0;title\x07\x1b]52;c;cm0gLXJm\x07\x1b[6n\x1b[2J\x1bP$qm\x1b\\\x9b5n\x1b"
+"""Title, clipboard, a request for an answer, an empty screen; and an escape that its next chunk goes on."""
+
+SSHD = """#!/bin/sh
+# As sshd does: the last argument is for the login shell.
+for last; do :; done
+exec /bin/sh -c "$last"
+"""
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["here", "ssh"])
+def test_a_command_reaches_its_server_word_for_word(
+    here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is expanded or split on the way, and none of it becomes an option of ssh or python."""
+    program = tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(SSHD)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path / "jobs"))
+    monkeypatch.chdir(tmp_path)
+    words = [*hostile.NAMES, *hostile.UNPRINTABLE, "", " ", "-c", "--", "a'b\"c\\", "'''", '"""', "\udcff"]
+    words = [word for word in words if "\0" not in word]
+    show = "import json, os, sys; json.dump([sys.argv[1:], os.environ['EVIL']], open('said', 'w'))"
+    evil = "$(touch pwned)\n'\"; touch pwned"
+    job = Job("gpu-t-00000000-1", (sys.executable, "-c", show, *words), {"EVIL": evil})
+    assert terminal.attend("-oProxyCommand=touch pwned@h", job, here).wait(60) == 0
+    assert json.loads((tmp_path / "said").read_text()) == [words, evil]
+    assert not (tmp_path / "pwned").exists()
+
+
+class Terminal(io.StringIO):
+    """Standard output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_output_of_a_job_does_not_steer_the_readers_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
+    monkeypatch.setattr(sys, "stdout", shown := Terminal())
+    with GPUResourceManager.from_url("memory://") as manager:
+        monkeypatch.setattr(Target, "manager", manager)
+        lease = manager.allocate_resources(
+            "t", 2, 1, labels={"launcher": "local", "host": socket.gethostname()}
+        )
+        assert lease is not None
+        [job] = RunningJob.all_of(lease)
+        text = f"\x1b[1;31mloss\x1b[0m\t1\r50 %\x1b[K\n{STEERING}"
+        launcher = LocalLauncher()
+        launcher.start(Job(job.key, (sys.executable, "-c", f"print({text!r})")))
+        wait_until_ended(launcher, job.key)
+        main(["logs", "t"], standalone_mode=False)
+        launcher.stop(job.key)
+    colours, steering = shown.getvalue().split("\n")[:2]
+    assert colours == "\x1b[1;31mloss\x1b[0m\t1\r50 %\x1b[K"
+    assert steering.isprintable()
+    assert "]0;title" in steering
+
+
+def test_an_error_with_a_servers_words_does_not_steer_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @main.command("fails")
+    def fails() -> None:
+        raise Failure(f"server s: {STEERING}\nforged", 1, f"see {STEERING}")
+
+    @main.command("misused")
+    def misused() -> None:
+        raise click.UsageError(f"server s: {STEERING}\nforged")
+
+    try:
+        for name in ("fails", "misused"):
+            with pytest.raises(SystemExit):
+                main([name])
+    finally:
+        for name in ("fails", "misused"):
+            del main.commands[name]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert all(line.isprintable() for line in lines)
+
+
+class Liar:
+    """Server whose account answers what a job has put there."""
+
+    host = "h"
+
+    def __init__(self, answer: str) -> None:
+        self.answer = answer
+
+    def run(self, program: str, timeout_s: float) -> tuple[int, str, str]:
+        return 0, self.answer, ""
+
+    def close(self) -> None: ...
+
+
+STATUS = {"state": "running", "exit_code": None, "ended_at": None, "checkpoint_at": None, "preempted": False}
+LIES: list[Any] = [
+    *("", "\n\n", "bye", "[", "[" * 100_000, "[]", "null", "NaN", "9" * 5000, "{}", '{"state": []}'),
+    *({**STATUS, "state": "gone"}, {**STATUS, "exit_code": "0"}, {**STATUS, "checkpoint_at": float("nan")}),
+    *({"text": 1, "offset": 1}, {"text": None}, {"running": {"a": 1}}),
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=range(len(LIES)))
+def test_a_job_that_answers_for_its_server_is_a_server_that_cannot_be_asked(lie: Any) -> None:
+    launcher = SSHLauncher("h", server=Liar(lie if isinstance(lie, str) else json.dumps(lie)))
+    key = "gpu-t-00000000-1"
+    for ask in (launcher.status, launcher.logs, launcher.tail):
+        with pytest.raises(LauncherUnreachableError, match=r"^server h answers to .* in an unknown form$"):
+            ask(key)
+    with pytest.raises(LauncherUnreachableError):
+        launcher.preempt(key, 1.0)
+    with pytest.raises(LauncherUnreachableError):
+        launcher.prepare(Job(key, ("true",)))
+
+
+def test_an_answer_does_not_lead_a_log_back() -> None:
+    with pytest.raises(LauncherUnreachableError):
+        SSHLauncher("h", server=Liar('{"text": "", "offset": -1}')).logs("k")
+
+
+def test_the_answers_of_a_server_are_taken(tmp_path: Path) -> None:
+    for known in (STATUS, directory_job.status(str(tmp_path), "absent")):
+        status = SSHLauncher("h", server=Liar("motd\n" + json.dumps(known))).status("k")
+        assert status.state == JobState(known["state"])
+
+
+def test_one_lying_server_keeps_no_other_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease on it stays, as its job may run; those behind it are ended."""
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
+    launchers = {"liar": SSHLauncher("h", server=Liar("bye")), None: LocalLauncher()}
+    monkeypatch.setattr(running_job, "open_launcher", lambda launcher, address, conn_id: launchers[conn_id])
+    with GPUResourceManager.from_url("memory://") as manager:
+        for name, more in (("on-liar", {"launcher_conn_id": "liar"}), ("after", {})):
+            task = TaskIdentity("production", "d", "r", name, -1)
+            labels = {**task.labels, "launcher": "local", **more}
+            manager.allocate_resources(task.lease_id, 2, 1, labels=labels)
+        kept, ended = reconcile(manager, NothingRuns(), "production").actions
+        assert (kept.action, ended.action) == (ActionKind.KEPT, ActionKind.RELEASED)
+        assert "server h answers to status of job" in kept.detail
+        assert [lease["task_id"] for lease in manager.leases()] == [kept.task_id]
+
+
+class NothingRuns:
+    """Airflow in which every task has ended."""
+
+    def unfinished(self, identities: Iterable[TaskIdentity]) -> set[TaskIdentity]:
+        return set()
+
+    def run_is_unfinished(self, dag_id: str, run_id: str) -> bool:
+        return False
