@@ -93,7 +93,8 @@ def _read(name: str, text: str) -> dict[str, Rule]:
         rules = _File.model_validate(tomllib.loads(text)).conditions
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise HealthTableError(f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        where = ".".join(part if part.isprintable() else ascii(part) for part in map(str, first["loc"]))
+        raise HealthTableError(f"{name}: {where}: {first['msg']}") from error
     except (ValueError, RecursionError) as error:
         raise HealthTableError(f"{name}: {error}") from error
     found = {rule.condition: rule for rule in rules}

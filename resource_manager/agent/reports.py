@@ -148,7 +148,7 @@ def check_report(value: Any) -> Report:
         return _without_repeats(Report.model_validate(value))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        where = ".".join(part if part.isprintable() else ascii(part) for part in map(str, first["loc"]))
         raise ReportError(f"report: {where}: {first['msg']}") from error
 
 

@@ -140,7 +140,7 @@ def load_prices(path: Path | None) -> dict[str, float]:
         return {}
     try:
         found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingsError(f"prices: {path}: {error}") from error
     if set(found) != {"prices"}:
         raise SettingsError(f'prices: {path} must have one table, such as [prices] with "A100" = 2.5')
@@ -148,5 +148,5 @@ def load_prices(path: Path | None) -> dict[str, float]:
         return _PRICES.validate_python(found["prices"])
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
-        where = ".".join(map(str, wrong["loc"]))
+        where = ".".join(part if part.isprintable() else ascii(part) for part in map(str, wrong["loc"]))
         raise SettingsError(f"prices: {path}: prices.{where}: {wrong['msg']}") from error

@@ -13,20 +13,25 @@ from pydantic import BaseModel, ValidationError
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.changes import AgentSeen, GpuClosed, GpuOpened
+from resource_manager.core.teams import check_teams
 from resource_manager.errors import redact
 from resource_manager.manager.inventory_file import load_inventory
 from resource_manager.manager.manager import price_admission
+from resource_manager.manager.report import load_prices
+from resource_manager.manager.teams_file import load_teams
 from resource_manager.rest import schemas as bodies
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.limits import FixedWindow
 from resource_manager.rest.problems import from_validation
 from resource_manager.rest.tokens import TokenFile
 from resource_manager.settings import Settings
+from resource_manager.storage import codec
 from resource_manager.storage.airflow_variable import document
 from resource_manager.storage.codec import change_from_json
 from resource_manager.storage.history_file import collect, write_file
 from resource_manager.storage.redis import layout
 from resource_manager.storage.redis.client import RedisClient
+from resource_manager.storage.transfer import export_state, read_export
 from simulator.errors import InputError
 from simulator.replay.history import read_history, workload_of
 from tests.fuzz.parser import Parser, file
@@ -44,6 +49,18 @@ name = "cpu"
 cpus = 8
 resources = { disk_gb = 1.5 }
 """
+TEAMS = b"""preemption = true
+min_runtime = "10min"
+gpu_weights = { A100 = 2.0 }
+[teams.vision]
+guaranteed = { A100 = 4 }
+limit = 6
+max_runtime = "3d"
+[teams."vision two"]
+parent = "vision"
+max_gpus_per_owner = 1.5
+idle_after = 60
+"""
 BODIES: tuple[tuple[type[BaseModel], bytes], ...] = (
     (
         bodies.AllocateBody,
@@ -58,6 +75,20 @@ BODIES: tuple[tuple[type[BaseModel], bytes], ...] = (
     (bodies.LeaseBody, b'{"task_id": "t", "fencing_token": 3}'),
     (bodies.DrainBody, b'{"reason": "fan", "failed": true}'),
     (bodies.ResetBody, b'{"confirm": true}'),
+    (bodies.ReleaseBody, b'{"task_id": "t", "fencing_token": 3, "ranks": [0, 2], "outcome": "x"}'),
+    (bodies.RenewBody, b'{"task_id": "t", "checkpoint_at": 1.5}'),
+    (bodies.PreemptBody, b'{"task_id": "t", "by": "u", "dry_run": true}'),
+    (bodies.AdoptBody, b'{"gpus": [{"gpu_id": 0, "uuid": "GPU-1", "type": "A100", "memory_mib": 40960}]}'),
+    (bodies.OpenGpuBody, b'{"gpu": "GPU-1"}'),
+    (
+        bodies.TeamsBody,
+        b'{"preemption": true, "teams": {"a": {"guaranteed": {"A100": 2}, "max_runtime": "3d"}}}',
+    ),
+    (
+        bodies.MaintenanceBody,
+        b'{"servers": [0, "b"], "from": "2126-12-01T08:00+01:00", "until": "2126-12-02T08:00Z", '
+        b'"every": "week", "reason": "fans", "preempt": true}',
+    ),
 )
 
 
@@ -180,6 +211,24 @@ def read_url(data: bytes, folder: Path) -> object:
         return client.key("meta")
 
 
+def read_export_again(path: Path) -> object:
+    """A state that is taken can be exported again."""
+    exported = read_export(path)
+    return codec.snapshot_to_dict(exported.snapshot)
+
+
+def example_export(folder: Path) -> bytes:
+    manager = GPUResourceManager.from_url("memory://")
+    manager.allocate_resources("t", 2, 8, labels={"k": "v"})
+    export_state(manager.store, folder / "e.json", "memory://", [{"token_id": "a"}])
+    return (folder / "e.json").read_bytes()
+
+
+def read_teams(path: Path) -> object:
+    """Rules that are taken can be applied to a cluster, or contradict it."""
+    return list(check_teams(load_teams(path), {"A100": 8, "": 8}))
+
+
 def read_rate(data: bytes, folder: Path) -> object:
     return FixedWindow(data.decode("utf-8", "replace"))
 
@@ -194,6 +243,7 @@ def parsers() -> dict[str, Parser]:
     """Name -> parser; the examples that need work are made here."""
     with tempfile.TemporaryDirectory() as folder:
         history = example_history(Path(folder))
+        export = example_export(Path(folder))
     return {
         "inventory": Parser(file("i.toml", load_inventory), (INVENTORY,)),
         "document": Parser(
@@ -222,6 +272,12 @@ def parsers() -> dict[str, Parser]:
         "tokens": Parser(
             file("tokens.json", lambda path: TokenFile(path).read()),
             (b'[{"token_id": "a", "name": "n", "role": "user", "digest": "00", "created_at": 1.0}]',),
+        ),
+        "export": Parser(file("e.json", read_export_again), (export,)),
+        "teams": Parser(file("t.toml", read_teams), (TEAMS,)),
+        "prices": Parser(
+            file("p.toml", load_prices),
+            (b'[prices]\nA100 = 2.5\n"H 100" = 4\n', b'[prices]\n"a\\n\\u001bb" = -1\n'),
         ),
         "rate": Parser(read_rate, (b"10/second", b"5 per minute")),
         **{f"body_{model.__name__}": Parser(read_body(model), (example,)) for model, example in BODIES},

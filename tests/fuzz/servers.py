@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from resource_manager.agent import probe
 from resource_manager.agent.health import load_health_table
 from resource_manager.agent.inventory import Discovered, inventory_toml
-from resource_manager.agent.reports import read_report
+from resource_manager.agent.receiving import Record
+from resource_manager.agent.reports import check_report, read_report
 from resource_manager.agent.running import NoReportError, read_answer
+from resource_manager.jobs.launchers import Job
+from resource_manager.jobs.launchers.ssh import SSHLauncher
 from resource_manager.manager.inventory_file import load_inventory
 from tests.agent import test_tools as texts
 from tests.fuzz.parser import Parser, file
@@ -81,15 +85,64 @@ def read_amd(text: str) -> tuple[str | None, list[probe.Gpu]]:
     return probe.read_amd_smi(*parts[:3], process)
 
 
+def read_nvidia(text: str) -> tuple[str | None, list[probe.Gpu]]:
+    """The texts of nvidia-smi, apart at NUL, as a report that is then checked."""
+    parts = [*text.split("\0"), "", "", ""][:4]
+    names = f"{probe.NVIDIA_FIELDS},{probe.NEWER_NVIDIA_FIELDS}".split(",")
+    driver, gpus = probe.read_nvidia_smi(names, *parts[:3], lambda: parts[3], probe.process_of)
+    check_report(json.loads(json.dumps(probe.server_report("nvidia-smi", driver, gpus))))
+    return driver, gpus
+
+
+NVIDIA = """0, GPU-1, NVIDIA A100, 550.54, 00000000:07:00.0, 81920, 1024, 71, 55, 250.50, 0, Disabled, 0x44
+1, GPU-2, NVIDIA A100, 550.54, 00000000:0F:00.0, 81920, 0, [N/A], 34, [N/A], [N/A], Enabled, 0x00
+\0GPU-1, 1, 1000
+\0GPU-1, 1, 0
+\0GPU 1: NVIDIA A100 (UUID: GPU-2)
+  MIG 1g.10gb     Device  0: (UUID: MIG-1)
+"""
+
+
+def read_ssh(data: bytes, folder: Path) -> object:
+    """What a server answers about a job, one line a call."""
+    answers = (data.decode("utf-8", "replace").split("\n") * 3)[:3]
+    status, logs, prepare = (SSHLauncher("h", server=Answering(text)) for text in answers)
+    return status.status("k"), logs.logs("k"), prepare.prepare(Job("k", ("true",)))
+
+
+@dataclass(frozen=True)
+class Answering:
+    """Server that gives one answer."""
+
+    answer: str
+    host: str = "h"
+
+    def run(self, program: str, timeout_s: float) -> tuple[int, str, str]:
+        return 0, self.answer, self.answer
+
+    def close(self) -> None: ...
+
+
+ANSWERS = (
+    b'{"state": "running", "exit_code": null, "ended_at": 1.5, "checkpoint_at": null, "preempted": false}\n'
+    b'{"text": "x", "offset": 1}\n{"running": ["gpu-t-00000000-1"]}'
+)
+
+
 def parsers() -> dict[str, Parser]:
     amd = "\0".join(map(json.dumps, (texts.AMD_STATIC, texts.AMD_METRIC, texts.AMD_PROCESS)))
     return {
-        "report": Parser(read_discovered, (REPORT,)),
+        "report": Parser(read_discovered, (REPORT, b'{"a\\nb": 1, ' + REPORT[1:])),
         "answer": Parser(
             lambda data, folder: read_answer(0, data.decode("utf-8", "replace"), ""), (b"motd\n" + REPORT,)
         ),
-        "health": Parser(file("h.toml", load_health_table), (HEALTH,)),
+        "health": Parser(file("h.toml", load_health_table), (HEALTH, b'"a\\n\\u001bb" = 1\n')),
         "amd_smi": Parser(tool(read_amd), (amd.encode(),)),
+        "nvidia_smi": Parser(tool(read_nvidia), (NVIDIA.encode(),)),
+        "ssh": Parser(read_ssh, (ANSWERS,)),
+        "record": Parser(
+            lambda data, folder: Record.from_json(data), (Record(2.0, 10.0, 1.0, "b", 3.0, "h").to_json(),)
+        ),
         "rocm_smi": Parser(tool(probe.read_rocm_smi), (texts.ROCM.encode(),)),
         "npu_smi": Parser(
             tool(lambda text: probe.read_npu_smi(text, process)), (texts.NPU.encode(), texts.OLD_NPU.encode())
