@@ -195,7 +195,6 @@ def with_use(cluster: ClusterState, changes: Iterable[Change]) -> Iterator[Chang
             continue
         if isinstance(change, MembersReleased):
             ended = tuple(member for rank, member in lease.ranked if rank in change.ranks)
-            begun[change.lease_id, change.fencing_token] = lease.without(set(change.ranks)) or lease
             lease = replace(lease, members=ended)
         account = ledger.of(lease.request)
         use = ledger.use_after(uses.get(account.name, account.use), lease, change.at, cluster.by_name)

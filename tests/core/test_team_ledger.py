@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from resource_manager.core.changes import Granted, InventoryChanged, Released, TeamsChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.team_ledger import gpu_types_of
 from resource_manager.core.teams import Team, Teams
 from tests.builders import node
 
@@ -75,6 +78,27 @@ def test_types_are_those_of_the_gpus_that_are_held() -> None:
     assert cluster.ledger.accounts["vision"].by_type == {"A100": 2000}
     cluster.apply(Released("x", 1, 2.0))
     assert not any(cluster.ledger.accounts["vision"].by_type.values())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "types"),
+    [
+        (("A100", "A100"), ("A100",), {"A100": 2000}),
+        (("A100", "H100", "H100"), ("A100", "A100"), {"A100": 3000}),
+        (("A100", "H100", "A100"), ("A100", "H100"), {"A100": 1000, "H100": 1000, "": 1000}),
+    ],
+)
+def test_a_held_gpu_that_the_inventory_lost_counts_on_as_the_one_type_of_its_server(
+    before: tuple[str, ...], after: tuple[str, ...], types: dict[str, int]
+) -> None:
+    def server(gpu_types: tuple[str, ...]) -> Node:
+        return Node("a", 0, {}, tuple(Gpu(i, gpu_type) for i, gpu_type in enumerate(gpu_types)))
+
+    cluster = ClusterState([server(before)])
+    cluster.apply(TeamsChanged(Teams((Team("vision", 2, {"A100": 2}),)), 0.0))
+    grant(cluster, "x", "vision", *range(len(before)))
+    cluster.apply(InventoryChanged((server(after),), 1.0))
+    assert gpu_types_of(cluster.leases["x"], cluster.by_name) == types
 
 
 def test_without_rules_nothing_is_counted() -> None:

@@ -17,7 +17,12 @@ CAPACITY = {"A100": 8, "H100": 4}
         ((Team("a", parent="a"),), "a", "parent", "a cycle of parents: a -> a"),
         ((Team("a", parent="z"),), "a", "parent", "there is no team 'z'"),
         ((Team("a", 4, limit=2),), "a", "limit", "2 is below what the team is guaranteed, 4"),
-        ((Team("a", 1, {"B200": 1}),), "a", "guaranteed", "no server has a GPU of type 'B200'"),
+        (
+            (Team("a", 1, {"B200": 1}),),
+            "a",
+            "guaranteed",
+            "no server has a GPU of type 'B200' (types: A100, H100)",
+        ),
         ((Team("a", 5, {"H100": 5}),), "a", "guaranteed", "5 H100, but the servers have 4"),
         (
             (Team("a", 3, {"H100": 3}), Team("b", 2, {"H100": 2})),
@@ -45,6 +50,48 @@ def test_a_contradiction_names_team_field_and_reason(
     found = next(check_teams(Teams(teams), CAPACITY))
     assert found[:2] == (team, field)
     assert reason in found[2]
+
+
+def test_without_types_in_the_inventory_the_contradiction_says_so() -> None:
+    (_, _, reason), *_ = check_teams(Teams((Team("a", 1, {"B200": 1}),)), {"": 8})
+    assert reason == "no server has a GPU of type 'B200' (types: none is named)"
+
+
+def test_the_team_named_is_the_first_that_the_servers_cannot_hold() -> None:
+    teams = (Team("a", 8), Team("b", 4), Team("c", 1), Team("d", 1))
+    assert [found[0] for found in check_teams(Teams(teams), CAPACITY)] == ["c"]
+
+
+def test_a_cycle_that_a_team_only_leads_into_is_named_alone() -> None:
+    teams = (Team("in", parent="a"), Team("a", parent="b"), Team("b", parent="a"))
+    (found,) = check_teams(Teams(teams), CAPACITY)
+    assert found == ("in", "parent", "a cycle of parents: a -> b -> a")
+
+
+@pytest.mark.parametrize(
+    ("teams", "found"),
+    [
+        # The highest team that states a type counts for it, also above teams that state none.
+        ((Team("r", 8, {"A100": 8}), Team("m", parent="r"), Team("a", 8, {"A100": 8}, parent="m")), []),
+        ((Team("r", 8), Team("a", 8, {"A100": 8}, parent="r"), Team("b", 0, parent="r")), []),
+        (
+            (
+                Team("r", 8, {"A100": 8}),
+                Team("a", 8, {"A100": 8}, parent="r"),
+                Team("b", 4, {"A100": 4}),
+            ),
+            ["b"],
+        ),
+    ],
+)
+def test_a_type_is_promised_once_in_each_branch(teams: tuple[Team, ...], found: list[str]) -> None:
+    assert [team for team, _, reason in check_teams(Teams(teams), CAPACITY) if "A100" in reason] == found
+
+
+@pytest.mark.parametrize("team", [Team("a", 3, limit=3), Team("a", 12)])
+def test_a_limit_or_the_servers_may_be_promised_in_full(team: Team) -> None:
+    below = Team("b", team.guaranteed, parent="a")
+    assert list(check_teams(Teams((team, below)), CAPACITY)) == []
 
 
 def test_a_parent_and_its_children_promise_the_same_gpus() -> None:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core.changes import Granted, Queued, Released, TeamsChanged
+from resource_manager.core.changes import (
+    Cancelled,
+    Change,
+    Granted,
+    InventoryChanged,
+    MembersReleased,
+    Queued,
+    Released,
+    TeamsChanged,
+)
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, PendingRequest, Placement, Request
 from resource_manager.core.team_ledger import Use, held_use
@@ -73,9 +83,28 @@ def test_the_first_below_an_account_shares_the_rank_of_an_equal_sibling_without_
     assert fair_tree_ranks(tops) == {"user": 0, "a": 0, "a1": 0, "a2": 1, "late": 2}
 
 
-def cluster_with(*teams: Team, weights: dict[str, float] | None = None) -> ClusterState:
+@pytest.mark.parametrize(
+    ("tops", "factors", "levels"),
+    [
+        # Nobody used anything yet: all are equal, however they share.
+        ([Share("a", 1), Share("b", 3)], {"a": 1.0, "b": 1.0}, {"a": math.inf, "b": math.inf}),
+        # Nobody has a share: nobody comes before another.
+        ([Share("a", 0, 1.0), Share("b", 0)], {"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 0.0}),
+        ([Share("a", 0, 3.0), Share("b", 2, 1.0)], {"a": 0.0, "b": 2**-0.25}, {"a": 0.0, "b": 4.0}),
+    ],
+)
+def test_who_used_nothing_comes_first_and_who_has_no_share_last(
+    tops: list[Share], factors: dict[str, float], levels: dict[str, float]
+) -> None:
+    assert fair_usage_factors(tops) == factors
+    assert {account.name: level for level, account in level_fair_shares(tops)} == levels
+
+
+def cluster_with(
+    *teams: Team, weights: dict[str, float] | None = None, preemption: bool = False
+) -> ClusterState:
     cluster = ClusterState([Node("a", 0, {}, tuple(Gpu(i, "A100" if i < 4 else "H100") for i in range(8)))])
-    rules = Teams(teams, half_life_s=HALF_LIFE_S, gpu_weights=weights or {})
+    rules = Teams(teams, preemption, half_life_s=HALF_LIFE_S, gpu_weights=weights or {})
     cluster.apply(TeamsChanged(rules, 0.0))
     return cluster
 
@@ -156,6 +185,56 @@ def test_a_state_keeps_its_use_through_trials_snapshots_and_new_rules() -> None:
     assert used(cluster, 900.0)["vision"] == pytest.approx(used(again, 900.0)["vision"])
 
 
+def test_each_end_of_one_commit_adds_to_the_use_that_the_one_before_it_left() -> None:
+    """Members of a gang end one by one; another lease begins and ends; two changes end nothing."""
+    cluster = cluster_with(Team("vision"), Team("nlp"), weights={"H100": 3.0})
+    servers = [Node(name, number, {}, (Gpu(0, "H100"),)) for number, name in enumerate("bc", 1)]
+    cluster.apply(InventoryChanged((*(state.node for state in cluster.nodes), *servers), 0.0))
+    members = tuple(Placement(name, (0,)) for name in "abc")  # with weights 1, 3 and 3
+    cluster.apply(Granted(Lease(Request("x", 1, team="vision", nodes=3), members, 1, 0.0), 0.0))
+    short = Lease(Request("y", 1, team="nlp"), (Placement("a", (1,)),), 2, 200.0)
+    commit: list[Change] = [
+        MembersReleased("x", 1, (1,), 100.0),
+        Cancelled("z", 150.0),
+        Granted(short, 200.0),
+        Released("y", 2, 250.0),
+        Released("unknown", 9, 260.0),
+        MembersReleased("x", 1, (0, 2), 300.0),
+    ]
+    found = list(with_use(cluster, commit))
+    assert [type(change) for change in found] == [type(change) for change in commit]
+    first = held_use(3.0, 100.0, HALF_LIFE_S)
+    rest = Use(first, 100.0).at_time(300.0, HALF_LIFE_S) + held_use(4.0, 300.0, HALF_LIFE_S)
+    assert [getattr(change, "use", {}) for change in found] == [
+        {"vision": pytest.approx(first)},
+        {},
+        {},
+        {"nlp": pytest.approx(held_use(1.0, 50.0, HALF_LIFE_S))},
+        {},
+        {"vision": pytest.approx(rest)},
+    ]
+
+
+def test_new_rules_of_a_commit_carry_the_use_of_the_ends_before_them() -> None:
+    cluster = cluster_with(Team("vision"))
+    grant(cluster, "x", "vision", 0.0, 0)
+    rules = TeamsChanged(Teams((Team("vision", 1),), half_life_s=HALF_LIFE_S), 400.0)
+    found = list(with_use(cluster, [Released("x", 1, 100.0), rules, Cancelled("z", 400.0)]))
+    left = Use(held_use(1.0, 100.0, HALF_LIFE_S), 100.0).at_time(400.0, HALF_LIFE_S)
+    assert isinstance(found[1], TeamsChanged)
+    assert found[1].use == {"vision": pytest.approx(left)}
+    assert len(found) == 3
+
+
+def test_a_team_is_charged_for_those_below_it() -> None:
+    cluster = cluster_with(Team("research"), Team("vision", parent="research"), Team("nlp"))
+    grant(cluster, "x", "vision", 0.0, 0)
+    amount = pytest.approx(held_use(1.0, 100.0, HALF_LIFE_S))
+    assert used(cluster, 100.0) == {"research": amount, "nlp": 0.0, "": 0.0}
+    (research, *_) = shares_of(cluster, 100.0)
+    assert {share.name: share.total for share in research.below} == {"vision": amount}
+
+
 def names(order: list[PendingRequest]) -> list[str]:
     return [pending.lease_id for pending in order]
 
@@ -176,6 +255,26 @@ def test_equal_use_is_broken_by_what_is_held_at_this_moment() -> None:
         cluster.apply(Queued(Request(f"{team}-{number}", 1, team=team), 10.0, number, 10.0))
     for order in (by_fair_usage, by_fair_tree):
         assert names(order(cluster, 10.0)) == ["a-1", "b-3", "a-2", "b-4"]
+
+
+def test_at_one_instant_turns_are_divided_by_weight() -> None:
+    cluster = cluster_with(Team("a", weight=1), Team("b", weight=3))
+    for number, team in enumerate("aaabbbbb", 1):
+        cluster.apply(Queued(Request(f"{team}-{number}", 1, team=team), 10.0, number, 10.0))
+    for order in (by_fair_usage, by_fair_tree):
+        found = [name[0] for name in names(order(cluster, 10.0))]
+        assert found == ["a", "b", "b", "b", "a", "b", "b", "a"]
+
+
+@pytest.mark.parametrize(("preemption", "expected"), [(False, ["x", "y"]), (True, ["y", "x"])])
+def test_in_a_team_the_stated_priority_decides_if_it_can_also_preempt(
+    preemption: bool, expected: list[str]
+) -> None:
+    cluster = cluster_with(Team("a"), preemption=preemption)
+    for number, name in enumerate("xy", 1):
+        cluster.apply(Queued(Request(name, 1, team="a", priority=number), 10.0, number, 10.0))
+    for order in (by_fair_usage, by_fair_tree):
+        assert names(order(cluster, 10.0)) == expected
 
 
 def test_without_rules_of_teams_the_order_is_that_of_arrival() -> None:

@@ -13,7 +13,7 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import refusals_of
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import fifo, get_order
-from resource_manager.scheduling.quotas import shares_by_weight
+from resource_manager.scheduling.quotas import quota_refusal, shares_by_weight
 from tests.builders import node, nodes
 
 
@@ -45,6 +45,25 @@ def test_a_limit_stops_a_request_that_fits_and_says_by_whom_the_rest_is_used() -
     )
 
 
+@pytest.mark.parametrize(
+    ("held", "users"),
+    [
+        ({"b": ("li", 1), "a": ("kim", 1), "c": ("", 2)}, "no owner (2), kim (1), li (1)"),
+        ({"d": ("", 1), "a": ("", 2), "b": ("", 1)}, "a (2), b (1), d (1)"),
+        ({name: (name, 1) for name in "dcba"}, "a (1), b (1), c (1), 1 more"),
+        ({}, "nobody"),
+    ],
+)
+def test_a_limit_names_the_largest_users_first(held: dict[str, tuple[str, int]], users: str) -> None:
+    cluster = cluster_of(Team("vision", limit=4))
+    submit(cluster, Request("other", 1, team="nlp"))
+    submit(cluster, Request("no-gpu", 0, team="vision", resources={"cpus": 1}))
+    for name, (owner, gpus) in held.items():
+        submit(cluster, Request(name, gpus, team="vision", owner=owner))
+    _, detail = refused(cluster, Request("y", 5, team="vision"))
+    assert detail.endswith(f": 5 more exceed it; used by {users}")
+
+
 def test_a_request_over_its_limit_blocks_nobody() -> None:
     cluster = cluster_of(Team("vision", limit=1))
     submit(cluster, Request("x", 2, team="vision"))
@@ -70,7 +89,10 @@ def test_an_owner_may_hold_so_many_gpus_of_a_team() -> None:
     submit(cluster, Request("x", 2, team="vision", owner="kim"))
     kind, detail = refused(cluster, Request("y", 1, team="vision", owner="kim"))
     assert kind == "quota"
-    assert detail.startswith("kim may hold 2 GPUs of team vision (max_gpus_per_owner) and holds 2")
+    assert detail == "kim may hold 2 GPUs of team vision (max_gpus_per_owner) and holds 2: 1 more exceed it"
+    kind, detail = refused(cluster, Request("y", 3, team="vision"))
+    assert detail.startswith("an owner without a name may hold 2 GPUs of team vision")
+    assert detail.endswith("and holds 0: 3 more exceed it")
     submit(cluster, Request("z", 1, team="vision", owner="li"))
     assert "z" in cluster.leases
 
@@ -119,7 +141,12 @@ def test_a_guarantee_of_a_type_counts_gpus_of_that_type() -> None:
     submit(cluster, Request("x", 2, team="vision", preemptible=False, gpu_types=("A100",)))
     kind, detail = refused(cluster, Request("y", 1, team="vision", preemptible=False, gpu_types=("A100",)))
     assert kind == "quota"
-    assert "is guaranteed 2 A100" in detail
+    assert "is guaranteed 2 A100 and holds" in detail
+    for types, guaranteed in (((), "2 A100 and 2 H100"), (("A100", "B200"), "2 A100 and 0 B200")):
+        request = Request("y", 3, team="vision", preemptible=False, gpu_types=types)
+        refusal = quota_refusal(cluster, request)
+        assert refusal is not None
+        assert f"is guaranteed {guaranteed} and holds" in refusal.detail
     submit(cluster, Request("z", 2, team="vision", preemptible=False, gpu_types=("H100",)))
     assert "z" in cluster.leases
 
@@ -142,6 +169,12 @@ def test_weights_divide_the_whole_down_the_tree() -> None:
     cluster = cluster_of(Team("r", weight=3), Team("a", weight=2, parent="r"), Team("b", parent="r"))
     assert cluster.ledger is not None
     assert shares_by_weight(cluster.ledger) == {"r": 0.75, "a": 0.5, "b": 0.25, "": 0.25}
+
+
+def test_without_any_weight_nobody_has_a_share() -> None:
+    cluster = cluster_of(Team("", weight=0), Team("a", weight=0))
+    assert cluster.ledger is not None
+    assert shares_by_weight(cluster.ledger) == {"": 0.0, "a": 0.0}
 
 
 def test_fair_share_reads_the_weights() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from resource_manager.core.changes import Granted, Queued
-from resource_manager.core.models import Lease, PendingRequest, Request
+from resource_manager.core.changes import GpuClosed, Granted, InventoryChanged, Queued, Released
+from resource_manager.core.models import Gpu, Lease, Node, PendingRequest, Placement, Request
 from resource_manager.core.teams import Team
 from resource_manager.scheduling.policies.best_fit import best_fit
 from resource_manager.scheduling.policies.first_fit import first_fit
@@ -54,7 +58,7 @@ asked = st.builds(
 
 
 def held_by_team(shared: Shared) -> dict[str, int]:
-    held = dict.fromkeys(TEAMS, 0)
+    held = Counter(dict.fromkeys(TEAMS, 0))
     for lease in shared.state.leases.values():
         held[lease.request.team] += lease.request.gpus
     return held
@@ -157,6 +161,171 @@ def test_a_guarantee_is_reachable_within_the_grace(shared: Shared, team: str) ->
     assert "new" in shared.state.leases
 
 
+def victims_of(shared: Shared, request: Request) -> list[str]:
+    pending = PendingRequest(request, 0.0, 99)
+    found = find_victims(shared.state, pending, first_fit, GREEDY, shared.now)
+    return [lease.lease_id for lease in found]
+
+
+def granted(shared: Shared, lease_id: str, node: str, *gpu_ids: int, **more: object) -> None:
+    """Grant a lease of team nlp on these GPUs; a later one is newer."""
+    shared.now += 1.0
+    request = Request(lease_id, len(gpu_ids), **{"team": "nlp", **more})  # type: ignore[arg-type]
+    token = shared.state.last_fencing_token + 1
+    shared.do([Granted(Lease(request, (Placement(node, gpu_ids),), token, shared.now), shared.now)])
+
+
+@pytest.mark.parametrize(
+    ("most_leases", "most_rows", "victims"),
+    [(2, 3, ["first", "then"]), (2, 2, []), (1, 3, [])],
+)
+def test_the_order_in_which_leases_of_one_server_end_is_searched_within_bounds(
+    most_leases: int, most_rows: int, victims: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cheapest first, the team falls to its guarantee before there is room: one row of three makes it."""
+    monkeypatch.setattr("resource_manager.scheduling.victims.MAX_EXACT", most_leases)
+    monkeypatch.setattr("resource_manager.scheduling.victims.MAX_STEPS", most_rows)
+    shared = Shared(Team("vision", 3), Team("nlp", 2), letters="ab", gpus=3)
+    granted(shared, "fixed", "a", 0, 1, preemptible=False, team="other")
+    granted(shared, "first", "b", 0)
+    granted(shared, "then", "b", 1, 2)
+    granted(shared, "newest", "a", 2)
+    before = set(shared.state.leases), held_by_team(shared)
+    assert victims_of(shared, Request("mine", 3, team="vision")) == victims
+    assert (set(shared.state.leases), held_by_team(shared)) == before
+
+
+def test_of_the_leases_of_one_server_that_suffice_the_cheapest_ends() -> None:
+    shared = Shared(Team("vision", 2), Team("nlp", 4), letters="ab")
+    granted(shared, "fixed", "a", 0, 1, 2, preemptible=False, team="other")
+    granted(shared, "low", "b", 0, 1, priority=1)
+    granted(shared, "high", "b", 2, 3, priority=2)
+    granted(shared, "lowest", "a", 3)
+    assert victims_of(shared, Request("mine", 2, team="vision")) == ["low"]
+
+
+def test_on_one_server_leases_of_the_requests_own_team_end_too() -> None:
+    shared = Shared(Team("vision", 5), Team("nlp", 2), letters="ab")
+    granted(shared, "fixed", "a", 0, 1, 2, preemptible=False, team="other")
+    granted(shared, "own", "b", 0, 1, team="vision")
+    granted(shared, "theirs", "b", 2, 3)
+    granted(shared, "newest", "a", 3)
+    assert victims_of(shared, Request("mine", 3, team="vision")) == []
+    assert victims_of(shared, Request("mine", 3, team="vision", priority=1)) == ["theirs", "own"]
+
+
+def reachable_servers(shared: Shared, *more: Node) -> None:
+    """Give the servers addresses, which the members of a gang need, and add more of them."""
+    servers = (*(state.node for state in shared.state.nodes), *more)
+    shared.do([InventoryChanged(tuple(replace(node, address=node.name) for node in servers), shared.now)])
+
+
+@pytest.mark.parametrize(
+    ("guaranteed", "victims"),
+    [(0, ["y", "x"]), (3, ["y", "x"]), (4, [])],
+)
+def test_a_gang_takes_only_what_is_on_servers_that_help_it(guaranteed: int, victims: list[str]) -> None:
+    """The newest lease is on a server too small for a member: its end would only use up the right."""
+    shared = Shared(Team("vision", 4), Team("nlp", guaranteed), letters="abc", gpus=2)
+    reachable_servers(shared, Node("s", 9, {"cpus": 64}, (Gpu(0),)))
+    for name, place in (("x", "a"), ("y", "b")):
+        granted(shared, name, place, 0, 1)
+    granted(shared, "fixed", "c", 0, preemptible=False)
+    granted(shared, "spared", "c", 1)
+    granted(shared, "newest", "s", 0)
+    shared.do([Released("spared", shared.state.leases["spared"].fencing_token, shared.now)])
+    assert victims_of(shared, Request("mine", 2, team="vision", nodes=2)) == victims
+
+
+def test_a_gang_gives_back_what_it_does_not_need() -> None:
+    shared = Shared(Team("vision", 4), letters="ab")
+    reachable_servers(shared)
+    for name, place, gpu_id in (("needed", "a", 0), ("spared", "b", 0), ("last", "a", 1)):
+        granted(shared, name, place, gpu_id, priority={"last": 2}.get(name, 1))
+    granted(shared, "fixed", "a", 2, 3, preemptible=False)
+    assert victims_of(shared, Request("mine", 2, team="vision", nodes=2)) == ["needed", "last"]
+
+
+@pytest.mark.parametrize(
+    ("teams", "held", "taken"),
+    [
+        # Three times its guarantee is more than twice, whatever the weights are.
+        ((Team("p", 1, weight=9), Team("q", 2, weight=1)), {"p": 3, "q": 4}, "p"),
+        # A team without a guarantee comes before one that is beyond its own.
+        ((Team("p"), Team("q", 1)), {"p": 1, "q": 5}, "p"),
+        ((Team("q", 1), Team("r")), {"r": 1, "q": 5}, "r"),
+        # Without guarantees the weights decide; who has none comes first.
+        ((Team("p", weight=1), Team("q", weight=4)), {"p": 2, "q": 4}, "p"),
+        ((Team("p", weight=4), Team("q", weight=1)), {"p": 4, "q": 2}, "q"),
+        ((Team("p", weight=0), Team("q", weight=1)), {"p": 1, "q": 5}, "p"),
+        ((Team("q", weight=1), Team("r", weight=0)), {"r": 1, "q": 5}, "r"),
+        # The top of the tree decides first.
+        (
+            (Team("d", 4), Team("q", 1, parent="d"), Team("e", 1), Team("p", 2, parent="e")),
+            {"q": 5, "p": 3},
+            "p",
+        ),
+        # Teams without rules are one, and the cheaper lease is taken of two equal teams.
+        ((Team("p"),), {"p": 3, "no": 2, "rules": 2}, "no"),
+        ((Team("p"), Team("q")), {"p": 2, "q": 2}, "q"),
+    ],
+)
+def test_the_first_victim_is_of_the_team_most_over_its_share(
+    teams: tuple[Team, ...], held: dict[str, int], taken: str
+) -> None:
+    shared = Shared(Team("vision", 1), *teams, gpus=sum(held.values()))
+    gpu_ids = iter(range(8))
+    for team, count in held.items():
+        for number in range(count):
+            granted(shared, f"{team}-{number}", "a", next(gpu_ids), team=team, priority=team == "rules")
+    assert victims_of(shared, Request("mine", 1, team="vision")) == [f"{taken}-{held[taken] - 1}"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "victims"),
+    [
+        (Request("mine", 1, team="vision", gpu_milli=500), ["part"]),
+        (Request("mine", 1, team="vision"), ["part", "whole"]),
+        (Request("mine", 2, team="vision"), []),  # the team would exceed its guarantee
+        (Request("mine", 0, team="vision", resources={"cpus": 64}), []),  # no guarantee speaks of CPUs
+    ],
+)
+def test_a_part_of_a_gpu_makes_room_for_a_part_or_together_for_a_whole_one(
+    asked: Request, victims: list[str]
+) -> None:
+    shared = Shared(Team("vision", 1), gpus=1)
+    granted(shared, "whole", "a", 0, gpu_milli=500, resources={"cpus": 1})
+    granted(shared, "part", "a", 0, gpu_milli=500)
+    assert victims_of(shared, asked) == victims
+
+
+def test_a_lease_that_its_server_could_not_take_back_stays_a_victim() -> None:
+    """One of its GPUs was closed since: it ended in the search, and cannot be granted again."""
+    shared = Shared(Team("vision", 3))
+    granted(shared, "spared", "a", 0)
+    granted(shared, "fixed", "a", 3, preemptible=False)
+    granted(shared, "needed", "a", 1)
+    granted(shared, "closed", "a", 2)
+    shared.do([GpuClosed("a", 2, "", "broken", shared.now)])
+    assert victims_of(shared, Request("mine", 2, team="vision")) == ["closed", "needed", "spared"]
+
+
+@pytest.mark.parametrize(
+    ("held", "victims"),
+    [({0: "A100", 1: "A100", 2: "H100"}, ["lease-1"]), ({0: "A100", 1: "H100", 2: "H100"}, [])],
+)
+def test_a_guarantee_by_type_protects_the_leases_on_gpus_of_that_type(
+    held: dict[int, str], victims: list[str]
+) -> None:
+    """Team nlp is guaranteed one A100 and two H100: only a second A100 is beyond it."""
+    shared = Shared(Team("vision", 1), Team("nlp", 3, {"A100": 1, "H100": 2}))
+    gpus = tuple(Gpu(gpu_id, gpu_type) for gpu_id, gpu_type in held.items())
+    shared.do([InventoryChanged((Node("a", 0, {"cpus": 64}, gpus),), shared.now)])
+    for gpu_id in held:
+        granted(shared, f"lease-{gpu_id}", "a", gpu_id)
+    assert victims_of(shared, Request("mine", 1, team="vision")) == victims
+
+
 def test_the_reasons_name_both_rights() -> None:
     shared = Shared(Team("vision", 3), gpus=4)
     shared.submit("x", 2, team="nlp")
@@ -167,3 +336,5 @@ def test_the_reasons_name_both_rights() -> None:
         "since team vision stays inside its guarantee (3 of 3 GPUs) and the rest (teams without rules) "
         "is 2 beyond its own and its priority 5 is above theirs in the team"
     )
+    only_others = [lease for lease in leases if lease.request.team == "nlp"]
+    assert "its priority" not in reasons_for(shared.state, request, only_others)
