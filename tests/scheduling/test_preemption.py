@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from resource_manager.core.changes import (
@@ -9,6 +11,7 @@ from resource_manager.core.changes import (
     Cancelled,
     Expired,
     Granted,
+    InventoryChanged,
     Outcome,
     Preempting,
     Quarantined,
@@ -23,7 +26,7 @@ from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.preemption import restarts_of, would_preempt
+from resource_manager.scheduling.preemption import held_back, restarts_of, would_preempt
 from resource_manager.scheduling.queue_order import fifo
 from tests.scheduling.shared_cluster import GREEDY, Shared
 
@@ -35,7 +38,8 @@ def test_a_team_inside_its_guarantee_takes_back_what_another_borrows() -> None:
     shared.submit("own", team="vision")
     changes = shared.submit("mine", team="vision", preempt_grace_s=10.0)
     (taken,) = [change for change in changes if isinstance(change, Preempting)]
-    assert (taken.lease_id, taken.by, taken.until) == ("z", "mine", shared.now + 60.0)  # the newest
+    newest = shared.state.leases["z"]
+    assert taken == Preempting("z", newest.fencing_token, "mine", shared.now + 60.0, shared.now)
     assert shared.refusal("mine") == (
         "awaiting_release",
         "waits for z on a to end, preempted for it; within 60 s",
@@ -43,6 +47,17 @@ def test_a_team_inside_its_guarantee_takes_back_what_another_borrows() -> None:
     ended = shared.release("z")
     assert [type(change) for change in ended] == [Released, Queued, Granted]
     assert set(shared.state.leases) == {"x", "y", "own", "mine"}
+
+
+def test_a_preemptor_says_how_many_leases_it_waits_for_and_how_long_at_most() -> None:
+    shared = Shared(Team("vision", 4))
+    shared.submit("x", 2, team="nlp", preempt_grace_s=30.0)
+    shared.submit("y", 2, team="nlp", preempt_grace_s=10.0)
+    shared.submit("mine", 4, team="vision")
+    ends = "waits for y on a and 1 more to end, preempted for it; within"
+    assert shared.refusal("mine")[1] == f"{ends} 30 s"
+    shared.now += 40.0  # nobody has looked yet
+    assert shared.refusal("mine")[1] == f"{ends} 0 s"
 
 
 def test_the_victim_waits_at_its_old_place_in_time_with_its_server_preferred() -> None:
@@ -213,6 +228,67 @@ def test_what_preempted_leases_freed_is_kept_for_their_preemptor() -> None:
     assert set(shared.state.leases) == {"mine"}
 
 
+@pytest.mark.parametrize(
+    ("asked", "first", "free_gpus", "free_cpus"),
+    [
+        # Of its 50 CPUs, 10 are still held by the lease that ends.
+        (Request("mine", 4, team="vision", resources={"cpus": 50}), "x", 0, 14),
+        (Request("mine", 3, team="vision", resources={"cpus": 5}), "x", 0, 54),
+        (Request("mine", 1, team="vision", resources={"cpus": 60}, gpu_milli=500), "x", 1, 4),
+        # Its place is on the GPUs that are not free yet: the rest of the server is for everybody.
+        (Request("mine", 1, team="vision", resources={"cpus": 60}, gpu_milli=500), "y", 2, 4),
+    ],
+)
+def test_of_what_is_free_a_preemptor_keeps_its_need_less_what_its_victims_hold(
+    asked: Request, first: str, free_gpus: int, free_cpus: int
+) -> None:
+    shared = Shared(Team("vision", 4), order=GREEDY)
+    for name in sorted("xy", key=lambda name: name != first):
+        lent = Request(name, 2, team="nlp", resources={"cpus": {"x": 40, "y": 10}[name]})
+        shared.do(allocator.submit(shared.state, lent, first_fit, GREEDY, shared.now))
+    shared.do(allocator.submit(shared.state, asked, first_fit, GREEDY, shared.now))
+    assert set(shared.preempting()) == {"x", "y"}
+    shared.release("x")
+    assert "mine" in shared.state.pending
+    with held_back(shared.state, first_fit, GREEDY, shared.now) as kept_for:
+        assert list(kept_for) == ["mine"]
+        for gpus, cpus, fits in ((0, free_cpus, True), (0, free_cpus + 1, False)):
+            asked = Request("other", gpus, resources={"cpus": cpus})
+            assert (next(shared.state.candidates(asked), None) is not None) is fits
+        for gpus, fits in ((free_gpus, True), (free_gpus + 1, False)):
+            assert (next(shared.state.candidates(Request("other", gpus)), None) is not None) is fits
+
+
+def test_a_gang_keeps_what_is_free_on_each_of_its_servers() -> None:
+    shared = Shared(Team("vision", 6), letters="abc", gpus=2, order=GREEDY)
+    servers = tuple(replace(state.node, address=state.name) for state in shared.state.nodes)
+    shared.do([InventoryChanged(servers, shared.now)])
+    for name in "xyz":
+        shared.submit(name, 2, team="nlp")
+    shared.submit("mine", 2, team="vision", nodes=3)
+    for name in "xy":
+        shared.release(name)
+        shared.submit(f"after-{name}", 1, team="nlp", expected_runtime_s=1.0)
+    assert set(shared.state.leases) == {"z"}
+    shared.release("z")
+    assert set(shared.state.leases) == {"mine"}
+
+
+@pytest.mark.parametrize(("most", "preempting"), [(2, {}), (3, {"x": "mine"})])
+def test_victims_are_searched_for_so_many_requests_of_different_kinds(
+    most: int, preempting: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource_manager.scheduling.preemption.MAX_SEARCHES", most)
+    shared = Shared(Team("vision", 4), Team("nlp", 1), delay_s=30.0)
+    shared.submit("fixed", 1, team="nlp", preemptible=False)
+    shared.submit("x", 3, team="nlp")
+    for name, owner in (("vain", ""), ("alike", ""), ("other", "kim")):
+        shared.submit(name, 4, team="vision", owner=owner)
+    shared.submit("mine", 3, team="vision")
+    shared.tick(40.0)
+    assert shared.preempting() == preempting
+
+
 @pytest.mark.parametrize("victim", ["x", "y"])
 def test_a_preemptor_that_fits_already_does_not_wait_for_its_victim(victim: str) -> None:
     shared = Shared(Team("vision", 8), letters="ab")
@@ -350,6 +426,20 @@ def test_what_would_be_preempted_is_said_without_doing_it() -> None:
     assert shared.state.snapshot() == before
 
 
+def test_who_is_served_already_would_preempt_nobody_and_another_would_take_the_rest() -> None:
+    shared = Shared(Team("vision", 8), letters="ab", delay_s=1000.0)
+    shared.submit("x", 4, team="nlp")
+    shared.submit("y", 4, team="nlp")
+    shared.submit("mine", 4, team="vision", preemption_delay_s=0.0)
+    assert shared.preempting() == {"y": "mine"}
+    for request, taken in (
+        (shared.state.pending["mine"].request, []),
+        (Request("b", 4, team="vision"), ["x"]),
+    ):
+        victims = would_preempt(shared.state, request, first_fit, fifo, shared.now)
+        assert [lease.lease_id for lease in victims] == taken
+
+
 def test_quarantined_preemptions_do_not_count_as_making_room_twice() -> None:
     shared = Shared(Team("vision", 4), order=GREEDY)
     shared.submit("x", 4, team="nlp", preempt_grace_s=1.0)
@@ -362,9 +452,10 @@ def test_quarantined_preemptions_do_not_count_as_making_room_twice() -> None:
     assert set(shared.state.leases) == {"mine", "second"}
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "9" * 12])
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "9" * 10])
 def test_a_label_that_is_no_count_counts_as_none(text: str) -> None:
     assert restarts_of({"restart_count": text}) == 0
+    assert restarts_of({"restart_count": "9" * 9}) == 999_999_999
 
 
 def test_a_placement_in_the_trial_is_not_left_behind() -> None:
@@ -392,10 +483,20 @@ def test_by_hand_a_lease_ends_for_the_first_that_waits_for_it() -> None:
     for name in ("first", "second"):
         shared.submit(name, 2, team="nlp")
     assert by_hand(shared, "x") == "first"
-    assert by_hand(shared, "y", "second") == "second"
+    assert by_hand(shared, "y") == "second"
     ended = shared.release("x")
     assert [type(change) for change in ended] == [Released, Queued, Granted]
     assert set(shared.state.leases) == {"y", "first"}
+
+
+def test_by_hand_a_lease_has_its_grace_and_ends_for_the_request_that_is_named() -> None:
+    shared = Shared(Team("nlp", 4))
+    shared.submit("x", 4, team="nlp", preempt_grace_s=7.0)
+    for name in ("first", "second"):
+        shared.submit(name, 4, team="nlp")
+    token, now = shared.state.leases["x"].fencing_token, shared.now
+    changes = allocator.preempt(shared.state, "x", first_fit, fifo, now, by="second")
+    assert changes == [Preempting("x", token, "second", now + 7.0, now)]
 
 
 @pytest.mark.parametrize(
@@ -413,8 +514,9 @@ def test_by_hand_nobody_is_taken_in_vain(lease_id: str, by: str, why: str) -> No
     shared.submit("fixed", 2, team="nlp", preemptible=False)
     shared.submit("large", 4, team="nlp")
     before = dict(shared.state.leases), dict(shared.state.pending), shared.state.version
-    with pytest.raises(InvalidRequestError if by == "gone" else NotPreemptibleError, match=why):
+    with pytest.raises(InvalidRequestError if by == "gone" else NotPreemptibleError, match=why) as raised:
         by_hand(shared, lease_id, by)
+    assert getattr(raised.value, "field", None) == ("by" if by == "gone" else None)
     assert (shared.state.leases, shared.state.pending, shared.state.version) == before
 
 
