@@ -118,7 +118,11 @@ BROKEN: dict[str, tuple[str, Callable[[Evidence], Evidence]]] = {
     ),
     "a job during maintenance": (
         "during its maintenance",
-        with_changes(granted("x", 4, 190.0, "gpu-40"), released("x", 4, 250.0)),
+        lambda good: replace(
+            good,
+            changes=[*good.changes, granted("x", 4, 190.0, "gpu-40"), released("x", 4, 250.0)],
+            beats=[*good.beats, *beats("x", 4, 190.0, range(50), "gpu-40")],
+        ),
     ),
     "a lease that is left": ("left over", lambda good: replace(good, left=["job_000"])),
 }

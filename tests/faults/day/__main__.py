@@ -162,7 +162,11 @@ def _through(day: Day, fleet: Fleet, service: Any, agents: Agents, day_s: float)
         fleet.vanish(vanished[0])
 
     def drain() -> None:
-        day.manager.drain(name_of(vanished[0]), failed=True, reason="it does not answer")
+        name = name_of(vanished[0])
+        day.manager.drain(name, failed=True, reason="it does not answer")
+        for lease in day.manager.leases():  # its jobs are known to be gone
+            if {member["server_name"] for member in lease["members"]} == {name}:
+                day.manager.release_resources(lease["task_id"], fencing_token=lease["fencing_token"])
 
     def restart_service() -> None:
         service.kill()
@@ -174,7 +178,7 @@ def _through(day: Day, fleet: Fleet, service: Any, agents: Agents, day_s: float)
         (0.2 * day_s, "a GPU dies", lose_gpu),
         (0.3 * day_s, "Redis fails over", fail_over),
         (0.4 * day_s, "a server vanishes", vanish),
-        (0.44 * day_s, "an operator drains it as failed", drain),
+        (0.44 * day_s, "an operator drains it as failed, and releases its leases", drain),
         (0.47 * day_s, "the service is killed and started again", restart_service),
         (0.6 * day_s, "another GPU dies", lose_gpu),
     ]

@@ -25,8 +25,8 @@ from tests.faults.day.plan import DayJob
 TOLERANCE_S = 1.0
 """Difference between the clocks of jobs and store, which are one machine's here."""
 
-ENDING_S = 10.0
-"""Time beyond its grace that a preempted job may need to be seen to have ended."""
+ENDING_S = 5.0
+"""Time beyond its grace after which a preempted job must have been killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,9 @@ def _closed(found: Evidence, held: Sequence[Span]) -> Iterator[str]:
         if any(span.begin > gone.get((span.node, gpu), math.inf) for gpu in span.gpu_ids):
             yield f"{span.name} was granted a GPU of {span.node} that was gone"
     servers, begin, end = found.window
-    late = begin + plan.GRACE_S + ENDING_S
-    for span in held:
-        if span.node in servers and span.begin < end and span.end > late:
-            yield f"{span.name} held GPUs of {span.node} during its maintenance"
+    ran = {
+        (beat["task"].rpartition("/")[2], beat["server"])
+        for beat in found.beats
+        if beat["server"] in servers and begin + plan.GRACE_S + ENDING_S < beat["at"] < end
+    }
+    yield from (f"{name} ran on {server} during its maintenance" for name, server in sorted(ran))

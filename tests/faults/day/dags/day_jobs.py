@@ -22,10 +22,10 @@ for wave in range(plan.WAVES):
     with DAG(dag_id, schedule=None, catchup=False) as dag:
         for job in of_wave:
             # Servers share the folder, as by a network file system; each member has a file of its own.
-            saving = {"SAVES_FOR_S": str(plan.SAVES_FOR_S), "SAVES_TO": f"{LEDGER}-{job.name}"}
+            saves_to = f"{LEDGER}-{job.name}-${{GPU_NODE_RANK:-0}}"
             GPUTrainingOperator(
                 task_id=job.name,
-                command=f"exec python3 {BEAT} {LEDGER} {job.seconds} 0",
+                command=f"SAVES_TO={saves_to} exec python3 {BEAT} {LEDGER} {job.seconds} 0",
                 nodes=job.nodes,
                 gpus=job.gpus,
                 cpus=1,
@@ -42,6 +42,6 @@ for wave in range(plan.WAVES):
                 retries=5,
                 retry_delay=timedelta(seconds=1),
                 **({"gpu_conn_id": "gpu_service"} if job.by_service else {}),
-                env={"BEAT_S": "1", **(saving if job.preemptible else {})},
+                env={"BEAT_S": "1", **({"SAVES_FOR_S": str(plan.SAVES_FOR_S)} if job.preemptible else {})},
             )
     globals()[dag_id] = dag
