@@ -6,18 +6,15 @@ import os
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import click
 import httpx
 
-from demo.stack import REPOSITORY, StackError, wait_until
+from demo.stack import REPOSITORY, StackError
 from resource_manager.errors import ResourceManagerError
-from resource_manager.manager.maintenance import WindowForm
 from resource_manager.manager.teams_file import load_teams
 from resource_manager.rest import tokens
 from resource_manager.rest.tokens import Role, TokenFile
@@ -25,20 +22,15 @@ from tests.e2e.bench import Bench
 from tests.e2e.servers import SSHD, Service
 from tests.faults.airflow_on_postgres import airflow_on, what_is_missing
 from tests.faults.day import plan
+from tests.faults.day.course import Course
 from tests.faults.day.fleet import Agents, Fleet, name_of
 from tests.faults.day.page import page_of
 from tests.faults.day.proof import Evidence, broken, not_shown
 from tests.faults.redis_servers import SentinelGroup
 from tests.sql_servers import Postgres
 
-WINDOW = range(40, 45)
-"""Servers of the maintenance window; those before them may lose a GPU, or vanish."""
-
 CONFIRMATION_S = "30"
 """Time for which owners confirm their leases after the fail-over."""
-
-LIMIT_FACTOR = 3.0
-"""Times the length of the day after which what still runs counts as lost."""
 
 
 class Day(Bench):  # type: ignore[misc]  # the benches of the end-to-end tests are not typed
@@ -111,115 +103,12 @@ def live(jobs: list[plan.DayJob], day_s: float, home: Path) -> Evidence:
             agents = Agents(fleet, service.url, agent_tokens)
             agents.start()
             try:
-                return _through(day, fleet, service, agents, day_s)
+                return Course(day, fleet, service, agents, day_s).live()
             finally:
                 agents.stop()
     finally:
         fleet.stop()
         postgres.stop()
-
-
-def _through(day: Day, fleet: Fleet, service: Any, agents: Agents, day_s: float) -> Evidence:
-    runs: dict[str, str] = {}
-    faults: list[tuple[float, str]] = []
-    dead: list[tuple[int, int]] = []
-    vanished: list[int] = []
-    began = time.time()
-    window = (began + 0.5 * day_s, began + 0.65 * day_s)
-
-    def arrive(wave: int) -> None:
-        dag_id = f"day_{wave:02}"
-        if any(job.dag_id == dag_id for job in day.jobs):
-            runs[dag_id] = day.api.trigger(dag_id)
-
-    def announce() -> None:
-        times = {
-            name: datetime.fromtimestamp(at, UTC) for name, at in zip(("from", "until"), window, strict=True)
-        }
-        day.manager.add_maintenance(
-            WindowForm.of(servers=[name_of(n) for n in WINDOW], reason="new fans", preempt=True, **times)
-        )
-
-    def fail_over() -> None:
-        assert day.group is not None
-        day.group.primary.kill()
-        day.group.wait_until_led()
-
-    def in_use() -> tuple[int, int]:
-        """Return a server and a GPU there that a job holds, if there is one."""
-        for lease in day.manager.leases():
-            number, gpus = int(lease["server_name"].rpartition("-")[2]), lease["gpu_ids"]
-            if number < WINDOW[0] and number not in fleet.vanished and gpus[0] in fleet.gpus[number]:
-                return number, gpus[0]
-        return 7, 0
-
-    def lose_gpu() -> None:
-        dead.append(in_use())
-        fleet.lose_gpu(*dead[-1])
-
-    def vanish() -> None:
-        vanished.append(in_use()[0])
-        fleet.vanish(vanished[0])
-
-    def drain() -> None:
-        name = name_of(vanished[0])
-        day.manager.drain(name, failed=True, reason="it does not answer")
-        for lease in day.manager.leases():  # its jobs are known to be gone
-            if {member["server_name"] for member in lease["members"]} == {name}:
-                day.manager.release_resources(lease["task_id"], fencing_token=lease["fencing_token"])
-
-    def restart_service() -> None:
-        service.kill()
-        service.start(day)
-
-    happening: list[tuple[float, str, Callable[[], object]]] = [
-        *((at, "", lambda wave=wave: arrive(wave)) for wave, at in enumerate(plan.arrivals(day_s))),
-        (0.1 * day_s, "a maintenance window is announced", announce),
-        (0.2 * day_s, "a GPU dies", lose_gpu),
-        (0.3 * day_s, "Redis fails over", fail_over),
-        (0.4 * day_s, "a server vanishes", vanish),
-        (0.44 * day_s, "an operator drains it as failed, and releases its leases", drain),
-        (0.47 * day_s, "the service is killed and started again", restart_service),
-        (0.6 * day_s, "another GPU dies", lose_gpu),
-    ]
-    for at, what, act in sorted(happening, key=lambda each: each[0]):
-        time.sleep(max(began + at - time.time(), 0.0))
-        if what:
-            faults.append((time.time(), what))
-            print(f"{time.time() - began:6.1f} s  {what}", flush=True)
-        act()
-    left_s = began + LIMIT_FACTOR * day_s - time.time()
-    try:
-        wait_until(lambda: day.ended(runs), left_s, "not every job ended", pause_s=2.0)
-    except StackError as error:
-        print(error, file=sys.stderr)
-    ended = time.time()
-    print(f"{ended - began:6.1f} s  the last job ends", flush=True)
-    return Evidence(
-        jobs=day.jobs,
-        began=began,
-        ended=ended,
-        faults=[
-            *faults,
-            (window[0], "the maintenance window begins"),
-            (window[1], "the maintenance window ends"),
-        ],
-        tasks=day.tasks(runs),
-        beats=day.beats(),
-        changes=[change for _, change in day.manager.store.history(0, 1_000_000)],
-        left=[
-            *(
-                lease["task_id"]
-                for lease in day.manager.leases()
-                if {member["server_name"] for member in lease["members"]} != {name_of(vanished[0])}
-            ),
-            *(entry["task_id"] for entry in day.manager.queue()),
-        ],
-        dead_gpus=[(name_of(server), gpu) for server, gpu in dead],
-        vanished=name_of(vanished[0]),
-        window=([name_of(n) for n in WINDOW], *window),
-        reports=(agents.sent, agents.refused),
-    )
 
 
 @click.command()

@@ -82,9 +82,9 @@ def draw(seed: int, jobs: int, day_s: float = DAY_S) -> list[DayJob]:
     return drawn
 
 
-def arrivals(day_s: float = DAY_S) -> list[float]:
-    """Return the time of each wave: close together in the morning, wide apart in the evening."""
-    return [day_s * LAST_ARRIVAL * (wave / WAVES) ** 1.5 for wave in range(WAVES)]
+def arrivals() -> list[float]:
+    """Return the part of the day at which each wave comes: many in the morning, few in the evening."""
+    return [LAST_ARRIVAL * (wave / WAVES) ** 1.5 for wave in range(WAVES)]
 
 
 def write(jobs: list[DayJob], path: Path) -> None:

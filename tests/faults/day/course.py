@@ -1,0 +1,134 @@
+"""The course of the day: when jobs come, what fails and when, and what is known at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from demo.stack import StackError, wait_until
+from resource_manager.manager.maintenance import WindowForm
+from tests.faults.day import plan
+from tests.faults.day.fleet import Agents, Fleet, name_of
+from tests.faults.day.proof import Evidence
+
+WINDOW = range(40, 45)
+"""Servers of the maintenance window; those before them may lose a GPU, or vanish."""
+
+LIMIT_FACTOR = 3.0
+"""Times the length of the day after which what still runs counts as lost."""
+
+
+class Course:
+    """One day of a running stack: `live` goes through it."""
+
+    def __init__(self, day: Any, fleet: Fleet, service: Any, agents: Agents, day_s: float) -> None:
+        self._day, self._fleet, self._service, self._agents = day, fleet, service, agents
+        self._day_s = day_s
+        self._began = time.time()
+        self._window = (self._began + 0.5 * day_s, self._began + 0.65 * day_s)
+        self._runs: dict[str, str] = {}
+        self._faults: list[tuple[float, str]] = []
+        self._dead: list[tuple[int, int]] = []
+        self._vanished = -1
+
+    def live(self) -> Evidence:
+        """Let jobs come and things fail until all jobs have ended; return what is known then."""
+        for at, what, act in sorted(self._happening(), key=lambda each: each[0]):
+            time.sleep(max(self._began + at * self._day_s - time.time(), 0.0))
+            if what:
+                self._faults.append((time.time(), what))
+                print(f"{time.time() - self._began:6.1f} s  {what}", flush=True)
+            act()
+        left_s = self._began + LIMIT_FACTOR * self._day_s - time.time()
+        try:
+            wait_until(lambda: self._day.ended(self._runs), left_s, "not every job ended", pause_s=2.0)
+        except StackError as error:
+            print(error, file=sys.stderr)
+        print(f"{time.time() - self._began:6.1f} s  the last job ends", flush=True)
+        return self._evidence()
+
+    def _happening(self) -> list[tuple[float, str, Callable[[], object]]]:
+        """Return what happens, at parts of the day."""
+        waves = enumerate(plan.arrivals())
+        return [
+            *((at, "", lambda wave=wave: self._arrive(wave)) for wave, at in waves),
+            (0.1, "a maintenance window is announced", self._announce),
+            (0.2, "a GPU dies", self._lose_gpu),
+            (0.3, "Redis fails over", self._fail_over),
+            (0.4, "a server vanishes", self._vanish),
+            (0.44, "an operator drains it as failed, and releases its leases", self._drain),
+            (0.47, "the service is killed and started again", self._restart_service),
+            (0.6, "another GPU dies", self._lose_gpu),
+        ]
+
+    def _arrive(self, wave: int) -> None:
+        dag_id = f"day_{wave:02}"
+        if any(job.dag_id == dag_id for job in self._day.jobs):
+            self._runs[dag_id] = self._day.api.trigger(dag_id)
+
+    def _announce(self) -> None:
+        begin, end = (datetime.fromtimestamp(at, UTC) for at in self._window)
+        times = {"from": begin, "until": end}
+        servers = [name_of(number) for number in WINDOW]
+        form = WindowForm.of(servers=servers, reason="new fans", preempt=True, **times)
+        self._day.manager.add_maintenance(form)
+
+    def _fail_over(self) -> None:
+        self._day.group.primary.kill()
+        self._day.group.wait_until_led()
+
+    def _in_use(self) -> tuple[int, int]:
+        """Return a server and a GPU there that a job holds, if there is one."""
+        for lease in self._day.manager.leases():
+            number, gpus = int(lease["server_name"].rpartition("-")[2]), lease["gpu_ids"]
+            if number < WINDOW[0] and number != self._vanished and gpus[0] in self._fleet.gpus[number]:
+                return number, gpus[0]
+        return 7, 0
+
+    def _lose_gpu(self) -> None:
+        self._dead.append(self._in_use())
+        self._fleet.lose_gpu(*self._dead[-1])
+
+    def _vanish(self) -> None:
+        self._vanished = self._in_use()[0]
+        self._fleet.vanish(self._vanished)
+
+    def _drain(self) -> None:
+        manager = self._day.manager
+        manager.drain(name_of(self._vanished), failed=True, reason="it does not answer")
+        for lease in manager.leases():
+            if self._is_lost(lease):  # its jobs are known to be gone
+                manager.release_resources(lease["task_id"], fencing_token=lease["fencing_token"])
+
+    def _is_lost(self, lease: Any) -> bool:
+        return {member["server_name"] for member in lease["members"]} == {name_of(self._vanished)}
+
+    def _restart_service(self) -> None:
+        self._service.kill()
+        self._service.start(self._day)
+
+    def _evidence(self) -> Evidence:
+        manager = self._day.manager
+        begin, end = self._window
+        leases = (lease["task_id"] for lease in manager.leases() if not self._is_lost(lease))
+        return Evidence(
+            jobs=self._day.jobs,
+            began=self._began,
+            ended=time.time(),
+            faults=[
+                *self._faults,
+                (begin, "the maintenance window begins"),
+                (end, "the maintenance window ends"),
+            ],
+            tasks=self._day.tasks(self._runs),
+            beats=self._day.beats(),
+            changes=[change for _, change in manager.store.history(0, 1_000_000)],
+            left=[*leases, *(entry["task_id"] for entry in manager.queue())],
+            dead_gpus=[(name_of(server), gpu) for server, gpu in self._dead],
+            vanished=name_of(self._vanished),
+            window=([name_of(number) for number in WINDOW], begin, end),
+            reports=(self._agents.sent, self._agents.refused),
+        )
