@@ -144,7 +144,8 @@ def _in_rounds(case: Case, progress: Progress, output_dir: Path | None) -> dict[
     summary = {"policy": case.policy, **figures(rounds), "wall_s": round(wall_s, 3)}
     if output_dir is not None:
         write_csv(output_dir / "jobs.csv", JOB_COLUMNS, job_rows(rounds))
-        result = {"case": {**head_of(case), "in_rounds": True}, "summary": summary, **curves(rounds)}
+        shown = {**summarise(rounds), **summary}
+        result = {"case": {**head_of(case), "in_rounds": True}, "summary": shown, **curves(rounds)}
         write_report(f"Replay of {case.source.name}", result, output_dir)
         save_timeline(bars_of(rounds), [state.name for state in rounds.leases.cluster.nodes], output_dir)
     return summary

@@ -206,6 +206,7 @@ def test_the_folder_writes_jobs_and_pictures(tmp_path: Path) -> None:
     assert summary["lost_gpu_s"] == RESTART_S * 65
     assert {path.name for path in out.iterdir()} >= {
         "jobs.csv",
+        "report.html",
         "timeline.png",
         "how-long-jobs-take.png",
         "finish-time-fairness.png",
