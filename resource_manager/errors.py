@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from resource_manager import __version__
@@ -19,6 +19,11 @@ STORE_FULL = "urn:gpu-manager:store-full"
 
 
 _WORD = re.compile(r"(?<![\w'\"/.-])([a-z]+(?:_[a-z]+)*)(=|(?![\w'\"/-]))")
+
+
+def place_in(location: Iterable[int | str]) -> list[str]:
+    """Return the parts of a place in a value from outside, each without what could break a line."""
+    return [part if part.isprintable() else ascii(part) for part in map(str, location)]
 
 
 class ResourceManagerError(Exception):

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from resource_manager.agent.reports import GpuReport
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import ResourceManagerError, place_in
 
 
 class HealthAction(StrEnum):
@@ -93,7 +93,7 @@ def _read(name: str, text: str) -> dict[str, Rule]:
         rules = _File.model_validate(tomllib.loads(text)).conditions
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(part if part.isprintable() else ascii(part) for part in map(str, first["loc"]))
+        where = ".".join(place_in(first["loc"]))
         raise HealthTableError(f"{name}: {where}: {first['msg']}") from error
     except (ValueError, RecursionError) as error:
         raise HealthTableError(f"{name}: {error}") from error

@@ -17,7 +17,7 @@ from resource_manager.agent.probe import (
     MAX_XIDS_OF_GPU,
 )
 from resource_manager.core.identifiers import UNPRINTABLE
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import ResourceManagerError, place_in
 from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER, PciAddress, Uuid, Vendor
 
 Text = Annotated[str, Field(max_length=MAX_TEXT, pattern=f"^[^{UNPRINTABLE}]*$")]
@@ -148,7 +148,7 @@ def check_report(value: Any) -> Report:
         return _without_repeats(Report.model_validate(value))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(part if part.isprintable() else ascii(part) for part in map(str, first["loc"]))
+        where = ".".join(place_in(first["loc"]))
         raise ReportError(f"report: {where}: {first['msg']}") from error
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from resource_manager.errors import SettingsError
+from resource_manager.errors import SettingsError, place_in
 from resource_manager.manager.teams_file import Duration
 from resource_manager.scheduling.gpu_hours import CATEGORIES, GpuHours, Hours, Measure, account, hours_by
 from resource_manager.storage.history_file import HistorySource, collect
@@ -148,5 +148,5 @@ def load_prices(path: Path | None) -> dict[str, float]:
         return _PRICES.validate_python(found["prices"])
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
-        where = ".".join(part if part.isprintable() else ascii(part) for part in map(str, wrong["loc"]))
+        where = ".".join(place_in(wrong["loc"]))
         raise SettingsError(f"prices: {path}: prices.{where}: {wrong['msg']}") from error

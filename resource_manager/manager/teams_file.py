@@ -20,7 +20,7 @@ from resource_manager.core.teams import (
     Team,
     Teams,
 )
-from resource_manager.errors import InvalidRequestError, TeamsFileError
+from resource_manager.errors import InvalidRequestError, TeamsFileError, place_in
 from resource_manager.manager.demand import Name, in_words
 
 MAX_TEAMS = 10_000
@@ -136,7 +136,7 @@ def load_teams(path: Path | str) -> Teams:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         # Behind a team's field come the branches of a union, which no reader knows.
-        where = [part if part.isprintable() else ascii(part) for part in map(str, first["loc"][:3])]
+        where = place_in(first["loc"][:3])
         reason = "is not a key of this file" if first["type"] == "extra_forbidden" else in_words(first)
         if where[-1] == "[key]":
             where[-1] = "name"
