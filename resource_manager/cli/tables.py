@@ -14,6 +14,7 @@ from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.manager.serializers import (
     Usage,
     duration,
+    most_wasted,
     ranges,
     short_name,
     short_uuid,
@@ -347,14 +348,12 @@ def report_table(report: Row) -> Group:
         group = row["group"].values() if row is not total else ("all", *[""] * (len(report["by"]) - 1))
         amounts = (row[name] for name in ("granted", *REPORT_COLUMNS, *extra))
         table.add_row(*group, *("-" if amount is None else f"{amount:,.1f}" for amount in amounts))
-    return Group(table, *map(Text, [] if (most := most_wasted(report["rows"])) is None else [most]))
+    most = most_wasted(report["rows"])
+    return Group(table, *([] if most is None else [Text(who_wasted_most(most))]))
 
 
-def most_wasted(rows: Sequence[Row]) -> str | None:
-    """Return a sentence about who wasted most, None if nothing is known to be wasted."""
-    most = max(rows, key=wasted, default=None)
-    if most is None or not wasted(most):
-        return None
+def who_wasted_most(most: Row) -> str:
+    """Return a sentence about the row of a report that wasted most."""
     parts = ", ".join(f"{most[name]:,.1f} {name}" for name in WASTED if most[name])
     who = " ".join(most["group"].values())
     return f"{who} wasted most: {wasted(most):,.1f} of {most['granted']:,.1f} GPU-hours ({parts})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from resource_manager.core.changes import GpuClosed, Granted
 from resource_manager.core.cluster import ClusterState, NodeState
@@ -192,6 +192,9 @@ def server_state(state: NodeState) -> str:
     return "FULL" if state.gpu_free and state.free_milli == 0 else "PARTIAL"
 
 
+RowT = TypeVar("RowT", bound=Mapping[str, Any])
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Amounts of a server's GPUs or CPUs: `free` can be granted now, `used` is allocated, `closed` neither.
@@ -232,6 +235,11 @@ def ranges(ids: Iterable[int]) -> str:
 def wasted(row: Mapping[str, Any]) -> float:
     """Return the GPU-hours of a report's row that gave nothing."""
     return float(sum(row[name] for name in WASTED))
+
+
+def most_wasted(rows: Iterable[RowT]) -> RowT | None:
+    """Return the row of a report that wasted most, None if nothing is known to be wasted."""
+    return max((row for row in rows if wasted(row)), key=wasted, default=None)
 
 
 def short_uuid(uuid: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from resource_manager.agent.accounting import accounts_of, measures_of
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.report import Accounts, ReportQuery, load_prices
-from resource_manager.manager.serializers import wasted
+from resource_manager.manager.serializers import most_wasted, wasted
 from resource_manager.scheduling.gpu_hours import CATEGORIES
 
 HEIGHT = 180
@@ -65,11 +65,11 @@ def look_at(accounts: Accounts, manager: GPUResourceManager, query: ReportQuery)
     # The chart starts at what there is.
     shown_s = min(query.since, max(accounts.now - begun, MIN_SHOWN_S))
     starts, columns = accounts.series(shown_s, measures=measures)
-    most = max(report["rows"], key=wasted, default=None)
+    most = most_wasted(report["rows"])
     sums = [sum(columns[name][i] for name in CATEGORIES) for i in range(len(starts))]
     return {
         "report": report,
-        "most": None if most is None or not wasted(most) else (most, wasted(most)),
+        "most": None if most is None else (most, wasted(most)),
         "wasted": wasted,
         "parts": _parts(columns, sums, shown_s / len(starts)),
         "highest": max(sums, default=0.0),
