@@ -166,6 +166,15 @@ def preempted(manager):
     return take
 
 
+def trains(gpu_launcher):
+    """Return the operator of a task whose job trains on all GPUs of a server."""
+    gpu_launcher.runs("train")
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", team="nlp", server="gpu-server-0")
+    with pytest.raises(TaskDeferred):
+        operator.execute(context_of())
+    return operator
+
+
 def waits_again(operator, call):
     """Run a step of the task that ends with a wait for GPUs, in the same try."""
     with pytest.raises(TaskDeferred) as deferred:
@@ -203,10 +212,7 @@ def test_a_preempted_task_waits_again_in_its_try_and_then_goes_on(manager, gpu_l
 def test_a_preempted_task_outlasts_an_outage_in_its_try(
     manager, gpu_launcher, preempted, monkeypatch, call, error
 ):
-    gpu_launcher.runs("train")
-    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", team="nlp", server="gpu-server-0")
-    with pytest.raises(TaskDeferred):
-        operator.execute(context_of())
+    operator = trains(gpu_launcher)
     event = {"state": TriggerState.PREEMPTED, "fencing_token": preempted()["fencing_token"]}
 
     def unreachable(*_, **__):
@@ -228,10 +234,7 @@ def test_a_preempted_task_outlasts_an_outage_in_its_try(
 def test_an_error_of_the_manager_that_is_no_outage_fails_the_try(
     manager, gpu_launcher, preempted, monkeypatch
 ):
-    gpu_launcher.runs("train")
-    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", team="nlp", server="gpu-server-0")
-    with pytest.raises(TaskDeferred):
-        operator.execute(context_of())
+    operator = trains(gpu_launcher)
     event = {"state": TriggerState.PREEMPTED, "fencing_token": preempted()["fencing_token"]}
 
     def wrong(*_, **__):
@@ -244,10 +247,7 @@ def test_an_error_of_the_manager_that_is_no_outage_fails_the_try(
 
 def test_a_new_process_of_the_task_ends_the_job_of_its_preempted_lease(manager, gpu_launcher, preempted):
     """As after the worker was killed in the middle of it: the try that follows finds the lease as it is."""
-    gpu_launcher.runs("train")
-    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", team="nlp", server="gpu-server-0")
-    with pytest.raises(TaskDeferred):
-        operator.execute(context_of())
+    operator = trains(gpu_launcher)
     preempted()
     waits_again(operator, lambda: operator.execute(context_of()))
     assert manager.status_of("stronger")["state"] == "RUNNING"
@@ -255,10 +255,7 @@ def test_a_new_process_of_the_task_ends_the_job_of_its_preempted_lease(manager, 
 
 @pytest.mark.parametrize("event", [TriggerState.LEASE_LOST, TriggerState.JOB_ENDED])
 def test_a_task_whose_lease_another_process_queued_again_goes_on(manager, gpu_launcher, preempted, event):
-    gpu_launcher.runs("train")
-    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", team="nlp", server="gpu-server-0")
-    with pytest.raises(TaskDeferred):
-        operator.execute(context_of())
+    operator = trains(gpu_launcher)
     taken = preempted()
     manager.release_resources(taken["task_id"], outcome=Outcome.PREEMPTED)
     ended = {"state": event, "exit_code": 143, "last_line": "", "fencing_token": taken["fencing_token"]}

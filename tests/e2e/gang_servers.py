@@ -1,7 +1,6 @@
 """Servers of a gang: network namespaces on one bridge, with an sshd in each, to be cut off one by one."""
 
 import os
-import shutil
 import subprocess
 
 from tests.e2e.servers import SSHServer
@@ -81,8 +80,7 @@ class GangServers:
                 server = GangServer(home / f"server-{number}", self.bridge, number, self.net)
                 self.servers.append(server)
                 if number:  # all accept the first one's key
-                    for name in ("key", "key.pub", "authorized_keys"):
-                        shutil.copy(self.servers[0].home / name, server.home / name)
+                    server.share_key(self.servers[0])
                 server.start()
         except BaseException:
             self.close()

@@ -72,7 +72,10 @@ def with_changes(*changes: Change) -> Callable[[Evidence], Evidence]:
 
 
 BROKEN: dict[str, tuple[str, Callable[[Evidence], Evidence]]] = {
-    "two leases of a GPU": ("leased to job_000 and thief", with_changes(granted("thief", 4, 105.0))),
+    "two leases of a GPU": (
+        "allocated to job_000 and thief at once",
+        with_changes(granted("thief", 4, 105.0)),
+    ),
     "a token given twice": ("do not rise", with_changes(granted("late", 1, 135.0, "gpu-02"))),
     "a process without a lease": (
         "without a lease",

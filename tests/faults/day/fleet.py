@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import shutil
 import threading
 import time
 from contextlib import suppress
@@ -52,10 +51,9 @@ class Fleet:
             folder.mkdir()
             variables = {"HOME": str(folder)}
             server = SSHServer(folder, f"127.0.77.{number + 1}", variables, port=self.port)  # type: ignore[no-untyped-call]
-            if number:
-                for file in ("key", "key.pub", "authorized_keys"):
-                    shutil.copy(self.servers[0].home / file, folder / file)
             self.servers.append(server)
+            if number:
+                server.share_key(self.servers[0])
             server.start()
         self.gpus = {number: set(range(GPUS)) for number in range(SERVERS)}
         self.vanished: set[int] = set()

@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
+from demo.timeline import overlaps
 from resource_manager.core.changes import (
     Change,
     Drained,
@@ -104,7 +104,7 @@ def broken(found: Evidence) -> list[str]:
     tokens = [change.lease.fencing_token for change in found.changes if isinstance(change, Granted)]
     return [
         *([] if tokens == sorted(set(tokens)) else ["fencing tokens do not rise"]),
-        *_twice_held(held),
+        *overlaps([(span.name, span.node, span.gpu_ids, span.begin, span.end) for span in held]),
         *_processes(found.beats, held),
         *_jobs(found, found.struck(held)),
         *_closed(found, held),
@@ -121,17 +121,6 @@ def not_shown(found: Evidence) -> Iterator[str]:
         yield "nothing was preempted"
     if not any(span.begin > span.queued_at for span in held):
         yield "nobody waited"
-
-
-def _twice_held(held: Sequence[Span]) -> Iterator[str]:
-    of_gpu = defaultdict(list)
-    for span in held:
-        for gpu in span.gpu_ids:
-            of_gpu[span.node, gpu].append(span)
-    for (node, gpu), holders in of_gpu.items():
-        for first, second in pairwise(sorted(holders, key=lambda span: span.begin)):
-            if second.begin < first.end:
-                yield f"GPU {gpu} of {node} was leased to {first.name} and {second.name} at once"
 
 
 def _processes(beats: Sequence[dict[str, Any]], held: Sequence[Span]) -> Iterator[str]:

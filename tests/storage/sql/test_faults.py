@@ -262,6 +262,18 @@ def guest_of(server: SqlServer, grant: str) -> str:
     return server.url.replace("root@", f"{name}@")
 
 
+def state_with_guest(
+    shared: SqlServer, rights: str, stack: ExitStack
+) -> tuple[Store, ClusterState, Store, str]:
+    """Return the owner's store with a state, that state, a guest's store of the same, and the guest's URL."""
+    namespace = uuid.uuid4().hex
+    owner = stack.enter_context(closing(open_store(f"{shared.url}?namespace={namespace}")))
+    cluster = started(owner)
+    url = guest_of(shared, rights)
+    guest = stack.enter_context(closing(open_store(f"{url}?namespace={namespace}")))
+    return owner, cluster, guest, url
+
+
 def refusal(store: Store, cluster: ClusterState) -> str:
     """Return why a commit is refused, and see that nothing of it was written."""
     now = store.now()
@@ -271,11 +283,7 @@ def refusal(store: Store, cluster: ClusterState) -> str:
 
 
 def test_a_user_who_may_only_read(shared: SqlServer, stack: ExitStack) -> None:
-    namespace = uuid.uuid4().hex
-    owner = stack.enter_context(closing(open_store(f"{shared.url}?namespace={namespace}")))
-    cluster = started(owner)
-    url = guest_of(shared, "SELECT")
-    guest = stack.enter_context(closing(open_store(f"{url}?namespace={namespace}")))
+    owner, cluster, guest, _ = state_with_guest(shared, "SELECT", stack)
     assert fresh(guest) == cluster.snapshot()
     assert "its user lacks rights: grant those in docs/stores.md" in refusal(guest, cluster)
     assert fresh(owner) == cluster.snapshot()
@@ -295,11 +303,7 @@ def test_tables_that_are_missing_and_may_not_be_created(shared: SqlServer, stack
 
 
 def test_a_server_that_takes_no_writes(shared: SqlServer, stack: ExitStack) -> None:
-    namespace = uuid.uuid4().hex
-    owner = stack.enter_context(closing(open_store(f"{shared.url}?namespace={namespace}")))
-    cluster = started(owner)
-    url = guest_of(shared, "SELECT, INSERT, UPDATE, DELETE")
-    guest = stack.enter_context(closing(open_store(f"{url}?namespace={namespace}")))
+    _, cluster, guest, url = state_with_guest(shared, "SELECT, INSERT, UPDATE, DELETE", stack)
     if isinstance(shared, Postgres):
         role = url.partition("//")[2].partition("@")[0]
         shared.psql(f"ALTER ROLE {role} SET default_transaction_read_only = on")
