@@ -13,9 +13,9 @@ from resource_manager.airflow.version_compat import (
     BaseHook,
     form_widgets,
 )
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import LockTimeoutError, ResourceManagerError, StoreUnavailableError
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.rest.client import ServiceClient
+from resource_manager.rest.client import ServiceClient, ServiceUnavailableError
 
 DEFAULT_CONNECTION = "gpu_manager_default"
 
@@ -97,6 +97,12 @@ class GPUManagerHook(BaseHook):
         total = sum(server["total_gpus"] for server in servers)
         gpus = f"{free} of {total} GPUs free" + (f", {closed} closed" if closed else "")
         return True, f"{len(servers)} servers, {gpus}, seen from {socket.gethostname()}"
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Return True if the store or the service does not answer, or if that is what caused the error."""
+    outages = (StoreUnavailableError, ServiceUnavailableError, LockTimeoutError)
+    return error is not None and (isinstance(error, outages) or is_outage(error.__cause__))
 
 
 def _form() -> dict[str, Any]:

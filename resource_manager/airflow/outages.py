@@ -3,41 +3,51 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
-from resource_manager.airflow.triggers import OUTAGE_POLL_S, PauseTrigger
-from resource_manager.errors import LockTimeoutError, StoreUnavailableError
-from resource_manager.rest.client import ServiceUnavailableError
+from resource_manager.airflow.hook import is_outage
+from resource_manager.airflow.triggers import AnswerTrigger
 
-Step = Callable[[Any, Any, dict[str, Any]], Any]
+Step = Callable[..., Any]
 """Method of an operator that is resumed with the context and the event of a trigger."""
 
 
-def outlasts_outages(step: Step) -> Step:
-    """Repeat the step with the same event, in the same try, for as long as the manager does not answer.
+@contextmanager
+def outlasting_outages(
+    operator: Any,
+    step: str,
+    event: Mapping[str, Any],
+    *,
+    at_most: timedelta | None = None,
+    **more: Any,
+) -> Iterator[None]:
+    """Leave the worker if the manager does not answer inside; once it does, the step is called again.
 
-    The step must be one that can be repeated at any point.
+    What is done inside must be such that it can be repeated at any point. The step gets the same event and
+    `more`, in the same try, which fails if the outage lasts for longer than `at_most`.
     """
+    try:
+        yield
+        return
+    except Exception as error:
+        if not is_outage(error):
+            raise
+        limit = "" if at_most is None else f", if it does within max_wait = {at_most}"
+        operator.log.warning("the GPU manager does not answer; going on once it does%s: %s", limit, error)
+    operator.defer(
+        trigger=AnswerTrigger(event, operator.gpu_conn_id), method_name=step, kwargs=more, timeout=at_most
+    )
+
+
+def outlasts_outages(step: Step) -> Step:
+    """Make a whole step outlast outages, for as long as they last; see `outlasting_outages`."""
 
     @functools.wraps(step)
-    def repeated(
-        operator: Any, context: Any, event: dict[str, Any], asked_for: Mapping[str, Any] | None = None
-    ) -> Any:
-        event = event if asked_for is None else dict(asked_for)
-        try:
-            return step(operator, context, event)
-        except Exception as error:
-            if not is_outage(error):
-                raise
-            operator.log.warning("the GPU manager does not answer; trying again: %s", error)
-        pause = PauseTrigger(OUTAGE_POLL_S)
-        return operator.defer(trigger=pause, method_name=step.__name__, kwargs={"asked_for": event})
+    def repeated(operator: Any, context: Any, event: dict[str, Any], **more: Any) -> Any:
+        with outlasting_outages(operator, step.__name__, event, **more):
+            return step(operator, context, event, **more)
 
     return repeated
-
-
-def is_outage(error: BaseException | None) -> bool:
-    """Return True if the store or the service does not answer, or if that is what caused the error."""
-    outages = (StoreUnavailableError, ServiceUnavailableError, LockTimeoutError)
-    return error is not None and (isinstance(error, outages) or is_outage(error.__cause__))

@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from resource_manager.airflow.hook import DEFAULT_CONNECTION
+from resource_manager.airflow.hook import DEFAULT_CONNECTION, is_outage
 from resource_manager.airflow.member_watch import MemberWatch
 from resource_manager.airflow.shared_manager import SharedManager
 from resource_manager.airflow.task_state import is_wanted, note, noted
@@ -216,6 +216,27 @@ class PauseTrigger(_Trigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         await asyncio.sleep(self.pause_s)
         yield await self._event()
+
+
+class AnswerTrigger(_Trigger):
+    """Fire with the given event once the manager answers."""
+
+    def __init__(self, event: Mapping[str, Any], gpu_conn_id: str = DEFAULT_CONNECTION) -> None:
+        super().__init__(event=dict(event), gpu_conn_id=gpu_conn_id)
+        self.event = dict(event)
+        self.gpu_conn_id = gpu_conn_id
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        while not await self._is_answered():
+            await asyncio.sleep(OUTAGE_POLL_S)
+        yield await self._event(**self.event)
+
+    async def _is_answered(self) -> bool:
+        try:
+            await SharedManager.of(self.gpu_conn_id).status_of("")
+        except (ResourceManagerError, AirflowException) as error:
+            return not is_outage(error)  # the task fails by any other error itself
+        return True
 
 
 class JobTrigger(_Trigger):

@@ -218,15 +218,14 @@ def test_a_preempted_task_outlasts_an_outage_in_its_try(
     def unreachable(*_, **__):
         raise error
 
-    asked_for = None
     with monkeypatch.context() as outage:
         outage.setattr(manager, call, unreachable)
         for _ in range(2):  # it may last longer than one pause
             with pytest.raises(TaskDeferred) as deferred:
-                operator.execute_ended(context_of(), event if asked_for is None else {}, asked_for)
+                operator.execute_ended(context_of(), event)
             assert deferred.value.method_name == "execute_ended"
-            asked_for = deferred.value.kwargs["asked_for"]
-    waits_again(operator, lambda: operator.execute_ended(context_of(), {}, asked_for))
+            assert deferred.value.trigger.event == event
+    waits_again(operator, lambda: operator.execute_ended(context_of(), event))
     assert [entry["state"] for entry in manager.queue()] == ["WAITING"]
     assert manager.status_of("stronger")["state"] == "RUNNING"
 

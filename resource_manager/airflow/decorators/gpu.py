@@ -17,6 +17,7 @@ from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factor
 from resource_manager.airflow.demand import seconds
 from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
+from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.triggers import LeaseEndTrigger, identity_of
 from resource_manager.airflow.use_meter import warn_when_idle
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
@@ -66,15 +67,26 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
         if isinstance(self.nodes, int):  # a template is known only once it is rendered
             self._require_one_server()
 
-    def execute(self, context: Any, granted_to_this_try: bool = False) -> Any:
+    def execute(self, context: Any) -> Any:
         """Request the lease; run the function if it is granted and no other try may still use it."""
         try:
             self._require_one_server()
         except ValueError as error:
             raise AirflowFailException(str(error)) from None
+        return self.execute_request(context, {})
+
+    def execute_request(self, context: Any, event: dict[str, Any], granted_to_this_try: bool = False) -> Any:
+        """Take the first steps; after an outage of at most `max_wait` repeat them, but never the function."""
+        step, again = "execute_request", {"granted_to_this_try": granted_to_this_try}
+        with outlasting_outages(self, step, event, at_most=self.max_wait, **again):
+            manager = self.manager
+            allocation = self._granted(context, manager, granted_to_this_try)
+        return self._run(context, manager, allocation)
+
+    def _granted(self, context: Any, manager: Manager, granted_to_this_try: bool) -> Allocation:
+        """Return this try's allocation, on this worker's server; defer for as long as there is none."""
         identity, plain_identity = identity_of(context)
         this_try = str(context["ti"].try_number)
-        manager = self.manager
         status = self.lease(
             context,
             manager,
@@ -97,7 +109,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
                 f"({SERVER_VARIABLE}): give the task the Airflow queue of one server's workers"
             )
         self.log.info("allocated GPUs %s of %s", status["gpu_devices"], status["server_name"])
-        return self._run(context, manager, status)
+        return status
 
     def _require_one_server(self) -> None:
         """Raise `ValueError` for a gang: the function is one process, of one worker."""
@@ -128,12 +140,13 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
 
     def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:
         """Continue after the wait; this try queued the request, so no other try ran under its lease."""
-        self.fail_if_overdue(context, event)
-        return self.execute(context, granted_to_this_try=True)
+        with outlasting_outages(self, "execute_granted", event):
+            self.fail_if_overdue(context, event)
+        return self.execute_request(context, {}, granted_to_this_try=True)
 
     def execute_over(self, context: Any, event: dict[str, Any]) -> Any:
         """Continue after the lease of an earlier try ended."""
-        return self.execute(context)
+        return self.execute_request(context, {})
 
     def _run(self, context: Any, manager: Manager, allocation: Allocation) -> Any:
         context["ti"].xcom_push(key="allocation", value=allocation)

@@ -18,6 +18,7 @@ from resource_manager.airflow.demand import (
 )
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook, Manager
 from resource_manager.airflow.links import ConsoleLink, console_url
+from resource_manager.airflow.outages import outlasts_outages
 from resource_manager.airflow.triggers import GrantTrigger, TriggerState, identity_of
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.airflow.wait_log import describe_wait, describe_waiting
@@ -104,6 +105,7 @@ class GPUOperator(BaseOperator):
             )
         return status
 
+    @outlasts_outages
     def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:
         """Continue after the wait: the repeated request returns the granted lease."""
         self.fail_if_overdue(context, event)

@@ -13,6 +13,7 @@ from airflow.sdk import BaseOperator, TaskGroup, XComArg
 from resource_manager.airflow.demand import end_entry
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.operators.base import GPUOperator
+from resource_manager.airflow.outages import outlasting_outages, outlasts_outages
 from resource_manager.airflow.triggers import identity_of
 from resource_manager.airflow.use_meter import warn_when_idle
 from resource_manager.airflow.version_compat import AirflowFailException
@@ -44,7 +45,12 @@ class GPUAllocateOperator(GPUOperator):
 
     def execute(self, context: Any) -> Allocation:
         """Return the allocation, at once or after a wait."""
-        allocation = self.lease(context, self.manager, labels={"scope": RUN_SCOPE})
+        return self.execute_request(context, {})
+
+    def execute_request(self, context: Any, event: dict[str, Any]) -> Allocation:
+        """Request the lease; repeat it after an outage of at most `max_wait`."""
+        with outlasting_outages(self, "execute_request", event, at_most=self.max_wait):
+            allocation = self.lease(context, self.manager, labels={"scope": RUN_SCOPE})
         for member in allocation["members"]:
             gpu_ids = ",".join(map(str, member["gpu_ids"]))
             self.log.info("allocated GPUs %s of %s", gpu_ids, member["server_name"])
@@ -73,6 +79,11 @@ class GPUReleaseOperator(BaseOperator):
         if not self.lease:
             self.log.info("nothing was allocated")
             return
+        self.execute_release(context, {})
+
+    @outlasts_outages
+    def execute_release(self, context: Any, event: dict[str, Any]) -> None:
+        """End the lease, unless it has ended."""
         manager = GPUManagerHook(self.gpu_conn_id).get_conn()
         entry = manager.status_of(self.lease["task_id"])
         if entry is None or entry.get("fencing_token") != self.lease["fencing_token"]:

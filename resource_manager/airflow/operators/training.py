@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 from resource_manager.airflow.demand import end_lease, is_of, launcher_labels, seconds
 from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
-from resource_manager.airflow.outages import outlasts_outages
+from resource_manager.airflow.outages import outlasting_outages, outlasts_outages
 from resource_manager.airflow.task_state import is_wanted
 from resource_manager.airflow.triggers import (
     LOG_PLACE,
@@ -128,11 +128,16 @@ class GPUTrainingOperator(GPUOperator):
 
     def execute(self, context: Any) -> Any:
         """Request the lease; run the job if it is granted, else wait in the triggerer."""
-        if self.restart_on_clear and is_first_try_since_cleared(context["ti"], self.retries or 0):
-            self.log.info("the task was cleared: its job of before ends, and a new one starts")
-            identity, _ = identity_of(context)
-            self._end(self.manager, identity, Outcome.CANCELLED)
-        return self._request(context)
+        return self.execute_request(context, {})
+
+    def execute_request(self, context: Any, event: dict[str, Any]) -> Any:
+        """Take the first steps; repeat them after an outage of at most `max_wait`."""
+        with outlasting_outages(self, "execute_request", event, at_most=self.max_wait):
+            if self.restart_on_clear and is_first_try_since_cleared(context["ti"], self.retries or 0):
+                self.log.info("the task was cleared: its job of before ends, and a new one starts")
+                identity, _ = identity_of(context)
+                self._end(self.manager, identity, Outcome.CANCELLED)
+            return self._request(context)
 
     @outlasts_outages
     def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:
@@ -224,6 +229,7 @@ class GPUTrainingOperator(GPUOperator):
             trigger=PauseTrigger(pause_s), method_name="execute_again", kwargs={"attempt": attempt + 1}
         )
 
+    @outlasts_outages
     def execute_again(self, context: Any, event: dict[str, Any], attempt: int) -> Any:
         """Request a lease again after a start that failed."""
         return self._request(context, attempt)

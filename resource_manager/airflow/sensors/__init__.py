@@ -10,7 +10,7 @@ from typing import Any
 from airflow.sdk import BaseSensorOperator
 
 from resource_manager.airflow.demand import ATTRIBUTES, demand_of, taken, takes_demand
-from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
+from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook, is_outage
 from resource_manager.airflow.triggers import FreeCapacityTrigger, identity_of
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 from resource_manager.airflow.wait_log import WaitLog, describe_vacancy
@@ -39,18 +39,22 @@ class GPUAvailableSensor(BaseSensorOperator):
         self._waiting_log = WaitLog()
 
     def poke(self, context: Any) -> bool:
-        """Return whether the request would be granted now.
+        """Return whether the request would be granted now; False during an outage of the manager.
 
         Raises `AirflowFailException` if the request is wrong or no server could ever grant it, and
-        `AirflowException` if the manager cannot answer.
+        `AirflowException` if the manager cannot answer it for another reason.
         """
-        manager = GPUManagerHook(self.gpu_conn_id).get_conn()
         try:
-            answer = manager.explain(self._demand(context))
+            answer = GPUManagerHook(self.gpu_conn_id).get_conn().explain(self._demand(context))
         except InvalidRequestError as error:
             raise AirflowFailException(str(error)) from None
-        except ResourceManagerError as error:
-            raise AirflowException(str(error)) from error
+        except Exception as error:
+            if is_outage(error):
+                self.log.warning("the GPU manager does not answer; still waiting: %s", error)
+                return False
+            if isinstance(error, ResourceManagerError):
+                raise AirflowException(str(error)) from error
+            raise
         if answer["kind"] == RefusalKind.NEVER_FITS:
             raise AirflowFailException(answer["reason"])
         if not answer["would_be_granted"]:

@@ -1,0 +1,232 @@
+"""First requests of tasks while the manager does not answer: the try goes on once it does."""
+
+import warnings
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    try:  # since 3.2
+        from airflow.sdk.exceptions import TaskDeferred
+    except ImportError:
+        from airflow.exceptions import TaskDeferred
+    from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
+    from resource_manager.airflow.hook import GPUManagerHook
+    from resource_manager.airflow.operators import (
+        GPUAllocateOperator,
+        GPUReleaseOperator,
+        GPUTrainingOperator,
+    )
+    from resource_manager.airflow.sensors import GPUAvailableSensor
+    from resource_manager.airflow.version_compat import AirflowException
+
+from resource_manager.errors import CorruptStateError, LockTimeoutError, StoreUnavailableError
+from resource_manager.rest.client import ServiceUnavailableError
+from tests.airflow.tasks import context_of, fire
+
+OUTAGES = [
+    StoreUnavailableError("no answer"),
+    ServiceUnavailableError(503, "no answer"),
+    LockTimeoutError(5.0),
+]
+RAN = []
+
+
+def function():
+    RAN.append(1)
+    return 42
+
+
+OPERATORS = {
+    "training": lambda **more: GPUTrainingOperator(task_id="t", gpus=2, command="train", **more),
+    "cleared training": lambda **more: GPUTrainingOperator(
+        task_id="t", gpus=2, command="train", restart_on_clear=True, **more
+    ),
+    "allocation": lambda **more: GPUAllocateOperator(task_id="t", gpus=2, **more),
+    "@task.gpu": lambda **more: GPUDecoratedOperator(
+        task_id="t", gpus=2, python_callable=function, op_args=[], op_kwargs={}, **more
+    ),
+}
+
+
+@contextmanager
+def out(manager, monkeypatch, error, *calls):
+    """Let these calls of the manager fail inside."""
+
+    def unreachable(*_, **__):
+        raise error
+
+    with monkeypatch.context() as outage:
+        for call in calls or ("submit", "status_of", "explain", "queue", "expire_and_schedule"):
+            outage.setattr(manager, call, unreachable)
+        yield
+
+
+def leaves_the_worker(operator, call):
+    """Return the deferral of a step that meets an outage."""
+    with pytest.raises(TaskDeferred) as deferred:
+        call()
+    return deferred.value
+
+
+def resumed(operator, deferred, context):
+    """Take the step as Airflow does: with the event that the trigger fires once the manager answers."""
+    step = getattr(operator, deferred.method_name)
+    return step(context, **deferred.kwargs, event=fire(deferred.trigger))
+
+
+def has_gone_on(operator, manager, gpu_launcher, take):
+    """Take a step that must end with the lease granted, and what the operator does with it."""
+    if isinstance(operator, GPUTrainingOperator):
+        assert leaves_the_worker(operator, take).method_name == "execute_ended"
+        assert [job.command[-1] for job in gpu_launcher.jobs] == ["train"]
+    elif isinstance(operator, GPUAllocateOperator):
+        assert take()["state"] == "RUNNING"
+    else:
+        assert take() == 42
+        assert RAN == [1]
+    granted = [change for change in manager.history() if change["change"] == "granted"]
+    assert len(granted) == 1
+
+
+@pytest.mark.parametrize("error", OUTAGES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_first_request_outlasts_an_outage_in_its_try(
+    manager, gpu_launcher, fast_triggers, monkeypatch, name, error
+):
+    RAN.clear()
+    gpu_launcher.runs("train")
+    operator = OPERATORS[name]()
+    context, said = context_of(try_number=2, max_tries=1), []
+    monkeypatch.setattr(operator.log, "warning", lambda text, *values: said.append(text % values))
+    with out(manager, monkeypatch, error):
+        asked = leaves_the_worker(operator, lambda: operator.execute(context))
+        again = leaves_the_worker(operator, lambda: asked_again(operator, asked, context))
+    assert manager.leases() == manager.queue() == []
+    line = f"the GPU manager does not answer; going on once it does: {error}"
+    assert [words for words in said if "Task Runner" not in words] == [line] * 2
+    has_gone_on(operator, manager, gpu_launcher, lambda: resumed(operator, again, context))
+
+
+def asked_again(operator, deferred, context):
+    """Take the step without its trigger: reads may be answered again before writes are."""
+    step = getattr(operator, deferred.method_name)
+    return step(context, **deferred.kwargs, event=deferred.trigger.event)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_answer_that_was_lost_is_asked_for_again(manager, gpu_launcher, fast_triggers, monkeypatch, name):
+    """The request arrived: the repetition finds the lease that it was granted."""
+    RAN.clear()
+    gpu_launcher.runs("train")
+    operator, context, submit = OPERATORS[name](), context_of(max_tries=1), manager.submit
+
+    def losing(*asked, **more):
+        submit(*asked, **more)
+        raise StoreUnavailableError("no answer")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(manager, "submit", losing)
+        asked = leaves_the_worker(operator, lambda: operator.execute(context))
+    has_gone_on(operator, manager, gpu_launcher, lambda: resumed(operator, asked, context))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_connection_that_cannot_be_opened_is_waited_for(
+    manager, gpu_launcher, fast_triggers, monkeypatch, name
+):
+    RAN.clear()
+    gpu_launcher.runs("train")
+    operator, context, tried = OPERATORS[name](), context_of(max_tries=1), []
+
+    def opened(hook):
+        tried.append(hook)
+        if len(tried) < 3:
+            raise AirflowException("connection 'x': no answer") from StoreUnavailableError("no answer")
+        return manager
+
+    monkeypatch.setattr(GPUManagerHook, "get_conn", opened)
+    asked = leaves_the_worker(operator, lambda: operator.execute(context))
+    has_gone_on(operator, manager, gpu_launcher, lambda: resumed(operator, asked, context))
+
+
+@pytest.mark.parametrize("max_wait", [None, timedelta(minutes=5)])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_the_wait_for_an_answer_ends_with_max_wait(manager, gpu_launcher, monkeypatch, name, max_wait):
+    operator = OPERATORS[name](max_wait=max_wait)
+    with out(manager, monkeypatch, OUTAGES[0]):
+        asked = leaves_the_worker(operator, lambda: operator.execute(context_of(max_tries=1)))
+    assert asked.timeout == max_wait
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_error_that_is_no_outage_uses_up_the_try(manager, gpu_launcher, monkeypatch, name):
+    operator = OPERATORS[name]()
+    with (
+        out(manager, monkeypatch, CorruptStateError("cannot be read"), "submit"),
+        pytest.raises(AirflowException, match="cannot be read"),
+    ):
+        operator.execute(context_of(max_tries=1))
+
+
+def test_a_function_that_meets_an_outage_is_not_run_again_in_its_try(manager):
+    def asks():
+        raise StoreUnavailableError("of the function's own")
+
+    operator = GPUDecoratedOperator(task_id="t", gpus=2, python_callable=asks, op_args=[], op_kwargs={})
+    with pytest.raises(StoreUnavailableError, match="of the function's own"):
+        operator.execute(context_of())
+    assert manager.leases() == []
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_request_that_waited_too_long_during_an_outage_is_cancelled_after_it(
+    manager, gpu_launcher, fast_triggers, monkeypatch, name
+):
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    operator, context = OPERATORS[name](max_wait=timedelta(0)), context_of(max_tries=1)
+    waits = leaves_the_worker(operator, lambda: operator.execute(context))
+    event = fire(waits.trigger)
+    with out(manager, monkeypatch, OUTAGES[0]):
+        asked = leaves_the_worker(operator, lambda: operator.execute_granted(context, event))
+    with pytest.raises(AirflowException, match="no GPUs within max_wait"):
+        resumed(operator, asked, context)
+    assert manager.queue() == []
+
+
+def test_a_gang_that_starts_again_outlasts_an_outage(manager, gpu_launcher, fast_triggers, monkeypatch):
+    gpu_launcher.runs("train")
+    operator, context = OPERATORS["training"](), context_of()
+    with out(manager, monkeypatch, OUTAGES[0]):
+        asked = leaves_the_worker(operator, lambda: operator.execute_again(context, {}, attempt=2))
+    assert (asked.method_name, asked.kwargs) == ("execute_again", {"attempt": 2})
+    has_gone_on(operator, manager, gpu_launcher, lambda: resumed(operator, asked, context))
+    assert manager.leases()[0]["labels"]["start_attempt"] == "2"
+
+
+def test_a_release_outlasts_an_outage(manager, fast_triggers, monkeypatch):
+    context = context_of()
+    held = OPERATORS["allocation"]().execute(context)
+    release = GPUReleaseOperator(task_id="r", lease=held)
+    with out(manager, monkeypatch, OUTAGES[0]):
+        asked = leaves_the_worker(release, lambda: release.execute(context))
+    assert len(manager.leases()) == 1
+    resumed(release, asked, context)
+    assert manager.leases() == []
+
+
+def test_a_sensor_waits_for_an_answer(manager, fast_triggers, monkeypatch):
+    deferrable, poking = (GPUAvailableSensor(task_id="s", gpus=2, deferrable=each) for each in (True, False))
+    with out(manager, monkeypatch, OUTAGES[0]):
+        assert not poking.poke(context_of())
+        waits = leaves_the_worker(deferrable, lambda: deferrable.execute(context_of()))
+    assert fire(waits.trigger)["server_name"] == "gpu-server-0"
+    assert poking.poke(context_of())
+    with (
+        out(manager, monkeypatch, CorruptStateError("cannot be read")),
+        pytest.raises(AirflowException, match="cannot be read"),
+    ):
+        poking.poke(context_of())
