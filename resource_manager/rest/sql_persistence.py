@@ -7,26 +7,26 @@ import secrets
 import time
 from dataclasses import asdict
 
-from sqlalchemy import Connection
-
 from resource_manager.rest.sessions import MAX_SESSIONS, SESSION_LIFE_S
 from resource_manager.rest.tokens import Token
 from resource_manager.storage.sql.database import Database
+from resource_manager.storage.sql.dialect import Connection
 
 
 def secret(database: Database) -> str:
     """Return the secret that signs sessions; the first service to ask creates it."""
 
     def work(connection: Connection) -> str:
-        found: str | None = database.execute(
+        row = database.execute(
             connection, "SELECT body FROM {secret} WHERE namespace = :namespace"
-        ).scalar()
-        if found is None:
-            found = secrets.token_hex(32)
-            database.execute(
-                connection, "INSERT INTO {secret} (namespace, body) VALUES (:namespace, :body)", body=found
-            )
-        return found
+        ).fetchone()
+        if row is not None:
+            return str(row[0])
+        made = secrets.token_hex(32)
+        database.execute(
+            connection, "INSERT INTO {secret} (namespace, body) VALUES (:namespace, :body)", body=made
+        )
+        return made
 
     return database.write(work)
 
@@ -42,7 +42,7 @@ class SqlTokens:
             found = self._database.execute(
                 connection, "SELECT body FROM {token} WHERE namespace = :namespace"
             )
-            return list(found.scalars())
+            return [body for (body,) in found]
 
         rows = [json.loads(body) for body in self._database.run(work)]
         return {row["token_id"]: Token.from_row(row) for row in rows}
@@ -103,7 +103,7 @@ class SqlSessions:
                 "ORDER BY expires_at DESC",
                 token_id=token_id,
             )
-            for oldest in list(found.scalars())[MAX_SESSIONS:]:
+            for (oldest,) in found.fetchall()[MAX_SESSIONS:]:
                 self._end(connection, token_id, oldest)
 
         self._database.write(work)

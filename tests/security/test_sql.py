@@ -48,9 +48,9 @@ def test_names_stay_data_in_tables_and_views(
         assert store.reports.records(["'; --"]) == {"'; --": b"record"}
         database = store.database
         view = database.dialect.quoted("task_allocations")
-        query = f"SELECT * FROM {view} WHERE namespace = :namespace"
-        rows = database.run(lambda connection: database.execute(connection, query).mappings().all())
-        assert {row["task_id"] for row in rows} == set(SQL)
+        query = f"SELECT task_id FROM {view} WHERE namespace = :namespace"
+        rows = database.run(lambda connection: database.execute(connection, query).fetchall())
+        assert {task_id for (task_id,) in rows} == set(SQL)
 
 
 @pytest.mark.parametrize("namespace", ["a'b", 'a"b', "a;b", "a b", "a%0Ab", "a%27b", "ä", "a" * 101])

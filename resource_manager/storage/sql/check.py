@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
-
 from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import check_format
 from resource_manager.storage.sql.database import Database
-from resource_manager.storage.sql.dialect import Fault
+from resource_manager.storage.sql.dialect import Connection, Fault, execute
 
 MAX_CLOCK_DIFFERENCE_S = 60.0
 
@@ -32,7 +29,8 @@ def check(database: Database) -> list[Finding]:
     ]
     told = {finding.text for finding in findings}
     findings += [finding for finding in _tables(database) if finding.text not in told]
-    difference_s = abs(database.run(lambda c: database.execute(c, "SELECT {now}").scalar_one()) - time.time())
+    seconds, micros = database.time()
+    difference_s = abs(seconds + micros * 1e-6 - time.time())
     findings.append(
         Finding(
             difference_s < MAX_CLOCK_DIFFERENCE_S,
@@ -86,9 +84,9 @@ def _fault(database: Database, statement: str) -> Fault | None:
 
     def work(connection: Connection) -> Fault | None:
         try:
-            connection.execute(text(statement))
-        except DBAPIError as error:
-            fault = database.fault(error)
+            execute(database.dialect, connection, statement, {})
+        except database.dialect.driver.Error as error:
+            fault = database.dialect.explain(error)
             if fault.kind in {"away", "busy"}:
                 raise  # it is tried again
             return fault

@@ -8,7 +8,8 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -23,14 +24,14 @@ from resource_manager.errors import (
 from resource_manager.storage.outage import outage
 
 try:
-    from sqlalchemy import Connection, Engine, MetaData, text
-    from sqlalchemy.exc import DBAPIError, IntegrityError
+    from sqlalchemy import Engine, MetaData, text
+    from sqlalchemy.exc import DBAPIError
     from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 except ModuleNotFoundError as error:
     raise SettingsError(f"SQL stores need {error.name}: {how_to_install('sql')}") from error
 
 from resource_manager.storage.sql import tables
-from resource_manager.storage.sql.dialect import Dialect, Fault, Poller, Waiter
+from resource_manager.storage.sql.dialect import Connection, Dialect, Fault, Poller, Waiter, execute
 from resource_manager.storage.sql.views import ALLOCATIONS, SERVERS, Views
 
 DEFAULT_NAMESPACE = "gpu_manager"
@@ -78,10 +79,6 @@ class Database:
     def tables(self) -> MetaData:
         return tables.metadata(schema=self.dialect.schema, prefix=self.dialect.prefix)
 
-    def named(self, statement: str) -> str:
-        """Return the statement with the names of the tables in the place of `{state}`, `{now}` and so on."""
-        return _named(self.dialect, statement)
-
     def run(self, work: Callable[[Connection], T]) -> T:
         """Return the answer of `work` on a connection, where each statement commits by itself.
 
@@ -92,16 +89,15 @@ class Database:
         away = busy = 0
         while True:
             try:
-                with self.engine.connect() as connection:
-                    return work(connection)
+                return self._lend(work)
             except PoolTimeoutError as error:
                 raise outage(f"{self.address}: all connections of this process are in use") from error
-            except IntegrityError as error:
+            except self.dialect.driver.IntegrityError as error:
                 busy += 1  # another client wrote the same row first
                 if busy > MAX_RETRIES_BUSY:
                     raise outage(f"{self.address}: {_words(error)}") from error
-            except DBAPIError as error:
-                fault = self.fault(error)
+            except self.dialect.driver.Error as error:
+                fault = self.dialect.explain(error)
                 if fault.kind == "missing" and not self._created:
                     self.create()
                     continue
@@ -113,29 +109,52 @@ class Database:
                     raise self._error(fault) from error
             time.sleep(random.uniform(0.2, 1.0) * min(0.02 * 2 ** (4 * away + busy), 0.25))
 
+    def _lend(self, work: Callable[[Connection], T]) -> T:
+        """Return the answer of `work` on a connection, which is closed where it may not be used again."""
+        connection = self.engine.raw_connection()
+        try:
+            return work(connection)
+        except self.dialect.driver.Error as error:
+            if self.dialect.explain(error).kind == "away":
+                connection.invalidate()
+                self.engine.dispose()  # the others are of the same server
+            raise
+        except Exception:
+            raise
+        except BaseException:  # an interrupt, perhaps in the middle of an answer
+            connection.invalidate()
+            raise
+        finally:
+            connection.close()
+
     def write(self, work: Callable[[Connection], T]) -> T:
         """Return the answer of `work` in one transaction of several statements; else as `run`."""
 
         def transaction(connection: Connection) -> T:
-            connection.execute(text(self.dialect.begin))
+            self.execute(connection, self.dialect.begin)
             try:
                 answer = work(connection)
-                connection.execute(text("COMMIT"))
-            except BaseException as error:
-                self._roll_back(connection, error)
+                self.execute(connection, "COMMIT")
+            except Exception:
+                with suppress(self.dialect.driver.Error):
+                    connection.rollback()
                 raise
             return answer
 
         return self.run(transaction)
 
     def execute(self, connection: Connection, statement: str, **values: Any) -> Any:
-        """Execute a statement with the names of `named` and the parameters `:namespace` and `values`."""
-        return connection.execute(text(self.named(statement)), {"namespace": self.namespace, **values})
+        """Execute a statement with the names of tables in the place of `{state}` and so on, and with the
+        parameters `:namespace` and `values`; return the driver's cursor.
+        """
+        return execute(self.dialect, connection, statement, {"namespace": self.namespace, **values})
 
     def row(self, statement: str, **values: Any) -> tuple[Any, ...] | None:
         """Return the first row of an answer."""
-        row = self.run(lambda connection: self.execute(connection, statement, **values).first())
-        return None if row is None else tuple(row)
+        row: tuple[Any, ...] | None = self.run(
+            lambda connection: self.execute(connection, statement, **values).fetchone()
+        )
+        return row
 
     def create(self) -> None:
         """Create the tables and views that are missing; raises `StoreUnavailableError` without the right."""
@@ -144,34 +163,35 @@ class Database:
                 if self._created:
                     return
                 try:
-                    with self.engine.connect() as connection:
-                        self._create_tables(connection)
+                    self._create_tables()
                 except DBAPIError as error:
-                    fault = self.fault(error)
+                    cause = error.orig or error
+                    fault = self.dialect.explain(cause)
                     if left and fault.kind not in {"rights", "corrupt"}:
                         continue  # another client creates them at the same time, and has created more by now
                     if fault.kind in {"rights", "missing"}:
                         fault = Fault(
                             fault.kind,
                             "its tables are missing and this user may not create them: run gpu-manager store "
-                            f"create as one who may ({_words(error)})",
+                            f"create as one who may ({_words(cause)})",
                         )
                     raise self._error(fault) from error
                 self._created = True
 
-    def _create_tables(self, connection: Connection) -> None:
-        connection.execute(text(self.dialect.begin))
-        try:
-            if self.dialect.schema:
-                connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {self.dialect.schema}"))
-            self.tables.create_all(connection)
-            names = ("snapshot", "change", ALLOCATIONS, SERVERS)
-            for statement in Views(self.dialect.json, *map(self.dialect.quoted, names)).statements():
-                connection.execute(text(statement.replace(":", r"\:")))
-            connection.execute(text("COMMIT"))
-        except BaseException as error:
-            self._roll_back(connection, error)
-            raise
+    def _create_tables(self) -> None:
+        with self.engine.connect() as connection:
+            connection.exec_driver_sql(self.dialect.begin)
+            try:
+                if self.dialect.schema:
+                    connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {self.dialect.schema}")
+                self.tables.create_all(connection)
+                names = ("snapshot", "change", ALLOCATIONS, SERVERS)
+                for statement in Views(self.dialect.json, *map(self.dialect.quoted, names)).statements():
+                    connection.execute(text(statement.replace(":", r"\:")))
+                connection.exec_driver_sql("COMMIT")
+            except BaseException:
+                connection.invalidate()  # and with it the transaction
+                raise
 
     def waiter(self, token: str) -> Waiter:
         """Return what a waiter for the lock sleeps on; one that polls where the server is away."""
@@ -182,8 +202,9 @@ class Database:
 
     def time(self) -> tuple[int, int]:
         """Return the time by the server's clock: seconds since the epoch, microseconds."""
-        now = self.run(lambda connection: self.execute(connection, "SELECT {now}").scalar_one())
-        return split_time(now)
+        row = self.row("SELECT {now}")
+        assert row is not None
+        return split_time(row[0])
 
     def close(self) -> None:
         with self._guard:
@@ -196,20 +217,6 @@ class Database:
         self._guard, self._creating = threading.Lock(), threading.Lock()
         if self._engine is not None:
             self._engine.dispose(close=False)
-
-    def _roll_back(self, connection: Connection, error: BaseException) -> None:
-        try:
-            if not isinstance(error, Exception):  # an interrupt, perhaps in the middle of an answer
-                connection.invalidate()
-            elif not connection.invalidated:
-                connection.execute(text("ROLLBACK"))
-        except DBAPIError:
-            connection.invalidate()
-
-    def fault(self, error: DBAPIError) -> Fault:
-        """Return the driver's error in plain words."""
-        assert error.orig is not None
-        return self.dialect.explain(error.orig)
 
     def _error(self, fault: Fault) -> StoreError:
         message = f"{self.address}: {fault.text}"
@@ -227,17 +234,6 @@ def _in_forked_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_forked_child)
-
-_NAMES: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
-
-
-def _named(dialect: Dialect, statement: str) -> str:
-    known: dict[str, str] = _NAMES.setdefault(dialect, {})
-    found = known.get(statement)
-    if found is None:
-        names: Mapping[str, str] = {name: dialect.quoted(name) for name in tables.TABLES}
-        found = known[statement] = statement.format(**names, now=dialect.now, server=dialect.server)
-    return found
 
 
 def split_time(now: float) -> tuple[int, int]:
@@ -263,5 +259,5 @@ def _dialect(url: str) -> Dialect:
         raise SettingsError(f"{scheme}:// stores need {error.name}: {how_to_install('sql')}") from error
 
 
-def _words(error: DBAPIError) -> str:
-    return " ".join(str(error.orig).split())
+def _words(error: BaseException) -> str:
+    return " ".join(str(error).split())

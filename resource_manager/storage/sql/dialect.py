@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine, PoolProxiedConnection
 
+from resource_manager.storage.sql.tables import TABLES
 from resource_manager.storage.sql.views import Json
 
 FaultKind = Literal["missing", "busy", "away", "full", "corrupt", "rights", "refused"]
 """Kinds of a driver's error: `missing` tables, a transaction to be tried again (`busy`), a server that is
 `away`, a `full` disk, data that is not a database (`corrupt`), lacking `rights`, anything else."""
 
+
+Connection = PoolProxiedConnection
+"""A connection of the driver, lent by the pool: each statement commits by itself, except between `begin` and
+COMMIT."""
 
 POLL_S = 0.5
 """Longest sleep of a waiter for the lock before it looks again."""
@@ -50,7 +55,7 @@ class Commit:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The parameters of `update` and `once_known`."""
+        """The parameters of `update`."""
         values: dict[str, Any] = {
             "namespace": self.namespace,
             "version": self.version,
@@ -92,14 +97,15 @@ class Poller:
 
 
 class Dialect(Protocol):
-    """One kind of database, with its own SQL: `now` is its clock in seconds since 1970, `server` names who
-    holds the data, `lock_row` ends a SELECT that reserves its row, `wake` wakes a waiter for the lock (empty
-    where nothing can).
+    """One kind of database, with its own SQL and the module of its `driver`.
 
-    All connections commit each statement by itself, except between `begin` and COMMIT.
+    `now` is its clock in seconds since 1970, `server` names who holds the data, `lock_row` ends a SELECT that
+    reserves its row, `wake` wakes a waiter for the lock (empty where nothing can), `in_style` writes the
+    parameters `:name` as the driver wants them.
     """
 
     title: str
+    driver: Any
     now: str
     server: str
     begin: str
@@ -112,11 +118,18 @@ class Dialect(Protocol):
     def engine(self) -> Engine:
         """Return an engine that has not connected yet; raises `SettingsError`."""
 
-    def quoted(self, table: str) -> str:
+    @classmethod
+    def quoted(cls, table: str) -> str:
         """Return the full name of a table as it stands in a statement."""
 
-    def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float]:
-        """Write all of the commit if nothing speaks against it, else nothing; return the time, too."""
+    @staticmethod
+    def in_style(statement: str) -> str:
+        """Return the statement with its parameters as the driver wants them."""
+
+    def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float | None]:
+        """Write all of the commit if nothing speaks against it, else nothing; return the time, too, if it
+        costs nothing.
+        """
 
     def waiter(self, token: str) -> Waiter:
         """Return a place to sleep until `wake` is executed with that token as `:token`."""
@@ -131,46 +144,60 @@ class Dialect(Protocol):
         """Return the driver's error in plain words."""
 
 
+def update(commit: Commit) -> str:
+    """Return the compare-and-set of this commit, with the parameters `commit.values`."""
+    return _update(
+        bool(commit.incarnation),
+        commit.fencing_token is not None,
+        commit.sequence is not None,
+        len(commit.once),
+    )
+
+
 @lru_cache(maxsize=64)
-def update_of(state: str, once: str, now: str, server: str, has: frozenset[str], keys: int) -> str:
-    """Return the compare-and-set of a commit; `has` names the optional values that this one has."""
+def _update(is_known: bool, grants: bool, queues: bool, keys: int) -> str:
     sets = ["version = :new_version", "commit_id = :commit_id"]
-    if "fencing_token" in has:
-        sets.append("last_fencing_token = :fencing_token")
-    if "sequence" in has:
-        sets.append("sequence = :sequence")
     guards = [
         "namespace = :namespace",
         "version = :version",
         "format <= :format",
         "moved_to = ''",
-        f"server = {server}",
-        f"(lock_token = '' OR lock_token = :lock_token OR lock_expires_at <= {now})",
-        f"abs({now} - :decided_at) <= :tolerance_s",
+        "server = {server}",
+        "(lock_token = '' OR lock_token = :lock_token OR lock_expires_at <= {now})",
+        "abs({now} - :decided_at) <= :tolerance_s",
     ]
-    if "incarnation" in has:
+    if grants:
+        sets.append("last_fencing_token = :fencing_token")
+        guards.append("suspended_until <= {now}")
+    if queues:
+        sets.append("sequence = :sequence")
+    if is_known:
         guards.append("(incarnation = :incarnation OR operator_reset)")
-    if "fencing_token" in has:
-        guards.append(f"suspended_until <= {now}")
     guards += [
-        f"NOT EXISTS (SELECT 1 FROM {once} o WHERE o.namespace = :namespace AND o.caller = :caller_{number} "
-        f"AND o.name = :name_{number} AND o.expires_at > {now})"
+        "NOT EXISTS (SELECT 1 FROM {once} o WHERE o.namespace = :namespace "
+        f"AND o.caller = :caller_{number} AND o.name = :name_{number} AND o.expires_at > {{now}})"
         for number in range(keys)
     ]
-    return f"UPDATE {state} SET {', '.join(sets)} WHERE {' AND '.join(guards)}"
-
-
-def update(dialect: Dialect, commit: Commit) -> str:
-    """Return the compare-and-set of this commit, with named parameters as in `commit.values`."""
-    optional = {"fencing_token": commit.fencing_token, "sequence": commit.sequence}
-    has = {name for name, value in optional.items() if value is not None}
-    if commit.incarnation:
-        has.add("incarnation")
-    names = dialect.quoted("state"), dialect.quoted("once")
-    return update_of(*names, dialect.now, dialect.server, frozenset(has), len(commit.once))
+    return f"UPDATE {{state}} SET {', '.join(sets)} WHERE {' AND '.join(guards)}"
 
 
 @lru_cache(maxsize=256)
-def in_driver_style(statement: str) -> str:
+def written(dialect: type[Any], statement: str) -> str:
+    """Return the statement for the driver: with the names of tables in the place of `{state}`, with `{now}`,
+    `{server}`, and parameters in the driver's style.
+    """
+    names = {name: dialect.quoted(name) for name in TABLES}
+    full: str = dialect.in_style(statement.format(**names, now=dialect.now, server=dialect.server))
+    return full
+
+
+def execute(dialect: Dialect, connection: Connection, statement: str, values: Mapping[str, Any]) -> Any:
+    """Execute a statement as `written` takes it; return the driver's cursor."""
+    cursor = connection.cursor()
+    cursor.execute(written(type(dialect), statement), values)
+    return cursor
+
+
+def with_percent(statement: str) -> str:
     """Return the statement with `%(name)s` in the place of `:name`."""
     return re.sub(r"(?<![:\w]):(\w+)", r"%(\1)s", statement.replace("%", "%%"))

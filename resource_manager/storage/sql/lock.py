@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from contextlib import closing, suppress
 
-from sqlalchemy import Connection
-
 from resource_manager.errors import ResourceManagerError, StoreUnavailableError
 from resource_manager.storage.locks import LOCK_TTL_S, Meanwhile, TimedLock
 from resource_manager.storage.sql.database import Database
+from resource_manager.storage.sql.dialect import Connection
 
 HEARTBEAT_S = 5.0
 BEAT_EVERY_S = 1.0

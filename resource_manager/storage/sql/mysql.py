@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from typing import Any
 
 import pymysql
 from pymysql.constants import CLIENT
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError
 
 from resource_manager.errors import SettingsError, redact
-from resource_manager.storage.sql.dialect import Commit, Fault, FaultKind, Poller, in_driver_style, update
+from resource_manager.storage.sql.dialect import (
+    Commit,
+    Connection,
+    Fault,
+    FaultKind,
+    Poller,
+    execute,
+    update,
+    with_percent,
+)
 from resource_manager.storage.sql.views import MYSQL
 
 TIMEOUT_S = 5
@@ -60,6 +70,7 @@ class MySQL:
     """MySQL 8.0 or MariaDB 10.6, or newer; the database in the URL holds nothing else."""
 
     title = "MySQL"
+    driver: Any = pymysql
     now = "(UNIX_TIMESTAMP(NOW(6)) + 0e0)"
     server = "''"
     wake = ""
@@ -101,63 +112,37 @@ class MySQL:
             },
         )
 
-    def quoted(self, table: str) -> str:
+    @staticmethod
+    def in_style(statement: str) -> str:
+        return with_percent(statement)
+
+    @classmethod
+    def quoted(cls, table: str) -> str:
         return f"`{table}`"
 
-    def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float]:
+    def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float | None]:
         # One packet: a client that sleeps in the middle of a commit holds nobody up.
         values = commit.values
-        # What follows hangs on the compare-and-set of this try, not of an earlier one whose answer was lost.
+        # Another id for each try, so that none hangs on an earlier one whose answer was lost.
         values |= {"stored_id": commit.commit_id, "commit_id": os.urandom(12).hex()}
-        statements = [self.begin, update(self, commit)]
-        if commit.changes:
-            statements.append(self._insert(commit, values))
-        if commit.once:
-            statements.append(self._keep(commit, values))
-        statements += ["COMMIT", f"SELECT {self.now}"]
-        driver: Any = connection.connection.driver_connection
-        with driver.cursor() as cursor:
-            try:
-                cursor.execute(in_driver_style("; ".join(statements)), values)
-                counts = [cursor.rowcount]
-                while cursor.nextset():
-                    counts.append(cursor.rowcount)
-                return counts[1] == 1, float(cursor.fetchone()[0])
-            except pymysql.Error as error:
-                if self.explain(error).kind == "away":
-                    connection.invalidate()
-                else:
-                    driver.rollback()
-                # As SQLAlchemy raises what happens in its own methods.
-                raise DBAPIError.instance(None, None, error, pymysql.Error) from error
-
-    def _insert(self, commit: Commit, values: dict[str, Any]) -> str:
-        """Return the statement that writes the changes if the compare-and-set before it was made."""
-        rows = []
-        for number, (at, body) in enumerate(commit.changes, 1):
+        for number, (at, body) in enumerate(commit.changes):
             values |= {f"at_{number}": at, f"body_{number}": body}
-            rows.append(f"SELECT {number} AS number, :at_{number} AS at, :body_{number} AS body")
-        entries = " UNION ALL ".join(rows)
-        return (
-            f"INSERT INTO {self.quoted('change')} (namespace, version, at, commit_id, body) "
-            f"SELECT s.namespace, :version + e.number, e.at, :stored_id, e.body FROM ({entries}) AS e "
-            f"JOIN {self.quoted('state')} AS s ON s.namespace = :namespace AND s.commit_id = :commit_id"
-        )
-
-    def _keep(self, commit: Commit, values: dict[str, Any]) -> str:
-        rows = []
         for number, (_, _, answer) in enumerate(commit.once):
             values[f"text_{number}"] = answer
-            rows.append(
-                f"SELECT :caller_{number} AS caller, :name_{number} AS name, :text_{number} AS answer"
-            )
         values["keep_s"] = commit.keep_s
-        return (
-            f"REPLACE INTO {self.quoted('once')} (namespace, caller, name, answer, expires_at) "
-            f"SELECT s.namespace, e.caller, e.name, e.answer, {self.now} + :keep_s "
-            f"FROM ({' UNION ALL '.join(rows)}) AS e "
-            f"JOIN {self.quoted('state')} AS s ON s.namespace = :namespace AND s.commit_id = :commit_id"
-        )
+        statement = _statement(update(commit), len(commit.changes), len(commit.once))
+        driver: Any = connection.driver_connection
+        try:
+            cursor = execute(self, connection, statement, values)
+            cursor.nextset()
+            done: bool = cursor.rowcount == 1
+            while cursor.nextset():
+                pass
+        except pymysql.Error as error:
+            if self.explain(error).kind != "away":
+                driver.rollback()
+            raise
+        return done, None
 
     def waiter(self, token: str) -> Poller:
         return Poller()
@@ -166,9 +151,8 @@ class MySQL:
         return f"`{name}`"
 
     def examine(self, connection: Connection) -> list[tuple[bool, str]]:
-        version, read_only, flush = connection.execute(
-            text("SELECT VERSION(), @@GLOBAL.read_only, @@GLOBAL.innodb_flush_log_at_trx_commit")
-        ).one()
+        settings = "SELECT VERSION(), @@GLOBAL.read_only, @@GLOBAL.innodb_flush_log_at_trx_commit"
+        version, read_only, flush = execute(self, connection, settings, {}).fetchone()
         numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
         is_mariadb = "mariadb" in version.lower()
         enough = numbers >= ((10, 6) if is_mariadb else (8, 0))
@@ -178,7 +162,7 @@ class MySQL:
             found.append((False, "it is read-only, as a replica is: connect to the primary"))
         if flush != 1:
             found.append((False, f"innodb_flush_log_at_trx_commit={flush}: a crash loses commits"))
-        airflow = connection.execute(text("SHOW TABLES LIKE 'dag\\_run'")).first()
+        airflow = execute(self, connection, "SHOW TABLES LIKE 'dag\\_run'", {}).fetchone()
         if airflow is not None:
             found.append((False, f"the database {self.database} is Airflow's: use one of its own"))
         return found
@@ -193,3 +177,30 @@ class MySQL:
         if 2000 <= code < 3000 or isinstance(error, pymysql.InterfaceError) or code == 0:
             return Fault("away", f"cannot be reached ({words})")
         return Fault("refused", f"it refused the operation ({code}: {words})")
+
+
+@lru_cache(maxsize=64)
+def _statement(update: str, changes: int, keys: int) -> str:
+    """Return the commit as statements; what follows hangs on the compare-and-set of this very try.
+
+    ROW_COUNT() would not do: it is -1 where the client went away meanwhile, and COMMIT follows all the same.
+    """
+    of_this = "FROM {state} WHERE namespace = :namespace AND commit_id = :commit_id"
+    rows = [
+        f"SELECT namespace, :version + {number + 1}, :at_{number}, :stored_id, :body_{number} {of_this}"
+        for number in range(changes)
+    ]
+    answers = [
+        f"SELECT namespace, :caller_{number}, :name_{number}, :text_{number}, {{now}} + :keep_s {of_this}"
+        for number in range(keys)
+    ]
+    statements = ["START TRANSACTION", update]
+    if rows:
+        statements.append(
+            f"INSERT INTO {{change}} (namespace, version, at, commit_id, body) {' UNION ALL '.join(rows)}"
+        )
+    if answers:
+        statements.append(
+            "REPLACE INTO {once} (namespace, caller, name, answer, expires_at) " + " UNION ALL ".join(answers)
+        )
+    return "; ".join([*statements, "COMMIT"])

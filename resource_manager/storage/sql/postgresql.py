@@ -12,10 +12,20 @@ import psycopg
 from psycopg import Connection as DriverConnection
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Engine, create_engine
 
 from resource_manager.errors import SettingsError, redact
-from resource_manager.storage.sql.dialect import POLL_S, Commit, Fault, FaultKind, Poller, update
+from resource_manager.storage.sql.dialect import (
+    POLL_S,
+    Commit,
+    Connection,
+    Fault,
+    FaultKind,
+    Poller,
+    execute,
+    update,
+    with_percent,
+)
 from resource_manager.storage.sql.tables import SCHEMA
 from resource_manager.storage.sql.views import POSTGRESQL
 
@@ -79,6 +89,7 @@ class PostgreSQL:
     """PostgreSQL 13 or newer; `url` is libpq's, so that it may name several hosts."""
 
     title = "PostgreSQL"
+    driver: Any = psycopg
     now = "EXTRACT(EPOCH FROM clock_timestamp())::float8"
     # A promoted standby continues on another timeline, a dump is restored under another identifier.
     server = (
@@ -122,21 +133,24 @@ class PostgreSQL:
             connection.prepare_threshold = None
         return connection
 
-    def quoted(self, table: str) -> str:
+    @staticmethod
+    def in_style(statement: str) -> str:
+        return with_percent(statement)
+
+    @classmethod
+    def quoted(cls, table: str) -> str:
         return f'{SCHEMA}."{table}"'
 
     def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float]:
-        statement = _statement(
-            update(self, commit), self.quoted("change"), self.quoted("once"), self.now, bool(commit.once)
-        )
         values = commit.values
-        values["times"] = [at for at, _ in commit.changes]
-        values["bodies"] = [body for _, body in commit.changes]
+        # The driver takes long to write arrays; no line of JSON has a line break inside.
+        values["times"] = ",".join(repr(at) for at, _ in commit.changes)
+        values["bodies"] = "\n".join(body for _, body in commit.changes)
         if commit.once:
             values["callers"], values["names"], values["texts"] = map(list, zip(*commit.once, strict=True))
             values["keep_s"] = commit.keep_s
-        done, now = connection.execute(text(statement), values).one()
-        return bool(done), now
+        row = execute(self, connection, _statement(update(commit), bool(commit.once)), values).fetchone()
+        return bool(row[0]), row[1]
 
     def waiter(self, token: str) -> Poller | Listener:
         connection = self.connect()
@@ -149,15 +163,16 @@ class PostgreSQL:
         return f'"{name}"'
 
     def examine(self, connection: Connection) -> list[tuple[bool, str]]:
-        row = connection.execute(
-            text(
-                "SELECT current_setting('server_version_num')::int, current_setting('server_version'), "
-                "pg_is_in_recovery(), current_setting('synchronous_commit'), current_setting('fsync'), "
-                "current_setting('default_transaction_isolation')"
-            )
-        ).one()
+        row = execute(
+            self,
+            connection,
+            "SELECT current_setting('server_version_num')::int, current_setting('server_version'), "
+            "pg_is_in_recovery(), current_setting('synchronous_commit'), current_setting('fsync'), "
+            "current_setting('default_transaction_isolation')",
+            {},
+        ).fetchone()
         number, version, is_standby, synchronous, fsync, isolation = row
-        driver: Any = connection.connection.driver_connection
+        driver: Any = connection.driver_connection
         pooled = is_pooled(driver)
         found = [(number >= 130_000, f"PostgreSQL {version}; 13 or newer is needed")]
         if is_standby:
@@ -209,9 +224,9 @@ def is_pooled(connection: DriverConnection[Any]) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _statement(update: str, change: str, once: str, now: str, with_keys: bool) -> str:
+def _statement(update: str, with_keys: bool) -> str:
     """Return the commit as one statement: it writes what hangs on the compare-and-set, and tells the time."""
-    keys = f""", kept AS (
+    keys = """, kept AS (
         INSERT INTO {once} (namespace, caller, name, answer, expires_at)
         SELECT :namespace, caller, name, answer, {now} + :keep_s
         FROM done, unnest(CAST(:callers AS text[]), CAST(:names AS text[]), CAST(:texts AS text[]))
@@ -219,8 +234,8 @@ def _statement(update: str, change: str, once: str, now: str, with_keys: bool) -
         ON CONFLICT (namespace, caller, name)
         DO UPDATE SET answer = excluded.answer, expires_at = excluded.expires_at)"""
     return f"""WITH done AS ({update} RETURNING version), written AS (
-        INSERT INTO {change} (namespace, version, at, commit_id, body)
+        INSERT INTO {{change}} (namespace, version, at, commit_id, body)
         SELECT :namespace, CAST(:version AS bigint) + entry.number, entry.at, :commit_id, entry.body
-        FROM done, unnest(CAST(:times AS float8[]), CAST(:bodies AS text[]))
+        FROM done, unnest(CAST(string_to_array(:times, ',') AS float8[]), string_to_array(:bodies, E'\\n'))
           WITH ORDINALITY AS entry (at, body, number)){keys if with_keys else ""}
-        SELECT (SELECT count(*) FROM done), {now}"""
+        SELECT (SELECT count(*) FROM done), {{now}}"""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy.engine import Connection
-
 from resource_manager.storage.reports import RECORD_TTL_S
 from resource_manager.storage.sql.database import Database
+from resource_manager.storage.sql.dialect import Connection
 
 
 class SqlReports:
@@ -53,7 +52,7 @@ class SqlReports:
                     "AND server = :server AND expires_at > {now}",
                     kind=kind,
                     server=server,
-                ).first()
+                ).fetchone()
                 if row is not None:
                     found[server] = row[0].encode()
             return found

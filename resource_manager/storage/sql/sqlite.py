@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from resource_manager.errors import SettingsError, redact
-from resource_manager.storage.sql.dialect import Commit, Fault, Poller, update
+from resource_manager.storage.sql.dialect import Commit, Connection, Fault, Poller, execute, update
 from resource_manager.storage.sql.tables import SCHEMA
 from resource_manager.storage.sql.views import SQLITE
 
@@ -30,6 +30,7 @@ class SQLite:
     """SQLite with a write-ahead log, each commit forced to the disk."""
 
     title = "SQLite"
+    driver: Any = sqlite3
     now = "now_s()"
     server = "''"
     wake = ""
@@ -65,38 +66,45 @@ class SQLite:
         event.listen(engine, "connect", _prepare)
         return engine
 
-    def quoted(self, table: str) -> str:
-        return f'"{self.prefix}{table}"'
+    @staticmethod
+    def in_style(statement: str) -> str:
+        return statement
+
+    @classmethod
+    def quoted(cls, table: str) -> str:
+        return f'"{cls.prefix}{table}"'
 
     def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float]:
-        connection.execute(text(self.begin))
+        driver: Any = connection.driver_connection
         try:
-            done = connection.execute(text(update(self, commit)), commit.values).rowcount == 1
+            driver.execute(self.begin)
+            done: bool = execute(self, connection, update(commit), commit.values).rowcount == 1
             if done:
                 self._write(connection, commit)
-            connection.execute(text("COMMIT"))
-        except BaseException:
-            driver: Any = connection.connection.driver_connection
+            driver.execute("COMMIT")
+        finally:
             if driver.in_transaction:
                 driver.rollback()
-            raise
         return done, time.time()
 
     def _write(self, connection: Connection, commit: Commit) -> None:
-        insert = text(
-            f"INSERT INTO {self.quoted('change')} (namespace, version, at, commit_id, body) "
-            "VALUES (:namespace, :version, :at, :commit_id, :body)"
-        )
+        names = {"namespace": commit.namespace, "commit_id": commit.commit_id, "keep_s": commit.keep_s}
         for version, (at, body) in enumerate(commit.changes, commit.version + 1):
-            entry = {"version": version, "at": at, "body": body, "commit_id": commit.commit_id}
-            connection.execute(insert, {"namespace": commit.namespace, **entry})
-        keep = text(
-            f"REPLACE INTO {self.quoted('once')} (namespace, caller, name, answer, expires_at) "
-            f"VALUES (:namespace, :caller, :name, :answer, {self.now} + :keep_s)"
-        )
+            execute(
+                self,
+                connection,
+                "INSERT INTO {change} (namespace, version, at, commit_id, body) "
+                "VALUES (:namespace, :version, :at, :commit_id, :body)",
+                names | {"version": version, "at": at, "body": body},
+            )
         for caller, name, answer in commit.once:
-            key = {"caller": caller, "name": name, "answer": answer, "keep_s": commit.keep_s}
-            connection.execute(keep, {"namespace": commit.namespace, **key})
+            execute(
+                self,
+                connection,
+                "REPLACE INTO {once} (namespace, caller, name, answer, expires_at) "
+                "VALUES (:namespace, :caller, :name, :answer, {now} + :keep_s)",
+                names | {"caller": caller, "name": name, "answer": answer},
+            )
 
     def waiter(self, token: str) -> Poller:
         return Poller()
@@ -105,12 +113,12 @@ class SQLite:
         return f'"{name}"'
 
     def examine(self, connection: Connection) -> list[tuple[bool, str]]:
-        mode = connection.execute(text("PRAGMA journal_mode")).scalar_one()
+        mode = execute(self, connection, "PRAGMA journal_mode", {}).fetchone()[0]
         found = [
             (sqlite3.sqlite_version_info >= (3, 35), f"SQLite {sqlite3.sqlite_version}; 3.35 is needed"),
             (mode == "wal", f"journal mode {mode}; wal is needed"),
         ]
-        damage = connection.execute(text("PRAGMA quick_check(1)")).scalar_one()
+        damage = execute(self, connection, "PRAGMA quick_check(1)", {}).fetchone()[0]
         if damage != "ok":
             found.append((False, f"the file is damaged: {damage}"))
         return found

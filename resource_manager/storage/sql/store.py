@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace as with_values
 from typing import Any, NamedTuple, NoReturn
 
-from sqlalchemy import Connection
-
 from resource_manager.core.changes import Change, Granted, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Node
@@ -43,7 +41,7 @@ from resource_manager.storage.codec import (
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.sql.database import Database, split_time
-from resource_manager.storage.sql.dialect import Commit
+from resource_manager.storage.sql.dialect import Commit, Connection
 from resource_manager.storage.sql.lock import SqlLock, make_room
 from resource_manager.storage.sql.reports import SqlReports
 from resource_manager.storage.sql.tables import MAX_MOVED_TO
@@ -167,7 +165,8 @@ class SqlStore:
             done, told = self.database.run(
                 lambda connection: self.database.dialect.commit(connection, commit)
             )
-            self._clock.learn(*split_time(told), begin)
+            if told is not None:
+                self._clock.learn(*split_time(told), begin)
             if done or self._was_made(commit, once):
                 break
         after = version + len(changes)
@@ -281,7 +280,7 @@ class SqlStore:
         def work(connection: Connection) -> Sequence[Any]:
             found: Sequence[Any] = self.database.execute(
                 connection, _CHANGES, after=max(after, 0), limit=limit
-            ).all()
+            ).fetchall()
             return found
 
         try:
@@ -310,7 +309,7 @@ class SqlStore:
 
     def _row(self, connection: Connection, suffix: str = "") -> StateRow | None:
         begin = time.monotonic()
-        row = self.database.execute(connection, _STATE + suffix).first()
+        row = self.database.execute(connection, _STATE + suffix).fetchone()
         if row is None:
             return None
         state = StateRow(*row)
@@ -405,14 +404,14 @@ class SqlStore:
         self.database.execute(connection, "DELETE FROM {change} WHERE namespace = :namespace")
 
     def _kept(self, connection: Connection, key: Once) -> str | None:
-        stored: str | None = self.database.execute(
+        row = self.database.execute(
             connection,
             "SELECT answer FROM {once} WHERE namespace = :namespace AND caller = :caller AND name = :name "
             "AND expires_at > {now}",
             caller=key.caller,
             name=key.key,
-        ).scalar()
-        return stored
+        ).fetchone()
+        return None if row is None else str(row[0])
 
     def _keep(self, connection: Connection, key: Once, reference: str) -> None:
         names = {"caller": key.caller, "name": key.key}
@@ -475,14 +474,14 @@ class SqlStore:
             "SELECT caller FROM {once} WHERE namespace = :namespace GROUP BY caller HAVING count(*) > :most",
             most=MAX_KEYS,
         )
-        for (caller,) in callers.all():
+        for (caller,) in callers.fetchall():
             newest_dropped = self.database.execute(
                 connection,
                 "SELECT expires_at FROM {once} WHERE namespace = :namespace AND caller = :caller "
                 "ORDER BY expires_at DESC LIMIT 1 OFFSET :most",
                 caller=caller,
                 most=MAX_KEYS,
-            ).scalar_one()
+            ).fetchone()[0]
             self.database.execute(
                 connection,
                 "DELETE FROM {once} WHERE namespace = :namespace AND caller = :caller AND expires_at <= :end",

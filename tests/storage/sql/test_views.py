@@ -15,6 +15,7 @@ from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage import Store, open_store
 from resource_manager.storage.sql import store as sql_store
+from resource_manager.storage.sql.dialect import Connection
 from resource_manager.storage.sql.store import SqlStore
 from tests.sql_servers import DATABASES
 from tests.storage.walk import Walk, started
@@ -40,14 +41,13 @@ def rows(store: Store, view: str) -> list[dict[str, Any]]:
     if store.database.dialect.title == "PostgreSQL":  # which does this within a minute
         store.database.run(lambda connection: store.database.execute(connection, "ANALYZE {snapshot}"))
     name = store.database.dialect.quoted(view)
-    found = store.database.run(
-        lambda connection: (
-            store.database.execute(connection, f"SELECT * FROM {name} WHERE namespace = :namespace")
-            .mappings()
-            .all()
-        )
-    )
-    return [dict(row) for row in found]
+    query = f"SELECT * FROM {name} WHERE namespace = :namespace"
+
+    def work(connection: Connection) -> list[dict[str, Any]]:
+        cursor = store.database.execute(connection, query)
+        return [dict(zip([column[0] for column in cursor.description], row, strict=True)) for row in cursor]
+
+    return store.database.run(work)
 
 
 def servers(manager: GPUResourceManager) -> dict[str, tuple[int, int]]:
