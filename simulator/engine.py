@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
+from math import inf
 from typing import Generic, TypeVar
 
 from simulator.errors import SimulationError
@@ -33,17 +33,17 @@ class EventQueue(Generic[Event]):
     @property
     def next_time(self) -> float:
         """Time of the next event; infinite if there is none."""
-        return self._heap[0][0] if self._heap else math.inf
+        return self._heap[0][0] if self._heap else inf
 
     def schedule(self, time: float, event: Event, priority: int = 0) -> None:
         """Add an event; one at infinity never happens. Raises `SimulationError` if the time is past."""
-        if not time >= self.now:
+        if self.now <= time < inf:
+            self._sequence = sequence = self._sequence + 1
+            heappush(self._heap, (time, priority, sequence, event))
+        elif time != inf:
             raise SimulationError(f"an event at {time} cannot be scheduled at {self.now}: its time is past")
-        if time < math.inf:
-            self._sequence += 1
-            heappush(self._heap, (time, priority, self._sequence, event))
 
-    def pop(self, until: float = math.inf) -> Event | None:
+    def pop(self, until: float = inf) -> Event | None:
         """Remove and return the next event up to and including `until`, with `now` at its time, or None."""
         heap = self._heap
         if not heap or heap[0][0] > until:
@@ -51,7 +51,7 @@ class EventQueue(Generic[Event]):
         self.now, _, _, event = heappop(heap)
         return event
 
-    def pop_due(self, until: float = math.inf) -> Iterator[Event]:
+    def pop_due(self, until: float = inf) -> Iterator[Event]:
         """Remove and yield, one by one, the events up to and including `until`, with `now` at their time.
 
         Those scheduled meanwhile are included. When none is left, `now` is `until`, if that is finite.
@@ -60,10 +60,10 @@ class EventQueue(Generic[Event]):
         while heap and heap[0][0] <= until:
             self.now, _, _, event = heappop(heap)
             yield event
-        if self.now < until < math.inf:
+        if self.now < until < inf:
             self.now = until
 
-    def run(self, handle: Callable[[Event], object], until: float = math.inf) -> None:
+    def run(self, handle: Callable[[Event], object], until: float = inf) -> None:
         """Call `handle` with each event up to and including `until`."""
         for event in self.pop_due(until):
             handle(event)

@@ -334,7 +334,9 @@ class ClusterState(NodeIndex):
         account.use = ledger.use_after(account.use, ended, at, self.by_name)
 
     def _clean_after(self, lease: Lease, at: float) -> None:
-        """Begin to clean what the lease's members held on watched nodes."""
+        """Begin to clean the GPUs that the lease's members held on watched nodes."""
+        if not lease.request.gpus:
+            return
         for member in lease.members:
             state = self.by_name.get(member.node)  # a retired node has left with its last lease
             if state is not None and state.watched:

@@ -71,6 +71,7 @@ class NodeState:
         "name",
         "node",
         "opened_gpus",
+        "placement_without_gpus",
         "retired",
         "uniform",
         "watched",
@@ -99,6 +100,7 @@ class NodeState:
         self.opened_gpus: dict[int, GpuOpened] = {}
         self.cleaning: dict[tuple[int, int], Cleaning] = {}
         self.last_port = 0
+        self.placement_without_gpus = Placement(node.name)
 
     def copy(self) -> NodeState:
         """Return an independent copy, for trials among some of the nodes."""
@@ -185,6 +187,12 @@ class NodeState:
             return tuple(islice(self.gpu_free, need))
         return pick_gpus(request, self.eligible_gpus(request), self.gpu_free)
 
+    def place(self, request: Request) -> Placement:
+        """Return the placement of a request that fits, on the GPUs of `pick_gpus`."""
+        if not request.gpus:
+            return self.placement_without_gpus
+        return Placement(self.name, self.pick_gpus(request))
+
     def identified(self, placement: Placement) -> Placement:
         """Return the placement with the UUIDs of its GPUs, or as it is unless all of them have one."""
         known = self.gpu_uuids
@@ -237,21 +245,23 @@ def allocate(state: NodeState, request: Request, placement: Placement, *, force:
 
 def _check_capacity(state: NodeState, request: Request, placement: Placement) -> None:
     gpu_ids = placement.gpu_ids
-    count = len(gpu_ids)
-    if count != request.gpus or (count > 1 and len(set(gpu_ids)) != count):
-        raise CapacityError(
-            f"placement of {request.lease_id!r} names GPUs {gpu_ids}, but the request has gpus={request.gpus}"
-        )
-    if placement.gpu_uuids and placement.gpu_uuids != state.identified(placement).gpu_uuids:
-        raise CapacityError(
-            f"placement of {request.lease_id!r} names GPUs {placement.gpu_uuids}, which are not those "
-            f"of {state.name!r} with the numbers {gpu_ids}"
-        )
-    for gpu_id in gpu_ids:
-        if state.gpu_free.get(gpu_id, 0) < request.gpu_milli:
+    if gpu_ids or request.gpus:
+        count = len(gpu_ids)
+        if count != request.gpus or (count > 1 and len(set(gpu_ids)) != count):
             raise CapacityError(
-                f"GPU {gpu_id} of {state.name!r} has less than {request.gpu_milli} milli free"
+                f"placement of {request.lease_id!r} names GPUs {gpu_ids}, "
+                f"but the request has gpus={request.gpus}"
             )
+        if placement.gpu_uuids and placement.gpu_uuids != state.identified(placement).gpu_uuids:
+            raise CapacityError(
+                f"placement of {request.lease_id!r} names GPUs {placement.gpu_uuids}, which are not those "
+                f"of {state.name!r} with the numbers {gpu_ids}"
+            )
+        for gpu_id in gpu_ids:
+            if state.gpu_free.get(gpu_id, 0) < request.gpu_milli:
+                raise CapacityError(
+                    f"GPU {gpu_id} of {state.name!r} has less than {request.gpu_milli} milli free"
+                )
     free = state.free
     for name, amount in request.resources.items():
         lack = amount - free.get(name, 0)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from resource_manager.core.changes import Change, Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import MILLI_PER_GPU, Gpu, Node, Placement, Request
+from resource_manager.core.models import MILLI_PER_GPU, Gpu, Node, Request
 from resource_manager.scheduling.allocator import allocate, grant
 from resource_manager.scheduling.gangs import could_start
 from resource_manager.scheduling.policies import Policy
@@ -67,7 +67,7 @@ class SpreadLeases:
                 self.release(job, now)
                 return False
             request = Request(f"{job.name}/{state.name}", min(state.whole_free, int(gpus) - len(servers)))
-            cluster.apply(grant(cluster, request, (Placement(state.name, state.pick_gpus(request)),), now))
+            cluster.apply(grant(cluster, request, (state.place(request),), now))
             parts.append(request.lease_id)
             servers += [state.name] * request.gpus
         job.servers, job.allocated = tuple(servers), gpus

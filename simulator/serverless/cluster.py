@@ -13,6 +13,7 @@ from simulator.serverless.container import Container
 from simulator.serverless.errors import ActionError
 from simulator.serverless.numa_node import NumaNode
 from simulator.serverless.server import Server
+from simulator.serverless.workflow import Function
 
 
 class Location(NamedTuple):
@@ -23,14 +24,20 @@ class Location(NamedTuple):
     numa_node_id: int
 
 
-ClusterEvent = tuple[float, Container | None, list[Container], float]
-"""One event of the cluster: seconds, the container that ended, those that started, and rent in dollars."""
+NodeEvent = Container | NumaNode
+"""The container is created, or the first of the node ends; the latter no longer holds if that end moved."""
+
+Events = EventQueue[NodeEvent | Function]
+"""Events to come of an episode: those of the nodes, and the submissions of functions."""
+
+Outcome = tuple[Container | None, float]
+"""What an event did: the container that ended, if any, and the rent in dollars."""
 
 
 class Cluster:
     """NUMA nodes by `Location`, in the order of the configuration.
 
-    Events are processed in order of time; at equal times ends come before starts, and nodes in their order.
+    At equal times ends come before starts, and nodes in their order; the priorities of both are negative.
     """
 
     def __init__(self, config: ClusterConfig) -> None:
@@ -72,10 +79,10 @@ class Cluster:
         """Positions of the servers, by position of the NUMA node."""
         self.nodes_of = [range(nodes[0].position, nodes[-1].position + 1) for nodes in self.servers]
         """Positions of the NUMA nodes, by position of the server."""
-        self._events: EventQueue[tuple[NumaNode, Container | None]] = EventQueue()
-        """Starts of containers, and ends (None): one no longer holds if the node's first end has moved."""
-        self.changed_nodes: set[int] = set()
-        """Positions of the nodes that had an event; the reader clears the set."""
+        self._end_priority, self._start_priority = -2 * len(self.nodes), -len(self.nodes)
+        self.reset(EventQueue())
+        self.changed_nodes: set[NumaNode] = set()
+        """The nodes that had an event; the reader clears the set."""
 
     def inventory(self) -> list[Node]:
         """Return the NUMA nodes as nodes of the resource manager."""
@@ -92,11 +99,11 @@ class Cluster:
             for position, location in enumerate(self.locations)
         ]
 
-    def reset(self) -> None:
-        """Empty every node and end every rental."""
+    def reset(self, events: Events) -> None:
+        """Empty every node and end every rental; later events go to that queue."""
         for server in self.servers:
             server.reset()
-        self._events = EventQueue()
+        self._events = events
 
     def __len__(self) -> int:
         return len(self._servers)
@@ -138,41 +145,42 @@ class Cluster:
                 seconds += size / self.network_bandwidth
         return seconds
 
-    def on_container_creation(self, position: int, container: Container) -> tuple[float, bool]:
-        """Send a container to a node; return the rent ($), and True if it starts at once."""
+    def on_container_creation(self, position: int, container: Container) -> float:
+        """Send a container to a node; return the rent ($)."""
         node = self.nodes[position]
-        time = container.submission_time
+        time = container.function.submission_time
         node.on_container_creation(container)
         # All earlier events are processed: a container that need not wait starts without a further event.
         if container.creation_time <= time:
-            started = self._start(node, container)
+            self._start(node, container)
         else:
-            started = False
-            self._events.schedule(container.creation_time, (node, container), len(self.nodes) + position)
-        return self._rent(time, node), started
+            self._events.schedule(container.creation_time, container, self._start_priority + position)
+        return self._rent(time, node)
 
-    def advance(self, until: float = math.inf) -> ClusterEvent | None:
-        """Process and return the next event up to and including `until`; None if there is none."""
-        events = self._events
-        while (event := events.pop(until)) is not None:
-            node, container = event
-            ended = None
-            if container is not None:
-                started = [container] if self._start(node, container) else []
-            elif node.cores.earliest_end == events.now:
-                ended, started = node.on_container_completion()
-                events.schedule(node.cores.earliest_end, (node, None), node.position)
-            else:
-                continue  # the first end of the node has moved
-            return events.now, ended, started, self._rent(events.now, node)
-        return None
+    def process(self, event: NodeEvent) -> Outcome | None:
+        """Process an event of the queue at its time; None if it no longer holds."""
+        ended, time = None, self._events.now
+        if isinstance(event, Container):
+            node = self.nodes[event.function.position]
+            self._start(node, event)
+        else:
+            node = event
+            if node.cores.earliest_end != time:
+                return None
+            ended = node.on_container_completion()
+            self._schedule_end(node)
+        return ended, self._rent(time, node)
 
-    def _start(self, node: NumaNode, container: Container) -> bool:
+    def _start(self, node: NumaNode, container: Container) -> None:
         before = node.cores.earliest_end
-        started = node.start(container)
+        node.start(container)
         if node.cores.earliest_end != before:
-            self._events.schedule(node.cores.earliest_end, (node, None), node.position)
-        return started
+            self._schedule_end(node)
+
+    def _schedule_end(self, node: NumaNode) -> None:
+        end = node.cores.earliest_end
+        if end < math.inf:
+            self._events.schedule(end, node, self._end_priority + node.position)
 
     @property
     def earliest_finished_time(self) -> float:
@@ -186,11 +194,10 @@ class Cluster:
 
     def _rent(self, time: float, node: NumaNode) -> float:
         """Return the dollars for the hours to add after the change of the node at `time`, mostly 0."""
-        self.changed_nodes.add(node.position)
-        server = self.servers[node.server_position]
-        if node.latest_end_bound.latest <= server.covered_until:
+        self.changed_nodes.add(node)
+        if node.latest_end_bound.latest <= node.covered_until:
             return 0.0
-        return server.renew_lease_at(time, node)
+        return self.servers[node.server_position].renew_lease_at(time, node)
 
 
 def node_name(location: Location) -> str:

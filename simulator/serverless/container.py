@@ -4,51 +4,34 @@ from __future__ import annotations
 
 from math import gcd, inf
 
+from simulator.serverless.workflow import Function
+
 
 class Container:
-    """Run of a function: MiB required and allocated, operations, threads, and its times in seconds.
+    """Run of a `function`: MiB allocated, operations, threads, and the times (s) before its start.
 
     `rate` is min(allocated, required) x threads / required as a reduced fraction: the speed of the container
-    is floor(rate x thread speed). `remaining_computation` is exact as of the node's last event;
-    `completion_time` is infinite until the container has ended.
+    is floor(rate x thread speed). `remaining_computation` is exact as of the node's last event.
     """
 
     __slots__ = (
-        "completion_time",
         "computation",
         "creation_time",
         "data_transfer_time",
-        "fn_id",
+        "function",
         "memory_alloc",
-        "memory_req",
         "parallelism",
         "rate",
         "remaining_computation",
-        "start_time",
-        "submission_time",
-        "wf_id",
     )
 
-    def __init__(
-        self,
-        wf_id: int,
-        fn_id: int,
-        memory_req: int,
-        memory_alloc: int,
-        computation: int,
-        parallelism: int,
-        submission_time: float,
-        data_transfer_time: float = 0.0,
-    ) -> None:
-        self.wf_id = wf_id
-        self.fn_id = fn_id
-        self.memory_req = memory_req
+    def __init__(self, function: Function, memory_alloc: int, data_transfer_time: float = 0.0) -> None:
+        self.function = function
         self.memory_alloc = memory_alloc
-        self.computation = computation
-        self.parallelism = parallelism
-        self.submission_time = submission_time
+        self.computation = self.remaining_computation = function.computation
+        self.parallelism = parallelism = function.parallelism
         self.data_transfer_time = data_transfer_time
-        self.remaining_computation = computation
+        memory_req = function.memory_req
         if memory_alloc < memory_req:
             share = memory_alloc * parallelism
             common = gcd(share, memory_req)
@@ -56,8 +39,14 @@ class Container:
         else:
             self.rate = parallelism, 1
         self.creation_time = inf
-        self.start_time = inf
-        self.completion_time = inf
+
+    @property
+    def wf_id(self) -> int:
+        return self.function.wf_id
+
+    @property
+    def fn_id(self) -> int:
+        return self.function.fn_id
 
     def speed(self, thread_speed: int) -> int:
         """Return the operations per second if one thread gets `thread_speed`."""

@@ -114,7 +114,7 @@ class ExecutionSpeedManager:
         return [
             SpeedRecord(timestamp, container.speed(speed))
             for timestamp, speed in self._utilization.thread_speeds(
-                container.start_time, container.completion_time
+                container.function.start_time, container.function.completion_time
             )
         ]
 

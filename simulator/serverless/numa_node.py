@@ -19,7 +19,8 @@ class NumaNode:
     floor(speed x seconds) operations; all numbers of operations are integers. Predictions do not round.
 
     `free_memory` is what no running container uses; `committed_parallelism` are the threads of the running
-    and scheduled containers; `latest_end_bound` is an upper bound of their predicted ends.
+    and scheduled containers; `latest_end_bound` is an upper bound of their predicted ends. Up to
+    `covered_until` (s) the server is rented for sure.
     """
 
     __slots__ = (
@@ -27,6 +28,7 @@ class NumaNode:
         "_scheduled",
         "committed_parallelism",
         "cores",
+        "covered_until",
         "cpu",
         "execution_speeds",
         "free_memory",
@@ -59,6 +61,7 @@ class NumaNode:
         self.name = name or str(node_id)
         self.position = position
         self.server_position = server_position
+        self.covered_until = 0.0
         self.reset()
 
     def reset(self) -> None:
@@ -117,26 +120,25 @@ class NumaNode:
 
         `start` it then.
         """
-        ready, submission = self._ready_time, container.submission_time
+        ready, submission = self._ready_time, container.function.submission_time
         container.creation_time = (ready if ready > submission else submission) + container.data_transfer_time
         self._scheduled[container] = None
         self._commit(container, container.creation_time)
 
-    def start(self, container: Container) -> bool:
-        """Create a scheduled container at its time; return False if it has to wait for memory."""
+    def start(self, container: Container) -> None:
+        """Create a scheduled container at its time; it starts, or waits for memory."""
         del self._scheduled[container]
         if self.waiting_containers or container.memory_alloc > self.free_memory:
             self.waiting_containers.append(container)
             self.committed_parallelism -= container.parallelism
-            return False
+            return
         self.cores.work_until(container.creation_time)
         self.cores.add(container)
         self.free_memory -= container.memory_alloc
         self._record()
-        return True
 
-    def on_container_completion(self) -> tuple[Container, list[Container]]:
-        """Complete the container that ends first; return it and the waiting ones that start now.
+    def on_container_completion(self) -> Container:
+        """Complete and return the container that ends first, and start the waiting ones that fit then.
 
         Raises `SimulationError` if none can end.
         """
@@ -146,19 +148,17 @@ class NumaNode:
                 f"no container can end on NUMA node {self.name}: none runs, or all have speed 0"
             )
         container = self.cores.end_first()
-        container.completion_time = time
         container.remaining_computation = 0
         self.free_memory += container.memory_alloc
         self.committed_parallelism -= container.parallelism
-        started = []
         waiting = self.waiting_containers
         while waiting and waiting[0].memory_alloc <= self.free_memory:
-            started.append(waiting.popleft())
-            self.cores.add(started[-1])
-            self.free_memory -= started[-1].memory_alloc
-            self._commit(started[-1], time)
+            started = waiting.popleft()
+            self.cores.add(started)
+            self.free_memory -= started.memory_alloc
+            self._commit(started, time)
         self._record()
-        return container, started
+        return container
 
     def _commit(self, container: Container, start: float) -> None:
         self.committed_parallelism += container.parallelism

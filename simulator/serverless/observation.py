@@ -75,13 +75,12 @@ class Observer:
 
     def mark_all_changed(self) -> None:
         """Mark every node as changed."""
-        self.env.cluster.changed_nodes.update(range(len(self._load_features)))
+        self.env.cluster.changed_nodes.update(self.env.cluster.nodes)
 
     def _update_changed_rows(self) -> None:
         cluster = self.env.cluster
-        for position in cluster.changed_nodes:
-            node = cluster.nodes[position]
-            cores = node.cores
+        for node in cluster.changed_nodes:
+            cores, position = node.cores, node.position
             self._load_features[position] = (
                 node.free_memory / node.memory,
                 squash(node.committed_parallelism / node.cpu),

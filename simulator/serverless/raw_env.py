@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pickle  # nosec B403
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from simulator.engine import EventQueue
 from simulator.errors import SimulationError
-from simulator.serverless.cluster import Cluster
+from simulator.serverless.cluster import Cluster, Events
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.container import Container
 from simulator.serverless.errors import ActionError, EpisodeOverError
@@ -71,9 +73,9 @@ class RawEnv:
         self.cluster = Cluster(cluster_config)
         self.current_function: Function | None = None
         self.data_distribution: list[tuple[int, int]] = []
+        self.events: Events = EventQueue()
         self._arrivals = sorted(self.workload.arrival_times)
         self._random = np.random.default_rng()
-        self._arrived = 0
         self._finished = 0
         self.now = 0.0
 
@@ -82,11 +84,15 @@ class RawEnv:
         if seed is not None:
             self._random = np.random.default_rng(seed)
         templates = self.workload.workflow_templates
-        self.workload.reset(self._random.integers(len(templates), size=len(self.workload)).tolist())
-        self.cluster.reset()
-        self._arrived = 0
+        self.begin(self._random.integers(len(templates), size=len(self.workload)).tolist())
+
+    def begin(self, choices: Sequence[int]) -> None:
+        """Start an episode in which the workflows have these templates, given by index."""
+        self.events = EventQueue()
+        self.workload.reset(choices, self.events)
+        self.cluster.reset(self.events)
         self._finished = 0
-        self.take_next_function()
+        self._run_until_decision([], [])
 
     @property
     def function(self) -> Function:
@@ -98,12 +104,12 @@ class RawEnv:
     @property
     def active_workflow_count(self) -> int:
         """Count of workflows that have arrived and not finished."""
-        return self._arrived - self._finished
+        return bisect_right(self._arrivals, self.now) - self._finished
 
     @property
     def submit_queue_length(self) -> int:
         """Count of functions submitted and not yet placed, later arrivals included."""
-        return len(self.workload.submitted)
+        return self.workload.submitted
 
     def step(self, server_name: str, server_id: int, numa_node_id: int, allocated_memory: int) -> EnvLog:
         """Place the current function on a NUMA node with `allocated_memory` MiB.
@@ -118,36 +124,24 @@ class RawEnv:
         function, cluster = self.function, self.cluster
         if not 0 <= position < len(cluster.nodes):
             raise ActionError(f"no NUMA node at position {position}: there are {len(cluster.nodes)}")
-        time, wf_id, fn_id = function.submission_time, function.wf_id, function.fn_id
+        time = function.submission_time
         cluster.nodes[position].check_memory(allocated_memory, function.memory_req)
         function.memory_alloc = allocated_memory
         cold_start_time = cluster.servers[cluster.server_of[position]].startup_at(time)
         transfer_time = cluster.data_transfer_time(self.data_distribution, position)
         function.position = position
-        container = Container(
-            wf_id,
-            fn_id,
-            function.memory_req,
-            allocated_memory,
-            function.computation,
-            function.parallelism,
-            time,
-            transfer_time,
-        )
-        rent, started = cluster.on_container_creation(position, container)
-        if started:
-            self.workload.workflows[wf_id].run_function(fn_id, time)
+        container = Container(function, allocated_memory, transfer_time)
+        rent = cluster.on_container_creation(position, container)
         functions: list[FunctionExecutionRecord] = []
         workflows: list[WorkflowExecutionRecord] = []
         rent += self._run_until_decision(functions, workflows)
-        self.take_next_function()
         terminated = self.current_function is None
         if terminated and not self.workload.completed:
             raise SimulationError("no function can end: none runs, or all have speed 0")
         name, server_id, numa_node_id = cluster.locations[position]
         return EnvLog(
-            wf_id,
-            fn_id,
+            function.wf_id,
+            function.fn_id,
             function.memory_req,
             allocated_memory,
             name,
@@ -166,39 +160,42 @@ class RawEnv:
     def _run_until_decision(
         self, functions: list[FunctionExecutionRecord], workflows: list[WorkflowExecutionRecord]
     ) -> float:
-        """Process events up to the next submission, or to the end; return their rent in dollars."""
-        workload, runs, submitted = self.workload, self.workload.workflows, self.workload.submitted
+        """Process events and take the next function that is submitted, if any; return their rent ($)."""
+        events, process = self.events, self.cluster.process
         rent = 0.0
-        while (event := self.cluster.advance(submitted.next_time)) is not None:
-            time, ended, started, due = event
+        while (event := events.pop()) is not None:
+            if isinstance(event, Function):
+                self._take(event)
+                return rent
+            outcome = process(event)
+            if outcome is None:
+                continue
+            ended, due = outcome
             rent += due
-            for container in started:
-                runs[container.wf_id].run_function(container.fn_id, time)
             if ended is not None:
-                wf_id = ended.wf_id
-                functions.append(FunctionExecutionRecord(wf_id, ended.fn_id, ended.start_time, time))
-                if workload.finish_function(wf_id, ended.fn_id, time):
+                function = ended.function
+                self.now = time = events.now
+                functions.append(
+                    FunctionExecutionRecord(function.wf_id, function.fn_id, function.start_time, time)
+                )
+                if self.workload.follow(function, time):
                     self._finished += 1
-                    workflows.append(WorkflowExecutionRecord(wf_id, time))
-                self.now = time
+                    workflows.append(WorkflowExecutionRecord(function.wf_id, time))
+        self.current_function = None
+        self.data_distribution = []
         return rent
 
-    def take_next_function(self) -> None:
-        """Take the next function to place from the workload, and move on to its submission."""
-        function = self.current_function = self.workload.submitted.pop()
-        if function is None:
-            self.data_distribution = []
-            return
+    def _take(self, function: Function) -> None:
+        """Take a function that is submitted now as the next one to place."""
+        self.workload.submitted -= 1
+        self.current_function = function
+        self.now = function.submission_time
         workflow = self.workload.workflows[function.wf_id]
         functions = workflow.functions
         self.data_distribution = [
             (functions[parent].position, size)
             for parent, size in workflow.template.predecessors[function.fn_id]
         ]
-        self.now = time = function.submission_time
-        arrivals = self._arrivals
-        while self._arrived < len(arrivals) and arrivals[self._arrived] <= time:
-            self._arrived += 1
 
     def snapshot(self) -> bytes:
         """Return the whole state of the episode; equal states give equal roll-outs."""

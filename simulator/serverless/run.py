@@ -60,13 +60,10 @@ def run(
 ) -> Episode:
     """Simulate one episode; `progress` receives the finished workflows."""
     decided = []
-    ended: dict[tuple[int, int], tuple[float, float]] = {}
     completions: dict[int, float] = {}
     with timed() as times:
         for log in run_episode(env, scheduler, seed):
             decided.append(log)
-            for wf_id, fn_id, start, end in log.finished_function_records:
-                ended[wf_id, fn_id] = start, end
             if log.finished_workflow_records:
                 completions.update(log.finished_workflow_records)
                 progress(len(completions), len(env.workload))
@@ -79,10 +76,12 @@ def run(
             log.numa_node_id,
             log.submission_time,
             log.creation_time,
-            *ended[log.wf_id, log.fn_id],
+            function.start_time,
+            function.completion_time,
             log.rent,
         )
         for log in decided
+        for function in (env.workload[log.wf_id][log.fn_id],)
     )
     makespans_s = tuple(completions[workflow.wf_id] - workflow.arrival_time for workflow in env.workload)
     summary = Summary(

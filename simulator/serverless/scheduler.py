@@ -9,7 +9,6 @@ submitted during a cold start would go to one node.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 
 from resource_manager.core.changes import Released
 from resource_manager.core.cluster import ClusterState
@@ -19,6 +18,7 @@ from resource_manager.scheduling.policies import Policy, get_policy
 from simulator.serverless.data_local import data_local
 from simulator.serverless.errors import MemoryAllocationError
 from simulator.serverless.raw_env import EnvLog, RawEnv
+from simulator.serverless.workflow import Function
 
 HEURISTICS = ("first_fit", "best_fit", "round_robin", "least_loaded", "data_local", "random")
 """Policies that make sense without GPUs; the others are accepted too."""
@@ -48,10 +48,13 @@ class PolicyScheduler:
         self.policy = policy
         self.memory_mib = memory_mib
         self.decided = ClusterState()
+        self._demands: dict[tuple[int, int], tuple[Request, ...]] = {}
+        """What to ask the policy for, in this order, by threads and MiB; functions get a copy."""
 
     def reset(self, env: RawEnv) -> None:
         """Clear all decisions; call it after `env.reset`."""
         self.decided = ClusterState(env.cluster.inventory())
+        self._demands.clear()
 
     def decide(self, env: RawEnv) -> tuple[int, int]:
         """Return the position of a NUMA node and MiB for the current function of `env`, with a lease on them.
@@ -60,21 +63,16 @@ class PolicyScheduler:
         """
         function, cluster = env.function, self.decided
         memory_mib = self.memory_mib or function.memory_req
-        lease_id = f"{function.wf_id}/{function.fn_id}"
-        largest = cluster.largest
-        if memory_mib > largest["memory_mib"]:
-            raise MemoryAllocationError(
-                f"{memory_mib} MiB for function {lease_id} is more than every NUMA node has; the largest has "
-                f"{largest['memory_mib']} MiB"
-            )
-        for demand in _demands(min(function.parallelism, largest["cpus"]), memory_mib):
+        demands = self._demands.get((function.parallelism, memory_mib)) or self._ask_for(function, memory_mib)
+        for demand in demands:
             placement = self.policy(cluster, demand)
             if placement is not None:
                 break
         else:
             placement = self._shortest_queue(memory_mib)
             demand = NO_DEMAND
-        cluster.apply(grant(cluster, demand.for_task(lease_id), (placement,), env.now))
+        request = demand.for_task(f"{function.wf_id}/{function.fn_id}")
+        cluster.apply(grant(cluster, request, (placement,), env.now))
         return cluster.by_name[placement.node].index, memory_mib
 
     def observe(self, log: EnvLog) -> None:
@@ -84,19 +82,25 @@ class PolicyScheduler:
             lease_id = f"{wf_id}/{fn_id}"
             cluster.apply(Released(lease_id, cluster.leases[lease_id].fencing_token, end))
 
+    def _ask_for(self, function: Function, memory_mib: int) -> tuple[Request, ...]:
+        largest = self.decided.largest
+        if memory_mib > largest["memory_mib"]:
+            raise MemoryAllocationError(
+                f"{memory_mib} MiB for function {function.wf_id}/{function.fn_id} is more than every NUMA "
+                f"node has; the largest has {largest['memory_mib']} MiB"
+            )
+        memory: dict[str, Amount] = {"memory_mib": memory_mib}
+        cores: dict[str, Amount] = {"cpus": min(function.parallelism, largest["cpus"])}
+        demands = tuple(Request("function", resources=each) for each in (cores | memory, memory))
+        self._demands[function.parallelism, memory_mib] = demands
+        return demands
+
     def _shortest_queue(self, memory_mib: int) -> Placement:
         able = [state for state in self.decided.nodes if state.node.resources["memory_mib"] >= memory_mib]
         return Placement(min(able, key=lambda state: len(state.leases)).name)
 
 
 NO_DEMAND = Request("function")
-
-
-@lru_cache
-def _demands(cpus: Amount, memory_mib: int) -> tuple[Request, Request]:
-    """Return what to ask a policy for, in this order; functions get a copy."""
-    memory: dict[str, Amount] = {"memory_mib": memory_mib}
-    return Request("function", resources={"cpus": cpus, **memory}), Request("function", resources=memory)
 
 
 def run_episode(env: RawEnv, scheduler: PolicyScheduler, seed: int | None = None) -> Iterator[EnvLog]:

@@ -19,7 +19,6 @@ class Server:
     __slots__ = (
         "_numa_nodes",
         "cold_start_latency",
-        "covered_until",
         "expiration_time",
         "hourly_rate",
         "name",
@@ -67,12 +66,12 @@ class Server:
     def renew_lease_at(self, time: float, node: NumaNode) -> float:
         """Extend the rental to the predicted end of the node that changed at `time`; return the dollars.
 
-        Not needed while the node's bound is at most `covered_until`. The other nodes were covered at their
-        own last change, and a rental is never shortened.
+        Not needed while the node's bound is at most its `covered_until`. The other nodes were covered at
+        their own last change, and a rental is never shortened.
         """
         bound = node.latest_end_bound
         bound.tighten(node, node.committed_parallelism)
-        if bound.latest <= self.covered_until:
+        if bound.latest <= node.covered_until:
             return 0.0
         bound.latest = latest = node.predicted_end()
         expiration = self.expiration_time
@@ -85,7 +84,8 @@ class Server:
 
     def _rent_until(self, time: float) -> None:
         self.expiration_time = time
-        self.covered_until = time - ROUNDING_S - ROUNDING * time
+        for node in self._numa_nodes:
+            node.covered_until = time - ROUNDING_S - ROUNDING * time
 
     @property
     def container_count(self) -> int:

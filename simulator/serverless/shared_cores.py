@@ -13,17 +13,20 @@ class EqualContainers:
     """Running containers of the same `rate`: between two events each does the same number of operations.
 
     `done` counts these operations; an entry is (`done` at its end, number of its start, container), sorted.
-    `speed` and `first_end` are those since the last event.
     """
 
-    __slots__ = ("done", "entries", "first_end", "rate", "speed")
+    __slots__ = ("done", "entries", "rate", "speed")
 
-    def __init__(self, rate: tuple[int, int]) -> None:
+    def __init__(self, rate: tuple[int, int], thread: int) -> None:
         self.rate = rate
-        self.speed = 0
-        self.first_end = math.inf
+        self.share(thread)
         self.done = 0
         self.entries: list[tuple[int, int, Container]] = []
+
+    def share(self, thread: int) -> None:
+        """Set the speed of each container for that of a thread."""
+        numerator, denominator = self.rate
+        self.speed = numerator * thread // denominator
 
     def end_of(self, entry: tuple[int, int, Container], now: float) -> float:
         """Return the end (s) of an entry at the current speed."""
@@ -39,7 +42,18 @@ class SharedCores:
     An event costs time in proportion to the different rates of the containers, not to the containers.
     """
 
-    __slots__ = ("_groups", "_starts", "core_speed", "cpu", "earliest_end", "now", "parallelism", "speed")
+    __slots__ = (
+        "_first",
+        "_groups",
+        "_starts",
+        "_thread",
+        "core_speed",
+        "cpu",
+        "earliest_end",
+        "now",
+        "parallelism",
+        "speed",
+    )
 
     def __init__(self, cpu: int, core_speed: int) -> None:
         self.cpu = cpu
@@ -50,7 +64,11 @@ class SharedCores:
         self.speed = 0
         """Operations per second of all containers together."""
         self._groups: dict[tuple[int, int], EqualContainers] = {}
+        self._first: EqualContainers | None = None
+        """The group with the container that ends first; None if several have one."""
         self._starts = 0
+        self._thread = core_speed
+        """Operations per second of a thread."""
 
     def work_until(self, time: float) -> None:
         """Complete floor(speed x seconds) operations of every container; call `update` after the event."""
@@ -62,54 +80,60 @@ class SharedCores:
 
     def add(self, container: Container) -> None:
         """Start a container now."""
-        container.start_time = self.now
+        container.function.run(self.now)
         rate = container.rate
         group = self._groups.get(rate)
         if group is None:
-            group = self._groups[rate] = EqualContainers(rate)
+            group = self._groups[rate] = EqualContainers(rate, self._thread)
         self._starts += 1
         insort(group.entries, (group.done + container.computation, self._starts, container))
         self.parallelism += container.parallelism
 
     def end_first(self) -> Container:
         """Work until `earliest_end` and remove the container that ends then, of several the first started."""
-        now, time = self.now, self.earliest_end
-        found: list[tuple[int, int, EqualContainers]] = []
-        for group in self._groups.values():
-            if group.first_end != time:
-                continue
-            entries, place = group.entries, 0
-            found.append((entries[0][1], 0, group))
-            while entries[place][0] != entries[-1][0]:  # equal work is in the order of start
-                place = bisect_left(entries, (entries[place][0] + 1,), place)
-                if group.end_of(entries[place], now) != time:
-                    break
-                found.append((entries[place][1], place, group))  # rounding gives more work the same end
-        _, place, group = min(found) if len(found) > 1 else found[0]
+        group, place, time = self._first, 0, self.earliest_end
+        if group is None or (len(group.entries) > 1 and group.end_of(group.entries[1], self.now) == time):
+            group, place = self._first_started()
         self.work_until(time)
         container = group.entries.pop(place)[2]
         if not group.entries:
             del self._groups[group.rate]
         self.parallelism -= container.parallelism
+        container.function.finish(time)
         return container
+
+    def _first_started(self) -> tuple[EqualContainers, int]:
+        """Return the first started of the containers that end at `earliest_end`: its group and its place."""
+        now, time = self.now, self.earliest_end
+        found: list[tuple[int, EqualContainers, int]] = []
+        for group in self._groups.values():
+            entries, place = group.entries, 0
+            # Rounding gives more work the same end; equal work is in the order of start.
+            while place < len(entries) and group.end_of(entries[place], now) == time:
+                found.append((entries[place][1], group, place))
+                place = bisect_left(entries, (entries[place][0] + 1,), place)
+        return min(found)[1:]
 
     def update(self) -> None:
         """Set speeds and the earliest end for the containers that run now."""
-        thread = self.core_speed
-        if self.parallelism > self.cpu:
-            thread = thread_speed(self.cpu, thread, self.parallelism)
-        now, earliest, total = self.now, math.inf, 0
+        thread = thread_speed(self.cpu, self.core_speed, self.parallelism)
+        if thread != self._thread:
+            self._thread = thread
+            for group in self._groups.values():
+                group.share(thread)
+        now, earliest, first, total = self.now, math.inf, None, 0
         for group in self._groups.values():
-            numerator, denominator = group.rate
-            group.speed = speed = numerator * thread // denominator
-            entries = group.entries
+            entries, speed = group.entries, group.speed
             total += speed * len(entries)
             left = entries[0][0] - group.done  # `end_of`, inlined
-            group.first_end = end = now if left <= 0 else now + left / speed if speed else math.inf
+            end = now if left <= 0 else now + left / speed if speed else math.inf
             if end < earliest:
-                earliest = end
+                earliest, first = end, group
+            elif end == earliest:
+                first = None
         self.speed = total
         self.earliest_end = earliest
+        self._first = first
 
     @property
     def latest_end(self) -> float:

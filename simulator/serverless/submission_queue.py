@@ -1,4 +1,4 @@
-"""Workflows of a run, and the queue of functions that wait for a placement."""
+"""Workflows of a run, whose functions are submitted when their predecessors have ended."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from simulator.engine import EventQueue
+from simulator.serverless.cluster import Events
 from simulator.serverless.errors import WorkflowError
 from simulator.serverless.template import MAX_AMOUNT, WorkflowTemplate
 from simulator.serverless.workflow import Function, Workflow
 
 
 class Workload:
-    """Workflows by id, drawn from the templates, and their submitted functions in order of submission.
+    """Workflows by id, drawn from the templates; submissions are events, in the order of the functions.
 
     `arrival_times` are seconds, one per workflow; `choices` are indexes of templates, one per workflow.
-    `submitted` holds the functions submitted and not yet placed, later arrivals included.
+    `submitted` counts the functions submitted and not yet taken, later arrivals included.
     """
 
     def __init__(
@@ -30,24 +31,26 @@ class Workload:
                 raise WorkflowError(f"an arrival time must be from 0 to {MAX_AMOUNT:,} s, got {time}")
         self.arrival_times = tuple(map(float, arrival_times))
         self.workflow_templates = tuple(workflow_templates)
-        self.reset([0] * len(self.arrival_times))
+        self.reset([0] * len(self.arrival_times), EventQueue())
 
-    def reset(self, choices: Sequence[int]) -> None:
-        """Restart with these templates, and submit every source function."""
+    def reset(self, choices: Sequence[int], events: Events) -> None:
+        """Restart with these templates, and submit every source function to that queue."""
         self.workflows = [
             Workflow(wf_id, arrival, self.workflow_templates[choice])
             for wf_id, (arrival, choice) in enumerate(zip(self.arrival_times, choices, strict=True))
         ]
         self._unfinished_workflows = len(self.workflows)
-        self.submitted: EventQueue[Function] = EventQueue()
+        self._events = events
+        self.submitted = 0
         self._first_ids = [0, *accumulate(map(len, self.workflows))]
         for workflow in self.workflows:
             for fn_id in workflow.source_functions:
-                self._submit(workflow, fn_id, workflow.arrival_time)
+                self._submit(workflow.functions[fn_id], workflow.arrival_time)
 
-    def _submit(self, workflow: Workflow, fn_id: int, time: float) -> None:
-        function = workflow.submit_function(fn_id, time)
-        self.submitted.schedule(time, function, self._first_ids[workflow.wf_id] + fn_id)
+    def _submit(self, function: Function, time: float) -> None:
+        function.submit(time)
+        self.submitted += 1
+        self._events.schedule(time, function, self._first_ids[function.wf_id] + function.fn_id)
 
     def __len__(self) -> int:
         return len(self.workflows)
@@ -63,15 +66,15 @@ class Workload:
         """True if every workflow has finished."""
         return not self._unfinished_workflows
 
-    def finish_function(self, wf_id: int, fn_id: int, time: float) -> bool:
-        """Mark a function as finished and submit the successors that waited only for it.
+    def follow(self, function: Function, time: float) -> bool:
+        """Submit the successors that waited only for this function, which has just ended.
 
         Returns True if it was the last function of its workflow.
         """
-        workflow = self.workflows[wf_id]
-        for child in workflow.finish_function(fn_id, time):
+        workflow = self.workflows[function.wf_id]
+        for successor in workflow.ready_after(function):
             # Completions come in order of time, so the last predecessor to end is the latest.
-            self._submit(workflow, child, time)
+            self._submit(successor, time)
         if workflow.unfinished:
             return False
         self._unfinished_workflows -= 1

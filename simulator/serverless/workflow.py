@@ -24,7 +24,7 @@ PENDING, SUBMITTED, RUNNING, FINISHED = FunctionState
 class Function:
     """Function of a workflow: operations, MiB required and allocated, threads, and its times in seconds.
 
-    `position` is that of its NUMA node in the cluster, -1 before its placement.
+    `position` is that of its NUMA node in the cluster, -1 before its placement; times to come are infinite.
     """
 
     __slots__ = (
@@ -61,8 +61,34 @@ class Function:
         self.position = -1
         self.memory_alloc: int | None = None
         self.submission_time = inf
-        self.start_time: float | None = None
-        self.completion_time: float | None = None
+        self.start_time = inf
+        self.completion_time = inf
+
+    def submit(self, time: float) -> None:
+        """Change the state from PENDING to SUBMITTED; raises `WorkflowError`, as `run` and `finish` do."""
+        if self.state is not PENDING:
+            raise self._misuse(PENDING)
+        self.state = SUBMITTED
+        self.submission_time = time
+
+    def run(self, time: float) -> None:
+        """Change the state from SUBMITTED to RUNNING."""
+        if self.state is not SUBMITTED:
+            raise self._misuse(SUBMITTED)
+        self.state = RUNNING
+        self.start_time = time
+
+    def finish(self, time: float) -> None:
+        """Change the state from RUNNING to FINISHED."""
+        if self.state is not RUNNING:
+            raise self._misuse(RUNNING)
+        self.state = FINISHED
+        self.completion_time = time
+
+    def _misuse(self, state: FunctionState) -> WorkflowError:
+        return WorkflowError(
+            f"function {self.fn_id} of workflow {self.wf_id} is {self.state.value}, not {state.value}"
+        )
 
 
 class Workflow:
@@ -137,43 +163,15 @@ class Workflow:
         """End (s) of the last function; None before that."""
         if not self.completed:
             return None
-        return max(function.completion_time or 0.0 for function in self.functions)
+        return max(function.completion_time for function in self.functions)
 
-    def submit_function(self, fn_id: int, time: float) -> Function:
-        """Change a function from PENDING to SUBMITTED, and return it."""
-        function = self.functions[fn_id]
-        if function.state is not PENDING:
-            raise self._misuse(function, PENDING)
-        function.state = SUBMITTED
-        function.submission_time = time
-        return function
-
-    def run_function(self, fn_id: int, time: float) -> None:
-        """Change a function from SUBMITTED to RUNNING."""
-        function = self.functions[fn_id]
-        if function.state is not SUBMITTED:
-            raise self._misuse(function, SUBMITTED)
-        function.state = RUNNING
-        function.start_time = time
-
-    def finish_function(self, fn_id: int, time: float) -> list[int]:
-        """Change a function from RUNNING to FINISHED; return the successors that are now ready."""
-        functions = self.functions
-        function = functions[fn_id]
-        if function.state is not RUNNING:
-            raise self._misuse(function, RUNNING)
-        function.state = FINISHED
-        function.completion_time = time
+    def ready_after(self, function: Function) -> list[Function]:
+        """Count a function that has ended; return the successors that waited only for it."""
         self.unfinished -= 1
         ready = []
-        for child in self.template.successors[fn_id]:
-            successor = functions[child]
+        for child in self.template.successors[function.fn_id]:
+            successor = self.functions[child]
             successor.unfinished_predecessors = left = successor.unfinished_predecessors - 1
             if not left:
-                ready.append(child)
+                ready.append(successor)
         return ready
-
-    def _misuse(self, function: Function, state: FunctionState) -> WorkflowError:
-        return WorkflowError(
-            f"function {function.fn_id} of workflow {self.wf_id} is {function.state.value}, not {state.value}"
-        )

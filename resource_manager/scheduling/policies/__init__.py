@@ -47,7 +47,7 @@ def select_placement(cluster: ClusterState, request: Request, policy: Policy) ->
     if request.preferred_node is not None and policy is not nothing_fits:
         preferred = cluster.by_name.get(request.preferred_node)
         if preferred is not None and preferred.fits(request):
-            return Placement(preferred.name, preferred.pick_gpus(request))
+            return preferred.place(request)
     return policy(cluster, request)
 
 

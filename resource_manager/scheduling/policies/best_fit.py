@@ -18,7 +18,7 @@ def best_fit(cluster: ClusterState, request: Request) -> Placement | None:
     if request.gpu_milli != MILLI_PER_GPU:
         return _tightest(cluster, request)
     best = _fewest_whole_gpus(cluster, request)
-    return None if best is None else Placement(best.name, best.pick_gpus(request))
+    return None if best is None else best.place(request)
 
 
 def _fewest_whole_gpus(cluster: ClusterState, request: Request) -> NodeState | None:

@@ -10,4 +10,4 @@ from resource_manager.scheduling.policies.fitting import first_fitting
 def first_fit(cluster: ClusterState, request: Request) -> Placement | None:
     """Place on the first node that fits, on its lowest free GPUs (original design, section 3.1)."""
     node = first_fitting(cluster, request)
-    return None if node is None else Placement(node.name, node.pick_gpus(request))
+    return None if node is None else node.place(request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import compress
+from itertools import compress, islice
 
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import Request
@@ -57,26 +57,32 @@ class Fitting:
 
     def first(self, start: int = 0) -> NodeState | None:
         """Return the first node from position `start` on, wrapping, that fits."""
-        known = self._known
+        known, nodes, request = self._known, self._cluster.nodes, self._request
         for begin, end in ((start, len(known)), (0, start)):
             fits = known.find(_YES, begin, end)
             position = known.find(_UNCHECKED, begin, end if fits < 0 else fits)
             while position >= 0:
-                if self.has(position):
-                    return self._cluster.nodes[position]
+                node = nodes[position]
+                known[position] = node.fits(request)
+                if known[position]:
+                    return node
                 position = known.find(_UNCHECKED, position, end if fits < 0 else fits)
             if fits >= 0:
-                return self._cluster.nodes[fits]
+                return nodes[fits]
         return None
 
-    def positions(self) -> list[int]:
-        """Return the positions of all nodes that fit, in ascending order."""
-        known = self._known
-        changed = known.find(_UNCHECKED)
-        while changed >= 0:
-            self.has(changed)
-            changed = known.find(_UNCHECKED, changed)
-        return list(compress(range(len(known)), known))
+    def count(self) -> int:
+        """Return the number of nodes that fit."""
+        known, nodes, request = self._known, self._cluster.nodes, self._request
+        position = known.find(_UNCHECKED)
+        while position >= 0:
+            known[position] = nodes[position].fits(request)
+            position = known.find(_UNCHECKED, position)
+        return known.count(_YES)
+
+    def nth(self, number: int) -> int:
+        """Return the position of the node of that number, from 0, among the nodes that fit; `count` first."""
+        return next(islice(compress(range(len(self._known)), self._known), number, None))
 
 
 def first_fitting(cluster: ClusterState, request: Request, start: int = 0) -> NodeState | None:

@@ -45,7 +45,7 @@ def glb(
     for vendor in best if only_choice else rank_vendors(cluster, request, performance):
         if vendor in best:
             node = best[vendor][1]
-            return Placement(node.name, node.pick_gpus(request))
+            return node.place(request)
         if not vendor_fallback:
             return None
     return None

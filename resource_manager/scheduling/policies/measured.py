@@ -29,7 +29,7 @@ class Measured:
             measures = self.measures(cluster, request)
             least = min(measures, default=math.inf)
             node = cluster.nodes[measures.index(least)] if least < math.inf else None
-        return None if node is None else Placement(node.name, node.pick_gpus(request))
+        return None if node is None else node.place(request)
 
     def measures(self, cluster: ClusterState, request: Request) -> list[float]:
         """Return the measure of each node by position, infinite where the request does not fit."""

@@ -40,7 +40,7 @@ class Random:
         if node is None:
             return None
         if not request.gpus:
-            return Placement(node.name)
+            return node.place(request)
         ids = node.eligible_gpus(request)
         chosen = sorted(ids.pop(pick(len(ids))) for _ in range(request.gpus))
         return Placement(node.name, tuple(chosen))
@@ -56,5 +56,5 @@ def _draw_node(cluster: ClusterState, request: Request, pick: draw.Below) -> int
         position = pick(count)
         if fitting.has(position):
             return position
-    positions = fitting.positions()
-    return positions[pick(len(positions))] if positions else None
+    fits = fitting.count()
+    return fitting.nth(pick(fits)) if fits else None

@@ -15,4 +15,4 @@ def round_robin(cluster: ClusterState, request: Request) -> Placement | None:
     last = cluster.by_name.get(cluster.last_node) if cluster.last_node is not None else None
     start = 0 if last is None else (last.index + 1) % len(cluster.nodes)
     node = first_fitting(cluster, request, start)
-    return None if node is None else Placement(node.name, node.pick_gpus(request))
+    return None if node is None else node.place(request)

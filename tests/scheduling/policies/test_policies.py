@@ -160,7 +160,8 @@ def test_fitting_nodes_are_listed_as_by_a_scan_of_all_nodes(script: list[tuple[s
     def last_with_room(cluster: ClusterState, request: Request) -> Placement | None:
         if request.required_node is not None:
             return None
-        listed = Fitting.of(cluster, request).positions()
+        fitting = Fitting.of(cluster, request)
+        listed = [fitting.nth(number) for number in range(fitting.count())]
         assert listed == [node.index for node in cluster.candidates(request)]
         if not listed:
             return None

@@ -26,9 +26,7 @@ class Case:
     def env(self) -> RawEnv:
         """Return an environment in which every workflow has its own template."""
         env = RawEnv(self.arrivals, self.templates, self.config)
-        env.reset(seed=0)
-        env.workload.reset(list(range(len(self.templates))))
-        env.take_next_function()
+        env.begin(range(len(self.templates)))
         return env
 
     def play(self, env: RawEnv) -> list[EnvLog]:

@@ -8,10 +8,13 @@ from simulator.serverless.container import Container
 from simulator.serverless.numa_node import NumaNode
 from simulator.serverless.prediction import predict_ends
 from simulator.serverless.server import Server
+from simulator.serverless.workflow import Function
 
 
 def container(name: int, parallelism: int, required: int, given: int, work: int, at: float) -> Container:
-    return Container(0, name, required, given, work, parallelism, at)
+    function = Function(0, name, work, required, parallelism)
+    function.submit(at)
+    return Container(function, given)
 
 
 A, B, C, D = range(4)
@@ -67,7 +70,7 @@ def test_the_example_gives_the_documented_numbers(node: NumaNode) -> None:
     expected = {A: 3.776, B: 5.528, C: 1.5}
     assert {name: round(end, 3) for name, end in ends(node).items()} == expected
 
-    assert node.on_container_completion()[0].fn_id == C
+    assert node.on_container_completion().fn_id == C
     assert node.cores.now == 1.5
     assert speeds(node) == {A: 1000, B: 2000}
     assert cpu(node) == 0.75
@@ -81,21 +84,21 @@ def test_the_example_gives_the_documented_numbers(node: NumaNode) -> None:
     assert remaining(node) == {A: 800, B: 3600, D: 4200}
     assert ends(node) == {A: 3.0, B: 4.25, D: 5.5}
 
-    assert node.on_container_completion()[0].fn_id == A
+    assert node.on_container_completion().fn_id == A
     assert node.cores.now == 3.0
     assert speeds(node) == {B: 2000, D: 1500}
     assert cpu(node) == 0.875
     assert remaining(node) == {B: 2000, D: 3000}
     assert ends(node) == {B: 4.0, D: 5.0}
 
-    assert node.on_container_completion()[0].fn_id == B
+    assert node.on_container_completion().fn_id == B
     assert node.cores.now == 4.0
     assert speeds(node) == {D: 1500}
     assert cpu(node) == 0.375
     assert remaining(node) == {D: 1500}
     assert ends(node) == {D: 5.0}
 
-    assert node.on_container_completion()[0].fn_id == D
+    assert node.on_container_completion().fn_id == D
     assert node.cores.now == 5.0
     assert node.running_containers == []
     assert [record.timestamp for record in node.utilization.records] == [0.0, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0]
@@ -112,7 +115,7 @@ def test_the_prediction_accounts_for_cores_freed_by_ends(node: NumaNode) -> None
 
 def test_speed_with_less_memory_than_required_is_computed_in_integers() -> None:
     """In floating point 64/192 x 800 x 3 is 799.99…, and its floor 799."""
-    assert Container(0, 0, 192, 64, 1, 3, 0.0).speed(800) == 800
+    assert container(A, 3, 192, 64, 1, 0.0).speed(800) == 800
 
 
 def test_memory_is_in_use_from_start_to_end(node: NumaNode) -> None:
@@ -121,7 +124,7 @@ def test_memory_is_in_use_from_start_to_end(node: NumaNode) -> None:
     assert node.free_memory == 8192 - 512 - 1536
     node.start(late)
     assert node.free_memory == 8192 - 512 - 1536 - 512
-    assert node.on_container_completion()[0].fn_id == C
+    assert node.on_container_completion().fn_id == C
     assert node.free_memory == 8192 - 512 - 1536
 
 

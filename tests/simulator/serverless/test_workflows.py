@@ -183,14 +183,15 @@ def test_an_invalid_wfcommons_instance_is_refused_with_the_reason(tmp_path: Path
 def test_a_workflow_reports_the_state_of_each_function() -> None:
     workflow = Workflow(0, 1.0, generate_workflow("fork_join", 2, 0))
     assert workflow.pending_functions == {0, 1, 2, 3}
-    workflow.submit_function(0, 1.0)
+    workflow[0].submit(1.0)
     assert (workflow.submitted_functions, workflow.pending_functions) == ({0}, {1, 2, 3})
-    workflow.run_function(0, 1.5)
+    workflow[0].run(1.5)
     assert workflow.running_functions == {0}
-    assert workflow.finish_function(0, 2.0) == [1, 2]
+    workflow[0].finish(2.0)
+    assert workflow.ready_after(workflow[0]) == [workflow[1], workflow[2]]
     assert workflow.finished_functions == {0}
     with pytest.raises(WorkflowError, match="function 1 of workflow 0 is pending, not submitted"):
-        workflow.run_function(1, 2.0)
+        workflow[1].run(2.0)
     assert workflow.completion_time is None
 
 
