@@ -29,6 +29,7 @@ class Outcome(StrEnum):
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
     PREEMPTED = "PREEMPTED"
+    NOT_STARTED = "NOT_STARTED"
 
 
 class ReleaseResult(StrEnum):

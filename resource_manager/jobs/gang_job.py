@@ -115,6 +115,11 @@ class GangJob:
             self._each(phase, lambda launcher, job: launcher.start(by_key[job.key]))
         return bool(absent)
 
+    def is_absent(self) -> bool:
+        """Return True if no member has a job yet; raises as `start` does."""
+        statuses = self._each(self.jobs, lambda launcher, job: launcher.status(job.key))
+        return all(status.state is JobState.ABSENT for status in statuses.values())
+
     def stop(self, grace_s: float = 10.0) -> Stopped:
         """End all members at once and then remove them, those first that are started first."""
         ran: list[int] = []

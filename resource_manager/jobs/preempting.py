@@ -52,14 +52,20 @@ def end_jobs(manager: Manager, allocation: Mapping[str, Any], gang: GangJob) -> 
         manager.renew(allocation["task_id"], fencing_token=allocation["fencing_token"])
 
 
-def queue_again(manager: Manager, allocation: Mapping[str, Any], gang: GangJob) -> bool:
+def queue_again(
+    manager: Manager,
+    allocation: Mapping[str, Any],
+    gang: GangJob,
+    outcome: Outcome = Outcome.PREEMPTED,
+) -> bool:
     """Remove what is left of the jobs and queue the request again; False if another process has done it.
 
+    The outcome is that of the lease: `PREEMPTED` or `NOT_STARTED`.
     Raises `LauncherError` if a job may still run: its GPUs must not become free.
     """
     stopped = gang.stop()
     if stopped.left:
         raise next(iter(stopped.left.values()))
     return manager.release_resources(
-        allocation["task_id"], fencing_token=allocation["fencing_token"], outcome=Outcome.PREEMPTED
+        allocation["task_id"], fencing_token=allocation["fencing_token"], outcome=outcome
     )

@@ -132,5 +132,6 @@ def as_view(cluster: ClusterState, window: Window, now: float) -> WindowView:
         "reason": window.reason,
         "preempt": window.preempt,
         "is_open": begin <= now < end,
+        "begins_in_s": max(begin - now, 0.0),
         "running": [lease.lease_id for lease in running(cluster, window)],
     }

@@ -238,10 +238,14 @@ WindowView = TypedDict(
         "reason": str,
         "preempt": bool,
         "is_open": bool,
+        "begins_in_s": float,
         "running": list[str],
     },
 )
-"""One maintenance window: when it is open now or next; `running` are the leases on its servers."""
+"""One maintenance window: when it is open now or next; `running` are the leases on its servers.
+
+`begins_in_s` is in seconds by the store's clock, 0 while it is open.
+"""
 
 
 class ServerVerdict(TypedDict):

@@ -389,6 +389,7 @@ class WindowAnswer(Answer):
     reason: str
     preempt: bool
     is_open: bool
+    begins_in_s: float
     running: list[str]
 
 

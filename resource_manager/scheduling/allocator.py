@@ -154,7 +154,7 @@ def release(
     """Return the release of a lease.
 
     Raises `LeaseNotFoundError` if there is none with that fencing token, and `OtherOwnerError` if it is not
-    that owner's. The request of a lease that was preempted is pending again.
+    that owner's. The request of a lease that was preempted, or whose job did not start, is pending again.
     """
     lease = _require_lease(cluster, lease_id, fencing_token, owner)
     if lease.ranks:

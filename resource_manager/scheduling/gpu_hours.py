@@ -42,7 +42,12 @@ KEYS = ("team", "user", "dag", "gpu_type")
 NONE = "(none)"
 """Value of a key that a request does not have."""
 
-_OF_OUTCOME = {str(Outcome.SUCCESS): USED, str(Outcome.FAILED): FAILED, "PREEMPTED": PREEMPTED}
+_OF_OUTCOME = {
+    str(Outcome.SUCCESS): USED,
+    str(Outcome.FAILED): FAILED,
+    str(Outcome.PREEMPTED): PREEMPTED,
+    str(Outcome.NOT_STARTED): IDLE,
+}
 """Category of the time of a lease by its outcome; measured time is split only where it is not lost."""
 
 HOUR_S = 3600.0

@@ -268,12 +268,16 @@ def preemptors_of(cluster: ClusterState, changes: Sequence[Change]) -> list[str]
 
 
 def requeued(lease: Lease, outcome: str, now: float) -> list[Change]:
-    """Return the change that queues the request of a preempted lease again, at its old place in time."""
-    if outcome != Outcome.PREEMPTED or not lease.preempted_by:
+    """Return the change that queues a request again, at its old place in time.
+
+    It is that of a lease that was preempted, or that is given back before its job began.
+    """
+    request = lease.request
+    if outcome == Outcome.PREEMPTED and lease.preempted_by:
+        labels = {**request.labels, RESTARTS: str(restarts_of(request.labels) + 1)}
+        request = replace(request, labels=labels, preferred_node=lease.placement.node)
+    elif outcome != Outcome.NOT_STARTED:
         return []
-    labels = dict(lease.request.labels)
-    labels[RESTARTS] = str(restarts_of(labels) + 1)
-    request = replace(lease.request, labels=labels, preferred_node=lease.placement.node)
     return [Queued(request, arrived_at(lease), lease.sequence, now)]
 
 

@@ -88,6 +88,7 @@ def test_a_change_has_a_time_and_cannot_be_changed(change: Change) -> None:
 
 
 def test_an_outcome_is_the_text_that_the_history_has() -> None:
-    assert [str(outcome) for outcome in Outcome] == ["SUCCESS", "FAILED", "CANCELLED", "PREEMPTED"]
+    texts = ["SUCCESS", "FAILED", "CANCELLED", "PREEMPTED", "NOT_STARTED"]
+    assert [str(outcome) for outcome in Outcome] == texts
     assert Released("t", 1, 0.0, Outcome.FAILED) == Released("t", 1, 0.0, "FAILED")
     assert Released("t", 1, 0.0).outcome == ""

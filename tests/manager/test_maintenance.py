@@ -52,6 +52,7 @@ def test_a_window_from_the_command_line_keeps_a_job_waiting_until_its_end(
         assert (tried.exit_code, manager.maintenance()) == (0, []), tried.output
         added = run("maintenance", "add", "a", *times, "--reason", "new fans", "--json")
         assert json.loads(added.output)["from"] == "1970-01-01T01:00Z", added.output
+        assert json.loads(added.output)["begins_in_s"] == 3600.0 - clock.now
         assert manager.submit("long", 2, expected_runtime=7200)["state"] == "WAITING"
         (waiting,) = manager.queue()
         assert waiting["kind"] == "maintenance"

@@ -24,7 +24,7 @@ from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.scheduling.gpu_hours import CATEGORIES, HOUR_S, KEYS, Hours, Measure, account, hours_by
 from tests.storage.walk import Walk, first_state
 
-OUTCOMES = ("SUCCESS", "FAILED", "CANCELLED", "PREEMPTED", "", "odd")
+OUTCOMES = ("SUCCESS", "FAILED", "CANCELLED", "PREEMPTED", "NOT_STARTED", "", "odd")
 NODE = Node("s0", 0, {"cpus": 64}, (Gpu(0, "A100"), Gpu(1, "A100"), Gpu(2, "H100"), Gpu(3, "H100")))
 BEFORE = Snapshot(version=0, last_fencing_token=0, sequence=0, nodes=(NODE,))
 
@@ -97,7 +97,13 @@ def test_the_hours_of_parts_of_a_time_add_up_to_those_of_the_whole(seed: int, cu
 
 @pytest.mark.parametrize(
     ("outcome", "category"),
-    [("SUCCESS", "used"), ("FAILED", "failed"), ("PREEMPTED", "preempted"), ("CANCELLED", "unknown")],
+    [
+        ("SUCCESS", "used"),
+        ("FAILED", "failed"),
+        ("PREEMPTED", "preempted"),
+        ("NOT_STARTED", "idle"),
+        ("CANCELLED", "unknown"),
+    ],
 )
 def test_the_outcome_decides_what_an_unmeasured_lease_was(outcome: str, category: str) -> None:
     held = lease(1, 0, 1)

@@ -13,6 +13,7 @@ from resource_manager.core.changes import (
     Change,
     Granted,
     MaintenanceChanged,
+    Outcome,
     Preempting,
     Queued,
     TeamsChanged,
@@ -114,6 +115,18 @@ def test_what_still_runs_at_the_begin_is_preempted_once_and_waits_at_its_old_pla
     gone = allocator.release(cluster, "x", 3610.0, outcome="PREEMPTED")
     assert apply(cluster, allocator.with_dispatch(cluster, gone, FIRST_FIT, FIFO, 3610.0)) == []
     assert cluster.pending["x"].queued_at == 0.0
+    assert apply(cluster, allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 7200.0)) == ["x"]
+
+
+def test_a_lease_given_back_before_its_job_began_waits_at_its_old_place_until_the_window_is_over() -> None:
+    cluster = cluster_with(Window(7, ("a",), 3600.0, 7200.0))
+    assert submit(cluster, job("x", 3500.0, gpus=8), 100.0) == ["x"]
+    assert submit(cluster, job("y", 5000.0, gpus=8), 110.0) == []
+    gone = allocator.release(cluster, "x", 125.0, outcome=Outcome.NOT_STARTED)
+    assert apply(cluster, allocator.with_dispatch(cluster, gone, FIRST_FIT, FIFO, 125.0)) == []
+    waiting = cluster.pending["x"]
+    assert (waiting.queued_at, waiting.sequence, waiting.request.labels) == (100.0, 0, {})
+    assert [entry.lease_id for entry in FIFO(cluster, 125.0)] == ["x", "y"]
     assert apply(cluster, allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 7200.0)) == ["x"]
 
 

@@ -16,7 +16,7 @@ from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factor
 
 from resource_manager.airflow.demand import seconds
 from resource_manager.airflow.hook import Manager
-from resource_manager.airflow.operators.base import GPUOperator
+from resource_manager.airflow.operators.base import TOO_LATE, GPUOperator
 from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.triggers import LeaseEndTrigger, identity_of
 from resource_manager.airflow.use_meter import warn_when_idle
@@ -108,6 +108,12 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
                 f"the GPUs were granted on {status['server_name']}, but this worker is on {here} "
                 f"({SERVER_VARIABLE}): give the task the Airflow queue of one server's workers"
             )
+        if (window := self.window_ahead(manager, status)) is not None:
+            self.log.warning(TOO_LATE, window["from"], window["until"])
+            manager.release_resources(
+                identity.lease_id, fencing_token=status["fencing_token"], outcome=Outcome.NOT_STARTED
+            )
+            return self._granted(context, manager, granted_to_this_try=True)
         self.log.info("allocated GPUs %s of %s", status["gpu_devices"], status["server_name"])
         return status
 

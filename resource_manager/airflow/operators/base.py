@@ -24,7 +24,9 @@ from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.airflow.wait_log import describe_wait, describe_waiting
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.demand import given_value
-from resource_manager.manager.results import Allocation
+from resource_manager.manager.results import Allocation, WindowView
+
+TOO_LATE = "the job begins too late to end before the maintenance from %s until %s; waiting again"
 
 
 class GPUOperator(BaseOperator):
@@ -104,6 +106,20 @@ class GPUOperator(BaseOperator):
                 method_name="execute_granted",
             )
         return status
+
+    def window_ahead(self, manager: Manager, allocation: Allocation) -> WindowView | None:
+        """Return the maintenance window that the job would run into if it began now, or None.
+
+        The grant counted the stated runtime from itself, and Airflow may begin the job a while later. A
+        runtime that is not stated keeps a job from beginning in an open window only.
+        """
+        runtime_s = allocation["expected_runtime_s"] or 0.0
+        servers = {member["server_name"] for member in allocation["members"]}
+        for window in manager.maintenance():
+            is_ahead = window["is_open"] or window["begins_in_s"] < runtime_s
+            if is_ahead and servers.intersection(window["servers"]):
+                return window
+        return None
 
     @outlasts_outages
     def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 from resource_manager.airflow.demand import end_lease, is_of, launcher_labels, seconds
 from resource_manager.airflow.hook import Manager
-from resource_manager.airflow.operators.base import GPUOperator
+from resource_manager.airflow.operators.base import TOO_LATE, GPUOperator
 from resource_manager.airflow.outages import outlasting_outages, outlasts_outages
 from resource_manager.airflow.task_state import is_wanted
 from resource_manager.airflow.triggers import (
@@ -159,11 +159,13 @@ class GPUTrainingOperator(GPUOperator):
             return self._preempted(context, manager, allocation)
         return self._run_job(context, manager, allocation)
 
-    def _run_job(self, context: Any, manager: Manager, allocation: Allocation) -> NoReturn:
+    def _run_job(self, context: Any, manager: Manager, allocation: Allocation) -> Any:
         _, plain_identity = identity_of(context)
         gang = GangJob.of(allocation)
         if gang is None:
             raise AirflowFailException(f"lease {allocation['task_id']!r} was granted without a launcher")
+        if self._is_given_back(context, manager, allocation, gang):
+            return self._request(context)
         for member, job in zip(allocation["members"], gang.jobs, strict=True):
             self.log.info(
                 "%sallocated GPUs %s and %s CPUs of %s; job %s",
@@ -188,7 +190,7 @@ class GPUTrainingOperator(GPUOperator):
         except LauncherError as error:
             self._not_started(context, manager, allocation, error)
         timeout = self.execution_timeout
-        self.defer(
+        return self.defer(
             trigger=JobTrigger(
                 plain_identity,
                 [asdict(job) for job in gang.jobs],
@@ -202,6 +204,18 @@ class GPUTrainingOperator(GPUOperator):
             ),
             method_name="execute_ended",
         )
+
+    def _is_given_back(self, context: Any, manager: Manager, allocation: Allocation, gang: GangJob) -> bool:
+        """Queue the request again if its job has not begun and would run into maintenance now."""
+        window = self.window_ahead(manager, allocation)
+        try:
+            if window is None or not gang.is_absent():
+                return False
+            self.log.warning(TOO_LATE, window["from"], window["until"])
+            queue_again(manager, allocation, gang, Outcome.NOT_STARTED)
+        except LauncherError as error:
+            self._not_started(context, manager, allocation, error)
+        return True
 
     def _not_started(
         self, context: Any, manager: Manager, allocation: Allocation, error: LauncherError
