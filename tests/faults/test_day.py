@@ -8,11 +8,20 @@ from typing import Any
 
 import pytest
 
-from resource_manager.core.changes import Change, Drained, GpuClosed, Granted, Preempting, Released
+from resource_manager.core.changes import (
+    Change,
+    Drained,
+    Expired,
+    GpuClosed,
+    Granted,
+    Outcome,
+    Preempting,
+    Released,
+)
 from resource_manager.core.models import Lease, Placement, Request
 from tests.faults.day import plan
 from tests.faults.day.page import page_of
-from tests.faults.day.proof import Evidence, broken, not_shown
+from tests.faults.day.proof import Evidence, broken, not_shown, remarks
 
 SHORT = plan.DayJob("job_000", 0, 1, 2, 10.0, "vision", 0, False, True, False, False)
 SAVING = replace(SHORT, name="job_001", team="search", preemptible=True)
@@ -23,8 +32,8 @@ def granted(name: str, token: int, at: float, node: str = "gpu-00", *gpus: int) 
     return Granted(Lease(request, (Placement(node, gpus or (0, 1)),), token, at, queued_at=at), at)
 
 
-def released(name: str, token: int, at: float) -> Released:
-    return Released(f"a1:day_00/run/{name}", token, at)
+def released(name: str, token: int, at: float, outcome: str = Outcome.SUCCESS) -> Released:
+    return Released(f"a1:day_00/run/{name}", token, at, outcome)
 
 
 def beats(name: str, token: int, begin: float, steps: range, node: str = "gpu-00") -> list[dict[str, Any]]:
@@ -33,8 +42,8 @@ def beats(name: str, token: int, begin: float, steps: range, node: str = "gpu-00
     return [{**fixed, "process": process, "step": step, "at": begin + step - steps[0]} for step in steps]
 
 
-def task(tries: int = 1, state: str = "success") -> dict[str, Any]:
-    return {"state": state, "try_number": tries}
+def task(tries: int = 1, state: str = "success", unrecorded: tuple[int, ...] = ()) -> dict[str, Any]:
+    return {"state": state, "try_number": tries, "unrecorded": list(unrecorded)}
 
 
 GOOD_CHANGES: list[Change] = [
@@ -42,7 +51,7 @@ GOOD_CHANGES: list[Change] = [
     released("job_000", 1, 112.0),
     granted("job_001", 2, 113.0),
     Preempting("a1:day_00/run/job_001", 2, "other", 120.0, 115.0),
-    released("job_001", 2, 117.0),
+    released("job_001", 2, 117.0, Outcome.PREEMPTED),
     granted("job_001", 3, 118.0, "gpu-01"),
     released("job_001", 3, 131.0),
 ]
@@ -145,6 +154,43 @@ def test_each_broken_promise_is_found(name: str) -> None:
 def test_a_job_that_was_struck_may_need_another_try() -> None:
     struck = replace(GOOD, vanished="gpu-01", tasks={**GOOD.tasks, "job_001": task(tries=2)})
     assert broken(struck) == []
+
+
+LOST = replace(GOOD, tasks={**GOOD.tasks, "job_001": task(tries=2, unrecorded=(1,))})
+"""Airflow has lost the record of a try, and all else shows that the job ran right."""
+
+
+def test_a_try_that_airflow_has_lost_is_a_remark() -> None:
+    assert broken(LOST) == []
+    [remark] = remarks(LOST)
+    assert remark == "Airflow has no record of try 1 of job_001, whose job ran right in one go"
+    assert remark in page_of(LOST, [])
+    assert list(remarks(GOOD)) == []
+    assert "Remarks" not in page_of(GOOD, [])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda lost: replace(lost, tasks={**lost.tasks, "job_001": task(tries=3, unrecorded=(1,))}),
+        lambda lost: replace(
+            lost,
+            changes=[*GOOD_CHANGES[:4], released("job_001", 2, 117.0, Outcome.FAILED), *GOOD_CHANGES[5:]],
+        ),
+        lambda lost: replace(
+            lost, changes=[*GOOD_CHANGES[:4], Expired("a1:day_00/run/job_001", 2, 117.0), *GOOD_CHANGES[5:]]
+        ),
+        lambda lost: replace(lost, changes=[*GOOD_CHANGES[:6], released("job_001", 3, 131.0, "CANCELLED")]),
+        lambda lost: replace(lost, beats=[*GOOD_BEATS, *beats("job_001", 3, 131.0, range(14, 16), "gpu-01")]),
+    ],
+    ids=["another try is recorded", "a lease failed", "a lease expired", "no success", "a second process"],
+)
+def test_a_lost_try_stays_a_violation_where_anything_speaks_against_the_job(
+    spoil: Callable[[Evidence], Evidence],
+) -> None:
+    lines = broken(spoil(LOST))
+    assert any(line.startswith("job_001 needed") for line in lines), lines
+    assert list(remarks(spoil(LOST))) == []
 
 
 def test_the_page_says_first_whether_a_promise_was_broken() -> None:

@@ -25,7 +25,7 @@ from tests.faults.day import plan
 from tests.faults.day.course import Course
 from tests.faults.day.fleet import Agents, Fleet, name_of
 from tests.faults.day.page import page_of
-from tests.faults.day.proof import Evidence, broken, not_shown
+from tests.faults.day.proof import Evidence, broken, not_shown, remarks
 from tests.faults.redis_servers import SentinelGroup
 from tests.sql_servers import Postgres
 
@@ -77,12 +77,25 @@ class Day(Bench):  # type: ignore[misc]  # the benches of the end-to-end tests a
         )
 
     def tasks(self, runs: dict[str, str]) -> dict[str, dict[str, Any]]:
-        """Return the task instance of each job."""
+        """Return the task instance of each job, and which of its earlier tries Airflow does not know."""
         return {
-            task["task_id"]: task
+            task["task_id"]: {**task, "unrecorded": self._unrecorded(task)}
             for dag_id, run_id in runs.items()
             for task in self.api.task_instances(dag_id, run_id)
         }
+
+    def _unrecorded(self, task: dict[str, Any]) -> list[int]:
+        place = f"/dags/{task['dag_id']}/dagRuns/{task['dag_run_id']}/taskInstances/{task['task_id']}/tries"
+        return [number for number in range(1, task["try_number"]) if not self._exists(f"{place}/{number}")]
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self.api.call("GET", path)
+        except StackError as error:
+            if f"{path}: 404 " not in str(error):
+                raise
+            return False
+        return True
 
 
 def live(jobs: list[plan.DayJob], day_s: float, home: Path) -> Evidence:
@@ -136,6 +149,8 @@ def main(jobs: int, minutes: float, seed: int, page: Path) -> None:
     problems = broken(found)
     for line in not_shown(found):
         print(f"not shown: {line}", file=sys.stderr)
+    for line in remarks(found):
+        print(f"remark: {line}", file=sys.stderr)
     page.write_text(page_of(found, problems), encoding="utf-8")
     for problem in problems:
         print(f"broken: {problem}", file=sys.stderr)

@@ -13,7 +13,7 @@ from simulator.present.units import duration
 from simulator.stats import mean, percentile
 from tests.faults.day.fleet import name_of
 from tests.faults.day.plan import GPUS, SERVERS, DayJob
-from tests.faults.day.proof import Evidence, Span, preempted, spans
+from tests.faults.day.proof import Evidence, Span, preempted, remarks, spans
 
 LONGEST = 10
 ROW_INCHES = 0.24
@@ -36,6 +36,11 @@ def page_of(found: Evidence, problems: Sequence[str]) -> str:
                 Section("What happened", tables=[_faults(found, held)]),
                 Section("Timeline", "A row is a server, a bar a lease.", pictures=[timeline]),
                 *([Section("Broken promises", tables=[_table("promise", problems)])] if problems else []),
+                *(
+                    [Section("Remarks", tables=[_table("remark", odd)])]
+                    if (odd := list(remarks(found)))
+                    else []
+                ),
             ],
             about=f"{SERVERS} servers with {GPUS} GPUs; {found.reports[0]:,} reports of agents were taken, "
             f"and {found.reports[1]:,} were not, while the service or its store was away.",

@@ -16,6 +16,7 @@ from resource_manager.core.changes import (
     GpuClosed,
     Granted,
     MembersReleased,
+    Outcome,
     Preempting,
     Released,
 )
@@ -95,7 +96,11 @@ def spans(changes: Iterable[Change]) -> list[Span]:
 
 def preempted(changes: Iterable[Change]) -> list[str]:
     """Return the name of the job for each preemption."""
-    return [c.lease_id.rpartition("/")[2] for c in changes if isinstance(c, Preempting)]
+    return [_name(c) for c in changes if isinstance(c, Preempting)]
+
+
+def _name(change: Released | Expired | Preempting) -> str:
+    return change.lease_id.rpartition("/")[2]
 
 
 def broken(found: Evidence) -> list[str]:
@@ -121,6 +126,35 @@ def not_shown(found: Evidence) -> Iterator[str]:
         yield "nothing was preempted"
     if not any(span.begin > span.queued_at for span in held):
         yield "nobody waited"
+
+
+def remarks(found: Evidence) -> Iterator[str]:
+    """Yield what was odd, though nothing that we promise was broken."""
+    struck = found.struck(spans(found.changes))
+    for job in found.jobs:
+        if job.name not in struck and _lost_by_airflow(found, job.name):
+            tries = ", ".join(map(str, found.tasks[job.name]["unrecorded"]))
+            yield f"Airflow has no record of try {tries} of {job.name}, whose job ran right in one go"
+
+
+def _lost_by_airflow(found: Evidence, name: str) -> bool:
+    """Return True if Airflow has no record of the task's earlier tries, and nothing else knows of a failure.
+
+    By the history no lease of it ended but preempted, or at last with success; by the ledger each
+    lease had one process on each of its servers.
+    """
+    task = found.tasks.get(name, {})
+    if not task.get("unrecorded") or task["unrecorded"] != list(range(1, task["try_number"])):
+        return False
+    ends = [c for c in found.changes if isinstance(c, Released | Expired) and _name(c) == name]
+    outcomes = [c.outcome if isinstance(c, Released) else "expired" for c in ends]
+    given_back = {Outcome.PREEMPTED, Outcome.NOT_STARTED}
+    processes: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for beat in found.beats:
+        if beat["task"].rpartition("/")[2] == name:
+            processes[beat["process"].split("-")[0], beat["member"]].add(beat["process"])
+    ran_once = all(len(own) == 1 for own in processes.values())
+    return ran_once and outcomes[-1:] == [Outcome.SUCCESS] and given_back.issuperset(outcomes[:-1])
 
 
 def _processes(beats: Sequence[dict[str, Any]], held: Sequence[Span]) -> Iterator[str]:
@@ -152,7 +186,7 @@ def _jobs(found: Evidence, struck: set[str]) -> Iterator[str]:
         if task is None or task["state"] != "success":
             yield f"{job.name} did not succeed: {None if task is None else task['state']}"
             continue
-        if task["try_number"] > 1 and job.name not in struck:
+        if task["try_number"] > 1 and job.name not in struck and not _lost_by_airflow(found, job.name):
             yield f"{job.name} needed {task['try_number']} tries, though nothing struck it"
         ranks = [str(rank) for rank in range(job.nodes)] if job.nodes > 1 else [""]
         for rank in ranks:
