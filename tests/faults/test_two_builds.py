@@ -1,0 +1,146 @@
+"""Two builds of the package at once on one Redis, in processes of their own, while jobs hold leases.
+
+The older build is a copy of the package that does not know the change of maintenance windows.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import resource_manager
+from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.storage.redis.client import RedisClient
+from tests.redis_server import RedisServer
+
+CALLS = """\
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import resource_manager
+assert resource_manager.__file__.startswith(sys.argv[1]), resource_manager.__file__
+from resource_manager.manager.manager import GPUResourceManager
+manager = GPUResourceManager.from_url(sys.argv[2])
+for line in sys.stdin:
+    name, args, more = json.loads(line)
+    try:
+        print(json.dumps({"answer": getattr(manager, name)(*args, **more)}), flush=True)
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
+"""
+"""Program that calls the manager of the build in its first argument, as told on its standard input."""
+
+WINDOW = {"from": "2126-12-01T08:00Z", "until": "2126-12-01T12:00Z"}
+
+
+class Build:
+    """The manager of another build, in a process of its own."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CALLS, str(folder), url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+        )
+
+    def answer(self, name: str, *args: Any, **more: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps([name, args, more]) + "\n")
+        self.process.stdin.flush()
+        found: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return found
+
+    def call(self, name: str, *args: Any, **more: Any) -> Any:
+        return self.answer(name, *args, **more)["answer"]
+
+    def refusal(self, name: str, *args: Any, **more: Any) -> str:
+        return str(self.answer(name, *args, **more)["error"])
+
+
+@contextmanager
+def running(folder: Path, url: str) -> Iterator[Build]:
+    build = Build(folder, url)
+    try:
+        yield build
+    finally:
+        build.process.kill()
+        build.process.communicate()
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    """Folder of the older build, as an unpacked wheel."""
+    package = Path(resource_manager.__file__).parent
+    shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    codec = tmp_path / package.name / "storage" / "codec.py"
+    known = "for kind in get_args(Change)}"
+    text = codec.read_text()
+    assert text.count(known) == 1
+    codec.write_text(text.replace(known, f"{known[:-1]} if kind.__name__ != 'MaintenanceChanged'}}"))
+    return tmp_path
+
+
+def contents(client: RedisClient) -> dict[Any, Any]:
+    return {key: client.driver.dump(key) for key in client.driver.scan_iter() if b":lock" not in key}
+
+
+@pytest.mark.slow
+def test_known_changes_go_on_between_two_builds_and_an_unknown_one_grants_nothing(
+    older: Path, embedded_redis: RedisServer
+) -> None:
+    url = embedded_redis.fresh_url()
+    client = RedisClient.from_url(url)
+    with running(older, url) as old, GPUResourceManager.from_url(url) as new:
+        # What both know goes on, whoever wrote it.
+        first = old.call("allocate_resources", "of old", 8, 8)
+        second = new.allocate_resources("of new", 8, 8)
+        assert second is not None
+        assert new.renew("of old", fencing_token=first["fencing_token"])["state"] == "RUNNING"
+        assert old.call("renew", "of new", fencing_token=second["fencing_token"])["state"] == "RUNNING"
+        assert old.call("submit", "third", 8, 8)["state"] == "RUNNING"
+        assert new.release_resources("third")
+        assert [lease["task_id"] for lease in old.call("leases")] == ["of old", "of new"]
+
+        # What only the newer one knows stops the older one: it grants, ends and writes nothing.
+        new.add_maintenance(WindowForm.of(servers=["gpu-server-3"], **WINDOW))
+        before = contents(client)
+        for name, *args in (
+            ("allocate_resources", "x", 2, 2),
+            ("submit", "x", 2, 2),
+            ("renew", "of old"),
+            ("release_resources", "of old"),
+            ("expire_and_schedule",),
+            ("leases",),
+        ):
+            words = old.refusal(name, *args)
+            assert words.startswith("NewerFormatError: "), words
+            assert "'maintenancechanged': upgrade it" in words
+            assert "\n" not in words
+        with running(older, url) as newcomer:
+            assert "upgrade it" in newcomer.refusal("allocate_resources", "x", 2, 2)
+        assert contents(client) == before
+
+        # The newer one goes on with all of it, and grants nothing that a job still holds.
+        assert new.renew("of old", fencing_token=first["fencing_token"])["state"] == "RUNNING"
+        taken = new.submit("fourth", 8, 8, expected_runtime=60)
+        held = {lease["server_name"] for lease in (first, second)}
+        assert taken["state"] == "RUNNING"
+        assert taken["server_name"] not in held
+
+    # Upgraded, the owner of the first lease finds it as it was.
+    with running(Path(resource_manager.__file__).parents[1], url) as upgraded:
+        again = upgraded.call("renew", "of old", fencing_token=first["fencing_token"])
+        assert (again["server_name"], again["gpu_ids"]) == (first["server_name"], first["gpu_ids"])
+        assert upgraded.call("release_resources", "of old", fencing_token=first["fencing_token"])
+    client.close()
