@@ -4,6 +4,7 @@ import os
 import sys
 import warnings
 from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -202,6 +203,22 @@ def test_a_preempted_task_waits_again_in_its_try_and_then_goes_on(manager, gpu_l
         operator.execute(context_of())
     assert again.value.method_name == "execute_ended"
     assert [job.environment["GPU_RESTART_COUNT"] for job in gpu_launcher.jobs] == ["0", "1"]
+
+
+def test_max_wait_counts_from_the_preemption_not_from_the_first_request(manager, gpu_launcher, preempted):
+    gpu_launcher.runs("train")
+    limit = timedelta(hours=1)
+    operator = GPUTrainingOperator(
+        task_id="t", gpus=8, command="train", team="nlp", server="gpu-server-0", max_wait=limit
+    )
+    with pytest.raises(TaskDeferred):
+        operator.execute(context_of())
+    event = {"state": TriggerState.PREEMPTED, "fencing_token": preempted()["fencing_token"]}
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute_ended(context_of(), event)
+    [waiting] = manager.queue()
+    since_the_request = limit.total_seconds() + waiting["waited_s"]
+    assert limit.total_seconds() < deferred.value.trigger.max_wait_s <= since_the_request
 
 
 @pytest.mark.parametrize("call", ["status_of", "release_resources", "submit"])

@@ -25,6 +25,7 @@ from resource_manager.airflow.wait_log import describe_wait, describe_waiting
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.demand import given_value
 from resource_manager.manager.results import Allocation, WindowView
+from resource_manager.scheduling.preemption import restarts_of
 
 TOO_LATE = "the job begins too late to end before the maintenance from %s until %s; waiting again"
 
@@ -101,6 +102,8 @@ class GPUOperator(BaseOperator):
         if status["state"] == "WAITING":
             self.log.info("%s", describe_waiting(status))
             max_wait_s = None if self.max_wait is None else self.max_wait.total_seconds()
+            if max_wait_s is not None and restarts_of(status["labels"]):
+                max_wait_s += status["waited_s"]  # a preempted request keeps its time of arrival
             self.defer(
                 trigger=GrantTrigger(plain_identity, self.gpu_conn_id, max_wait_s),
                 method_name="execute_granted",
