@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import MILLI_PER_GPU, Amount, Request
+from resource_manager.core.models import MILLI_PER_GPU, Request
 from resource_manager.core.refusal import Refusal, RefusalKind, short
 from resource_manager.core.team_ledger import UNNAMED, Account, TeamLedger, milli_of
 from resource_manager.errors import RuntimeOverError
@@ -199,9 +199,3 @@ def shares_by_weight(ledger: TeamLedger) -> dict[str, float]:
 
     divide(ledger.tops, 1.0)
     return found
-
-
-def holdings(ledger: TeamLedger) -> Iterator[tuple[Account, Amount]]:
-    """Yield each account with the GPUs it holds, in the order of the rules; the unnamed last."""
-    for account in ledger.accounts.values():
-        yield account, account.held / MILLI_PER_GPU

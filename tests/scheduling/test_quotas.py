@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from resource_manager.core.changes import Granted, Queued, TeamsChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request
+from resource_manager.core.team_ledger import Account, TeamLedger
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import LeaseNotFoundError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import refusals_of
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import fifo, get_order
-from resource_manager.scheduling.quotas import quota_refusal, shares_by_weight
+from resource_manager.scheduling.quotas import (
+    may_start,
+    passes,
+    quota_refusal,
+    shares_by_weight,
+    types_inside,
+)
 from tests.builders import node, nodes
 
 
@@ -189,3 +198,48 @@ def test_fair_share_reads_the_weights() -> None:
     )
     started = [change.lease.request.team for change in changes if isinstance(change, Granted)]
     assert sorted(started) == ["nlp", "vision", "vision", "vision"]
+
+
+@pytest.mark.parametrize(
+    ("accepts", "asked", "inside"),
+    [
+        ((), 1, ["A100"]),
+        ((), 2, ["A100"]),
+        ((), 3, []),
+        (("A100", "H100"), 2, ["A100"]),
+        (("H100",), 1, []),
+        (("V100",), 1, []),  # no guarantee of that type
+        (("V100",), 0, ["V100"]),
+        (("V100", "H100"), 0, ["V100", "H100"]),
+    ],
+)
+def test_the_types_of_which_a_team_stays_inside_its_guarantee(
+    accepts: tuple[str, ...], asked: int, inside: list[str]
+) -> None:
+    account = Account(Team("vision", 5, guaranteed_by_type={"A100": 4, "H100": 1}))
+    account.by_type = {"A100": 2000, "H100": 1000}
+    assert types_inside(account, Request("x", asked, gpu_types=accepts), 1000 * asked) == inside
+
+
+@pytest.mark.parametrize(
+    ("team", "gpus", "blocked", "goes_on"),
+    [
+        ("vision", 1, {"nlp"}, True),
+        ("vision", 2, {"nlp"}, True),
+        ("vision", 3, {"nlp"}, False),  # beyond its guarantee
+        ("vision", 1, {"nlp", "vision"}, False),  # behind one of its own
+        ("train", 1, {"nlp"}, True),
+        ("train", 2, {"nlp"}, False),  # inside its own guarantee, not inside its parent's
+        ("nlp", 1, {"vision"}, False),
+        ("unnamed", 1, {"nlp"}, False),
+    ],
+)
+def test_only_a_request_inside_all_guarantees_above_it_goes_on_behind_another_teams(
+    team: str, gpus: int, blocked: set[str], goes_on: bool
+) -> None:
+    teams = (Team("vision", 2), Team("lab", 1), Team("train", 2, parent="lab"), Team("nlp"))
+    ledger = TeamLedger(Teams(teams))
+    request = Request("x", gpus, team=team)
+    assert passes(ledger, request, blocked) == may_start(ledger, request, blocked) == goes_on
+    assert may_start(ledger, request, ())
+    assert not passes(TeamLedger(Teams(preemption=True)), replace(request, gpus=0), blocked)

@@ -9,12 +9,22 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from resource_manager.core.changes import GpuClosed, Granted, InventoryChanged, Queued, Released
+from resource_manager.core.changes import (
+    GpuClosed,
+    Granted,
+    InventoryChanged,
+    MaintenanceChanged,
+    Queued,
+    Released,
+    TeamsChanged,
+)
+from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu, Lease, Node, PendingRequest, Placement, Request
-from resource_manager.core.teams import Team
+from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling.policies.best_fit import best_fit
 from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.victims import find_victims, reasons_for
+from resource_manager.scheduling.queue_order import QueueDiscipline, fifo
+from resource_manager.scheduling.victims import find_victims, place_of, reasons_for
 from tests.scheduling.shared_cluster import GREEDY, Shared
 
 TEAMS = ("p", "q", "r")
@@ -338,3 +348,36 @@ def test_the_reasons_name_both_rights() -> None:
     )
     only_others = [lease for lease in leases if lease.request.team == "nlp"]
     assert "its priority" not in reasons_for(shared.state, request, only_others)
+
+
+def placed(shared: Shared, pending: PendingRequest, order: QueueDiscipline = fifo) -> str | None:
+    members = place_of(shared.state, pending, first_fit, order, shared.now)
+    return None if members is None else members[0].node
+
+
+def test_a_request_may_start_where_it_fits_unless_a_quota_a_window_or_its_price_is_against_it() -> None:
+    """Each of these alone decides, and what they look at is this request, this order and this time."""
+    shared = Shared(Team("vision", 1, limit=1), letters="ab")
+    one, two = (PendingRequest(Request(f"x{n}", n, team="vision"), 5.0, 0) for n in (1, 2))
+    assert placed(shared, one) == "a"
+    assert placed(shared, two) is None  # a limit
+    assert placed(shared, replace(two, request=replace(two.request, team="nlp"))) == "a"
+    assert placed(shared, replace(two, request=replace(two.request, team="nlp", gpus=5))) is None
+    shared.do([MaintenanceChanged((Window(1, ("a",), shared.now + 100.0, shared.now + 200.0),), 0.0)])
+    assert placed(shared, one) == "b"  # an unknown runtime counts as the order's guard
+    assert placed(shared, one, replace(fifo, maintenance_guard_s=99.0)) == "a"
+    shared.now += 200.0
+    assert placed(shared, one) == "a"
+    looked: list[tuple[object, ...]] = []
+
+    class Price:
+        def admits(self, *about: object) -> bool:
+            looked.append(about)
+            return False
+
+    assert placed(shared, one, replace(fifo, admission=Price())) is None  # type: ignore[arg-type]
+    ((cluster, request, members, queued_at, now),) = looked
+    assert (cluster, request, queued_at, now) == (shared.state, one.request, 5.0, shared.now)
+    assert [member.node for member in members] == ["a"]  # type: ignore[attr-defined]
+    shared.do([TeamsChanged(Teams(), 0.0)])
+    assert placed(shared, two) == "a"  # without rules there is no quota

@@ -11,6 +11,9 @@ from tests.faults.day import plan
 
 BEAT = Path(plan.__file__).parents[2] / "e2e" / "dags" / "beat.py"
 LEDGER = os.environ["LEDGER"]
+UNREACHABLE = timedelta(seconds=10 * float(os.environ.get("E2E_TIMEOUT_FACTOR", "1")))
+"""Time after which a server counts as out of reach: on a busy machine a server is slow to answer."""
+
 jobs = plan.read(Path(os.environ["DAY_PLAN"]))
 wanted = get_parsing_context().dag_id
 
@@ -37,7 +40,7 @@ for wave in range(plan.WAVES):
                 launcher="ssh" if job.by_ssh else "local",
                 launcher_conn_id="day_ssh" if job.by_ssh else None,
                 ttl=timedelta(seconds=30),
-                unreachable_timeout=timedelta(seconds=10),
+                unreachable_timeout=UNREACHABLE,
                 stale_grace_s=5,
                 retries=5,
                 retry_delay=timedelta(seconds=1),
