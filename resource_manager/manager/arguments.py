@@ -26,6 +26,8 @@ ALIASES = {
 }
 """Names of the original design -> the fields of a `Demand`."""
 
+ORIGINAL_NAMES = {name: alias for alias, name in ALIASES.items()}
+
 
 class DemandOptions(TypedDict, total=False):
     """Fields of a `Demand` besides `POSITIONAL`; None leaves a field at its default."""

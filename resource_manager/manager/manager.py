@@ -34,7 +34,7 @@ from resource_manager.errors import (
     StateUnconfirmedError,
 )
 from resource_manager.manager import maintenance, repeats, serializers, teams
-from resource_manager.manager.arguments import DemandArguments, DemandOptions, Dumpable
+from resource_manager.manager.arguments import ORIGINAL_NAMES, DemandArguments, DemandOptions, Dumpable
 from resource_manager.manager.commit.group import Reader, Step
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.demand import Demand
@@ -198,13 +198,11 @@ class GPUResourceManager:
         that lease. `options` are further fields of a `Demand`. Raises `ValueError`
         (`InvalidRequestError`) for an invalid request, and `StoreError` if the store is unavailable.
         """
-        request = self.build_request(
-            task_id=task_id,
-            required_gpus=required_gpus,
-            required_cpus=required_cpus,
-            prefer_server_id=prefer_server_id,
-            **options,
-        )
+        try:
+            request = self.build_request(task_id, required_gpus, required_cpus, prefer_server_id, **options)
+        except InvalidRequestError as error:
+            error.rename(ORIGINAL_NAMES)
+            raise
         return _granted(self._allocate([request], serializers.allocation)[0])
 
     def release_resources(self, task_id: str, *, fencing_token: int | None = None, outcome: str = "") -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import chain
 from typing import Any
 
@@ -19,6 +20,8 @@ from resource_manager.storage.codec import as_stored
 BUILT_IN = default_inventory()
 BUILT_IN_GPUS = (2, 8)
 """The original's servers, and the minimum and maximum of GPUs that a task may request there."""
+
+_PLAIN = re.compile("[!-~]*").fullmatch
 
 REQUEST_NAMES = {
     "idle_after_s": "idle_after",
@@ -73,7 +76,7 @@ def build_request(demand: Demand, cluster: ClusterState, settings: Settings) -> 
             idle_below=demand.idle_below,
             idle_after_s=demand.idle_after,
         )
-        return checked(request)
+        return request if _is_plain(request) else checked(request)
     except InvalidRequestError as error:
         error.rename({**REQUEST_NAMES, **demand._names})
         raise
@@ -135,6 +138,23 @@ def _check_gpus(cluster: ClusterState, settings: Settings, gpus: int) -> None:
     if least == most:
         raise InvalidRequestError(f"gpus must be {least}, got {gpus} ({why})", field="gpus")
     raise InvalidRequestError(f"gpus must be between {least} and {most} ({why}), got {gpus}", field="gpus")
+
+
+def _is_plain(request: Request) -> bool:
+    """Return True for a demand's request that `checked` would only copy, as most are.
+
+    Its names are short, of visible ASCII characters, and it has neither lists nor mappings besides the CPUs.
+    """
+    names = (
+        request.lease_id,
+        request.team,
+        request.owner,
+        request.vendor,
+        request.same,
+        request.prefer_same,
+    )
+    is_more = request.gpu_types or request.labels or request.labels_required or len(request.resources) > 1
+    return not is_more and all(map(_PLAIN, names))
 
 
 def checked(request: Request) -> Request:
