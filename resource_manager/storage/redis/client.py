@@ -59,7 +59,7 @@ class RedisClient:
         self.driver = driver
         self.address = address
         self.namespace = namespace
-        self._idle: list[redis.Connection] = []
+        self._idle: list[Any] = []
 
     @classmethod
     def from_url(cls, url: str) -> RedisClient:
@@ -109,14 +109,15 @@ class RedisClient:
                 return self.driver.eval(script.text, len(keys), *keys, *args)
 
     def _ask(self, *command: Any) -> Any:
-        """Return the server's answer, on a connection of this client's own: half the time of the driver's way.
+        """Return the server's answer, on a connection of this client's own: in half the driver's time.
 
         What fails is sent again by the driver, which has the retries. So is everything through sentinels: the
         driver's pool knows when they name another primary.
         """
-        pool = self.driver.connection_pool
+        driver: Any = self.driver
+        pool = driver.connection_pool
         if type(pool) is not redis.ConnectionPool:
-            return self.driver.execute_command(*command)
+            return driver.execute_command(*command)
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -126,17 +127,16 @@ class RedisClient:
             connection = pool.make_connection()
         try:
             connection.send_command(*command)
-            answer = connection.read_response()
+            return connection.read_response()
         except redis.exceptions.ResponseError:
-            self._idle.append(connection)
             raise
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
-            return self.driver.execute_command(*command)
+            return driver.execute_command(*command)
         except BaseException:  # perhaps between question and answer
             connection.disconnect()
             raise
-        self._idle.append(connection)
-        return answer
+        finally:
+            self._idle.append(connection)
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
