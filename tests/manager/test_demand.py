@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.cluster import ClusterState
@@ -16,7 +18,7 @@ from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.demand import Demand, fraction_advice
 from resource_manager.manager.inventory_file import default_inventory
-from resource_manager.manager.requests import build_request, gpu_range
+from resource_manager.manager.requests import build_request, checked, gpu_range
 from resource_manager.settings import Settings
 from tests.builders import nodes
 from tests.redis_server import RedisServer
@@ -231,3 +233,38 @@ class TestMessages:
         for wrong in (0.5, "2", True):
             with pytest.raises(InvalidRequestError, match=r"^cpus must be a whole number, got .\S+$"):
                 manager.submit("t", 2, wrong)  # type: ignore[arg-type]
+
+
+TEXTS = st.text(st.sampled_from('ab-_/ .:@é\\"\u200d中'), max_size=12)
+
+
+@given(
+    lease_id=TEXTS,
+    gpus=st.integers(0, 8),
+    cpus=st.integers(0, 64),
+    team=TEXTS,
+    owner=TEXTS,
+    vendor=TEXTS,
+    same=TEXTS,
+    labels=st.none() | st.dictionaries(TEXTS, TEXTS, max_size=2),
+    resources=st.none() | st.dictionaries(TEXTS, st.integers(0, 9) | st.floats(0, 9), max_size=2),
+    ttl=st.none() | st.floats(0.1, 1e8),
+    expected_runtime=st.none() | st.integers(1, 10**8),
+    priority=st.integers(-(10**6), 10**6),
+    nodes=st.integers(1, 3),
+)
+def test_a_request_of_a_demand_is_as_it_will_be_read_back(**demand: Any) -> None:
+    """Also one that is not converted to find that out."""
+    with GPUResourceManager.from_url("memory://") as manager:
+        try:
+            request = manager.build_request(**demand)
+        except InvalidRequestError:
+            return
+        assert checked(request) == request
+
+
+def test_the_longest_names_that_are_not_converted_are_below_the_limit_of_a_request() -> None:
+    quotes = dict.fromkeys(("team", "owner", "vendor", "same", "prefer_same"), '"' * 250)
+    with GPUResourceManager.from_url("memory://") as manager:
+        request = manager.build_request('"' * 1000, 2, 1, **quotes, nodes=2)
+    assert checked(request) == request
