@@ -43,12 +43,11 @@ class EventQueue(Generic[Event]):
         elif time != inf:
             raise SimulationError(f"an event at {time} cannot be scheduled at {self.now}: its time is past")
 
-    def pop(self, until: float = inf) -> Event | None:
-        """Remove and return the next event up to and including `until`, with `now` at its time, or None."""
-        heap = self._heap
-        if not heap or heap[0][0] > until:
+    def pop(self) -> Event | None:
+        """Remove and return the next event, with `now` at its time, or None."""
+        if not self._heap:
             return None
-        self.now, _, _, event = heappop(heap)
+        self.now, _, _, event = heappop(self._heap)
         return event
 
     def pop_due(self, until: float = inf) -> Iterator[Event]:

@@ -117,8 +117,8 @@ class NodeState:
 
     def fits(self, request: Request) -> bool:
         """Return True if the node is open and the request fits what is free: `fit.fits`, made fast."""
-        gpus, milli = request.gpus, request.gpu_milli
-        if gpus * milli > self.free_milli:  # the cheapest check, and the one that full nodes fail
+        gpus = request.gpus
+        if gpus and gpus * request.gpu_milli > self.free_milli:  # the check that full nodes fail
             return False
         free = self.free
         for name, amount in request.resources.items():
@@ -135,10 +135,10 @@ class NodeState:
             return not particular or accepts_node(self.node, request)
         if not self.uniform and (particular or (self.has_mig and gpus > 1)):
             return len(self.eligible_gpus(request)) >= gpus
-        if milli == MILLI_PER_GPU:
+        if request.gpu_milli == MILLI_PER_GPU:
             enough = self.whole_free >= gpus
         else:
-            enough = self.whole_free > 0 or max(self.gpu_free.values()) >= milli
+            enough = self.whole_free > 0 or max(self.gpu_free.values()) >= request.gpu_milli
         return enough and (not particular or accepts_node(self.node, request))
 
     @property
@@ -223,8 +223,10 @@ def allocate(state: NodeState, request: Request, placement: Placement, *, force:
     """
     if not force:
         _check_capacity(state, request, placement)
-    gpu_ids = state.gpu_ids_of(placement) if placement.gpu_uuids else placement.gpu_ids
+    gpu_ids = placement.gpu_ids
     if gpu_ids:
+        if placement.gpu_uuids:
+            gpu_ids = state.gpu_ids_of(placement)
         milli = request.gpu_milli
         gpu_free, closed = state.gpu_free, state.closed_gpus
         broken = taken = 0
@@ -280,8 +282,10 @@ def is_rounding_error(difference: Amount, total: Amount) -> bool:
 
 def deallocate(state: NodeState, request: Request, placement: Placement) -> None:
     """Deallocate one member's amounts; its lease must have been removed from `state.leases` before."""
-    gpu_ids = state.gpu_ids_of(placement) if placement.gpu_uuids else placement.gpu_ids
+    gpu_ids = placement.gpu_ids
     if gpu_ids:
+        if placement.gpu_uuids:
+            gpu_ids = state.gpu_ids_of(placement)
         milli = request.gpu_milli
         gpu_free, closed = state.gpu_free, state.closed_gpus
         mended = given = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -37,7 +36,8 @@ Outcome = tuple[Container | None, float]
 class Cluster:
     """NUMA nodes by `Location`, in the order of the configuration.
 
-    At equal times ends come before starts, and nodes in their order; the priorities of both are negative.
+    At equal times ends come before starts, and nodes in their order: with n nodes, these have the priorities
+    from 0 and from n on.
     """
 
     def __init__(self, config: ClusterConfig) -> None:
@@ -79,7 +79,6 @@ class Cluster:
         """Positions of the servers, by position of the NUMA node."""
         self.nodes_of = [range(nodes[0].position, nodes[-1].position + 1) for nodes in self.servers]
         """Positions of the NUMA nodes, by position of the server."""
-        self._end_priority, self._start_priority = -2 * len(self.nodes), -len(self.nodes)
         self.reset(EventQueue())
         self.changed_nodes: set[NumaNode] = set()
         """The nodes that had an event; the reader clears the set."""
@@ -152,35 +151,28 @@ class Cluster:
         node.on_container_creation(container)
         # All earlier events are processed: a container that need not wait starts without a further event.
         if container.creation_time <= time:
-            self._start(node, container)
-        else:
-            self._events.schedule(container.creation_time, container, self._start_priority + position)
-        return self._rent(time, node)
+            return self._start(node, container, time)
+        self._events.schedule(container.creation_time, container, len(self.nodes) + position)
+        return self._rent(node, time)
 
     def process(self, event: NodeEvent) -> Outcome | None:
         """Process an event of the queue at its time; None if it no longer holds."""
-        ended, time = None, self._events.now
+        time = self._events.now
         if isinstance(event, Container):
-            node = self.nodes[event.function.position]
-            self._start(node, event)
-        else:
-            node = event
-            if node.cores.earliest_end != time:
-                return None
-            ended = node.on_container_completion()
-            self._schedule_end(node)
-        return ended, self._rent(time, node)
+            return None, self._start(self.nodes[event.function.position], event, time)
+        if event.cores.earliest_end != time:
+            return None
+        ended = event.on_container_completion()
+        self._events.schedule(event.cores.earliest_end, event, event.position)
+        return ended, self._rent(event, time)
 
-    def _start(self, node: NumaNode, container: Container) -> None:
+    def _start(self, node: NumaNode, container: Container, time: float) -> float:
         before = node.cores.earliest_end
         node.start(container)
-        if node.cores.earliest_end != before:
-            self._schedule_end(node)
-
-    def _schedule_end(self, node: NumaNode) -> None:
         end = node.cores.earliest_end
-        if end < math.inf:
-            self._events.schedule(end, node, self._end_priority + node.position)
+        if end != before:
+            self._events.schedule(end, node, node.position)
+        return self._rent(node, time)
 
     @property
     def earliest_finished_time(self) -> float:
@@ -192,7 +184,7 @@ class Cluster:
         """Predicted end (s) of the last running or scheduled container; -inf if there is none."""
         return max(server.latest_finished_time for server in self.servers)
 
-    def _rent(self, time: float, node: NumaNode) -> float:
+    def _rent(self, node: NumaNode, time: float) -> float:
         """Return the dollars for the hours to add after the change of the node at `time`, mostly 0."""
         self.changed_nodes.add(node)
         if node.latest_end_bound.latest <= node.covered_until:

@@ -30,7 +30,8 @@ def data_local(env: RawEnv) -> Policy:
                 on_node[position] = on_node.get(position, 0) + size
                 on_server[server] = on_server.get(server, 0) + size
         leases = least_loaded.measures(cluster, request) if on_server else []
-        for most in sorted(set(on_server.values()), reverse=True):
+        while on_server:
+            most = max(on_server.values())
             servers = [server for server, size in on_server.items() if size == most]
             holding = [
                 (-size, leases[position], position)
@@ -38,11 +39,13 @@ def data_local(env: RawEnv) -> Policy:
                 if leases[position] != inf and server_of[position] in servers
             ]
             if holding:
-                return Placement(cluster.nodes[min(holding)[-1]].name)
+                return cluster.nodes[min(holding)[-1]].place(request)
             positions = map(nodes_of.__getitem__, sorted(servers))
             fewest = min(chain.from_iterable(positions), key=leases.__getitem__)
             if leases[fewest] != inf:
-                return Placement(cluster.nodes[fewest].name)
+                return cluster.nodes[fewest].place(request)
+            for server in servers:
+                del on_server[server]
         return least_loaded(cluster, request)
 
     return policy

@@ -89,7 +89,7 @@ class RawEnv:
     def begin(self, choices: Sequence[int]) -> None:
         """Start an episode in which the workflows have these templates, given by index."""
         self.events = EventQueue()
-        self.workload.reset(choices, self.events)
+        self.workload.reset(choices, self.events, 2 * len(self.cluster.nodes))
         self.cluster.reset(self.events)
         self._finished = 0
         self._run_until_decision([], [])

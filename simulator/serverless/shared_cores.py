@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, insort
+from math import inf
 
 from simulator.serverless.container import Container
 from simulator.serverless.node_records import thread_speed
@@ -33,7 +33,7 @@ class EqualContainers:
         left = entry[0] - self.done
         if left <= 0:
             return now
-        return now + left / self.speed if self.speed else math.inf
+        return now + left / self.speed if self.speed else inf
 
 
 class SharedCores:
@@ -60,7 +60,7 @@ class SharedCores:
         self.core_speed = core_speed
         self.now = 0.0
         self.parallelism = 0
-        self.earliest_end = math.inf
+        self.earliest_end = inf
         self.speed = 0
         """Operations per second of all containers together."""
         self._groups: dict[tuple[int, int], EqualContainers] = {}
@@ -116,17 +116,19 @@ class SharedCores:
 
     def update(self) -> None:
         """Set speeds and the earliest end for the containers that run now."""
-        thread = thread_speed(self.cpu, self.core_speed, self.parallelism)
+        thread = self.core_speed
+        if self.parallelism > self.cpu:
+            thread = thread_speed(self.cpu, thread, self.parallelism)
         if thread != self._thread:
             self._thread = thread
             for group in self._groups.values():
                 group.share(thread)
-        now, earliest, first, total = self.now, math.inf, None, 0
+        now, earliest, first, total = self.now, inf, None, 0
         for group in self._groups.values():
             entries, speed = group.entries, group.speed
             total += speed * len(entries)
             left = entries[0][0] - group.done  # `end_of`, inlined
-            end = now if left <= 0 else now + left / speed if speed else math.inf
+            end = now if left <= 0 else now + left / speed if speed else inf
             if end < earliest:
                 earliest, first = end, group
             elif end == earliest:
@@ -139,7 +141,7 @@ class SharedCores:
     def latest_end(self) -> float:
         """End (s) of the last container at the current speeds; -inf if none runs."""
         ends = (group.end_of(group.entries[-1], self.now) for group in self._groups.values())
-        return max(ends, default=-math.inf)
+        return max(ends, default=-inf)
 
     def containers(self) -> list[Container]:
         """Return the containers in order of start, with their remaining work."""

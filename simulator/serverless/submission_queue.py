@@ -31,10 +31,10 @@ class Workload:
                 raise WorkflowError(f"an arrival time must be from 0 to {MAX_AMOUNT:,} s, got {time}")
         self.arrival_times = tuple(map(float, arrival_times))
         self.workflow_templates = tuple(workflow_templates)
-        self.reset([0] * len(self.arrival_times), EventQueue())
+        self.reset([0] * len(self.arrival_times), EventQueue(), 0)
 
-    def reset(self, choices: Sequence[int], events: Events) -> None:
-        """Restart with these templates, and submit every source function to that queue."""
+    def reset(self, choices: Sequence[int], events: Events, priority: int) -> None:
+        """Restart with these templates, and submit to that queue with priorities from that one on."""
         self.workflows = [
             Workflow(wf_id, arrival, self.workflow_templates[choice])
             for wf_id, (arrival, choice) in enumerate(zip(self.arrival_times, choices, strict=True))
@@ -42,7 +42,8 @@ class Workload:
         self._unfinished_workflows = len(self.workflows)
         self._events = events
         self.submitted = 0
-        self._first_ids = [0, *accumulate(map(len, self.workflows))]
+        self._priorities = list(accumulate(map(len, self.workflows), initial=priority))
+        """Priority of the first function, by workflow."""
         for workflow in self.workflows:
             for fn_id in workflow.source_functions:
                 self._submit(workflow.functions[fn_id], workflow.arrival_time)
@@ -50,7 +51,7 @@ class Workload:
     def _submit(self, function: Function, time: float) -> None:
         function.submit(time)
         self.submitted += 1
-        self._events.schedule(time, function, self._first_ids[function.wf_id] + function.fn_id)
+        self._events.schedule(time, function, self._priorities[function.wf_id] + function.fn_id)
 
     def __len__(self) -> int:
         return len(self.workflows)

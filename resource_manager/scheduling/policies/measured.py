@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
+from math import inf
 
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import Placement, Request
@@ -26,38 +27,66 @@ class Measured:
         if request.required_node is not None:
             node = next(cluster.candidates(request), None)
         else:
-            measures = self.measures(cluster, request)
-            least = min(measures, default=math.inf)
-            node = cluster.nodes[measures.index(least)] if least < math.inf else None
+            best = self._kept(cluster, request).best()
+            node = None if best is None else cluster.nodes[best]
         return None if node is None else node.place(request)
 
     def measures(self, cluster: ClusterState, request: Request) -> list[float]:
         """Return the measure of each node by position, infinite where the request does not fit."""
+        return self._kept(cluster, request).measures
+
+    def _kept(self, cluster: ClusterState, request: Request) -> _Kept:
+        """Return the measures for the request's class, up to date with the cluster."""
         by_class: dict[object, _Kept] = cluster.policy_cache.setdefault(self, {})
         kept = by_class.get(request.shape)
         if kept is None:
             if len(by_class) >= MAX_CLASSES:
                 by_class.clear()
             kept = by_class[request.shape] = _Kept()
-        measures, mark = kept.measures, cluster.mark
+        mark = cluster.mark
         if kept.mark != mark:
             nodes, measure = cluster.nodes, self._measure
             changed: Iterable[int] | None = cluster.changed_since(kept.mark)
             kept.mark = mark
             if changed is None:
-                changed = range(len(nodes))
-                measures[:] = [math.inf] * len(nodes)
+                changed = kept.start(len(nodes))
+            measures, ranked = kept.measures, kept.ranked
             for index in changed:
                 node = nodes[index]
-                measures[index] = measure(node, request) if node.fits(request) else math.inf
-        return measures
+                if node.fits(request):
+                    measures[index] = value = measure(node, request)
+                    heappush(ranked, (value, index))
+                else:
+                    measures[index] = inf
+            if len(ranked) > 64 + 4 * len(nodes):
+                ranked[:] = [(value, index) for index, value in enumerate(measures) if value < inf]
+                heapify(ranked)
+        return kept
 
 
 class _Kept:
-    """Measures of all nodes for one request class, as of a mark in the cluster's journal."""
+    """Measures of all nodes for one request class, as of a mark in the cluster's journal.
 
-    __slots__ = ("mark", "measures")
+    `ranked` is a heap of (measure, position); an entry that is no longer the node's measure is dropped when
+    it reaches the top.
+    """
+
+    __slots__ = ("mark", "measures", "ranked")
 
     def __init__(self) -> None:
         self.mark = -1
         self.measures: list[float] = []
+        self.ranked: list[tuple[float, int]] = []
+
+    def start(self, nodes: int) -> range:
+        """Forget all measures; return the positions to measure."""
+        self.measures = [inf] * nodes
+        self.ranked = []
+        return range(nodes)
+
+    def best(self) -> int | None:
+        """Return the position of the node with the least measure, the first on ties, or None."""
+        measures, ranked = self.measures, self.ranked
+        while ranked and measures[ranked[0][1]] != ranked[0][0]:
+            heappop(ranked)
+        return ranked[0][1] if ranked else None
