@@ -45,7 +45,8 @@ class Store(Protocol):
 
         Raises `StaleStateError` unless the stored version is `version`, the lock is free or held under
         `lock_token`, and `now`, the time of the decision, is close to the store's clock. After that error,
-        refresh, decide again and retry. The caller applies the changes to its own replica.
+        refresh, decide again and retry. The caller applies the changes to its own replica. The commit may
+        release that lock, too.
         """
 
     def initialise(self, snapshot: Snapshot) -> bool:

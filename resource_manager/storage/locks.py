@@ -42,7 +42,7 @@ class Lock(Protocol):
         """
 
     def release(self) -> None:
-        """Hand the lock to the next waiter; raises `LockError` if it was not held, or was lost."""
+        """Hand the lock to the next waiter, unless a commit under it did; `LockError` if it is not held."""
 
 
 class ThreadMutex:
@@ -139,6 +139,7 @@ class TimedLock(ABC):
         self.waited = False
         self._life_s = life_s
         self._token: str | None = None
+        self._is_released = False
         self._alive_since = 0.0
 
     @property
@@ -160,7 +161,7 @@ class TimedLock(ABC):
         since = self._claim(token, deadline, meanwhile)
         if since is None:
             return False
-        self._token, self._alive_since = token, since
+        self._token, self._is_released, self._alive_since = token, False, since
         renewals.watch(self)
         return True
 
@@ -176,6 +177,8 @@ class TimedLock(ABC):
 
     def release(self) -> None:
         token, self._token = self._token, None
+        if self._is_released:
+            return
         if token is None:
             raise LockError("released a lock that is not held")
         renewals.forget(self)
@@ -186,6 +189,11 @@ class TimedLock(ABC):
         """Let the lock expire by itself, because a write made under it may still arrive."""
         self._token = None
         renewals.forget(self)
+
+    def released(self) -> None:
+        """Note that the server has released the lock, with a commit under it."""
+        self.let_expire()
+        self._is_released = True
 
     def _lost(self) -> LockError:
         return LockError(f"the lock was lost: it was held beyond its time to live of {self._life_s:g} s")

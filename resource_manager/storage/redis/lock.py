@@ -13,7 +13,7 @@ from resource_manager.storage.locks import LOCK_TTL_S, Meanwhile, TimedLock, not
 from resource_manager.storage.redis.client import RedisClient, load_script
 
 HEARTBEAT_S = 3.0
-HANDOFF_S = 1.0
+HANDOFF_MS = 1000
 WAIT_S = 1.0
 """Time to live of a waiter's heartbeat and of an unclaimed hand-off, and limit of one blocking read. Each is
 well above the delays of a busy machine and below what a user would notice."""
@@ -70,8 +70,7 @@ class RedisLock(TimedLock):
         return bool(self._step("release", token))
 
     def _args(self, step: str, token: str) -> tuple[str | int, ...]:
-        life_ms, alive_ms, claim_ms = (round(s * 1000) for s in (self._life_s, HEARTBEAT_S, HANDOFF_S))
-        return step, token, life_ms, alive_ms, claim_ms
+        return step, token, round(1000 * self._life_s), round(1000 * HEARTBEAT_S), HANDOFF_MS
 
     def _step(self, step: str, token: str) -> Any:
         return self._client.run(self._script, self._keys, self._args(step, token))

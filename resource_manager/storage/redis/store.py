@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 from resource_manager.core.changes import Change, Granted, InventoryChanged, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
@@ -38,7 +39,7 @@ from resource_manager.storage.redis.client import (
     RedisClient,
     load_script,
 )
-from resource_manager.storage.redis.lock import RedisLock
+from resource_manager.storage.redis.lock import HANDOFF_MS, RedisLock
 from resource_manager.storage.reports import RedisReports
 
 PARTS = (
@@ -55,6 +56,7 @@ PARTS = (
     "rules",
     "gpus",
     "preempting",
+    "lock:waiters",
 )
 
 
@@ -80,7 +82,7 @@ class RedisStore:
         self.history_bytes = history_bytes
         self._lease_confirmation_window_s = lease_confirmation_window_s
         self._keys = tuple(client.key(part) for part in PARTS)
-        self._commit = load_script("preflight", "once", "commit")
+        self._commit = load_script("preflight", "once", "handover", "commit")
         self._refresh = load_script("preflight", "refresh")
         self._move = load_script("preflight", "move")
         self._write = load_script("once", "replace_state")
@@ -88,6 +90,7 @@ class RedisStore:
         self._inventory = layout.Inventory()
         self._clock = ServerClock(client.time)
         self._suspended_until = -math.inf
+        self._locks: WeakSet[RedisLock] = WeakSet()
 
     def now(self) -> float:
         return self._clock.now()
@@ -149,6 +152,7 @@ class RedisStore:
             last_node,
             sequence,
             inventory,
+            HANDOFF_MS,
             KEEP_S,
             MAX_KEYS,
             len(once),
@@ -158,6 +162,10 @@ class RedisStore:
         )
         if answer[0] != b"ok":
             self._refuse(answer, version, once)
+        if lock_token:
+            for lock in list(self._locks):
+                if lock.token == lock_token:
+                    lock.released()
 
     def initialise(self, snapshot: Snapshot) -> bool:
         return self._write_state("initialise", snapshot)
@@ -204,7 +212,9 @@ class RedisStore:
         return self._suspended_until
 
     def lock(self) -> Lock:
-        return RedisLock(self._client)
+        lock = RedisLock(self._client)
+        self._locks.add(lock)
+        return lock
 
     def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> bool:
         waits, woken = (self._client.key(f"pending:{kind}:{lease_id}") for kind in ("waits", "woken"))

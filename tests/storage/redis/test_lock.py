@@ -16,7 +16,7 @@ from resource_manager.errors import LockError, StoreUnavailableError
 from resource_manager.storage.locks import LOCK_TTL_S, _Renewals
 from resource_manager.storage.redis import lock as locks
 from resource_manager.storage.redis.client import RedisClient
-from resource_manager.storage.redis.lock import HANDOFF_S, HEARTBEAT_S, RedisLock
+from resource_manager.storage.redis.lock import HANDOFF_MS, HEARTBEAT_S, RedisLock
 from tests.eventually import wait_for
 from tests.redis_server import RedisServer
 
@@ -73,8 +73,8 @@ def test_the_keys_of_a_waiter_have_a_time_to_live(client: RedisClient) -> None:
     assert 0 < lives_s(client)["dead"] <= HEARTBEAT_S
     holder.release()
     lives = lives_s(client)
-    assert 0 < lives["lock"] <= HANDOFF_S, "an unclaimed hand-off"
-    assert 0 < lives["dead"] <= HANDOFF_S, "the list that wakes the waiter"
+    assert 0 < lives["lock"] <= HANDOFF_MS / 1000, "an unclaimed hand-off"
+    assert 0 < lives["dead"] <= HANDOFF_MS / 1000, "the list that wakes the waiter"
 
 
 @pytest.mark.parametrize("holder_dies", [False, True])

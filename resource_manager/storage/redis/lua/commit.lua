@@ -1,17 +1,18 @@
--- One commit: all changes or none, on the version they were decided on. See store.py for the keys.
+-- One commit: all changes or none, on the version they were decided on; the lock it was made under goes to the
+-- next waiter with it. See store.py for the keys.
 -- ARGV: 1 format, 2 incarnation, 3 version, 4 now in s, 5 tolerance of now in s, 6 lock token, 7 commit id,
 --       8 maximum changes and 9 maximum bytes of the history, 10 recovery window in s, 11 last fencing
---       token, 12 last node, 13 last sequence of a new request or 0, 14 new inventory or '', 15 on:
---       idempotency keys as in once.lua, then for each change: operation, key, JSON ('port', 'use' and those that
+--       token, 12 last node, 13 last sequence of a new request or 0, 14 new inventory or '', 15 time to
+--       live of an unclaimed hand-off of the lock in ms, 16 on: idempotency keys as in once.lua, then for each change: operation, key, JSON ('port', 'use' and those that
 --       begin with 'forget' are no changes).
 -- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
 --       version, detail, and for 'stale' the missed changes, if few, for 'repeated' what was kept.
 local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, lock, rules, gpus,
-  preempting = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10],
-  KEYS[11], KEYS[12], KEYS[13]
+  preempting, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10],
+  KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
-local begin = 18 + tonumber(ARGV[17])
+local begin = 19 + tonumber(ARGV[18])
 
 local status, version, detail, moved_to = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
 if status ~= 'ok' then
@@ -40,7 +41,7 @@ end
 if math.abs(now - tonumber(ARGV[4])) > tonumber(ARGV[5]) then
   return {'clock', time[1], time[2], version, ''}
 end
-local number, kept = find_once(15)
+local number, kept = find_once(16)
 if number then
   return {'repeated', time[1], time[2], version, number, kept}
 end
@@ -213,7 +214,7 @@ for i = begin, #ARGV, 3 do
     redis.call('SADD', kinds, string.match(json, '"change":"(%w+)"'))
   end
 end
-keep_once(15, time)
+keep_once(16, time)
 if ARGV[13] ~= '0' and tonumber(ARGV[13]) > tonumber(redis.call('HGET', meta, 'sequence')) then
   redis.call('HSET', meta, 'sequence', ARGV[13])
 end
@@ -241,5 +242,9 @@ while length > least and left > 0 and (length >= most or held > tonumber(ARGV[9]
   length, left = length - #oldest, left - #oldest
   redis.call('XTRIM', changes, 'MAXLEN', length)
   redis.call('HSET', meta, 'history_bytes', held)
+end
+if holder then
+  redis.call('DEL', lock)
+  hand_over(lock, waiters, ARGV[15])
 end
 return {'ok', time[1], time[2], version, ''}
