@@ -490,7 +490,10 @@ class GPUResourceManager:
             return self._commits.read(lambda cluster, now: lease_id not in cluster.pending)
 
         while (left_s := deadline - time.monotonic()) > 0:
-            if not self.store.await_decision(lease_id, is_decided, min(left_s, EXPIRE_EVERY_S)):
+            found = self.store.await_decision(lease_id, is_decided, min(left_s, EXPIRE_EVERY_S))
+            if isinstance(found, Lease):
+                return self._allocation_of(found)
+            if not found:
                 self.expire_and_schedule()
             elif is_decided():
                 break
@@ -838,6 +841,16 @@ class GPUResourceManager:
     def _status(self, cluster: ClusterState, lease_id: str, now: float) -> Submission | None:
         window = self.recovery_window(now)
         return serializers.status(cluster, lease_id, self.policy, self.order, now, window)
+
+    def _allocation_of(self, lease: Lease) -> Allocation:
+        """Return a new lease as an allocation; this process may not have read the state that has it."""
+
+        def view(cluster: ClusterState, now: float) -> Allocation:
+            for member in lease.members:
+                cluster.node(member.node)  # an error here has the inventory read again
+            return serializers.allocation(cluster, lease)
+
+        return self._commits.peek_replica(view)
 
     def _server_change(
         self, server: int | str, make: Callable[[str, float], Change], once: Once | None

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import Lease
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
 from resource_manager.storage.reports import ReportStore
@@ -87,9 +88,10 @@ class Store(Protocol):
     def lock(self) -> Lock:
         """Return a new claim on the lock that orders commits; while held, only its holder can commit."""
 
-    def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> bool:
+    def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> Lease | bool:
         """Sleep until the pending request may have been granted or cancelled; return False after `timeout_s`.
 
+        A store that tells of a grant returns its lease, so that the waiter need not read the state.
         `is_decided` is asked once a decision from now on would be noticed: if it is true, return at once. One
         process that waits for a request is woken; a second one may learn of it by its timeout.
         """

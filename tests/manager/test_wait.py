@@ -12,6 +12,7 @@ from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 from tests.builders import Clock
+from tests.redis_server import RedisServer
 
 
 class SleptOn(MemoryStore):
@@ -75,3 +76,18 @@ def test_what_is_not_pending_is_not_waited_for(manager: GPUResourceManager) -> N
     found = manager.wait("holder", 30.0)
     assert found is not None
     assert found["state"] == "RUNNING"
+
+
+def test_an_earlier_wake_up_is_not_told_again(embedded_redis: RedisServer) -> None:
+    """Its waiter was gone when it came, and the lease it told of has ended since."""
+    with GPUResourceManager.from_url(embedded_redis.fresh_url(), inventory=default_inventory(1)) as manager:
+        manager.submit("holder", 8)
+        manager.submit("next", 8)
+        assert not manager.store.await_decision("next", lambda: False, 0.01)
+        manager.release("holder")
+        manager.release("next")
+        manager.submit("holder", 8)
+        manager.submit("next", 8)
+        found = manager.wait("next", 0.05)
+    assert found is not None
+    assert found["state"] == "WAITING"

@@ -158,15 +158,16 @@ class RedisClient:
         """Write a short value, also while the server's memory is full."""
         self.run(load_script("remember"), (key,), (value,))
 
-    def block_on(self, key: str, timeout_s: float) -> bool:
-        """Sleep until something is pushed to the list, and take it away; return False after `timeout_s`."""
+    def block_on(self, key: str, timeout_s: float) -> bytes | None:
+        """Sleep until something is pushed to the list, and take it away; return None after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         with self.reporting():
             # In parts well below the socket's timeout.
             while (left_s := deadline - time.monotonic()) > 0:
-                if self.driver.blpop([key], max(min(left_s, SOCKET_TIMEOUT_S / 2), 0.001)):
-                    return True
-        return False
+                found: Any = self.driver.blpop([key], max(min(left_s, SOCKET_TIMEOUT_S / 2), 0.001))
+                if found:
+                    return found[1]  # type: ignore[no-any-return]
+        return None
 
     def time(self) -> tuple[int, int]:
         """Return the time by the server's clock: seconds since the epoch, microseconds."""

@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 from resource_manager.core.changes import Change, Granted, InventoryChanged, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import Lease
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,
@@ -216,12 +217,19 @@ class RedisStore:
         self._locks.add(lock)
         return lock
 
-    def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> bool:
+    def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> Lease | bool:
         waits, woken = (self._client.key(f"pending:{kind}:{lease_id}") for kind in ("waits", "woken"))
         life_ms = round(1000 * (timeout_s + SOCKET_TIMEOUT_S))
+        pipe = self._client.driver.pipeline(transaction=False)
+        pipe.delete(woken)  # an earlier request of that id may have been granted with nobody there
+        pipe.set(waits, 1, px=life_ms)
         with self._client.reporting():
-            self._client.driver.set(waits, 1, px=life_ms)
-        return is_decided() or self._client.block_on(woken, timeout_s)
+            pipe.execute()
+        if is_decided():
+            return True
+        told = self._client.block_on(woken, timeout_s)
+        change = None if told is None else change_from_json(told)
+        return change.lease if isinstance(change, Granted) else change is not None
 
     def close(self) -> None:
         self._client.close()

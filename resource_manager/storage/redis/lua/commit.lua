@@ -124,11 +124,11 @@ local function begin_cleaning(text, ending, ranks)
   end
 end
 
--- Wake the process that waits for this request, if one does.
-local function wake(lease)
+-- Tell the process that waits for this request what was decided, if one does.
+local function wake(lease, json)
   if redis.call('DEL', pending .. ':waits:' .. lease) == 1 then
     local woken = pending .. ':woken:' .. lease
-    redis.call('RPUSH', woken, 1)
+    redis.call('RPUSH', woken, json)
     redis.call('PEXPIRE', woken, 5000)
   end
 end
@@ -138,7 +138,7 @@ for i = begin, #ARGV, 3 do
   if operation == 'grant' then
     redis.call('HSET', leases, key, json)
     if redis.call('HDEL', pending, key) == 1 then
-      wake(key)
+      wake(key, json)
     end
   elseif operation == 'end' then
     if watching then
@@ -187,7 +187,7 @@ for i = begin, #ARGV, 3 do
     redis.call('HSET', pending, key, json)
   elseif operation == 'cancel' then
     redis.call('HDEL', pending, key)
-    wake(key)
+    wake(key, json)
   elseif operation == 'rule' then
     -- What teams used so far comes with their rules.
     for _, name in ipairs(redis.call('HKEYS', rules)) do
