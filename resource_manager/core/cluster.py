@@ -324,7 +324,8 @@ class ClusterState(NodeIndex):
         self._deallocate(lease)
         if self._undo is not None:
             self._undo.append(partial(self._restore_lease, lease))
-        self._clean_after(lease, change.at)
+        if lease.request.gpus:
+            self._clean_after(lease, change.at)
 
     def _spend(self, ledger: TeamLedger, ended: Lease, at: float) -> None:
         """Add what an ended lease, or its ended members, held to the use of its team."""
@@ -335,8 +336,6 @@ class ClusterState(NodeIndex):
 
     def _clean_after(self, lease: Lease, at: float) -> None:
         """Begin to clean the GPUs that the lease's members held on watched nodes."""
-        if not lease.request.gpus:
-            return
         for member in lease.members:
             state = self.by_name.get(member.node)  # a retired node has left with its last lease
             if state is not None and state.watched:

@@ -135,7 +135,7 @@ class NumaNode:
         self.cores.work_until(container.creation_time)
         self.cores.add(container)
         self.free_memory -= container.memory_alloc
-        self._record()
+        self.cores.update(self.utilization, self.free_memory)
 
     def on_container_completion(self) -> Container:
         """Complete and return the container that ends first, and start the waiting ones that fit then.
@@ -157,15 +157,9 @@ class NumaNode:
             self.cores.add(started)
             self.free_memory -= started.memory_alloc
             self._commit(started, time)
-        self._record()
+        self.cores.update(self.utilization, self.free_memory)
         return container
 
     def _commit(self, container: Container, start: float) -> None:
         self.committed_parallelism += container.parallelism
         self.latest_end_bound.extend(container, start, container.computation, self.committed_parallelism)
-
-    def _record(self) -> None:
-        cores = self.cores
-        cores.update()
-        self.latest_end_bound.lose_operations()
-        self.utilization.add_record(cores.now, cores.speed, cores.parallelism, self.free_memory)

@@ -108,11 +108,22 @@ class LatestEndBound:
     Until the container that ends last has ended, either each of its threads has a core of its own, for as
     long as its work takes alone, or all cores are busy, for at most as long as all work takes on all cores
     (the argument of Graham, Bounds on multiprocessing timing anomalies, 1969). `latest` is the sum of
-    both, over the containers since the last `tighten`. It is infinite if threads are so slow that rounding
-    their speeds matters.
+    both, over the containers since the last `tighten`, and of what rounding down may cost: one operation of
+    every container at each event, of which every container has two. It is infinite if threads are so slow
+    that rounding their speeds matters.
     """
 
-    __slots__ = ("_all_cores_s", "_alone", "_core_speed", "_cpu", "_lost_s", "_slowest", "_threads", "latest")
+    __slots__ = (
+        "_all_cores_s",
+        "_alone",
+        "_core_speed",
+        "_cpu",
+        "_events",
+        "_lost_s",
+        "_slowest",
+        "_threads",
+        "latest",
+    )
 
     def __init__(self, cpu: int, core_speed: int) -> None:
         self._cpu = cpu
@@ -124,6 +135,7 @@ class LatestEndBound:
         self._all_cores_s = 0.0
         self._slowest = 0.0
         self._threads = 0
+        self._events = 0
         self._lost_s = 0.0
         self.latest = -math.inf
 
@@ -137,7 +149,8 @@ class LatestEndBound:
         if start + alone_s > self._alone:
             self._alone = start + alone_s
         self._all_cores_s += alone_s * container.parallelism / self._cpu
-        self.latest = self._alone + self._all_cores_s
+        self._events += 2
+        self.latest = self._alone + self._all_cores_s + self._events * self._lost_s
 
     def _slow_down(self, threads: int, slowness: float) -> None:
         self._threads = max(threads, self._threads)
@@ -147,11 +160,6 @@ class LatestEndBound:
             self._all_cores_s = math.inf
         self._lost_s = SLACK * self._slowest / self._core_speed * (1.0 + self._threads / self._cpu)
 
-    def lose_operations(self) -> None:
-        """Allow for an event, at which rounding down may cost every container one operation."""
-        self._all_cores_s += self._lost_s
-        self.latest += self._lost_s
-
     def tighten(self, node: NodeLoad, threads: int) -> None:
         """Compute the bound anew from the containers that the node has now."""
         self._reset()
@@ -159,3 +167,7 @@ class LatestEndBound:
             self.extend(container, node.cores.now, container.remaining_computation, threads)
         for container in node.scheduled_containers:
             self.extend(container, container.creation_time, container.computation, threads)
+
+    def replace(self, predicted_end: float) -> None:
+        """Lower the bound of `tighten` to a prediction made then."""
+        self.latest = predicted_end + self._events * self._lost_s

@@ -161,7 +161,7 @@ class RawEnv:
         self, functions: list[FunctionExecutionRecord], workflows: list[WorkflowExecutionRecord]
     ) -> float:
         """Process events and take the next function that is submitted, if any; return their rent ($)."""
-        events, process = self.events, self.cluster.process
+        events, process, follow = self.events, self.cluster.process, self.workload.follow
         rent = 0.0
         while (event := events.pop()) is not None:
             if isinstance(event, Function):
@@ -178,7 +178,7 @@ class RawEnv:
                 functions.append(
                     FunctionExecutionRecord(function.wf_id, function.fn_id, function.start_time, time)
                 )
-                if self.workload.follow(function, time):
+                if follow(function, time):
                     self._finished += 1
                     workflows.append(WorkflowExecutionRecord(function.wf_id, time))
         self.current_function = None

@@ -73,7 +73,8 @@ class Server:
         bound.tighten(node, node.committed_parallelism)
         if bound.latest <= node.covered_until:
             return 0.0
-        bound.latest = latest = node.predicted_end()
+        latest = node.predicted_end()
+        bound.replace(latest)
         expiration = self.expiration_time
         if latest <= expiration:
             return 0.0

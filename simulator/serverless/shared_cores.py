@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from math import inf
 
 from simulator.serverless.container import Container
-from simulator.serverless.node_records import thread_speed
+from simulator.serverless.node_records import ResourceUtilizationManager, thread_speed
 
 
 class EqualContainers:
@@ -52,7 +52,6 @@ class SharedCores:
         "earliest_end",
         "now",
         "parallelism",
-        "speed",
     )
 
     def __init__(self, cpu: int, core_speed: int) -> None:
@@ -61,9 +60,8 @@ class SharedCores:
         self.now = 0.0
         self.parallelism = 0
         self.earliest_end = inf
-        self.speed = 0
-        """Operations per second of all containers together."""
         self._groups: dict[tuple[int, int], EqualContainers] = {}
+        """By rate; only the last one is kept when its last container has ended."""
         self._first: EqualContainers | None = None
         """The group with the container that ends first; None if several have one."""
         self._starts = 0
@@ -96,7 +94,7 @@ class SharedCores:
             group, place = self._first_started()
         self.work_until(time)
         container = group.entries.pop(place)[2]
-        if not group.entries:
+        if not group.entries and len(self._groups) > 1:
             del self._groups[group.rate]
         self.parallelism -= container.parallelism
         container.function.finish(time)
@@ -114,8 +112,8 @@ class SharedCores:
                 place = bisect_left(entries, (entries[place][0] + 1,), place)
         return min(found)[1:]
 
-    def update(self) -> None:
-        """Set speeds and the earliest end for the containers that run now."""
+    def update(self, records: ResourceUtilizationManager, free_memory: int) -> None:
+        """Set speeds and the earliest end for the containers that run now, and record them."""
         thread = self.core_speed
         if self.parallelism > self.cpu:
             thread = thread_speed(self.cpu, thread, self.parallelism)
@@ -126,6 +124,8 @@ class SharedCores:
         now, earliest, first, total = self.now, inf, None, 0
         for group in self._groups.values():
             entries, speed = group.entries, group.speed
+            if not entries:
+                continue
             total += speed * len(entries)
             left = entries[0][0] - group.done  # `end_of`, inlined
             end = now if left <= 0 else now + left / speed if speed else inf
@@ -133,15 +133,15 @@ class SharedCores:
                 earliest, first = end, group
             elif end == earliest:
                 first = None
-        self.speed = total
         self.earliest_end = earliest
         self._first = first
+        records.add_record(now, total, self.parallelism, free_memory)
 
     @property
     def latest_end(self) -> float:
         """End (s) of the last container at the current speeds; -inf if none runs."""
-        ends = (group.end_of(group.entries[-1], self.now) for group in self._groups.values())
-        return max(ends, default=-inf)
+        groups = (group for group in self._groups.values() if group.entries)
+        return max((group.end_of(group.entries[-1], self.now) for group in groups), default=-inf)
 
     def containers(self) -> list[Container]:
         """Return the containers in order of start, with their remaining work."""

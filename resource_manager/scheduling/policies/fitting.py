@@ -33,20 +33,15 @@ class Fitting:
             if len(by_class) >= MAX_CLASSES:
                 by_class.clear()
             fitting = by_class[request.shape] = cls(cluster, request)
-        mark = cluster.mark
-        if fitting._mark != mark:
-            fitting._follow(mark)
-        return fitting
-
-    def _follow(self, mark: int) -> None:
-        changed = self._cluster.changed_since(self._mark)
-        self._mark = mark
+        changed = cluster.changed_since(fitting._mark)
+        fitting._mark = cluster.mark
         if changed is None:
-            self._known = bytearray([_UNCHECKED]) * len(self._cluster.nodes)
-            return
-        known = self._known
-        for position in changed:
-            known[position] = _UNCHECKED
+            fitting._known = bytearray([_UNCHECKED]) * len(cluster.nodes)
+        else:
+            known = fitting._known
+            for position in changed:
+                known[position] = _UNCHECKED
+        return fitting
 
     def has(self, position: int) -> bool:
         """Return True if the node at that position fits."""

@@ -12,11 +12,7 @@ from resource_manager.scheduling.policies.fitting import Fitting
 MAX_DRAWS = 16
 
 NODES_PER_DRAW = 64
-
-
-def draws_among(nodes: int) -> int:
-    """Return the number of draws among all nodes that cost about as much as a list of those that fit."""
-    return min(MAX_DRAWS, nodes // NODES_PER_DRAW)
+"""Nodes for each draw among all: so many draws cost about as much as to count the nodes that fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +48,7 @@ random = Random()
 def _draw_node(cluster: ClusterState, request: Request, pick: draw.Below) -> int | None:
     count = len(cluster.nodes)
     fitting = Fitting.of(cluster, request)
-    for _ in range(draws_among(count)):
+    for _ in range(min(MAX_DRAWS, count // NODES_PER_DRAW)):
         position = pick(count)
         if fitting.has(position):
             return position
