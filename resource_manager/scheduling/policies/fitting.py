@@ -5,12 +5,14 @@ from __future__ import annotations
 from itertools import compress, islice
 
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.models import Request
+from resource_manager.core.models import MILLI_PER_GPU, Request
 
 MAX_CLASSES = 256
 """The most request classes (`Request.shape`) that are kept for one cluster."""
 
 _NO, _YES, _UNCHECKED = range(3)
+
+_FROM_BITS = bytes.maketrans(b"01", bytes([_NO, _UNCHECKED]))
 
 
 class Fitting:
@@ -36,7 +38,8 @@ class Fitting:
         changed = cluster.changed_since(fitting._mark)
         fitting._mark = cluster.mark
         if changed is None:
-            fitting._known = bytearray([_UNCHECKED]) * len(cluster.nodes)
+            in_question = f"{cluster.candidate_mask(request):0{len(cluster.nodes)}b}"[::-1]
+            fitting._known = bytearray(in_question.encode().translate(_FROM_BITS))
         else:
             known = fitting._known
             for position in changed:
@@ -82,6 +85,7 @@ class Fitting:
 
 def first_fitting(cluster: ClusterState, request: Request, start: int = 0) -> NodeState | None:
     """Return the first node from position `start` on, wrapping, that the request fits now."""
-    if request.gpus or request.required_node is not None:  # the index of whole GPUs is faster
+    is_whole = request.gpus and request.gpu_milli == MILLI_PER_GPU
+    if is_whole or request.required_node is not None:  # the index of whole GPUs is faster
         return next(cluster.candidates(request, start), None)
     return Fitting.of(cluster, request).first(start)

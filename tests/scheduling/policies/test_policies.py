@@ -161,6 +161,7 @@ def test_fitting_nodes_are_listed_as_by_a_scan_of_all_nodes(script: list[tuple[s
         if request.required_node is not None:
             return None
         fitting = Fitting.of(cluster, request)
+        assert fitting.first() is next(cluster.candidates(request), None)
         listed = [fitting.nth(number) for number in range(fitting.count())]
         assert listed == [node.index for node in cluster.candidates(request)]
         if not listed:
