@@ -43,7 +43,7 @@ class SharedManager:
         self._read_at = float("-inf")
         self._tasks: dict[str, Submission] = {}
         self._starts: dict[str, ExpectedStart] = {}
-        self._preempting: set[tuple[str, int]] = set()
+        self._preempting: dict[tuple[str, int], Allocation] = {}
         self._windows: dict[str, WindowView] = {}
         self._estimated_at = self._expired_at = self._preempting_at = self._windows_at = float("-inf")
 
@@ -69,13 +69,13 @@ class SharedManager:
                 self._read_at = clock()
         return self._tasks.get(lease_id)
 
-    async def preempting(self) -> set[tuple[str, int]]:
-        """Return ids and fencing tokens of the leases that are being preempted, as of `MAX_AGE_S` ago."""
+    async def preempting(self) -> dict[tuple[str, int], Allocation]:
+        """Return the leases that are being preempted, by id and fencing token, as of `MAX_AGE_S` ago."""
         async with self._reading:
             clock = asyncio.get_running_loop().time
             if clock() - self._preempting_at > MAX_AGE_S:
                 found = await self.call(lambda manager: manager.preempting())
-                self._preempting = {(entry["task_id"], entry["fencing_token"]) for entry in found}
+                self._preempting = {(entry["task_id"], entry["fencing_token"]): entry for entry in found}
                 self._preempting_at = clock()
         return self._preempting
 

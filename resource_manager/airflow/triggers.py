@@ -31,6 +31,7 @@ from resource_manager.jobs import reconcile
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.gang_job import MAX_AT_ONCE, DoneWhen, GangJob
 from resource_manager.jobs.launchers import LauncherError, LauncherUnreachableError
+from resource_manager.jobs.preempting import grace_of
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 
@@ -362,15 +363,28 @@ class JobTrigger(_Trigger):
         return {"state": TriggerState.TIMED_OUT.value}
 
     async def _taken(self) -> dict[str, Any] | None:
-        """Return the event of a preemption: the operator ends the job and waits again."""
+        """Return the event of a preemption: the job is told, and the operator ends it and waits again."""
         job = self.jobs[0]
         try:
             preempting = await SharedManager.of(self.gpu_conn_id).preempting()
         except (ResourceManagerError, AirflowException) as error:
             self.log.warning("it is unknown whether the lease is preempted: %s", error)
             return None
-        is_taken = (job.task_id, job.fencing_token) in preempting
-        return {"state": TriggerState.PREEMPTED.value} if is_taken else None
+        taken = preempting.get((job.task_id, job.fencing_token))
+        if taken is None:
+            return None
+        await self._tell(taken)
+        return {"state": TriggerState.PREEMPTED.value}
+
+    async def _tell(self, taken: Mapping[str, Any]) -> None:
+        """Let the job's grace begin now, as Airflow may resume the operator late; the operator repeats it."""
+        grace_s = grace_of(taken)
+        self.log.warning("the lease is preempted; the job has %.1f s to save what it did", grace_s)
+        tell = in_thread(GangJob(self.jobs).preempt, grace_s, taken["preempt_signal"], 0.0)
+        try:
+            await asyncio.wait_for(tell, LOOK_S)
+        except TimeoutError:
+            self.log.warning("its server does not answer; the job is told later")
 
     async def _look(self) -> None:
         """Look at all members that run, for at most `LOOK_S`: a server may be slow to answer."""

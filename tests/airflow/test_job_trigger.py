@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import threading
 import warnings
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -18,6 +19,7 @@ with warnings.catch_warnings():
 
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.maintenance import as_text as utc
+from resource_manager.core.teams import Team, Teams
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.running_job import RunningJob
@@ -25,6 +27,7 @@ from resource_manager.manager.maintenance import WindowForm
 from tests.agent.reporting import server
 from tests.airflow.asking import ask, report_of
 from tests.airflow.tasks import TASK, fire
+from tests.eventually import wait_for
 
 
 @pytest.fixture
@@ -256,3 +259,50 @@ def test_a_killed_trigger_ends_only_a_job_whose_task_has_ended(trained, manager,
     with closing(trigger.jobs[0].open()) as launcher:
         expected = JobState.RUNNING if wanted else JobState.ABSENT
         assert launcher.status(trigger.jobs[0].key).state is expected
+
+
+@pytest.fixture
+def take(manager):
+    """Return a function by which a stronger request takes the lease of the task."""
+    manager.apply_teams(Teams((Team("vision", 32),), True, 0.0, 0.0))
+
+    def take():
+        [lease] = manager.leases()
+        manager.submit("stronger", 8, team="vision", server=lease["server_name"])
+
+    return take
+
+
+def test_a_preempted_job_is_told_before_airflow_resumes_its_task(trained, manager, take, tmp_path, capsys):
+    """Its grace begins then, however late a worker is free."""
+    trap = f"trap 'touch {tmp_path}/told; exit 75' TERM; touch {tmp_path}/up"
+    job = trained(f"{trap}; while :; do sleep 0.05; done")
+    wait_for(lambda: (tmp_path / "up").exists())
+    take()
+    assert fire(job) == {"state": TriggerState.PREEMPTED}
+    wait_for(lambda: (tmp_path / "told").exists())
+    assert "the lease is preempted; the job has" in capsys.readouterr().out
+    [lease] = manager.leases()
+    assert lease["state"] == "PREEMPTING"  # until the operator has ended what is left of the job
+
+
+def test_a_server_that_is_slow_to_answer_does_not_hold_up_the_end_of_a_preempted_job(
+    trained, take, monkeypatch
+):
+    said, over = [], threading.Event()
+
+    def warn(text, *values):
+        said.append(text)
+        if "told later" in text:
+            over.set()
+
+    job = trained("sleep 60")
+    take()
+    monkeypatch.setattr(triggers, "LOOK_S", 0.05)
+    monkeypatch.setattr(triggers.GangJob, "preempt", lambda *_: over.wait(30))
+    monkeypatch.setattr(job.log, "warning", warn)
+    assert fire(job) == {"state": TriggerState.PREEMPTED}
+    assert said == [
+        "the lease is preempted; the job has %.1f s to save what it did",
+        "its server does not answer; the job is told later",
+    ]

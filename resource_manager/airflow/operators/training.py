@@ -38,7 +38,7 @@ from resource_manager.errors import LeaseNotFoundError
 from resource_manager.jobs.gang_environment import HOSTFILE, gang_environment, hostfile, is_gang
 from resource_manager.jobs.gang_job import ORDER_LABEL, DoneWhen, GangJob, StartupOrder
 from resource_manager.jobs.launchers import Job, LauncherError, LauncherUnreachableError
-from resource_manager.jobs.preempting import end_jobs, grace_of, queue_again
+from resource_manager.jobs.preempting import end_jobs, queue_again
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
@@ -348,11 +348,7 @@ class GPUTrainingOperator(GPUOperator):
         gang = GangJob.of(allocation)
         if gang is None:
             raise AirflowFailException(f"lease {allocation['task_id']!r} was granted without a launcher")
-        self.log.warning(
-            "the lease is preempted for %s; the job has %.1f s to save what it did",
-            allocation["preempted_by"],
-            grace_of(allocation),
-        )
+        self.log.warning("the lease is preempted for %s; ending its job", allocation["preempted_by"])
         try:
             done = end_jobs(manager, allocation, gang)
             if done.left:

@@ -76,9 +76,10 @@ class FakeLauncher:
 
     def preempt(self, key: str, grace_s: float, signal_name: str = "TERM", wait_s: float = 0.0) -> JobStatus:
         """End a job that runs at once, as one that does nothing on the signal."""
-        ran = self.status(key).state is JobState.RUNNING
-        self.terminate(key)
-        return replace(self.status(key), preempted=ran)
+        if self.status(key).state is JobState.RUNNING:
+            self.terminate(key)
+            self._present[key] = replace(self._present[key], status=replace(self.status(key), preempted=True))
+        return self.status(key)
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         self.terminate(key, grace_s)
