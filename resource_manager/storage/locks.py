@@ -48,7 +48,7 @@ class Lock(Protocol):
 class ThreadMutex:
     """The holder and the waiters that the `ThreadLock`s of one process share."""
 
-    __slots__ = ("acquisitions", "guard", "holder", "waiters")
+    __slots__ = ("__weakref__", "acquisitions", "guard", "holder", "waiters")
 
     def __init__(self) -> None:
         self.guard = threading.Lock()

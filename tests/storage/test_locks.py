@@ -46,7 +46,8 @@ def claims(request: pytest.FixtureRequest) -> Iterator[Claims]:
         url = f"sqlite:///{file}" if is_file else request.getfixturevalue(request.param).fresh_url()
         with closing(Database(url)) as database:
             count = "SELECT count(*) FROM {lock} WHERE namespace = :namespace"
-            yield Claims(lambda: SqlLock(database), lambda: one(database.row(count)))
+            line = database.line
+            yield Claims(lambda: SqlLock(database), lambda: one(database.row(count)) + len(line.waiters))
     else:
         with closing(RedisClient.from_url(request.getfixturevalue(request.param).fresh_url())) as client:
             line = client.key("lock:waiters")

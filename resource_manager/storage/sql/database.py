@@ -21,6 +21,7 @@ from resource_manager.errors import (
     how_to_install,
     redact,
 )
+from resource_manager.storage.locks import ThreadMutex
 from resource_manager.storage.outage import outage
 
 try:
@@ -64,14 +65,17 @@ class Database:
         self._guard = threading.Lock()
         self._creating = threading.Lock()
         self._engine: Engine | None = None
+        _open.add(self)
         self._created = False
+        self.line = _line_of(self)
+        self.contended = False
+        """Whether the last claim on the lock had to wait: then the next one stands in line at once."""
 
     @property
     def engine(self) -> Engine:
         with self._guard:
             if self._engine is None:
                 self._engine = self.dialect.engine()
-                _open.add(self)
                 weakref.finalize(self, self._engine.dispose)
             return self._engine
 
@@ -196,7 +200,7 @@ class Database:
     def waiter(self, token: str) -> Waiter:
         """Return what a waiter for the lock sleeps on; one that polls where the server is away."""
         try:
-            return self.dialect.waiter(token)
+            return self.dialect.waiter(token, self.engine.raw_connection)
         except Exception:
             return Poller()
 
@@ -215,6 +219,7 @@ class Database:
     def forked(self) -> None:
         """Leave the parent's connections alone in a forked child."""
         self._guard, self._creating = threading.Lock(), threading.Lock()
+        self.line = _line_of(self)
         if self._engine is not None:
             self._engine.dispose(close=False)
 
@@ -225,10 +230,19 @@ class Database:
         return outage(message, StoreFullError) if fault.kind == "full" else outage(message)
 
 
+_lines: weakref.WeakValueDictionary[str, ThreadMutex] = weakref.WeakValueDictionary()
+"""In which the threads of this process wait for the one that stands in line for the lock of a namespace."""
+
+
+def _line_of(database: Database) -> ThreadMutex:
+    return _lines.setdefault(f"{database.address} {database.namespace}", ThreadMutex())
+
+
 _open: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
 def _in_forked_child() -> None:
+    _lines.clear()
     for database in list(_open):
         database.forked()
 

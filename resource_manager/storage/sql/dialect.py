@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol
@@ -25,6 +25,22 @@ COMMIT."""
 
 POLL_S = 0.5
 """Longest sleep of a waiter for the lock before it looks again."""
+
+MIN_POLL_S = 0.0003
+MAX_TURN_S = 0.003
+"""Shortest sleep of a waiter, and the longest for each one before it."""
+
+NO_LOCK = "-"
+"""The token of a commit without the lock; no lock has it."""
+
+NEXT_WAITER = (
+    "(SELECT l.token FROM {lock} l WHERE l.namespace = :namespace AND l.expires_at > {now} "
+    "ORDER BY l.position LIMIT 1{lock_row})"
+)
+"""The token to which the lock is handed on; as its row is locked, it cannot leave the line meanwhile."""
+
+ENTER = "INSERT INTO {lock} (namespace, token, expires_at) SELECT :namespace, :token, {now} + :heartbeat_s"
+LEAVE_NEXT = "DELETE FROM {lock} WHERE token = (SELECT lock_token FROM {state} WHERE namespace = :namespace)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +68,12 @@ class Commit:
     sequence: int | None
     once: Sequence[tuple[str, str, str]]
     keep_s: float
+    handed_on_s: float
+
+    @property
+    def hands_on(self) -> bool:
+        """Return whether the commit is made under the lock, which it hands to the next waiter."""
+        return self.lock_token != NO_LOCK
 
     @property
     def values(self) -> dict[str, Any]:
@@ -66,6 +88,8 @@ class Commit:
             "tolerance_s": self.tolerance_s,
             "lock_token": self.lock_token,
         }
+        if self.hands_on:
+            values["handed_on_s"] = self.handed_on_s
         if self.incarnation:
             values["incarnation"] = self.incarnation
         if self.fencing_token is not None:
@@ -80,17 +104,36 @@ class Commit:
 class Waiter(Protocol):
     """A place to sleep until the lock is released, perhaps."""
 
-    def wait(self, seconds: float, ahead: int) -> None:
-        """Sleep for at most `seconds`; `ahead` other waiters come first."""
+    def wait(self, seconds: float, ahead: int) -> bool:
+        """Sleep for at most `seconds`; `ahead` other waiters come first.
+
+        Return whether the lock was handed to this waiter, False if that is not known.
+        """
 
     def close(self) -> None: ...
 
 
 class Poller:
-    """A waiter that nothing wakes: it asks again soon if it is the next, later if others come first."""
+    """A waiter that nothing wakes: it looks again when most of those before it should have had their turn.
 
-    def wait(self, seconds: float, ahead: int) -> None:
-        time.sleep(min(seconds, POLL_S, 0.006 + 0.03 * ahead))
+    The waiter whose turn is next looks often at first, then ever less, for a lock that is held for long.
+    """
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+        self._pause_s = MIN_POLL_S
+        self._ahead = -1
+
+    def wait(self, seconds: float, ahead: int) -> bool:
+        now = time.monotonic()
+        since, before = self._first or (now, ahead)
+        self._first = since, before
+        turn_s = min((now - since) / (before - ahead), MAX_TURN_S) if ahead < before else MIN_POLL_S
+        # A lock that is held for long: look ever less often.
+        self._pause_s = 1.3 * self._pause_s if ahead == self._ahead else MIN_POLL_S
+        self._ahead = ahead
+        time.sleep(min(seconds, POLL_S, max(0.7 * turn_s * ahead, self._pause_s)))
+        return False
 
     def close(self) -> None:
         """Do nothing: there is nothing open."""
@@ -131,7 +174,10 @@ class Dialect(Protocol):
         costs nothing.
         """
 
-    def waiter(self, token: str) -> Waiter:
+    def enter(self, connection: Connection, values: Mapping[str, Any]) -> None:
+        """Put a waiter into the line for the lock, which need not survive a crash of the server."""
+
+    def waiter(self, token: str, lend: Callable[[], Connection]) -> Waiter:
         """Return a place to sleep until `wake` is executed with that token as `:token`."""
 
     def quoted_column(self, name: str) -> str:
@@ -150,12 +196,13 @@ def update(commit: Commit) -> str:
         bool(commit.incarnation),
         commit.fencing_token is not None,
         commit.sequence is not None,
+        commit.hands_on,
         len(commit.once),
     )
 
 
 @lru_cache(maxsize=64)
-def _update(is_known: bool, grants: bool, queues: bool, keys: int) -> str:
+def _update(is_known: bool, grants: bool, queues: bool, hands_on: bool, keys: int) -> str:
     sets = ["version = :new_version", "commit_id = :commit_id"]
     guards = [
         "namespace = :namespace",
@@ -171,6 +218,8 @@ def _update(is_known: bool, grants: bool, queues: bool, keys: int) -> str:
         guards.append("suspended_until <= {now}")
     if queues:
         sets.append("sequence = :sequence")
+    if hands_on:
+        sets += [f"lock_token = COALESCE({NEXT_WAITER}, '')", "lock_expires_at = {now} + :handed_on_s"]
     if is_known:
         guards.append("(incarnation = :incarnation OR operator_reset)")
     guards += [
@@ -187,7 +236,8 @@ def written(dialect: type[Any], statement: str) -> str:
     `{server}`, and parameters in the driver's style.
     """
     names = {name: dialect.quoted(name) for name in TABLES}
-    full: str = dialect.in_style(statement.format(**names, now=dialect.now, server=dialect.server))
+    own = {name: getattr(dialect, name) for name in ("now", "server", "lock_row")}
+    full: str = dialect.in_style(statement.format(**names, **own))
     return full
 
 

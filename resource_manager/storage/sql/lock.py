@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import closing, suppress
 
 from resource_manager.errors import ResourceManagerError, StoreUnavailableError
-from resource_manager.storage.locks import LOCK_TTL_S, Meanwhile, TimedLock
+from resource_manager.storage.locks import LOCK_TTL_S, Meanwhile, ThreadLock, TimedLock
 from resource_manager.storage.sql.database import Database
-from resource_manager.storage.sql.dialect import Connection
+from resource_manager.storage.sql.dialect import LEAVE_NEXT, NEXT_WAITER, Connection
 
 HEARTBEAT_S = 5.0
 BEAT_EVERY_S = 1.0
 """Time to live of a waiter's heartbeat: those behind a dead one wait for as long."""
+
+HANDED_ON_S = 5.0
+"""Time to live of a lock that was handed to a waiter, until it is renewed."""
 
 BEFORE_ALL = -1
 """The position of a claim that does not wait: it counts only if nobody waits."""
@@ -24,38 +28,68 @@ AND NOT EXISTS (SELECT 1 FROM {lock} l WHERE l.namespace = :namespace AND l.expi
                 AND (l.position < :position OR :position < 0) AND l.token <> :token)
 """
 _LOOK = """
-SELECT l.position, (SELECT count(*) FROM {lock} a WHERE a.namespace = :namespace AND a.expires_at > {now}
-                    AND a.position < l.position),
-  CASE WHEN s.lock_token = '' THEN 0 ELSE s.lock_expires_at - {now} END
-FROM {lock} l JOIN {state} s ON s.namespace = l.namespace WHERE l.token = :token AND l.namespace = :namespace
+SELECT CASE WHEN s.lock_token = :token THEN 1 ELSE 0 END,
+  CASE WHEN s.lock_token = '' THEN 0 ELSE s.lock_expires_at - {now} END, l.position,
+  (SELECT count(*) FROM {lock} a WHERE a.namespace = :namespace AND a.expires_at > {now}
+   AND a.position < l.position)
+FROM {state} s LEFT JOIN {lock} l ON l.namespace = :namespace AND l.token = :token
+WHERE s.namespace = :namespace
+"""
+_HAND_ON = f"""
+UPDATE {{state}} SET lock_token = COALESCE({NEXT_WAITER}, ''), lock_expires_at = {{now}} + :handed_on_s
+WHERE namespace = :namespace AND lock_token = :token
 """
 
 
 class SqlLock(TimedLock):
     """A first come, first served lock between all processes that reach one database.
 
-    The holder's token is in the row that each commit compares. Waiters stand in a table, send heartbeats, and
-    the first of them that is alive takes a free lock.
+    The holder's token is in the row that each commit compares. One thread of each process stands in line for
+    it, the others wait for that one. Waiters stand in a table and send heartbeats;
+    whoever gives the lock back hands it to the first of them that is alive. A commit under the lock hands it
+    on by itself, and puts the token into `handed_on`.
     """
 
-    def __init__(self, database: Database, *, life_s: float = LOCK_TTL_S) -> None:
+    def __init__(
+        self, database: Database, *, life_s: float = LOCK_TTL_S, handed_on: set[str] | None = None
+    ) -> None:
         super().__init__(life_s)
         self._database = database
+        self._handed_on = set() if handed_on is None else handed_on
+        self._local = ThreadLock(database.line)
 
     def _claim(self, token: str, deadline: float, meanwhile: Meanwhile) -> float | None:
+        self._local = ThreadLock(self._database.line)
+        if not self._local.acquire(max(deadline - time.monotonic(), 0.0)):
+            self.waited = True
+            return None
+        taken_at = None
+        try:
+            taken_at = self._claim_here(token, deadline, meanwhile)
+        finally:
+            if taken_at is None:
+                self._local.release()
+        self.waited = self.waited or self._local.waited
+        return taken_at
+
+    def _claim_here(self, token: str, deadline: float, meanwhile: Meanwhile) -> float | None:
+        """Claim the lock for this process, where no other thread claims or holds it."""
         since = time.monotonic()
         try:
-            self.waited = not self._take(token, BEFORE_ALL)
-            if not self.waited:
-                return since
-            if deadline <= since:
-                return None
-            return self._wait(token, deadline, meanwhile)
+            if not self._database.contended or deadline <= since:
+                self.waited = not self._take(token, BEFORE_ALL)
+                if not self.waited:
+                    return since
+                if deadline <= since:
+                    return None
+            taken_at = self._wait(token, deadline, meanwhile)
+            self._database.contended = self.waited
+            return taken_at
         except BaseException as error:
             with suppress(StoreUnavailableError):
                 self._leave(token)
                 if not isinstance(error, StoreUnavailableError):
-                    self._hand_on(token)
+                    self._free(token)
             raise
 
     def _extend(self, token: str) -> bool:
@@ -75,17 +109,13 @@ class SqlLock(TimedLock):
 
     def _wait(self, token: str, deadline: float, meanwhile: Meanwhile) -> float | None:
         """Stand in line; return when the lock was taken, by the steady clock, None if the deadline passed."""
-        position: int | None = None
-        beat_at = 0.0
+        beat_at = -math.inf
+        self.waited = False
         with closing(self._database.waiter(token)) as waiter:
             while True:
                 since = time.monotonic()
-                if position is None:
-                    self._change(
-                        "INSERT INTO {lock} (namespace, token, expires_at) "
-                        "VALUES (:namespace, :token, {now} + :heartbeat_s)",
-                        token,
-                    )
+                if beat_at == -math.inf:
+                    self._enter(token)
                     beat_at = since
                 elif since - beat_at > BEAT_EVERY_S:
                     self._change(
@@ -93,46 +123,71 @@ class SqlLock(TimedLock):
                     )
                     beat_at = since
                 row = self._database.row(_LOOK, token=token)
-                if row is None:  # taken for dead, and removed
-                    position = None
+                if row is None:
+                    self._database.run(lambda connection: make_room(self._database, connection))
                     continue
-                position, ahead, held_for_s = int(row[0]), row[1], row[2]
+                is_mine, held_for_s, position, ahead = row[0], float(row[1]), row[2], row[3]
+                if is_mine:
+                    return since + held_for_s - self._life_s
+                if position is None:  # taken for dead, and removed
+                    beat_at = -math.inf
+                    continue
                 if ahead == 0 and held_for_s <= 0 and self._take(token, position):
                     self._leave(token)
                     return since
+                self.waited = True
                 wait_s = deadline - time.monotonic()
                 if wait_s <= 0:
                     self._leave(token)
+                    if self._is_held(token):  # it was handed on at the last moment
+                        return since + HANDED_ON_S - self._life_s
                     return None
-                waiter.wait(max(min(wait_s, held_for_s if ahead == 0 else wait_s), 0.002), ahead)
+                if waiter.wait(max(min(wait_s, held_for_s if ahead == 0 else wait_s), 0.002), ahead):
+                    return since + HANDED_ON_S - self._life_s
                 if ahead > 1:  # it may be this one's turn otherwise
                     meanwhile()
+
+    def _enter(self, token: str) -> None:
+        values = {"namespace": self._database.namespace, "token": token, "heartbeat_s": HEARTBEAT_S}
+        self._database.run(lambda connection: self._database.dialect.enter(connection, values))
 
     def _leave(self, token: str) -> None:
         self._change("DELETE FROM {lock} WHERE token = :token", token)
 
-    def _hand_on(self, token: str) -> bool:
-        freed = self._change(
-            "UPDATE {state} SET lock_token = '', lock_expires_at = 0 "
-            "WHERE namespace = :namespace AND lock_token = :token",
-            token,
-        )
-        if freed:
-            # A waiter that is not woken looks by itself; the lock is free already.
-            with suppress(ResourceManagerError):
-                self._wake_next()
-        return freed
+    def _is_held(self, token: str) -> bool:
+        held = "SELECT 1 FROM {state} WHERE namespace = :namespace AND lock_token = :token"
+        return self._database.row(held, token=token) is not None
 
-    def _wake_next(self) -> None:
-        wake = self._database.dialect.wake
-        if not wake:
-            return
-        row = self._database.row(
-            "SELECT token FROM {lock} WHERE namespace = :namespace AND expires_at > {now} "
-            "ORDER BY position LIMIT 1"
-        )
-        if row is not None:
-            self._database.row(wake, token=row[0])
+    def let_expire(self) -> None:
+        super().let_expire()
+        self._local.release()
+
+    def _hand_on(self, token: str) -> bool:
+        try:
+            return token in self._handed_on or self._free(token)
+        finally:
+            self._handed_on.discard(token)
+            self._local.release()
+
+    def _free(self, token: str) -> bool:
+        """Hand the lock to the next waiter; return False if it is not held."""
+
+        def work(connection: Connection) -> tuple[bool, str]:
+            values = {"token": token, "handed_on_s": HANDED_ON_S}
+            if self._database.execute(connection, _HAND_ON, **values).rowcount != 1:
+                return False, ""
+            self._database.execute(connection, LEAVE_NEXT)
+            row = self._database.execute(
+                connection, "SELECT lock_token FROM {state} WHERE namespace = :namespace"
+            ).fetchone()
+            return True, row[0]
+
+        freed, following = self._database.write(work)
+        if following and self._database.dialect.wake:
+            # A waiter that is not woken looks by itself; the lock is its own already.
+            with suppress(ResourceManagerError):
+                self._database.row(self._database.dialect.wake, token=following)
+        return freed
 
     def _change(self, statement: str, token: str, **values: object) -> bool:
         def work(connection: Connection) -> bool:

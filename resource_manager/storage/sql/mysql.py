@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +16,8 @@ from sqlalchemy.exc import ArgumentError
 
 from resource_manager.errors import SettingsError, redact
 from resource_manager.storage.sql.dialect import (
+    ENTER,
+    LEAVE_NEXT,
     Commit,
     Connection,
     Fault,
@@ -130,7 +133,7 @@ class MySQL:
         for number, (_, _, answer) in enumerate(commit.once):
             values[f"text_{number}"] = answer
         values["keep_s"] = commit.keep_s
-        statement = _statement(update(commit), len(commit.changes), len(commit.once))
+        statement = _statement(update(commit), len(commit.changes), len(commit.once), commit.hands_on)
         driver: Any = connection.driver_connection
         try:
             cursor = execute(self, connection, statement, values)
@@ -144,7 +147,10 @@ class MySQL:
             raise
         return done, None
 
-    def waiter(self, token: str) -> Poller:
+    def enter(self, connection: Connection, values: Mapping[str, Any]) -> None:
+        execute(self, connection, ENTER, values)
+
+    def waiter(self, token: str, lend: Callable[[], Connection]) -> Poller:
         return Poller()
 
     def quoted_column(self, name: str) -> str:
@@ -180,7 +186,7 @@ class MySQL:
 
 
 @lru_cache(maxsize=64)
-def _statement(update: str, changes: int, keys: int) -> str:
+def _statement(update: str, changes: int, keys: int, hands_on: bool) -> str:
     """Return the commit as statements; what follows hangs on the compare-and-set of this very try.
 
     ROW_COUNT() would not do: it is -1 where the client went away meanwhile, and COMMIT follows all the same.
@@ -195,6 +201,8 @@ def _statement(update: str, changes: int, keys: int) -> str:
         for number in range(keys)
     ]
     statements = ["START TRANSACTION", update]
+    if hands_on:
+        statements.append(LEAVE_NEXT)
     if rows:
         statements.append(
             f"INSERT INTO {{change}} (namespace, version, at, commit_id, body) {' UNION ALL '.join(rows)}"

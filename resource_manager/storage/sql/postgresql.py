@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from sqlalchemy import Engine, create_engine
 
 from resource_manager.errors import SettingsError, redact
 from resource_manager.storage.sql.dialect import (
+    ENTER,
     POLL_S,
     Commit,
     Connection,
@@ -30,6 +32,12 @@ from resource_manager.storage.sql.tables import SCHEMA
 from resource_manager.storage.sql.views import POSTGRESQL
 
 TIMEOUT_S = 5.0
+
+LISTEN_AFTER_S = 0.25
+"""Time for which a waiter for the lock polls before it listens."""
+
+WAKE = "pg_notify('gpu_manager_' || {token}, '')"
+WOKEN = f", (SELECT {WAKE.format(token='lock_token')} FROM done WHERE lock_token <> '')"
 
 _STATES: dict[str, tuple[FaultKind, str]] = {
     "28P01": ("rights", "it refused the login: check user and password in the URL"),
@@ -97,7 +105,7 @@ class PostgreSQL:
         "|| substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)"
     )
     begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
-    wake = "SELECT pg_notify('gpu_manager_' || :token, '')"
+    wake = "SELECT " + WAKE.format(token=":token")
     json = POSTGRESQL
     lock_row = " FOR UPDATE"
     schema: str | None = SCHEMA
@@ -149,15 +157,17 @@ class PostgreSQL:
         if commit.once:
             values["callers"], values["names"], values["texts"] = map(list, zip(*commit.once, strict=True))
             values["keep_s"] = commit.keep_s
-        row = execute(self, connection, _statement(update(commit), bool(commit.once)), values).fetchone()
+        row = execute(
+            self, connection, _statement(update(commit), bool(commit.once), commit.hands_on), values
+        ).fetchone()
         return bool(row[0]), row[1]
 
-    def waiter(self, token: str) -> Poller | Listener:
-        connection = self.connect()
-        if is_pooled(connection):
-            connection.close()
-            return Poller()
-        return Listener(connection, token)
+    def enter(self, connection: Connection, values: Mapping[str, Any]) -> None:
+        unsynced = "FROM (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced"
+        execute(self, connection, f"{ENTER} {unsynced}", values)
+
+    def waiter(self, token: str, lend: Callable[[], Connection]) -> Listener:
+        return Listener(lend, token)
 
     def quoted_column(self, name: str) -> str:
         return f'"{name}"'
@@ -198,22 +208,59 @@ class PostgreSQL:
         return Fault("refused", f"it refused the operation ({words})")
 
 
-class Listener:
-    """A waiter on a connection of its own, which the release of the lock wakes."""
+class Listener(Poller):
+    """A waiter that the release of the lock wakes, by a connection of its own while it waits.
 
-    def __init__(self, connection: TimedConnection, token: str) -> None:
-        self._connection = connection
-        connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(f"gpu_manager_{token}")))
+    It begins as a poller and listens if it waits for long: each notice wakes all sessions that listen. Behind
+    a pooler it goes on polling.
+    """
 
-    def wait(self, seconds: float, ahead: int) -> None:
+    def __init__(self, lend: Callable[[], Connection], token: str) -> None:
+        super().__init__()
+        self._lend = lend
+        self._channel = f"gpu_manager_{token}"
+        self._listens_at = time.monotonic() + LISTEN_AFTER_S
+        self._connection: Connection | None = None
+
+    def wait(self, seconds: float, ahead: int) -> bool:
+        if self._connection is not None:
+            return self._listen(min(seconds, POLL_S))
+        if time.monotonic() < self._listens_at:
+            return super().wait(seconds, ahead)
+        self._listens_at = math.inf
+        connection = self._lend()
+        driver: Any = connection.driver_connection
+        if driver.prepare_threshold is None:  # a pooler is in between
+            connection.close()
+        else:
+            self._connection = connection
+            driver.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        return False  # the lock may have been handed on before
+
+    def _listen(self, seconds: float) -> bool:
+        assert self._connection is not None
+        driver: Any = self._connection.driver_connection
         try:
-            for _ in self._connection.notifies(timeout=min(seconds, POLL_S), stop_after=1):
-                pass
+            return any(
+                notice.channel == self._channel for notice in driver.notifies(timeout=seconds, stop_after=1)
+            )
         except psycopg.Error:  # the server is away: the waiter's next look says so
-            time.sleep(min(seconds, POLL_S))
+            time.sleep(seconds)
+            return False
 
     def close(self) -> None:
-        self._connection.close()
+        if self._connection is None:
+            return
+        driver: Any = self._connection.driver_connection
+        try:
+            driver.execute("UNLISTEN *")
+        except psycopg.Error:
+            self._connection.invalidate()
+        except BaseException:
+            self._connection.invalidate()
+            raise
+        finally:
+            self._connection.close()
 
 
 def is_pooled(connection: DriverConnection[Any]) -> bool:
@@ -224,7 +271,7 @@ def is_pooled(connection: DriverConnection[Any]) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _statement(update: str, with_keys: bool) -> str:
+def _statement(update: str, with_keys: bool, hands_on: bool) -> str:
     """Return the commit as one statement: it writes what hangs on the compare-and-set, and tells the time."""
     keys = """, kept AS (
         INSERT INTO {once} (namespace, caller, name, answer, expires_at)
@@ -233,9 +280,12 @@ def _statement(update: str, with_keys: bool) -> str:
           AS key (caller, name, answer)
         ON CONFLICT (namespace, caller, name)
         DO UPDATE SET answer = excluded.answer, expires_at = excluded.expires_at)"""
-    return f"""WITH done AS ({update} RETURNING version), written AS (
+    parts = keys if with_keys else ""
+    if hands_on:
+        parts += ", gone AS (DELETE FROM {lock} l USING done WHERE l.token = done.lock_token)"
+    return f"""WITH done AS ({update} RETURNING version, lock_token), written AS (
         INSERT INTO {{change}} (namespace, version, at, commit_id, body)
         SELECT :namespace, CAST(:version AS bigint) + entry.number, entry.at, :commit_id, entry.body
         FROM done, unnest(CAST(string_to_array(:times, ',') AS float8[]), string_to_array(:bodies, E'\\n'))
-          WITH ORDINALITY AS entry (at, body, number)){keys if with_keys else ""}
-        SELECT (SELECT count(*) FROM done), {{now}}"""
+          WITH ORDINALITY AS entry (at, body, number)){parts}
+        SELECT (SELECT count(*) FROM done), {{now}}{WOKEN if hands_on else ""}"""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,16 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from resource_manager.errors import SettingsError, redact
-from resource_manager.storage.sql.dialect import Commit, Connection, Fault, Poller, execute, update
+from resource_manager.storage.sql.dialect import (
+    ENTER,
+    LEAVE_NEXT,
+    Commit,
+    Connection,
+    Fault,
+    Poller,
+    execute,
+    update,
+)
 from resource_manager.storage.sql.tables import SCHEMA
 from resource_manager.storage.sql.views import SQLITE
 
@@ -77,7 +88,7 @@ class SQLite:
     def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float]:
         driver: Any = connection.driver_connection
         try:
-            driver.execute(self.begin)
+            self._begin(driver)
             done: bool = execute(self, connection, update(commit), commit.values).rowcount == 1
             if done:
                 self._write(connection, commit)
@@ -87,7 +98,25 @@ class SQLite:
                 driver.rollback()
         return done, time.time()
 
+    def _begin(self, driver: Any) -> None:
+        """Begin a transaction that writes; SQLite itself sleeps for a few commits before it tries again."""
+        driver.execute("PRAGMA busy_timeout = 0")
+        try:
+            ends_at = time.monotonic() + BUSY_S
+            while True:
+                try:
+                    driver.execute(self.begin)
+                    return
+                except sqlite3.OperationalError as error:
+                    if self.explain(error).kind != "busy" or time.monotonic() > ends_at:
+                        raise
+                time.sleep(random.uniform(0.0001, 0.0004))
+        finally:
+            driver.execute(f"PRAGMA busy_timeout = {1000 * BUSY_S:.0f}")
+
     def _write(self, connection: Connection, commit: Commit) -> None:
+        if commit.hands_on:
+            execute(self, connection, LEAVE_NEXT, {"namespace": commit.namespace})
         names = {"namespace": commit.namespace, "commit_id": commit.commit_id, "keep_s": commit.keep_s}
         for version, (at, body) in enumerate(commit.changes, commit.version + 1):
             execute(
@@ -106,7 +135,15 @@ class SQLite:
                 names | {"caller": caller, "name": name, "answer": answer},
             )
 
-    def waiter(self, token: str) -> Poller:
+    def enter(self, connection: Connection, values: Mapping[str, Any]) -> None:
+        driver: Any = connection.driver_connection
+        driver.execute("PRAGMA synchronous = NORMAL")
+        try:
+            execute(self, connection, ENTER, values)
+        finally:
+            driver.execute("PRAGMA synchronous = FULL")
+
+    def waiter(self, token: str, lend: Callable[[], Connection]) -> Poller:
         return Poller()
 
     def quoted_column(self, name: str) -> str:

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace as with_values
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from resource_manager.core.changes import Change, Granted, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
@@ -41,8 +41,8 @@ from resource_manager.storage.codec import (
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.sql.database import Database, split_time
-from resource_manager.storage.sql.dialect import Commit, Connection
-from resource_manager.storage.sql.lock import SqlLock, make_room
+from resource_manager.storage.sql.dialect import NO_LOCK, Commit, Connection
+from resource_manager.storage.sql.lock import HANDED_ON_S, SqlLock, make_room
 from resource_manager.storage.sql.reports import SqlReports
 from resource_manager.storage.sql.tables import MAX_MOVED_TO
 
@@ -80,9 +80,23 @@ class StateRow(NamedTuple):
     now: float
 
 
-_STATE = (
-    "SELECT format, incarnation, version, last_fencing_token, sequence, server, {server}, suspended_until, "
-    "operator_reset, moved_to, lock_token, lock_expires_at, {now} FROM {state} WHERE namespace = :namespace"
+class StoredChange(NamedTuple):
+    """A row of `change`."""
+
+    version: int
+    body: str
+    commit_id: str
+
+
+_COLUMNS = (
+    "s.format, s.incarnation, s.version, s.last_fencing_token, s.sequence, s.server, {server}, "
+    "s.suspended_until, s.operator_reset, s.moved_to, s.lock_token, s.lock_expires_at, {now}"
+)
+_STATE = f"SELECT {_COLUMNS} FROM {{state}} s WHERE s.namespace = :namespace"
+_STATE_AND_CHANGES = (
+    f"SELECT {_COLUMNS}, c.version, c.body, c.commit_id FROM {{state}} s LEFT JOIN ("
+    "SELECT version, body, commit_id FROM {change} WHERE namespace = :namespace AND version > :after "
+    "ORDER BY version LIMIT :limit) c ON 1 = 1 WHERE s.namespace = :namespace ORDER BY c.version"
 )
 _CHANGES = (
     "SELECT version, body FROM {change} WHERE namespace = :namespace AND version > :after "
@@ -112,22 +126,23 @@ class SqlStore:
         self._inventory: tuple[int, tuple[Node, ...]] = (-1, ())
         self._clock = ServerClock(database.time)
         self._suspended_until = -math.inf
+        self._handed_on: set[str] = set()
 
     def now(self) -> float:
         return self._clock.now()
 
     def refresh(self, replica: ClusterState | None) -> ClusterState | None:
-        row = self._state()
+        row, changes = self._state() if replica is None else self._state_after(replica.version, MAX_CATCH_UP)
         if row is None:
             return None
         assert row.version is not None
         try:
             if replica is not None:
-                if replica.version == row.version:
-                    return replica
                 if replica.version > row.version:
                     raise self._lost(replica.version, row.version)
-                if self._catch_up(replica, row.version):
+                if replica.version + len(changes) == row.version:
+                    for change in _changes(changes):
+                        replica.apply(change)
                     return replica
             return self._whole_state()
         except CorruptStateError as error:
@@ -153,12 +168,13 @@ class SqlStore:
             decided_at=now,
             format=FORMAT_VERSION,
             tolerance_s=CLOCK_TOLERANCE_S,
-            lock_token=lock_token or "-",
+            lock_token=lock_token or NO_LOCK,
             incarnation=self._incarnation,
             fencing_token=max(tokens, default=None),
             sequence=max(queued, default=None),
             once=[(key.caller, key.key, key.stored(reference)) for key, reference in once],
             keep_s=KEEP_S,
+            handed_on_s=HANDED_ON_S,
         )
         while True:
             begin = time.monotonic()
@@ -169,6 +185,8 @@ class SqlStore:
                 self._clock.learn(*split_time(told), begin)
             if done or self._was_made(commit, once):
                 break
+        if lock_token is not None:
+            self._handed_on.add(lock_token)
         after = version + len(changes)
         if after // SNAPSHOT_EVERY != version // SNAPSHOT_EVERY:
             try:
@@ -273,7 +291,7 @@ class SqlStore:
             return bool(done.rowcount == 1)
 
         if not self.database.run(work):
-            row = self._state(version)
+            row, _ = self._state()
             raise StaleStateError(version, None if row is None else row.version)
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
@@ -297,7 +315,7 @@ class SqlStore:
         return self._suspended_until
 
     def lock(self) -> Lock:
-        return SqlLock(self.database)
+        return SqlLock(self.database, handed_on=self._handed_on)
 
     def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> bool:
         return poll(is_decided, timeout_s)
@@ -308,49 +326,41 @@ class SqlStore:
     # ---- reading ----
 
     def _row(self, connection: Connection, suffix: str = "") -> StateRow | None:
-        begin = time.monotonic()
         row = self.database.execute(connection, _STATE + suffix).fetchone()
-        if row is None:
-            return None
-        state = StateRow(*row)
-        self._clock.learn(*split_time(state.now), begin)
-        return state
+        return None if row is None else StateRow(*row)
 
-    def _state(self, version: int = -1) -> StateRow | None:
-        """Return the checked row, None if there was no state yet; `version` is one read from it before."""
-        row = self.database.run(self._row)
+    def _state(self) -> tuple[StateRow | None, Sequence[StoredChange]]:
+        """Return the checked row, None if there was no state yet."""
+        return self._state_after(-1, 0)
+
+    def _state_after(self, version: int, limit: int) -> tuple[StateRow | None, Sequence[StoredChange]]:
+        """Return the checked row, and at most `limit` changes after `version`, which was read from it before.
+
+        Both are of one moment.
+        """
+        begin = time.monotonic()
+        rows = self.database.run(
+            lambda connection: self.database.execute(
+                connection, _STATE_AND_CHANGES, after=version, limit=limit
+            ).fetchall()
+        )
+        row = StateRow(*rows[0][: len(StateRow._fields)]) if rows else None
         if row is None or row.version is None:
             if self._incarnation:
                 raise self._lost(version, "empty")
-            return None
+            return None, ()
+        self._clock.learn(*split_time(row.now), begin)
         if row.format > FORMAT_VERSION:
             check_format(row.format, f"the state in {self.database.address}")
         if self._incarnation and row.incarnation != self._incarnation and not row.operator_reset:
             raise self._lost(version, "another state")
         if row.server != row.this_server:
             self._begin_recovery(row)
-            return self._state(version)
+            return self._state_after(version, limit)
         self._incarnation = row.incarnation
         self._suspended_until = row.suspended_until if row.suspended_until > row.now else -math.inf
-        return row
-
-    def _catch_up(self, replica: ClusterState, version: int) -> bool:
-        """Apply what the replica lacks; return False if the history does not have all of it."""
-        if version - replica.version > MAX_CATCH_UP:
-            return False
-        missed = self._changes_after(replica.version, version)
-        if missed is None:
-            return False
-        for change in missed:
-            replica.apply(change)
-        return True
-
-    def _changes_after(self, after: int, least: int) -> list[Change] | None:
-        """Return the changes from `after` on without a gap, None if that does not reach `least`."""
-        changes = self.history(after, MAX_CATCH_UP + 1)
-        if len(changes) < least - after or (changes and changes[-1][0] != after + len(changes)):
-            return None
-        return [change for _, change in changes]
+        found = (StoredChange(*fields[len(StateRow._fields) :]) for fields in rows)
+        return row, [change for change in found if change.version is not None]
 
     def _whole_state(self) -> ClusterState:
         while True:
@@ -530,11 +540,16 @@ class SqlStore:
 
         Raises the reason of the refusal.
         """
-        row = self._state(commit.version)
-        if row is None:
+        row, changes = self._state_after(commit.version, MAX_MISSED)
+        if row is None or row.version is None:
             raise refusals.no_state(self.database.address, commit.version)
         if row.version != commit.version:
-            return self._stored_as(commit) or self._refuse_stale(commit.version, row)
+            if changes and changes[0].commit_id == commit.commit_id:
+                return True
+            is_whole = row.version - commit.version == len(changes)
+            raise StaleStateError(
+                commit.version, row.version, missed=tuple(_changes(changes) if is_whole else ())
+            )
         self._refuse_moved(row)
         if row.lock_token not in {"", commit.lock_token} and row.lock_expires_at > row.now:
             raise LockedError(commit.version)
@@ -549,26 +564,16 @@ class SqlStore:
             raise refusals.unconfirmed(self._lease_confirmation_window_s, left_s)
         return False
 
-    def _stored_as(self, commit: Commit) -> bool:
-        row = self.database.row(
-            "SELECT commit_id FROM {change} WHERE namespace = :namespace AND version = :version",
-            version=commit.version + 1,
-        )
-        return row is not None and row[0] == commit.commit_id
-
-    def _refuse_stale(self, version: int, row: StateRow) -> NoReturn:
-        missed: list[Change] | None = None
-        assert row.version is not None
-        if 0 < row.version - version <= MAX_MISSED:
-            missed = self._changes_after(version, row.version)
-        raise StaleStateError(version, row.version, missed=tuple(missed or ()))
-
     def _refuse_moved(self, row: StateRow) -> None:
         if row.moved_to:
             raise StoreMovedError(self.database.address, row.moved_to)
 
     def _lost(self, version: int, found: object) -> StateLostError:
         return refusals.lost(self.database.address, version, found)
+
+
+def _changes(stored: Sequence[StoredChange]) -> list[Change]:
+    return [change_from_json(change.body) for change in stored]
 
 
 def _name() -> str:

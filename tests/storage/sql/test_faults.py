@@ -6,7 +6,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -29,9 +28,8 @@ from resource_manager.errors import (
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
+from resource_manager.storage.sql import postgresql as dialect
 from resource_manager.storage.sql.database import Database
-from resource_manager.storage.sql.dialect import Poller
-from resource_manager.storage.sql.postgresql import Listener
 from tests.eventually import wait_for
 from tests.faults.proxy import Proxy
 from tests.sql_servers import DATABASES, MariaDB, MySQL, Postgres, SqlServer
@@ -220,24 +218,21 @@ def test_concurrent_writers_behind_a_pooler_lose_nothing(pgbouncer: PgBouncer, s
 
 
 def test_waiters_are_woken_directly_and_poll_behind_a_pooler(
-    postgresql: Postgres, pgbouncer: PgBouncer, stack: ExitStack
+    postgresql: Postgres, pgbouncer: PgBouncer, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dialect, "LISTEN_AFTER_S", 0.0)
+    monkeypatch.setattr(dialect, "POLL_S", 30.0)
     direct = stack.enter_context(closing(Database(postgresql.fresh_url())))
     pooled = stack.enter_context(closing(Database(pgbouncer.url)))
     listening = stack.enter_context(closing(direct.waiter("t")))
-    assert isinstance(listening, Listener)
-    assert isinstance(stack.enter_context(closing(pooled.waiter("t"))), Poller)
-    woken = threading.Event()
-
-    def wait() -> None:
-        listening.wait(60.0, 0)
-        woken.set()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
+    polling = stack.enter_context(closing(pooled.waiter("t")))
+    for waiter in (listening, polling):
+        assert not waiter.wait(0.001, 0), "the lock may have been handed on before it listened"
+    direct.row(direct.dialect.wake, token="other")
     direct.row(direct.dialect.wake, token="t")
-    thread.join()
-    assert woken.is_set()
+    assert not listening.wait(30.0, 0), "a notice to another"
+    assert listening.wait(30.0, 0)
+    assert not polling.wait(0.001, 0)
 
 
 def test_transactions_that_disturb_each_other_are_tried_again(postgresql: Postgres, stack: ExitStack) -> None:
