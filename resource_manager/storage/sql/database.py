@@ -230,12 +230,21 @@ class Database:
         return outage(message, StoreFullError) if fault.kind == "full" else outage(message)
 
 
-_lines: weakref.WeakValueDictionary[str, ThreadMutex] = weakref.WeakValueDictionary()
-"""In which the threads of this process wait for the one that stands in line for the lock of a namespace."""
+class Line(ThreadMutex):
+    """The threads of this process that want the lock of a namespace, and how often it went between them."""
+
+    __slots__ = ("passes",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
 
 
-def _line_of(database: Database) -> ThreadMutex:
-    return _lines.setdefault(f"{database.address} {database.namespace}", ThreadMutex())
+_lines: weakref.WeakValueDictionary[str, Line] = weakref.WeakValueDictionary()
+
+
+def _line_of(database: Database) -> Line:
+    return _lines.setdefault(f"{database.address} {database.namespace}", Line())
 
 
 _open: weakref.WeakSet[Database] = weakref.WeakSet()

@@ -26,8 +26,8 @@ COMMIT."""
 POLL_S = 0.5
 """Longest sleep of a waiter for the lock before it looks again."""
 
-MIN_POLL_S = 0.0003
-MAX_TURN_S = 0.003
+MIN_POLL_S = 0.0005
+MAX_TURN_S = 0.01
 """Shortest sleep of a waiter, and the longest for each one before it."""
 
 NO_LOCK = "-"
@@ -69,11 +69,17 @@ class Commit:
     once: Sequence[tuple[str, str, str]]
     keep_s: float
     handed_on_s: float
+    heir: str
 
     @property
     def hands_on(self) -> bool:
-        """Return whether the commit is made under the lock, which it hands to the next waiter."""
+        """Return whether the commit is made under the lock, which it hands on: to `heir`, or to the next."""
         return self.lock_token != NO_LOCK
+
+    @property
+    def frees(self) -> bool:
+        """Return whether the lock goes to the next in line."""
+        return self.hands_on and not self.heir
 
     @property
     def values(self) -> dict[str, Any]:
@@ -89,7 +95,7 @@ class Commit:
             "lock_token": self.lock_token,
         }
         if self.hands_on:
-            values["handed_on_s"] = self.handed_on_s
+            values |= {"handed_on_s": self.handed_on_s, "heir": self.heir}
         if self.incarnation:
             values["incarnation"] = self.incarnation
         if self.fencing_token is not None:
@@ -130,7 +136,7 @@ class Poller:
         self._first = since, before
         turn_s = min((now - since) / (before - ahead), MAX_TURN_S) if ahead < before else MIN_POLL_S
         # A lock that is held for long: look ever less often.
-        self._pause_s = 1.3 * self._pause_s if ahead == self._ahead else MIN_POLL_S
+        self._pause_s = 1.5 * self._pause_s if ahead == self._ahead else MIN_POLL_S
         self._ahead = ahead
         time.sleep(min(seconds, POLL_S, max(0.7 * turn_s * ahead, self._pause_s)))
         return False
@@ -197,12 +203,13 @@ def update(commit: Commit) -> str:
         commit.fencing_token is not None,
         commit.sequence is not None,
         commit.hands_on,
+        commit.frees,
         len(commit.once),
     )
 
 
 @lru_cache(maxsize=64)
-def _update(is_known: bool, grants: bool, queues: bool, hands_on: bool, keys: int) -> str:
+def _update(is_known: bool, grants: bool, queues: bool, hands_on: bool, frees: bool, keys: int) -> str:
     sets = ["version = :new_version", "commit_id = :commit_id"]
     guards = [
         "namespace = :namespace",
@@ -219,7 +226,8 @@ def _update(is_known: bool, grants: bool, queues: bool, hands_on: bool, keys: in
     if queues:
         sets.append("sequence = :sequence")
     if hands_on:
-        sets += [f"lock_token = COALESCE({NEXT_WAITER}, '')", "lock_expires_at = {now} + :handed_on_s"]
+        heir = f"COALESCE({NEXT_WAITER}, '')" if frees else ":heir"
+        sets += [f"lock_token = {heir}", "lock_expires_at = {now} + :handed_on_s"]
     if is_known:
         guards.append("(incarnation = :incarnation OR operator_reset)")
     guards += [

@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 import time
 from contextlib import closing, suppress
+from typing import NamedTuple
 
 from resource_manager.errors import ResourceManagerError, StoreUnavailableError
 from resource_manager.storage.locks import LOCK_TTL_S, Meanwhile, ThreadLock, TimedLock
-from resource_manager.storage.sql.database import Database
+from resource_manager.storage.sql.database import Database, Line
 from resource_manager.storage.sql.dialect import LEAVE_NEXT, NEXT_WAITER, Connection
 
 HEARTBEAT_S = 5.0
 BEAT_EVERY_S = 1.0
 """Time to live of a waiter's heartbeat: those behind a dead one wait for as long."""
+
+MEANWHILE_S = 0.05
+"""Time between two readings of what others commit during a long wait."""
+
+MAX_PASSES = 7
+"""How often the lock goes from thread to thread of a process before others in the database get it."""
 
 HANDED_ON_S = 5.0
 """Time to live of a lock that was handed to a waiter, until it is renewed."""
@@ -41,36 +48,71 @@ WHERE namespace = :namespace AND lock_token = :token
 """
 
 
+class HandedOn(NamedTuple):
+    """To whom a commit handed the lock, empty if not to a thread of this process, and when it was sent."""
+
+    heir: str
+    sent_at: float
+
+
+class LocalClaim(ThreadLock):
+    """A place among the threads of this process that want the lock under these tokens."""
+
+    __slots__ = ("claim", "inherited_at")
+
+    def __init__(self, line: Line, claim: str) -> None:
+        super().__init__(line)
+        self.claim = claim
+        self.inherited_at: float | None = None
+
+
+def heir_in(line: Line) -> str:
+    """Return the token of the next thread of this process; empty if it is another process's turn."""
+    with line.guard:
+        following = line.waiters[0] if line.waiters and line.passes < MAX_PASSES else None
+        return following.claim if isinstance(following, LocalClaim) else ""
+
+
 class SqlLock(TimedLock):
     """A first come, first served lock between all processes that reach one database.
 
     The holder's token is in the row that each commit compares. One thread of each process stands in line for
-    it, the others wait for that one. Waiters stand in a table and send heartbeats;
-    whoever gives the lock back hands it to the first of them that is alive. A commit under the lock hands it
-    on by itself, and puts the token into `handed_on`.
+    it, the others wait for that one. Waiters stand in a table and send heartbeats; whoever gives the lock
+    back hands it to the first of them that is alive. A commit under the lock hands it on by itself, a few
+    times to another thread of the process, and notes that in `handed_on` under its token.
     """
 
     def __init__(
-        self, database: Database, *, life_s: float = LOCK_TTL_S, handed_on: set[str] | None = None
+        self,
+        database: Database,
+        *,
+        life_s: float = LOCK_TTL_S,
+        handed_on: dict[str, HandedOn] | None = None,
     ) -> None:
         super().__init__(life_s)
         self._database = database
-        self._handed_on = set() if handed_on is None else handed_on
-        self._local = ThreadLock(database.line)
+        self._handed_on = {} if handed_on is None else handed_on
+        self._local = LocalClaim(database.line, "")
 
     def _claim(self, token: str, deadline: float, meanwhile: Meanwhile) -> float | None:
-        self._local = ThreadLock(self._database.line)
-        if not self._local.acquire(max(deadline - time.monotonic(), 0.0)):
-            self.waited = True
-            return None
-        taken_at = None
+        self._local = local = LocalClaim(self._database.line, token)
+        taken_at, came = None, False
         try:
-            taken_at = self._claim_here(token, deadline, meanwhile)
+            came = local.acquire(max(deadline - time.monotonic(), 0.0))
+            if came and local.inherited_at is not None:
+                self._database.line.passes += 1
+                taken_at = local.inherited_at + HANDED_ON_S - self._life_s
+            elif came:
+                self._database.line.passes = 0
+                taken_at = self._claim_here(token, deadline, meanwhile)
+            self.waited = self.waited or local.waited
+            return taken_at
         finally:
             if taken_at is None:
-                self._local.release()
-        self.waited = self.waited or self._local.waited
-        return taken_at
+                if local.inherited_at is not None:
+                    self._free(token)
+                if came:
+                    local.release()
 
     def _claim_here(self, token: str, deadline: float, meanwhile: Meanwhile) -> float | None:
         """Claim the lock for this process, where no other thread claims or holds it."""
@@ -110,6 +152,7 @@ class SqlLock(TimedLock):
     def _wait(self, token: str, deadline: float, meanwhile: Meanwhile) -> float | None:
         """Stand in line; return when the lock was taken, by the steady clock, None if the deadline passed."""
         beat_at = -math.inf
+        looked_at = time.monotonic()
         self.waited = False
         with closing(self._database.waiter(token)) as waiter:
             while True:
@@ -128,6 +171,8 @@ class SqlLock(TimedLock):
                     continue
                 is_mine, held_for_s, position, ahead = row[0], float(row[1]), row[2], row[3]
                 if is_mine:
+                    if position is not None:
+                        self._leave(token)
                     return since + held_for_s - self._life_s
                 if position is None:  # taken for dead, and removed
                     beat_at = -math.inf
@@ -144,8 +189,10 @@ class SqlLock(TimedLock):
                     return None
                 if waiter.wait(max(min(wait_s, held_for_s if ahead == 0 else wait_s), 0.002), ahead):
                     return since + HANDED_ON_S - self._life_s
-                if ahead > 1:  # it may be this one's turn otherwise
+                # It may be this one's turn if nobody is before it.
+                if ahead > 1 and time.monotonic() - looked_at > MEANWHILE_S:
                     meanwhile()
+                    looked_at = time.monotonic()
 
     def _enter(self, token: str) -> None:
         values = {"namespace": self._database.namespace, "token": token, "heartbeat_s": HEARTBEAT_S}
@@ -163,11 +210,25 @@ class SqlLock(TimedLock):
         self._local.release()
 
     def _hand_on(self, token: str) -> bool:
+        handed_on = self._handed_on.pop(token, None)
         try:
-            return token in self._handed_on or self._free(token)
+            if handed_on is None:
+                return self._free(token)
+            if handed_on.heir and not self._bequeath(handed_on):
+                self._free(handed_on.heir)  # which does not wait any more
+            return True
         finally:
-            self._handed_on.discard(token)
             self._local.release()
+
+    def _bequeath(self, handed_on: HandedOn) -> bool:
+        """Tell the next thread that it has the lock; return False if it is not the one that was meant."""
+        line = self._database.line
+        with line.guard:
+            following = line.waiters[0] if line.waiters else None
+            if not isinstance(following, LocalClaim) or following.claim != handed_on.heir:
+                return False
+            following.inherited_at = handed_on.sent_at
+            return True
 
     def _free(self, token: str) -> bool:
         """Hand the lock to the next waiter; return False if it is not held."""

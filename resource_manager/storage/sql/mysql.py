@@ -133,7 +133,7 @@ class MySQL:
         for number, (_, _, answer) in enumerate(commit.once):
             values[f"text_{number}"] = answer
         values["keep_s"] = commit.keep_s
-        statement = _statement(update(commit), len(commit.changes), len(commit.once), commit.hands_on)
+        statement = _statement(update(commit), len(commit.changes), len(commit.once), commit.frees)
         driver: Any = connection.driver_connection
         try:
             cursor = execute(self, connection, statement, values)
@@ -186,7 +186,7 @@ class MySQL:
 
 
 @lru_cache(maxsize=64)
-def _statement(update: str, changes: int, keys: int, hands_on: bool) -> str:
+def _statement(update: str, changes: int, keys: int, frees: bool) -> str:
     """Return the commit as statements; what follows hangs on the compare-and-set of this very try.
 
     ROW_COUNT() would not do: it is -1 where the client went away meanwhile, and COMMIT follows all the same.
@@ -201,7 +201,7 @@ def _statement(update: str, changes: int, keys: int, hands_on: bool) -> str:
         for number in range(keys)
     ]
     statements = ["START TRANSACTION", update]
-    if hands_on:
+    if frees:
         statements.append(LEAVE_NEXT)
     if rows:
         statements.append(

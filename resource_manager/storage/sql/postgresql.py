@@ -158,7 +158,7 @@ class PostgreSQL:
             values["callers"], values["names"], values["texts"] = map(list, zip(*commit.once, strict=True))
             values["keep_s"] = commit.keep_s
         row = execute(
-            self, connection, _statement(update(commit), bool(commit.once), commit.hands_on), values
+            self, connection, _statement(update(commit), bool(commit.once), commit.frees), values
         ).fetchone()
         return bool(row[0]), row[1]
 
@@ -271,7 +271,7 @@ def is_pooled(connection: DriverConnection[Any]) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _statement(update: str, with_keys: bool, hands_on: bool) -> str:
+def _statement(update: str, with_keys: bool, frees: bool) -> str:
     """Return the commit as one statement: it writes what hangs on the compare-and-set, and tells the time."""
     keys = """, kept AS (
         INSERT INTO {once} (namespace, caller, name, answer, expires_at)
@@ -281,11 +281,11 @@ def _statement(update: str, with_keys: bool, hands_on: bool) -> str:
         ON CONFLICT (namespace, caller, name)
         DO UPDATE SET answer = excluded.answer, expires_at = excluded.expires_at)"""
     parts = keys if with_keys else ""
-    if hands_on:
+    if frees:
         parts += ", gone AS (DELETE FROM {lock} l USING done WHERE l.token = done.lock_token)"
     return f"""WITH done AS ({update} RETURNING version, lock_token), written AS (
         INSERT INTO {{change}} (namespace, version, at, commit_id, body)
         SELECT :namespace, CAST(:version AS bigint) + entry.number, entry.at, :commit_id, entry.body
         FROM done, unnest(CAST(string_to_array(:times, ',') AS float8[]), string_to_array(:bodies, E'\\n'))
           WITH ORDINALITY AS entry (at, body, number)){parts}
-        SELECT (SELECT count(*) FROM done), {{now}}{WOKEN if hands_on else ""}"""
+        SELECT (SELECT count(*) FROM done), {{now}}{WOKEN if frees else ""}"""

@@ -115,7 +115,7 @@ class SQLite:
             driver.execute(f"PRAGMA busy_timeout = {1000 * BUSY_S:.0f}")
 
     def _write(self, connection: Connection, commit: Commit) -> None:
-        if commit.hands_on:
+        if commit.frees:
             execute(self, connection, LEAVE_NEXT, {"namespace": commit.namespace})
         names = {"namespace": commit.namespace, "commit_id": commit.commit_id, "keep_s": commit.keep_s}
         for version, (at, body) in enumerate(commit.changes, commit.version + 1):

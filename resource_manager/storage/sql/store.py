@@ -42,7 +42,7 @@ from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.sql.database import Database, split_time
 from resource_manager.storage.sql.dialect import NO_LOCK, Commit, Connection
-from resource_manager.storage.sql.lock import HANDED_ON_S, SqlLock, make_room
+from resource_manager.storage.sql.lock import HANDED_ON_S, HandedOn, SqlLock, heir_in, make_room
 from resource_manager.storage.sql.reports import SqlReports
 from resource_manager.storage.sql.tables import MAX_MOVED_TO
 
@@ -126,7 +126,7 @@ class SqlStore:
         self._inventory: tuple[int, tuple[Node, ...]] = (-1, ())
         self._clock = ServerClock(database.time)
         self._suspended_until = -math.inf
-        self._handed_on: set[str] = set()
+        self._handed_on: dict[str, HandedOn] = {}
 
     def now(self) -> float:
         return self._clock.now()
@@ -175,6 +175,7 @@ class SqlStore:
             once=[(key.caller, key.key, key.stored(reference)) for key, reference in once],
             keep_s=KEEP_S,
             handed_on_s=HANDED_ON_S,
+            heir=heir_in(self.database.line) if lock_token else "",
         )
         while True:
             begin = time.monotonic()
@@ -186,7 +187,7 @@ class SqlStore:
             if done or self._was_made(commit, once):
                 break
         if lock_token is not None:
-            self._handed_on.add(lock_token)
+            self._handed_on[lock_token] = HandedOn(commit.heir, begin)
         after = version + len(changes)
         if after // SNAPSHOT_EVERY != version // SNAPSHOT_EVERY:
             try:
