@@ -1,0 +1,151 @@
+"""How the lock of a database goes on: with a commit, among the threads of a process, past those who left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from resource_manager.errors import LockError
+from resource_manager.storage import open_store
+from resource_manager.storage.locks import TimedLock
+from resource_manager.storage.sql import dialect
+from resource_manager.storage.sql.database import Line
+from resource_manager.storage.sql.lock import MAX_PASSES
+from resource_manager.storage.sql.store import SqlStore
+from tests.eventually import wait_for
+from tests.sql_servers import DATABASES
+from tests.storage.walk import granted, started
+
+
+@pytest.fixture(params=["sqlite", *DATABASES])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/state.db"
+    fresh_url: str = request.getfixturevalue(request.param).fresh_url()
+    return fresh_url
+
+
+class Clients:
+    """Stores of one namespace, each lock of which is taken by a thread of its own."""
+
+    def __init__(self, url: str, stack: ExitStack) -> None:
+        self.url = url
+        self.stack = stack
+        self.taken: list[str] = []
+
+    def open(self, line: Line | None = None) -> SqlStore:
+        """Return a store; with a `line` of its own it is as in another process."""
+        store = self.stack.enter_context(closing(open_store(self.url)))
+        assert isinstance(store, SqlStore)
+        if line is not None:
+            store.database.line = line
+        return store
+
+    def wait(self, store: SqlStore, name: str, timeout_s: float = 60.0) -> TimedLock:
+        """Return a lock once it waits; its thread notes by `name` that it took it."""
+        lock = store.lock()
+        assert isinstance(lock, TimedLock)
+        before = self.waiting(store)
+
+        def work() -> None:
+            if lock.acquire(timeout_s):
+                self.taken.append(name)
+
+        threading.Thread(target=work, daemon=True).start()
+        wait_for(lambda: self.waiting(store) > before)
+        return lock
+
+    def waiting(self, store: SqlStore) -> int:
+        row = store.database.row("SELECT count(*) FROM {lock} WHERE namespace = :namespace")
+        assert row is not None
+        return int(row[0]) + len(store.database.line.waiters)
+
+    def commit(self, store: SqlStore, lock: TimedLock) -> None:
+        cluster = store.refresh(None)
+        assert cluster is not None
+        now = store.now()
+        change = granted(cluster, f"t{cluster.version}", now, gpus=1)
+        store.commit(cluster.version, [change], now=now, lock_token=lock.token)
+
+
+@pytest.fixture
+def clients(url: str) -> Iterator[Clients]:
+    with ExitStack() as stack:
+        clients = Clients(url, stack)
+        started(clients.open())
+        yield clients
+
+
+def test_a_commit_hands_the_lock_to_another_process(clients: Clients) -> None:
+    here, there = clients.open(), clients.open(Line())
+    lock = here.lock()
+    assert lock.acquire(5)
+    clients.wait(there, "there")
+    clients.commit(here, lock)  # type: ignore[arg-type]
+    wait_for(lambda: clients.taken == ["there"])
+    lock.release()
+    with pytest.raises(LockError, match="not held"):
+        lock.release()
+
+
+def test_a_commit_hands_the_lock_to_the_next_thread_which_may_commit(clients: Clients) -> None:
+    first, second = clients.open(), clients.open()
+    lock = first.lock()
+    assert lock.acquire(5)
+    following = clients.wait(second, "second")
+    clients.commit(first, lock)  # type: ignore[arg-type]
+    assert clients.taken == [], "the thread that commits has not released it"
+    lock.release()
+    wait_for(lambda: clients.taken == ["second"])
+    assert 3 < following.remaining_s <= 5
+    clients.commit(second, following)
+    following.release()
+    assert first.lock().acquire(5)
+
+
+def test_other_processes_get_their_turn(clients: Clients) -> None:
+    store, line = clients.open(), Line()
+    lock = store.lock()
+    assert lock.acquire(5)
+    clients.wait(clients.open(line), "there")
+    here = {f"here {k}": clients.open() for k in range(MAX_PASSES + 1)}
+    waiting = {name: clients.wait(client, name) for name, client in here.items()}
+    clients.commit(store, lock)  # type: ignore[arg-type]
+    lock.release()
+    for count, (name, client) in enumerate(list(here.items())[:-1], 1):
+        wait_for(lambda count=count: len(clients.taken) == count)  # type: ignore[misc]
+        assert clients.taken[-1] == name
+        clients.commit(client, waiting[name])
+        waiting[name].release()
+    wait_for(lambda: len(clients.taken) == MAX_PASSES + 1)
+    assert clients.taken[-1] == "there"
+
+
+def test_a_thread_that_leaves_does_not_keep_what_was_meant_for_it(clients: Clients) -> None:
+    first, second = clients.open(), clients.open()
+    lock = first.lock()
+    assert lock.acquire(5)
+    clients.wait(second, "second", timeout_s=0.3)
+    clients.commit(first, lock)  # type: ignore[arg-type]
+    wait_for(lambda: not first.database.line.waiters)
+    lock.release()
+    assert clients.taken == []
+    assert first.lock().acquire(2), "well before what was handed on expires"
+
+
+def test_a_poller_looks_less_often_the_longer_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(dialect.time, "sleep", slept.append)
+    poller = dialect.Poller()
+    for _ in range(20):
+        poller.wait(60.0, 0)
+    assert slept == sorted(slept)
+    assert slept[0] == dialect.MIN_POLL_S
+    assert slept[-1] == dialect.POLL_S
+    assert sum(slept) > 1.5
+    poller.wait(0.01, 0)
+    assert slept[-1] == 0.01, "no longer than it may"
