@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import closing, suppress
-from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from resource_manager.errors import ResourceManagerError, StoreUnavailableError
 from resource_manager.storage.locks import LOCK_TTL_S, Meanwhile, ThreadLock, TimedLock
@@ -48,13 +48,6 @@ WHERE namespace = :namespace AND lock_token = :token
 """
 
 
-class HandedOn(NamedTuple):
-    """To whom a commit handed the lock, empty if not to a thread of this process, and when it was sent."""
-
-    heir: str
-    sent_at: float
-
-
 class LocalClaim(ThreadLock):
     """A place among the threads of this process that want the lock under these tokens."""
 
@@ -79,7 +72,7 @@ class SqlLock(TimedLock):
     The holder's token is in the row that each commit compares. One thread of each process stands in line for
     it, the others wait for that one. Waiters stand in a table and send heartbeats; whoever gives the lock
     back hands it to the first of them that is alive. A commit under the lock hands it on by itself, a few
-    times to another thread of the process, and notes that in `handed_on` under its token.
+    times to another thread of the process; for that it finds the lock by its token in `holders`.
     """
 
     def __init__(
@@ -87,11 +80,11 @@ class SqlLock(TimedLock):
         database: Database,
         *,
         life_s: float = LOCK_TTL_S,
-        handed_on: dict[str, HandedOn] | None = None,
+        holders: WeakValueDictionary[str, SqlLock] | None = None,
     ) -> None:
         super().__init__(life_s)
         self._database = database
-        self._handed_on = {} if handed_on is None else handed_on
+        self._holders = WeakValueDictionary[str, SqlLock]() if holders is None else holders
         self._local = LocalClaim(database.line, "")
 
     def _claim(self, token: str, deadline: float, meanwhile: Meanwhile) -> float | None:
@@ -106,6 +99,8 @@ class SqlLock(TimedLock):
                 self._database.line.passes = 0
                 taken_at = self._claim_here(token, deadline, meanwhile)
             self.waited = self.waited or local.waited
+            if taken_at is not None:
+                self._holders[token] = self
             return taken_at
         finally:
             if taken_at is None:
@@ -210,25 +205,22 @@ class SqlLock(TimedLock):
         self._local.release()
 
     def _hand_on(self, token: str) -> bool:
-        handed_on = self._handed_on.pop(token, None)
         try:
-            if handed_on is None:
-                return self._free(token)
-            if handed_on.heir and not self._bequeath(handed_on):
-                self._free(handed_on.heir)  # which does not wait any more
-            return True
+            return self._free(token)
         finally:
             self._local.release()
 
-    def _bequeath(self, handed_on: HandedOn) -> bool:
-        """Tell the next thread that it has the lock; return False if it is not the one that was meant."""
-        line = self._database.line
-        with line.guard:
-            following = line.waiters[0] if line.waiters else None
-            if not isinstance(following, LocalClaim) or following.claim != handed_on.heir:
-                return False
-            following.inherited_at = handed_on.sent_at
-            return True
+    def handed_on(self, heir: str, sent_at: float) -> None:
+        """Note that a commit, sent at that time, handed the lock on, to the thread `heir` if it names one."""
+        is_here = False
+        with self._database.line.guard:
+            following = next(iter(self._database.line.waiters), None)
+            if isinstance(following, LocalClaim) and following.claim == heir:
+                following.inherited_at, is_here = sent_at, True
+        if heir and not is_here:  # it does not wait any more
+            with suppress(ResourceManagerError):
+                self._free(heir)
+        self.released()
 
     def _free(self, token: str) -> bool:
         """Hand the lock to the next waiter; return False if it is not held."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace as with_values
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from resource_manager.core.changes import Change, Granted, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
@@ -42,7 +43,7 @@ from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.sql.database import Database, split_time
 from resource_manager.storage.sql.dialect import NO_LOCK, Commit, Connection
-from resource_manager.storage.sql.lock import HANDED_ON_S, HandedOn, SqlLock, heir_in, make_room
+from resource_manager.storage.sql.lock import HANDED_ON_S, SqlLock, heir_in, make_room
 from resource_manager.storage.sql.reports import SqlReports
 from resource_manager.storage.sql.tables import MAX_MOVED_TO
 
@@ -126,7 +127,7 @@ class SqlStore:
         self._inventory: tuple[int, tuple[Node, ...]] = (-1, ())
         self._clock = ServerClock(database.time)
         self._suspended_until = -math.inf
-        self._handed_on: dict[str, HandedOn] = {}
+        self._holders: WeakValueDictionary[str, SqlLock] = WeakValueDictionary()
 
     def now(self) -> float:
         return self._clock.now()
@@ -186,8 +187,8 @@ class SqlStore:
                 self._clock.learn(*split_time(told), begin)
             if done or self._was_made(commit, once):
                 break
-        if lock_token is not None:
-            self._handed_on[lock_token] = HandedOn(commit.heir, begin)
+        if lock_token and (holder := self._holders.get(lock_token)) is not None:
+            holder.handed_on(commit.heir, begin)
         after = version + len(changes)
         if after // SNAPSHOT_EVERY != version // SNAPSHOT_EVERY:
             try:
@@ -316,7 +317,7 @@ class SqlStore:
         return self._suspended_until
 
     def lock(self) -> Lock:
-        return SqlLock(self.database, handed_on=self._handed_on)
+        return SqlLock(self.database, holders=self._holders)
 
     def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> bool:
         return poll(is_decided, timeout_s)

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from resource_manager.errors import LockError
 from resource_manager.storage import open_store
 from resource_manager.storage.locks import TimedLock
 from resource_manager.storage.sql import dialect
@@ -88,8 +88,7 @@ def test_a_commit_hands_the_lock_to_another_process(clients: Clients) -> None:
     clients.commit(here, lock)  # type: ignore[arg-type]
     wait_for(lambda: clients.taken == ["there"])
     lock.release()
-    with pytest.raises(LockError, match="not held"):
-        lock.release()
+    assert clients.taken == ["there"], "it was released before"
 
 
 def test_a_commit_hands_the_lock_to_the_next_thread_which_may_commit(clients: Clients) -> None:
@@ -98,9 +97,8 @@ def test_a_commit_hands_the_lock_to_the_next_thread_which_may_commit(clients: Cl
     assert lock.acquire(5)
     following = clients.wait(second, "second")
     clients.commit(first, lock)  # type: ignore[arg-type]
-    assert clients.taken == [], "the thread that commits has not released it"
-    lock.release()
     wait_for(lambda: clients.taken == ["second"])
+    lock.release()
     assert 3 < following.remaining_s <= 5
     clients.commit(second, following)
     following.release()
@@ -125,14 +123,22 @@ def test_other_processes_get_their_turn(clients: Clients) -> None:
     assert clients.taken[-1] == "there"
 
 
-def test_a_thread_that_leaves_does_not_keep_what_was_meant_for_it(clients: Clients) -> None:
+def test_a_thread_that_leaves_does_not_keep_what_was_meant_for_it(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = clients.open(), clients.open()
     lock = first.lock()
     assert lock.acquire(5)
-    clients.wait(second, "second", timeout_s=0.3)
+    clients.wait(second, "second", timeout_s=0.2)
+    commit = first.database.dialect.commit
+
+    def slow(*args: Any) -> tuple[bool, float | None]:
+        answer = commit(*args)
+        wait_for(lambda: not first.database.line.waiters)
+        return answer
+
+    monkeypatch.setattr(first.database.dialect, "commit", slow)
     clients.commit(first, lock)  # type: ignore[arg-type]
-    wait_for(lambda: not first.database.line.waiters)
-    lock.release()
     assert clients.taken == []
     assert first.lock().acquire(2), "well before what was handed on expires"
 
