@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -67,6 +68,7 @@ class Database:
         self._engine: Engine | None = None
         _open.add(self)
         self._created = False
+        self._away_at = -math.inf
         self.line = _line_of(self)
         self.contended = False
         """Whether the last claim on the lock had to wait: then the next one stands in line at once."""
@@ -113,15 +115,24 @@ class Database:
                     raise self._error(fault) from error
             time.sleep(random.uniform(0.2, 1.0) * min(0.02 * 2 ** (4 * away + busy), 0.25))
 
+    def connection(self) -> Connection:
+        """Return a connection of the pool, none from before the server was away; `close` gives it back."""
+        while True:
+            connection = self.engine.raw_connection()
+            if connection.info.setdefault("since", time.monotonic()) >= self._away_at:
+                return connection
+            connection.invalidate()
+            connection.close()
+
     def _lend(self, work: Callable[[Connection], T]) -> T:
         """Return the answer of `work` on a connection, which is closed where it may not be used again."""
-        connection = self.engine.raw_connection()
+        connection = self.connection()
         try:
             return work(connection)
         except self.dialect.driver.Error as error:
             if self.dialect.explain(error).kind == "away":
                 connection.invalidate()
-                self.engine.dispose()  # the others are of the same server
+                self._away_at = time.monotonic()
             raise
         except Exception:
             raise
@@ -200,7 +211,7 @@ class Database:
     def waiter(self, token: str) -> Waiter:
         """Return what a waiter for the lock sleeps on; one that polls where the server is away."""
         try:
-            return self.dialect.waiter(token, self.engine.raw_connection)
+            return self.dialect.waiter(token, self.connection)
         except Exception:
             return Poller()
 
