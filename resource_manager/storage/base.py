@@ -85,8 +85,11 @@ class Store(Protocol):
     def suspended_until(self) -> float:
         """The end of the recovery window as last read, by the store's clock; -inf if there is none."""
 
-    def lock(self) -> Lock:
-        """Return a new claim on the lock that orders commits; while held, only its holder can commit."""
+    def lock(self, replica: ClusterState | None = None) -> Lock:
+        """Return a new claim on the lock that orders commits; while held, only its holder can commit.
+
+        A store that can brings the replica up to date while the lock is acquired; see `Lock.is_fresh`.
+        """
 
     def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> Lease | bool:
         """Sleep until the pending request may have been granted or cancelled; return False after `timeout_s`.

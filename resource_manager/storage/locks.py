@@ -27,10 +27,12 @@ class Lock(Protocol):
     """One claim on a lock, for one acquirer and one thread at a time.
 
     `token` identifies this claim; it is valid only between `acquire` and `release`. `waited` tells whether
-    another held the lock when it was asked for.
+    another held the lock when it was asked for; `is_fresh`, whether the replica that it was made for has been
+    brought up to date under it.
     """
 
     waited: bool
+    is_fresh: bool
 
     @property
     def token(self) -> str: ...
@@ -67,10 +69,10 @@ class ThreadMutex:
 class ThreadLock:
     """A first come, first served lock between the threads of one process."""
 
-    __slots__ = ("_acquisition", "_handoff", "_mutex", "waited")
+    __slots__ = ("_acquisition", "_handoff", "_mutex", "is_fresh", "waited")
 
     def __init__(self, mutex: ThreadMutex) -> None:
-        self.waited = False
+        self.waited = self.is_fresh = False
         self._mutex = mutex
         self._acquisition = 0
         self._handoff = threading.Semaphore(0)
@@ -136,7 +138,7 @@ class TimedLock(ABC):
     """
 
     def __init__(self, life_s: float) -> None:
-        self.waited = False
+        self.waited = self.is_fresh = False
         self._life_s = life_s
         self._token: str | None = None
         self._is_released = False

@@ -148,7 +148,7 @@ class MemoryStore:
     def suspended_until(self) -> float:
         return -math.inf
 
-    def lock(self) -> Lock:
+    def lock(self, replica: ClusterState | None = None) -> Lock:
         return ThreadLock(self._order)
 
     def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> bool:

@@ -191,7 +191,8 @@ class Transactions:
                 else:
                     # What others commit is read during the wait too, so that little is left under the lock.
                     with self._locked(deadline, self._replica.refresh) as lock:
-                        self._replica.refresh()
+                        if not lock.is_fresh:
+                            self._replica.refresh()
                         group += self._groups.newcomers()
                         decided = self._attempt(group, lock.token)
                 return self._finish(decided)
@@ -291,7 +292,7 @@ class Transactions:
     def _locked(self, deadline: float, meanwhile: Meanwhile = nothing) -> Iterator[Lock]:
         """Hold the store's lock; raises `LockTimeoutError` at the deadline."""
         started = time.monotonic()
-        lock = self.store.lock()
+        lock = self.store.lock(self._replica.cluster)
         if not lock.acquire(max(deadline - started, 0.0), meanwhile):
             raise LockTimeoutError(self._lock_timeout_s)
         self._contended = lock.waited

@@ -211,7 +211,7 @@ class VariableStore:
     def suspended_until(self) -> float:
         return -math.inf
 
-    def lock(self) -> Lock:
+    def lock(self, replica: ClusterState | None = None) -> Lock:
         lock = RedisLock(self._client, self._lock, life_s=LOCK_TTL_S)
         self._locks.add(lock)
         return lock

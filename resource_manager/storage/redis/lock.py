@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import redis
 
 from resource_manager.errors import StoreUnavailableError
 from resource_manager.storage.locks import LOCK_TTL_S, Meanwhile, TimedLock, nothing
-from resource_manager.storage.redis.client import RedisClient, load_script
+from resource_manager.storage.redis.client import Command, RedisClient, load_script
 
 HEARTBEAT_S = 3.0
 HANDOFF_MS = 1000
@@ -23,6 +23,15 @@ MEANWHILE_S = 0.016
 Each further one is twice as long, so that many who wait long do not keep the server busy."""
 
 
+class Question(Protocol):
+    """A command that is sent with each claim, and what is done with its answer."""
+
+    def command(self) -> Command: ...
+
+    def take(self, answer: Any) -> bool:
+        """Return whether the answer was of use."""
+
+
 class RedisLock(TimedLock):
     """A first come, first served lock between all processes that reach one Redis server.
 
@@ -31,16 +40,24 @@ class RedisLock(TimedLock):
     heartbeats and are skipped once these stop.
     """
 
-    def __init__(self, client: RedisClient, name: str = "lock", *, life_s: float = LOCK_TTL_S) -> None:
+    def __init__(
+        self,
+        client: RedisClient,
+        name: str = "lock",
+        *,
+        life_s: float = LOCK_TTL_S,
+        beside: Question | None = None,
+    ) -> None:
         super().__init__(life_s)
         self._client = client
+        self._beside = beside
         self._keys = (client.key(name), client.key(f"{name}:waiters"))
         self._script = load_script("handover", "lock")
 
     def _claim(self, token: str, deadline: float, meanwhile: Meanwhile) -> float | None:
         try:
             since = time.monotonic()
-            is_held, ttl_ms = self._step("acquire", token)
+            is_held, ttl_ms = self._acquire(token)
             self.waited = not is_held
             pause_s = WAIT_S if meanwhile is nothing else MEANWHILE_S
             while not is_held:
@@ -53,7 +70,7 @@ class RedisLock(TimedLock):
                     wait_s = min(wait_s, ttl_ms / 1000 + 0.005)
                 since = time.monotonic()
                 is_held, ttl_ms = self._wait(token, wait_s)
-                if not is_held:
+                if not is_held and self._beside is None:
                     meanwhile()
         except StoreUnavailableError:
             raise
@@ -78,15 +95,23 @@ class RedisLock(TimedLock):
     def _wait(self, token: str, wait_s: float) -> list[int]:
         """Block until the hand-off or the timeout, then claim or send a heartbeat, in one round trip.
 
-        The server runs the second command as soon as the first returns, even while this process is slow to
+        The server runs what follows as soon as the blocking read returns, even while this process is slow to
         wake up.
         """
-        pipe = self._client.driver.pipeline(transaction=False)
-        pipe.blpop([f"{self._keys[0]}:handoff:{token}"], max(wait_s, 0.001))
-        pipe.evalsha(self._script.sha, len(self._keys), *self._keys, *self._args("acquire", token))
+        return self._acquire(token, ("BLPOP", f"{self._keys[0]}:handoff:{token}", max(wait_s, 0.001)))
+
+    def _acquire(self, token: str, *first: Command) -> list[int]:
+        """Claim the lock, and ask what is to be asked beside it."""
+        commands = [*first, self._script.command(self._keys, self._args("acquire", token))]
+        if self._beside is not None:
+            commands.append(self._beside.command())
         with self._client.reporting():
             try:
-                answer: list[int] = pipe.execute()[1]
+                answers = self._client.ask(*commands)
             except redis.exceptions.NoScriptError:
-                answer = self._step("acquire", token)
-        return answer
+                found: list[int] = self._step("acquire", token)
+                return found
+        claim: list[int] = answers[len(first)]
+        if self._beside is not None:
+            self.is_fresh = self._beside.take(answers[-1]) and bool(claim[0])
+        return claim

@@ -13,6 +13,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 from weakref import WeakSet
 
@@ -37,6 +38,7 @@ from resource_manager.storage.redis import gpu_layout, layout
 from resource_manager.storage.redis.client import (
     MEMORY_FULL,
     SOCKET_TIMEOUT_S,
+    Command,
     RedisClient,
     load_script,
 )
@@ -212,8 +214,8 @@ class RedisStore:
     def suspended_until(self) -> float:
         return self._suspended_until
 
-    def lock(self) -> Lock:
-        lock = RedisLock(self._client)
+    def lock(self, replica: ClusterState | None = None) -> Lock:
+        lock = RedisLock(self._client, beside=None if replica is None else _Missed(self, replica))
         self._locks.add(lock)
         return lock
 
@@ -236,9 +238,8 @@ class RedisStore:
 
     # ---- reading ----
 
-    def _read(self, known: int) -> list[Any] | None:
-        answer = self._run(
-            self._refresh,
+    def _question(self, known: int) -> tuple[Any, ...]:
+        return (
             FORMAT_VERSION,
             self._incarnation,
             self._lease_confirmation_window_s,
@@ -246,6 +247,9 @@ class RedisStore:
             self._inventory.version,
             len(self._inventory.nodes),
         )
+
+    def _read(self, known: int) -> list[Any] | None:
+        answer = self._run(self._refresh, *self._question(known))
         if answer[0] == b"empty" and not self._incarnation and known < 0:
             return None
         if answer[0] != b"ok":
@@ -356,3 +360,24 @@ class RedisStore:
             case "empty" if not self._incarnation:
                 raise refusals.no_state(where, version)
         raise refusals.lost(where, version, status if status != "behind" else stored)
+
+
+class _Missed:
+    """The question for what a replica lacks, which it takes if that is some changes and nothing is amiss."""
+
+    def __init__(self, store: RedisStore, replica: ClusterState) -> None:
+        self._store = store
+        self._replica = replica
+
+    def command(self) -> Command:
+        store = self._store
+        return store._refresh.command(store._keys, store._question(self._replica.version))
+
+    def take(self, answer: Any) -> bool:
+        if answer[0] != b"ok" or answer[4] or answer[5] != b"changes":
+            return False
+        with suppress(CorruptStateError):  # who reads the state is told
+            for text in answer[6]:
+                self._replica.apply(change_from_json(text))
+            return True
+        return False

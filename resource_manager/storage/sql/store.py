@@ -316,7 +316,7 @@ class SqlStore:
     def suspended_until(self) -> float:
         return self._suspended_until
 
-    def lock(self) -> Lock:
+    def lock(self, replica: ClusterState | None = None) -> Lock:
         return SqlLock(self.database, holders=self._holders)
 
     def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> bool:

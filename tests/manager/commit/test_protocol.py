@@ -592,9 +592,9 @@ class Meanwhile:
         asked = threading.Event()
         lock_of = self._store.lock
 
-        def lock() -> Lock:
+        def lock(replica: ClusterState | None = None) -> Lock:
             asked.set()
-            return lock_of()
+            return lock_of(replica)
 
         self._store.lock = lock  # type: ignore[method-assign]
         return asked
