@@ -224,6 +224,17 @@ def test_the_history_applied_to_the_first_state_gives_the_state(open_client: Ope
     assert normal(replay.snapshot()) == normal(mine.snapshot())
 
 
+def test_a_lock_tells_whether_it_brought_its_replica_up_to_date(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    replica, theirs = started(store), fresh(other)
+    other.commit(0, [granted(theirs, "a", other.now())], now=other.now())
+    lock = store.lock(replica)
+    assert lock.acquire(5)
+    assert lock.is_fresh == (replica.version == 1)
+    assert not lock.is_fresh or "a" in replica.leases
+    lock.release()
+
+
 def test_only_the_holder_of_a_held_lock_commits(open_client: OpenStore) -> None:
     store, other = open_client(), open_client()
     mine = started(store)
