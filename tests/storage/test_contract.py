@@ -226,7 +226,7 @@ def test_the_history_applied_to_the_first_state_gives_the_state(open_client: Ope
 
 def test_a_lock_tells_whether_it_brought_its_replica_up_to_date(open_client: OpenStore) -> None:
     store, other = open_client(), open_client()
-    replica, theirs = started(store), fresh(other)
+    replica, theirs = started(store), started(other)
     other.commit(0, [granted(theirs, "a", other.now())], now=other.now())
     lock = store.lock(replica)
     assert lock.acquire(5)
