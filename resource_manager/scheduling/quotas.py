@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -33,11 +33,8 @@ class Stop:
     account: Account
 
 
-def stop_of(ledger: TeamLedger, request: Request, freed: Mapping[str, int] | None = None) -> Stop | None:
-    """Return the first rule that stops the request now, or None.
-
-    `freed` is what teams would hold less, in thousandths of GPUs by team, parents included.
-    """
+def stop_of(ledger: TeamLedger, request: Request) -> Stop | None:
+    """Return the first rule that stops the request now, or None."""
     asked = milli_of(request)
     own = ledger.of(request)
     runtime_s, longest_s = request.expected_runtime_s, own.team.max_runtime_s
@@ -46,8 +43,7 @@ def stop_of(ledger: TeamLedger, request: Request, freed: Mapping[str, int] | Non
     if not asked:
         return None
     for account in own.path:
-        held = account.held - (freed.get(account.name, 0) if freed else 0)
-        if account.limit is not None and held + asked > account.limit:
+        if account.limit is not None and account.held + asked > account.limit:
             return Stop(StopKind.LIMIT, account)
     most = own.team.max_gpus_per_owner
     if most is not None and own.by_owner.get(request.owner, 0) + asked > MILLI_PER_GPU * most:

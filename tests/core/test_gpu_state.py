@@ -19,7 +19,8 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import condition_of, withheld, withheld_milli
-from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request
+from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request, Spread
+from resource_manager.core.node_state import Cleaning
 from resource_manager.scheduling import allocator
 from tests.builders import nodes
 
@@ -126,6 +127,45 @@ def test_what_is_withheld_is_said_in_one_line_for_a_gpu() -> None:
         "GPU 0 is closed: xid 79; fell off the bus",
         "GPU 1 is being cleaned after its last lease",
     ]
+
+
+def test_a_gang_that_shares_a_gpu_has_all_of_it_cleaned_as_one_entry() -> None:
+    request = Request("t", 1, gpu_milli=400, nodes=2, spread=Spread.PACK)
+    members = (Placement("a", (1,), port=1), Placement("a", (1,), port=2))
+    cluster = state_of(AgentSeen("a", 0.0))
+    cluster.apply(Granted(Lease(request, members, 7, 0.0), 0.0))
+    cluster.apply(Released("t", 7, 5.0))
+    assert cluster.node("a").cleaning == {(1, 7): Cleaning("a", 1, "", 7, 800, "t", 5.0)}
+    assert free(cluster) == [1000, 200, 1000]
+
+
+def test_a_gpu_that_is_opened_and_closed_again_is_no_longer_said_to_have_been_opened() -> None:
+    cluster = state_of(closed(0), GpuOpened("a", 0, 3.0), GpuOpened("a", 1, 3.0), closed(0))
+    assert cluster.node("a").opened_gpus == {1: GpuOpened("a", 1, 3.0)}
+
+
+def test_what_is_withheld_counts_closed_gpus_without_any_cleaning_and_none_that_has_left() -> None:
+    cluster = state_of(granted("t", 1, 0, milli=400), closed(0))
+    assert withheld_milli(cluster.node("a")) == {0: 600}
+    assert withheld_milli(cluster.node("b")) == {}
+    cluster = state_of(AgentSeen("a", 0.0), granted("t", 1, 2), Released("t", 1, 1.0), closed(2), closed(1))
+    cluster.apply(InventoryChanged(nodes("ab", gpus=2), 3.0))
+    assert withheld_milli(cluster.node("a")) == {1: 1000}
+
+
+def test_only_three_withheld_gpus_are_named() -> None:
+    cluster = ClusterState(nodes("a", gpus=5))
+    for number in range(3):
+        cluster.apply(closed(number))
+    lines = [f"GPU {number} is closed: xid 79; fell off the bus" for number in range(3)]
+    assert withheld(cluster.node("a"), range(5)) == lines
+    cluster.apply(closed(3))
+    cluster.apply(closed(4))
+    assert withheld(cluster.node("a"), range(5)) == [*lines, "2 more"]
+
+
+def test_the_name_of_a_condition_ends_before_its_details() -> None:
+    assert condition_of(GpuClosed("a", 0, "", "xid 79; bus; lost", 1.0)) == "xid 79"
 
 
 NAMES = st.sampled_from("ab")

@@ -26,7 +26,7 @@ from resource_manager.core.teams import Teams
 from resource_manager.manager.demand import Demand
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import explain, refusals_of
-from resource_manager.scheduling.maintenance import closed_for
+from resource_manager.scheduling.maintenance import closed_for, ending, opens_at
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import get_order
 from resource_manager.scheduling.start_estimates import estimate_starts
@@ -222,3 +222,33 @@ def test_a_cluster_without_windows_does_not_try_anything(monkeypatch: pytest.Mon
     assert not any(
         isinstance(change, Queued) for change in allocator.allocate(cluster, job("y"), FIRST_FIT, 0.0, FIFO)
     )
+
+
+def test_a_server_opens_once_no_window_keeps_the_request_from_starting() -> None:
+    first, second = Window(1, ("a",), 1000.0, 2000.0), Window(2, ("a",), 2050.0, 3000.0, preempt=True)
+    cluster = cluster_with(first, second)
+
+    def opens(asked: Request, at: float, guard_s: float = 500.0) -> float:
+        return opens_at(cluster, "a", asked, at, FIFO.runtime_of, guard_s)
+
+    assert [opens(job("x", 100.0), at) for at in (900.0, 901.0, 1950.0)] == [900.0, 3000.0, 3000.0]
+    assert [opens(job("x"), at) for at in (500.0, 501.0)] == [500.0, 3000.0]
+    assert opens(job("x"), 501.0, 40.0) == 501.0
+    assert opens(job("x"), 961.0, 40.0) == 2000.0
+    cluster.apply(TeamsChanged(Teams(preemption=True), 0.0))
+    assert opens(job("x"), 501.0) == 2000.0  # the second window preempts it
+    assert opens(job("x"), 2049.9) == 2049.9  # until the very begin
+    assert opens(job("x", preemptible=False), 501.0) == 3000.0
+    assert opens_at(cluster, "b", job("x"), 1500.0, FIFO.runtime_of, 500.0) == 1500.0
+
+
+def test_every_open_window_that_preempts_ends_what_runs_there_once() -> None:
+    first = Window(1, ("b",), 100.0, 200.0)  # it preempts nothing
+    second = Window(2, ("a",), 100.0, 200.0, preempt=True)
+    third = Window(3, ("a", "b"), 100.0, 200.0, preempt=True)
+    cluster = cluster_with(first, second, third, names="ab")
+    cluster.apply(TeamsChanged(Teams(preemption=True), 0.0))
+    for name, gpus in (("x", 8), ("y", 8)):
+        assert submit(cluster, job(name, 50.0, gpus=gpus), 0.0) == [name]
+    found = [(change.lease_id, change.by) for change in ending(cluster, 150.0)]
+    assert found == [("x", second.preemptor), ("y", third.preemptor)]

@@ -11,16 +11,20 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.core.team_ledger import Account, TeamLedger
 from resource_manager.core.teams import Team, Teams
-from resource_manager.errors import LeaseNotFoundError
+from resource_manager.errors import LeaseNotFoundError, RuntimeOverError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import refusals_of
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import fifo, get_order
 from resource_manager.scheduling.quotas import (
+    Stop,
+    StopKind,
+    lease_end,
     may_start,
     passes,
     quota_refusal,
     shares_by_weight,
+    stop_of,
     types_inside,
 )
 from tests.builders import node, nodes
@@ -243,3 +247,29 @@ def test_only_a_request_inside_all_guarantees_above_it_goes_on_behind_another_te
     assert passes(ledger, request, blocked) == may_start(ledger, request, blocked) == goes_on
     assert may_start(ledger, request, ())
     assert not passes(TeamLedger(Teams(preemption=True)), replace(request, gpus=0), blocked)
+
+
+def test_a_limit_is_that_of_the_requests_own_team_and_may_be_reached() -> None:
+    cluster = cluster_of(Team("vision", limit=4), Team("nlp", limit=1))
+    ledger = cluster.ledger
+    assert ledger is not None
+    submit(cluster, Request("held", 3, team="vision"))
+    assert stop_of(ledger, Request("x", 1, team="vision")) is None
+    assert stop_of(ledger, Request("x", 2, team="vision")) == Stop(StopKind.LIMIT, ledger.named("vision"))
+    assert stop_of(ledger, Request("y", 1, team="nlp")) is None
+
+
+def test_a_runtime_of_exactly_the_longest_is_no_reason_and_what_is_over_names_the_lease() -> None:
+    ledger = TeamLedger(Teams((Team("vision", max_runtime_s=100.0),)))
+    asked = Request("x", 1, team="vision", expected_runtime_s=100.0)
+    assert stop_of(ledger, asked) is None
+    longer = replace(asked, expected_runtime_s=100.5)
+    assert stop_of(ledger, longer) == Stop(StopKind.RUNTIME, ledger.named("vision"))
+    with pytest.raises(RuntimeOverError, match="the lease of 'x' is over: team vision may run jobs"):
+        lease_end(ledger, asked, 0.0, 100.0)
+
+
+def test_a_guarantee_that_is_used_up_is_the_rule_that_stops_a_job_that_must_not_be_preempted() -> None:
+    ledger = TeamLedger(Teams((Team("vision", 1),), preemption=True))
+    asked = Request("x", 2, team="vision", preemptible=False)
+    assert stop_of(ledger, asked) == Stop(StopKind.GUARANTEE, ledger.named("vision"))

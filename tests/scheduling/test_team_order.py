@@ -14,6 +14,7 @@ from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.team_order import guaranteed_first
 from tests.builders import node
 
 RULES = Teams((Team("a", 1), Team("b", 2), Team("free")))
@@ -103,3 +104,32 @@ def _searched(cluster: ClusterState) -> Iterator[str]:
         left = [pending for pending in left if pending.lease_id != best.lease_id]
         for account in ledger.of(best).path:
             counted[account.name] += MILLI_PER_GPU * best.gpus
+
+
+def by_right(cluster: ClusterState) -> list[str]:
+    assert cluster.ledger is not None
+    ordered = sorted(cluster.pending.values(), key=lambda pending: pending.sequence)
+    return [pending.lease_id for pending in guaranteed_first(cluster.ledger, ordered)]
+
+
+def test_an_order_that_compares_teams_still_has_those_inside_their_guarantee_first() -> None:
+    """What comes before it in the same team counts, at every level of the tree."""
+    asked = (("w", "free", 1, 0), ("x", "b", 1, 0), ("y", "b", 1, 0), ("z", "b", 1, 0), ("q", "a", 1, 0))
+    assert by_right(queued(RULES, *asked)) == ["x", "y", "q", "w", "z"]
+    tree = Teams((Team("d", 2), Team("p", 2, parent="d"), Team("q", 2, parent="d")))
+    below = (("p1", "p", 1, 0), ("q1", "q", 1, 0), ("p2", "p", 1, 0), ("q2", "q", 1, 0))
+    assert by_right(queued(tree, *below)) == ["p1", "q1", "p2", "q2"]
+    assert by_right(queued(tree, ("p0", "p", 3, 0), *below)) == ["p1", "q1", "p0", "p2", "q2"]
+
+
+def test_without_guarantees_the_weight_decides_and_a_weight_of_zero_comes_last() -> None:
+    rules = Teams((Team("none", weight=0.0), Team("light", weight=1.0), Team("heavy", weight=4.0)))
+    asked = (("n", "none", 1, 0), ("l1", "light", 1, 0), ("l2", "light", 1, 0), ("h1", "heavy", 2, 0))
+    assert names(queued(rules, *asked)) == ["h1", "l1", "l2", "n"]
+
+
+def test_what_would_start_before_counts_for_the_guarantee() -> None:
+    """The second job of `a` is outside it once the first has started, so `b` comes before it."""
+    rules = Teams((Team("a", 4), Team("b", 1)))
+    asked = (("a1", "a", 3, 0), ("a2", "a", 2, 0), ("b1", "b", 1, 0))
+    assert names(queued(rules, *asked)) == ["a1", "b1", "a2"]
