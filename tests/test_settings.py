@@ -67,27 +67,29 @@ def test_a_wrong_argument_of_a_manager_is_named_in_one_line(wrong: dict[str, obj
 
 
 def test_airflows_configuration_is_read_in_its_processes_after_the_environment(tmp_path: Path) -> None:
-    code = (
-        "import airflow.configuration\n"
-        "from resource_manager.settings import Settings\n"
-        "try:\n"
-        "    found = Settings.load()\n"
-        "    print(found.store, found.lease_ttl_s, found.order)\n"
-        "except Exception as error:\n"
-        "    print(error)"
+    sections = (
+        {"store": "redis://r:1/0", "order": "srtf", "lease_ttl_s": "60"},
+        {"lease_ttl_s": "-1"},
+        {"stroe": "x"},
     )
-
-    def said(**section: str) -> str:
-        environ = {f"AIRFLOW__GPU_MANAGER__{name.upper()}": value for name, value in section.items()}
-        command = [sys.executable, "-W", "ignore", "-c", code]
-        given = {
-            "PATH": os.environ["PATH"],
-            "AIRFLOW_HOME": str(tmp_path),
-            "GPU_MANAGER_ORDER": "fifo",
-            **environ,
-        }
-        return subprocess.run(command, env=given, check=True, capture_output=True, text=True).stdout.strip()
-
-    assert said(store="redis://r:1/0", order="srtf", lease_ttl_s="60") == "redis://r:1/0 60.0 fifo"
-    assert said(lease_ttl_s="-1").startswith("[gpu_manager] lease_ttl_s of airflow.cfg: ")
-    assert said(stroe="x").startswith("[gpu_manager] stroe of airflow.cfg: ")
+    code = (
+        "import airflow.configuration, os\n"
+        "from resource_manager.settings import Settings\n"
+        f"for section in {sections}:\n"
+        "    names = {f'AIRFLOW__GPU_MANAGER__{name.upper()}': value for name, value in section.items()}\n"
+        "    os.environ.update(names)\n"
+        "    try:\n"
+        "        found = Settings.load()\n"
+        "        print(found.store, found.lease_ttl_s, found.order)\n"
+        "    except Exception as error:\n"
+        "        print(error)\n"
+        "    for name in names:\n"
+        "        del os.environ[name]"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    given = {"PATH": os.environ["PATH"], "AIRFLOW_HOME": str(tmp_path), "GPU_MANAGER_ORDER": "fifo"}
+    said = subprocess.run(command, env=given, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert said[0] == "redis://r:1/0 60.0 fifo"
+    assert said[1].startswith("[gpu_manager] lease_ttl_s of airflow.cfg: ")
+    assert said[2].startswith("[gpu_manager] stroe of airflow.cfg: ")
+    assert len(said) == 3
