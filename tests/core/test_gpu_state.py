@@ -18,7 +18,7 @@ from resource_manager.core.changes import (
     Released,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.gpu_state import condition_of, withheld, withheld_milli
+from resource_manager.core.gpu_state import condition_of, recount, withheld, withheld_milli
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request, Spread
 from resource_manager.core.node_state import Cleaning
 from resource_manager.scheduling import allocator
@@ -148,9 +148,27 @@ def test_what_is_withheld_counts_closed_gpus_without_any_cleaning_and_none_that_
     cluster = state_of(granted("t", 1, 0, milli=400), closed(0))
     assert withheld_milli(cluster.node("a")) == {0: 600}
     assert withheld_milli(cluster.node("b")) == {}
-    cluster = state_of(AgentSeen("a", 0.0), granted("t", 1, 2), Released("t", 1, 1.0), closed(2), closed(1))
-    cluster.apply(InventoryChanged(nodes("ab", gpus=2), 3.0))
-    assert withheld_milli(cluster.node("a")) == {1: 1000}
+    before, after = ((Node("a", 0, {"cpus": 8}, (Gpu(0, uuid=uuid),)),) for uuid in ("x", "y"))
+    cluster = ClusterState(before)
+    lease = Lease(Request("t", 1), (Placement("a", (0,), ("x",)),), 1, 0.0)
+    for change in (AgentSeen("a", 0.0), Granted(lease, 0.0), Released("t", 1, 1.0)):
+        cluster.apply(change)
+    assert withheld_milli(cluster.node("a")) == {0: 1000}
+    cluster.apply(InventoryChanged(after, 3.0))
+    assert withheld_milli(cluster.node("a")) == {}
+
+
+def test_what_was_opened_is_known_after_a_change_of_the_inventory_if_the_gpu_stays() -> None:
+    cluster = state_of(GpuOpened("a", 0, 3.0), GpuOpened("a", 2, 3.0))
+    cluster.apply(InventoryChanged(nodes("ab", gpus=2), 4.0))
+    assert cluster.node("a").opened_gpus == {0: GpuOpened("a", 0, 3.0)}
+
+
+def test_a_gpu_that_is_not_there_is_left_out_of_a_count_and_the_others_are_counted() -> None:
+    state = state_of().node("a")
+    state.closed_gpus[0] = closed(0)
+    recount(state, (9, 0))
+    assert state.gpu_free == {0: 0, 1: 1000, 2: 1000}
 
 
 def test_only_three_withheld_gpus_are_named() -> None:
