@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from resource_manager.core.direct_init import direct_init
+from resource_manager.core.direct_init import direct_init, direct_new
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Lease, Node, Request
 from resource_manager.core.teams import Teams
@@ -20,6 +20,9 @@ class Granted:
 
     lease: Lease
     at: float
+
+
+new_granted = direct_new(Granted)
 
 
 class Outcome(StrEnum):
@@ -53,6 +56,9 @@ class Released:
     at: float
     outcome: str = ""
     use: Mapping[str, float] = field(default_factory=dict)
+
+
+new_released = direct_new(Released)
 
 
 @dataclass(frozen=True, slots=True)

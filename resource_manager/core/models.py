@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from resource_manager.core.direct_init import direct_copy, direct_init
+from resource_manager.core.direct_init import direct_copy, direct_init, direct_new
 from resource_manager.errors import InvalidRequestError
 
 MILLI_PER_GPU = 1000
@@ -194,8 +194,7 @@ class Request:
         """Return a copy of the request for another task, without validating the other fields again."""
         if not lease_id:
             raise InvalidRequestError("lease_id must not be empty", field="lease_id")
-        copy: Request = _copy_request(self, lease_id)
-        return copy
+        return _copy_request(self, lease_id)
 
 
 _copy_request = direct_copy(Request, "lease_id")
@@ -282,6 +281,9 @@ class Lease:
     def on(self, node: str) -> Iterator[Placement]:
         """Yield the members on that node."""
         return (member for member in self.members if member.node == node)
+
+
+new_lease = direct_new(Lease)
 
 
 @dataclass(frozen=True, slots=True)

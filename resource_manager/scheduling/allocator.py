@@ -15,12 +15,13 @@ from resource_manager.core.changes import (
     Preempting,
     Quarantined,
     Queued,
-    Released,
     Renewed,
+    new_granted,
+    new_released,
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import cleaning_milli, cleaning_on
-from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Request
+from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Request, new_lease
 from resource_manager.core.node_state import is_rounding_error
 from resource_manager.errors import (
     CapacityError,
@@ -96,8 +97,8 @@ def allocate_in_order(
 def grant(cluster: ClusterState, request: Request, members: Members, now: float) -> Granted:
     """Return the grant of these placements, unchecked: `ClusterState.apply` refuses it if it does not fit."""
     pending = cluster.pending.get(request.lease_id) if cluster.pending else None
-    return Granted(
-        Lease(
+    return new_granted(
+        new_lease(
             request,
             cluster.identified(members),
             cluster.last_fencing_token + 1,
@@ -159,7 +160,7 @@ def release(
     lease = _require_lease(cluster, lease_id, fencing_token, owner)
     if lease.ranks:
         return [MembersReleased(lease_id, lease.fencing_token, lease.ranks, now, outcome)]
-    released = Released(lease_id, lease.fencing_token, now, outcome)
+    released = new_released(lease_id, lease.fencing_token, now, outcome)
     return [released, *requeued(lease, outcome, now)]
 
 
@@ -183,7 +184,7 @@ def release_members(
     if not ranks or not held.issuperset(ranks):
         raise LeaseNotFoundError(lease_id, fencing_token)
     if not lease.ranks and len(held) == len(set(ranks)):
-        return [Released(lease_id, fencing_token, now, outcome)]
+        return [new_released(lease_id, fencing_token, now, outcome)]
     return [MembersReleased(lease_id, fencing_token, tuple(sorted(set(ranks))), now, outcome)]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from resource_manager.core.changes import Released
+from resource_manager.core.changes import new_released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Amount, Placement, Request
 from resource_manager.scheduling.allocator import grant
@@ -80,7 +80,7 @@ class PolicyScheduler:
         cluster = self.decided
         for wf_id, fn_id, _, end in log.finished_function_records:
             lease_id = f"{wf_id}/{fn_id}"
-            cluster.apply(Released(lease_id, cluster.leases[lease_id].fencing_token, end))
+            cluster.apply(new_released(lease_id, cluster.leases[lease_id].fencing_token, end))
 
     def _ask_for(self, function: Function, memory_mib: int) -> tuple[Request, ...]:
         largest = self.decided.largest

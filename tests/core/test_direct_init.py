@@ -6,10 +6,11 @@ import inspect
 import pickle
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, replace
+from typing import Any
 
 import pytest
 
-from resource_manager.core.direct_init import direct_init
+from resource_manager.core.direct_init import direct_init, direct_new
 from resource_manager.core.models import Request
 from resource_manager.errors import InvalidRequestError
 
@@ -73,3 +74,15 @@ def test_a_copy_for_another_task_equals_a_new_request() -> None:
     assert request.lease_id == "a"
     with pytest.raises(InvalidRequestError, match="lease_id"):
         request.for_task("")
+
+
+@pytest.mark.parametrize("values", [{}, {"count": 4}, {"count": 4, "amounts": {"x": 2}}])
+def test_the_function_makes_what_the_class_makes(values: dict[str, Any]) -> None:
+    made = direct_new(Quick)("a", **values)
+    assert (type(made), made, made.total) == (Quick, Quick("a", **values), Quick("a", **values).total)
+    with pytest.raises(FrozenInstanceError):
+        made.count = 1  # type: ignore[misc]
+    with pytest.raises(ValueError, match="empty"):
+        direct_new(Quick)("", **values)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'name'"):
+        direct_new(Quick)(**values)
