@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from math import inf
 
 from resource_manager.core.cluster import ClusterState
@@ -19,9 +18,11 @@ def data_local(env: RawEnv) -> Policy:
     The server comes first because the network is far slower than the bus of a server.
     """
 
-    server_of, nodes_of = env.cluster.server_of, env.cluster.nodes_of
+    server_of = env.cluster.server_of
+    spans = [slice(each.start, each.stop) for each in env.cluster.nodes_of]
 
     def policy(cluster: ClusterState, request: Request) -> Placement | None:
+        nodes = cluster.nodes
         on_node: dict[int, int] = {}
         on_server: dict[int, int] = {}
         for position, size in env.data_distribution:
@@ -29,21 +30,20 @@ def data_local(env: RawEnv) -> Policy:
                 server = server_of[position]
                 on_node[position] = on_node.get(position, 0) + size
                 on_server[server] = on_server.get(server, 0) + size
-        leases = least_loaded.measures(cluster, request) if on_server else []
         while on_server:
             most = max(on_server.values())
             servers = [server for server, size in on_server.items() if size == most]
             holding = [
-                (-size, leases[position], position)
+                (-size, len(nodes[position].leases), position)
                 for position, size in on_node.items()
-                if leases[position] != inf and server_of[position] in servers
+                if server_of[position] in servers and nodes[position].fits(request)
             ]
             if holding:
-                return cluster.nodes[min(holding)[-1]].place(request)
-            positions = map(nodes_of.__getitem__, sorted(servers))
-            fewest = min(chain.from_iterable(positions), key=leases.__getitem__)
-            if leases[fewest] != inf:
-                return cluster.nodes[fewest].place(request)
+                return nodes[min(holding)[-1]].place(request)
+            leases = least_loaded.measures(cluster, request)
+            fewest, first = min((min(leases[spans[each]]), spans[each].start) for each in servers)
+            if fewest != inf:
+                return nodes[leases.index(fewest, first)].place(request)
             for server in servers:
                 del on_server[server]
         return least_loaded(cluster, request)
