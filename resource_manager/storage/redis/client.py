@@ -110,7 +110,7 @@ class RedisClient:
             try:
                 return self.ask(script.command(keys, args))[0]
             except redis.exceptions.NoScriptError:
-                return self.driver.eval(script.text, len(keys), *keys, *args)
+                return self.ask(("EVAL", script.text, len(keys), *keys, *args))[0]
 
     def ask(self, *commands: Command) -> list[Any]:
         """Return the server's answers, on a connection of this client's own: in half the driver's time.
@@ -185,16 +185,17 @@ class RedisClient:
         with self.reporting():
             # In parts well below the socket's timeout.
             while (left_s := deadline - time.monotonic()) > 0:
-                found: Any = self.driver.blpop([key], max(min(left_s, SOCKET_TIMEOUT_S / 2), 0.001))
+                [found] = self.ask(("BLPOP", key, max(min(left_s, SOCKET_TIMEOUT_S / 2), 0.001)))
                 if found:
-                    return found[1]  # type: ignore[no-any-return]
+                    value: bytes = found[1]
+                    return value
         return None
 
     def time(self) -> tuple[int, int]:
         """Return the time by the server's clock: seconds since the epoch, microseconds."""
         with self.reporting():
-            seconds, micros = self.driver.time()
-        return seconds, micros
+            [(seconds, micros)] = self.ask(("TIME",))
+        return int(seconds), int(micros)
 
     @property
     def access_rule(self) -> str:

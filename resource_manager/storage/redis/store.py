@@ -175,7 +175,7 @@ class RedisStore:
 
     def recall(self, once: Once) -> str | None:
         with self._client.reporting():
-            stored: Any = self._client.driver.get(self._once_keys([(once, "")])[0])
+            [stored] = self._client.ask(("GET", self._once_keys([(once, "")])[0]))
         return None if stored is None else once.reference_in(stored.decode(errors="replace"))
 
     def replace(
@@ -196,12 +196,13 @@ class RedisStore:
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         with self._client.reporting():
-            entries: Any = self._client.driver.xrange(
-                self._client.key("changes"), f"{after + 1}-0", "+", count=limit
-            )
+            key = self._client.key("changes")
+            [entries] = self._client.ask(("XRANGE", key, f"{after + 1}-0", "+", "COUNT", limit))
         try:
             return [
-                (int(entry.partition(b"-")[0]), change_from_json(fields[b"c"])) for entry, fields in entries
+                # Through sentinels the driver makes a mapping of the fields.
+                (int(entry.partition(b"-")[0]), change_from_json(fields[b"c" if type(fields) is dict else 1]))
+                for entry, fields in entries
             ]
         except CorruptStateError as error:
             raise refusals.unreadable(self._client.address, error) from error
@@ -222,11 +223,10 @@ class RedisStore:
     def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> Lease | bool:
         waits, woken = (self._client.key(f"pending:{kind}:{lease_id}") for kind in ("waits", "woken"))
         life_ms = round(1000 * (timeout_s + SOCKET_TIMEOUT_S))
-        pipe = self._client.driver.pipeline(transaction=False)
-        pipe.delete(woken)  # an earlier request of that id may have been granted with nobody there
-        pipe.set(waits, 1, px=life_ms)
-        with self._client.reporting():
-            pipe.execute()
+        with (
+            self._client.reporting()
+        ):  # an earlier request of that id may have been granted with nobody there
+            self._client.ask(("DEL", woken), ("SET", waits, 1, "PX", life_ms))
         if is_decided():
             return True
         told = self._client.block_on(woken, timeout_s)
