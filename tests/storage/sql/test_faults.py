@@ -332,14 +332,6 @@ def test_a_wrong_password(postgresql: Postgres) -> None:
 # ---- data that is gone, older, newer or full ----
 
 
-@pytest.fixture(params=["sqlite", *DATABASES])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/state.db"
-    fresh_url: str = request.getfixturevalue(request.param).fresh_url()
-    return fresh_url
-
-
 def execute(url: str, *statements: str) -> None:
     with closing(Database(url)) as database:
         for statement in statements:

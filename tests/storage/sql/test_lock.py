@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,16 +17,7 @@ from resource_manager.storage.sql.database import Line
 from resource_manager.storage.sql.lock import MAX_PASSES
 from resource_manager.storage.sql.store import SqlStore
 from tests.eventually import wait_for
-from tests.sql_servers import DATABASES
 from tests.storage.walk import granted, started
-
-
-@pytest.fixture(params=["sqlite", *DATABASES])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/state.db"
-    fresh_url: str = request.getfixturevalue(request.param).fresh_url()
-    return fresh_url
 
 
 class Clients:
@@ -66,12 +55,14 @@ class Clients:
 
     def end(self) -> None:
         """Let every thread that still waits have the lock, so that none outlives its server."""
-        deadline = time.monotonic() + 30
-        while any(thread.is_alive() for thread in self.threads) and time.monotonic() < deadline:
+
+        def ended() -> bool:
             for lock in self.threads.values():
                 with suppress(LockError):
                     lock.release()
-            time.sleep(0.02)
+            return not any(thread.is_alive() for thread in self.threads)
+
+        wait_for(ended)
 
     def waiting(self, store: SqlStore) -> int:
         row = store.database.row("SELECT count(*) FROM {lock} WHERE namespace = :namespace")
