@@ -25,6 +25,7 @@ from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.running_job import RunningJob
 from tests.eventually import wait_until_ended
 from tests.security import hostile
+from tests.ssh_account import logged_in
 
 ALL = (*hostile.NAMES, *hostile.UNPRINTABLE)
 
@@ -141,45 +142,18 @@ def test_ssh_sends_all_arguments_as_data(monkeypatch: pytest.MonkeyPatch, tmp_pa
         warnings.simplefilter("ignore")
         monkeypatch.setenv("AIRFLOW_CONN_SERVER", '{"conn_type": "ssh", "host": "server"}')
         launcher = open_launcher("ssh", "server", "server")
-    sent: list[tuple[str, bytes]] = []
+    commands = set()
 
-    class Client:
-        """Stand-in for the server: it runs the same command line with the same bytes as input."""
+    def act(channel: Any, command: str) -> None:
+        commands.add(command)
+        given = channel.makefile("rb").read()
+        done = subprocess.run(["/bin/sh", "-c", command], input=given, capture_output=True, cwd=tmp_path)
+        channel.sendall(done.stdout)
+        channel.sendall_stderr(done.stderr)
+        channel.send_exit_status(done.returncode)
+        channel.close()
 
-        def exec_command(self, command: str, timeout: float) -> Any:
-            return Channel(command)
-
-        def close(self) -> None: ...
-
-    class Channel:
-        def __init__(self, command: str) -> None:
-            self.command = command
-            self.channel = self
-
-        def __iter__(self) -> Any:
-            return iter((self, self, Empty()))
-
-        def write(self, data: bytes) -> None:
-            sent.append((self.command, data))
-
-        def shutdown_write(self) -> None: ...
-
-        def read(self) -> bytes:
-            done = subprocess.run(
-                ["/bin/sh", "-c", self.command], input=sent[-1][1], capture_output=True, cwd=tmp_path
-            )
-            self.code = done.returncode
-            assert done.returncode == 0, done.stderr
-            return done.stdout
-
-        def recv_exit_status(self) -> int:
-            return self.code
-
-    class Empty:
-        def read(self) -> bytes:
-            return b""
-
-    launcher._server._client = Client()  # type: ignore[attr-defined]
+    launcher._server._connect = lambda: logged_in(act)  # type: ignore[attr-defined]
     launcher.root = str(tmp_path / "jobs")  # type: ignore[attr-defined]
     texts = [text for text in ALL if "\0" not in text] + ["'''", '"""', "\\", "\\'", "é\U0001f600"]
     show = "import sys; print(sys.argv[1:])"
@@ -187,7 +161,8 @@ def test_ssh_sends_all_arguments_as_data(monkeypatch: pytest.MonkeyPatch, tmp_pa
     launcher.start(job)
     assert said_in_the_end(launcher, job.key).strip() == str(texts)
     launcher.stop(job.key)
-    assert {command for command, _ in sent} == {"python3 -I -S -"}
+    launcher.close()
+    assert commands == {"python3 -I -S -"}
     assert list(tmp_path.rglob("pwned")) == []
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,23 +20,40 @@ from resource_manager.cli import main
 from resource_manager.cli.base import Failure
 from resource_manager.cli.target import Target
 from resource_manager.jobs import running_job
-from resource_manager.jobs.launchers import Job, JobState, LauncherUnreachableError, directory_job, terminal
+from resource_manager.jobs.launchers import (
+    Job,
+    JobState,
+    LauncherUnreachableError,
+    directory_job,
+    ssh,
+    terminal,
+)
 from resource_manager.jobs.launchers.local import LocalLauncher
-from resource_manager.jobs.launchers.ssh import SSHLauncher
+from resource_manager.jobs.launchers.ssh import SSHLauncher, SSHPython
+from resource_manager.jobs.launchers.terminal import SSHProgram
 from resource_manager.jobs.reconcile import ActionKind, reconcile
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 from tests.eventually import wait_until_ended
 from tests.security import hostile
+from tests.ssh_account import logged_in
 
 STEERING = "\x1b]0;title\x07\x1b]52;c;cm0gLXJm\x07\x1b[6n\x1b[2J\x1bP$qm\x1b\\\x9b5n\x1b"
 """Title, clipboard, a request for an answer, an empty screen; and an escape that its next chunk goes on."""
 
-SSHD = """#!/bin/sh
-# As sshd does: the last argument is for the login shell.
+SSHD = """# As sshd does: the last argument is for the login shell.
 for last; do :; done
 exec /bin/sh -c "$last"
 """
+
+
+def with_ssh(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this shell script be the program ssh."""
+    program = folder / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
 
 
 @pytest.mark.parametrize("here", [True, False], ids=["here", "ssh"])
@@ -43,11 +61,7 @@ def test_a_command_reaches_its_server_word_for_word(
     here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of it is expanded or split on the way, and none of it becomes an option of ssh or python."""
-    program = tmp_path / "bin" / "ssh"
-    program.parent.mkdir()
-    program.write_text(SSHD)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    with_ssh(SSHD, tmp_path, monkeypatch)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path / "jobs"))
     monkeypatch.chdir(tmp_path)
@@ -159,6 +173,65 @@ def test_the_answers_of_a_server_are_taken(tmp_path: Path) -> None:
     for known in (STATUS, directory_job.status(str(tmp_path), "absent")):
         status = SSHLauncher("h", server=Liar("motd\n" + json.dumps(known))).status("k")
         assert status.state == JobState(known["state"])
+
+
+def pour(channel: Any, command: str) -> None:
+    while True:
+        channel.sendall(b"y" * 100_000)
+
+
+def drip(channel: Any, command: str) -> None:
+    while True:
+        channel.sendall(b"y")
+        time.sleep(0.01)
+
+
+def end_without_a_status(channel: Any, command: str) -> None:
+    channel.shutdown_write()
+
+
+def vanish(channel: Any, command: str) -> None:
+    channel.makefile("rb").read()
+    channel.close()
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (pour, "it sends more than 1,000,000 bytes"),
+        (drip, "TimeoutError"),
+        (end_without_a_status, "it does not say how the program ended"),
+        (vanish, "the connection was over before the program"),
+    ],
+)
+def test_a_server_that_never_ends_its_answer_is_given_up(
+    act: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "MAX_ANSWER_BYTES", 1_000_000)
+    server = SSHPython("h", connect=lambda: logged_in(act))
+    with pytest.raises(LauncherUnreachableError, match=f"^server h does not answer by ssh: {reason}$"):
+        server.run("pass", 0.2 if act is not pour else 60.0)
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [("exec yes", "it sends more than 1,000,000 bytes"), ("exec sleep 60", "no answer within 0.2 s")],
+)
+def test_a_program_for_ssh_that_never_ends_its_answer_is_ended(
+    script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "MAX_ANSWER_BYTES", 1_000_000)
+    with_ssh(script, tmp_path, monkeypatch)
+    with pytest.raises(LauncherUnreachableError, match=f"^server h does not answer by ssh: {reason}$"):
+        SSHProgram("h").run("pass", 0.2 if "sleep" in script else 60.0)
+
+
+def test_an_answer_that_is_no_text_is_a_server_that_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_ssh(r"printf '\377\n'", tmp_path, monkeypatch)
+    with pytest.raises(LauncherUnreachableError, match="in an unknown form"):
+        SSHLauncher("h", server=SSHProgram("h")).status("gpu-t-00000000-1")
 
 
 def test_one_lying_server_keeps_no_other_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,16 +54,20 @@ def plain_connection(address: str, user: str | None = None, key_file: str | None
         proxy = known.get("proxycommand")
         client = paramiko.SSHClient()
         client.load_system_host_keys()
-        client.connect(
-            host,
-            port or 22,
-            own_user or user or getpass.getuser(),
-            key_filename=key_file or known.get("identityfile"),
-            sock=paramiko.ProxyCommand(proxy) if proxy else None,
-            timeout=CONNECT_TIMEOUT_S,
-            banner_timeout=LOGIN_TIMEOUT_S,
-            auth_timeout=LOGIN_TIMEOUT_S,
-        )
+        try:
+            client.connect(
+                host,
+                port or 22,
+                own_user or user or getpass.getuser(),
+                key_filename=key_file or known.get("identityfile"),
+                sock=paramiko.ProxyCommand(proxy) if proxy else None,
+                timeout=CONNECT_TIMEOUT_S,
+                banner_timeout=LOGIN_TIMEOUT_S,
+                auth_timeout=LOGIN_TIMEOUT_S,
+            )
+        except BaseException:
+            client.close()  # its thread and its connection would live on
+            raise
         return client
 
     return connect

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -29,6 +30,9 @@ from resource_manager.jobs.launchers.plain_ssh import parts_of, plain_connection
 ANSWER_TIMEOUT_S = 60.0
 PYTHON = "python3 -I -S -"
 """Command that runs a program from standard input, without what else is installed: fast, always alike."""
+
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
+"""Most bytes that are read of a program's output: whoever owns the account may have put another there."""
 
 
 class _Answer(BaseModel):
@@ -104,11 +108,19 @@ class SSHPython:
         try:
             if self._client is None:
                 self._client = self._connect()
-            given, output, problems = self._client.exec_command(PYTHON, timeout=timeout_s)
+            deadline = time.monotonic() + timeout_s
+            given, _, _ = self._client.exec_command(PYTHON, timeout=timeout_s)
             given.write(program.encode())
-            given.channel.shutdown_write()
-            answer, complaint = (stream.read().decode(errors="replace") for stream in (output, problems))
-            exit_code = output.channel.recv_exit_status()
+            channel = given.channel
+            channel.shutdown_write()
+            answer, complaint = (
+                _read(channel, each, deadline) for each in (channel.recv, channel.recv_stderr)
+            )
+            if not channel.status_event.wait(max(deadline - time.monotonic(), 0.0)):
+                raise TimeoutError("it does not say how the program ended")
+            exit_code = channel.recv_exit_status()
+            if exit_code < 0:
+                raise EOFError("the connection was over before the program")
         except Exception as error:  # paramiko's exceptions have no common base
             self.close()
             reason = str(error) or type(error).__name__
@@ -121,6 +133,18 @@ class SSHPython:
         if self._client is not None:
             self._client.close()
             self._client = None
+
+
+def _read(channel: Any, receive: Callable[[int], bytes], deadline: float) -> str:
+    """Return all that one of the channel's streams gives; raises `OSError` if it is too much or too late."""
+    data = bytearray()
+    while len(data) <= MAX_ANSWER_BYTES:
+        channel.settimeout(max(deadline - time.monotonic(), 0.001))
+        piece = receive(64 * 1024)
+        if not piece:
+            return data.decode(errors="replace")
+        data += piece
+    raise OSError(f"it sends more than {MAX_ANSWER_BYTES:,} bytes")
 
 
 class SSHLauncher:
@@ -191,11 +215,8 @@ class SSHLauncher:
         )
         if exit_code != 0:
             last = (complaint.strip().splitlines() or ["no reason given"])[-1]
-            unseen = act in (
-                "status",
-                "logs",
-                "tail",
-            )  # such as on a server out of memory; the job may still run
+            # Such as on a server out of memory; the job may still run.
+            unseen = act in ("status", "logs", "tail")
             raise (LauncherUnreachableError if unseen else LauncherError)(
                 f"server {self._server.host} could not {act} job {arguments['key']}: {last}"
             )

@@ -9,14 +9,18 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
+from selectors import EVENT_READ, DefaultSelector
+from subprocess import PIPE, Popen
+from tempfile import TemporaryFile
 
 from resource_manager.jobs.launchers import directory_job
 from resource_manager.jobs.launchers.base import Job, Launcher, LauncherError, LauncherUnreachableError
 from resource_manager.jobs.launchers.devices import job_environment
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.plain_ssh import parts_of
-from resource_manager.jobs.launchers.ssh import PYTHON, SSHLauncher
+from resource_manager.jobs.launchers.ssh import MAX_ANSWER_BYTES, PYTHON, SSHLauncher
 
 OWN_SERVER = "GPU_MANAGER_SERVER"
 """Environment variable with the name of the server that this machine is."""
@@ -41,18 +45,47 @@ class SSHProgram:
         """
         command = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *self._destination, PYTHON]
         try:
-            done = subprocess.run(
-                command, input=program, capture_output=True, text=True, check=False, timeout=timeout_s
-            )
+            exit_code, answer, complaint = _talk(command, program, timeout_s)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise LauncherUnreachableError(f"server {self.host} does not answer by ssh: {error}") from error
-        if done.returncode == SSH_FAILED:
-            said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        if exit_code == SSH_FAILED:
+            said = (complaint.strip().splitlines() or ["no reason given"])[-1]
             raise LauncherUnreachableError(f"server {self.host} does not answer by ssh: {said}")
-        return done.returncode, done.stdout, done.stderr
+        return exit_code, answer, complaint
 
     def close(self) -> None:
         """Do nothing: each program has a connection of its own."""
+
+
+def _talk(command: Sequence[str], given: str, timeout_s: float) -> tuple[int, str, str]:
+    """Run a command with that input; return exit code, output and standard error.
+
+    Raises `OSError` if it says more than `MAX_ANSWER_BYTES` or does not end in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    with TemporaryFile() as file, DefaultSelector() as selector:
+        file.write(given.encode())
+        file.seek(0)
+        with Popen(command, stdin=file, stdout=PIPE, stderr=PIPE) as process:
+            said = {stream: bytearray() for stream in (process.stdout, process.stderr) if stream is not None}
+            try:
+                for stream in said:
+                    selector.register(stream, EVENT_READ, said[stream])
+                while selector.get_map():
+                    ready = selector.select(max(deadline - time.monotonic(), 0.0))
+                    if not ready:
+                        raise TimeoutError(f"no answer within {timeout_s:g} s")
+                    for key, _ in ready:
+                        if not (piece := os.read(key.fd, 64 * 1024)):
+                            selector.unregister(key.fileobj)
+                        key.data.extend(piece)
+                        if len(key.data) > MAX_ANSWER_BYTES:
+                            raise OSError(f"it sends more than {MAX_ANSWER_BYTES:,} bytes")
+                exit_code = process.wait(timeout_s)
+            finally:
+                process.kill()
+    answer, complaint = (text.decode(errors="replace") for text in said.values())
+    return exit_code, answer, complaint
 
 
 def open_terminal(address: str) -> Launcher:
