@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -27,6 +28,8 @@ def main(names: tuple[str, ...], seconds: int, harness: str | None, corpus: str 
     if harness is not None:
         feed(harness, str(corpus), seconds)
         return
+    if find_spec("atheris") is None:
+        sys.exit("atheris is not on the Python path: run `make fuzz`, which installs it into .venv-fuzz")
     from tests.fuzz.parsers import parsers
 
     unknown = set(names) - set(parsers())
