@@ -70,7 +70,6 @@ def check_teams(teams: Teams, capacity: Mapping[str, int]) -> Iterator[tuple[str
     the file, not of the state: servers may fail.
     """
     by_name = {team.name: team for team in teams.teams}
-    total = sum(capacity.values())
     for team in teams.teams:
         if team.parent and team.parent not in by_name:
             yield team.name, "parent", f"there is no team {team.parent!r}"
@@ -97,57 +96,30 @@ def check_teams(teams: Teams, capacity: Mapping[str, int]) -> Iterator[tuple[str
     for parent in teams.teams:
         children = [team for team in teams.teams if team.parent == parent.name]
         promised = sum(team.guaranteed for team in children)
+        below = f"but the teams below it are guaranteed {promised:g}"
         if promised > parent.guaranteed and parent.guaranteed:
-            yield (
-                parent.name,
-                "guaranteed",
-                f"{parent.guaranteed:g}, but the teams below it are guaranteed {promised:g}",
-            )
+            yield parent.name, "guaranteed", f"{parent.guaranteed:g}, {below}"
         if parent.limit is not None and promised > parent.limit:
-            yield (
-                parent.name,
-                "limit",
-                f"{parent.limit:g}, but the teams below it are guaranteed {promised:g}",
-            )
-    tops = {team.name: _promised(team, teams) for team in teams.teams if not team.parent}
-    if (promised := sum(tops.values())) > total:
-        over = _first_above(tops, total)
-        yield (
-            over,
-            "guaranteed",
-            f"the guarantees add up to {promised:g} GPUs, but the servers have {total}",
-        )
-    for gpu_type, count in capacity.items():
-        typed = {team.name: team.guaranteed_by_type.get(gpu_type, 0) for team in teams.teams}
-        leaves = {
-            team.name: typed[team.name]
-            for team in teams.teams
-            if typed[team.name] and not any(_is_above(team.name, other, by_name, typed) for other in typed)
-        }
-        if (promised := sum(leaves.values())) > count:
-            yield (
-                _first_above(leaves, count),
-                "guaranteed",
-                f"the guarantees add up to {promised:g} {gpu_type}, but the servers have {count}",
-            )
+            yield parent.name, "limit", f"{parent.limit:g}, {below}"
+        for gpu_type in capacity if parent.guaranteed_by_type else ():
+            most = parent.guaranteed_by_type.get(gpu_type, 0)
+            promised = sum(team.guaranteed_by_type.get(gpu_type, 0) for team in children)
+            if promised > most:
+                reason = f"{most:g} {gpu_type}, but the teams below it are guaranteed {promised:g}"
+                yield parent.name, "guaranteed", reason
+    for counted, count in ((None, sum(capacity.values())), *capacity.items()):
+        tops = {team.name: _promised(team, teams, counted) for team in teams.teams if not team.parent}
+        if (promised := sum(tops.values())) > count:
+            over, what = _first_above(tops, count), counted or "GPUs"
+            reason = f"the guarantees add up to {promised:g} {what}, but the servers have {count}"
+            yield over, "guaranteed", reason
 
 
-def _promised(team: Team, teams: Teams) -> Amount:
-    """Return what a team and those below it are guaranteed together."""
-    below = sum(_promised(child, teams) for child in teams.teams if child.parent == team.name)
-    return max(team.guaranteed, below)
-
-
-def _is_above(name: str, other: str, by_name: Mapping[str, Team], typed: Mapping[str, Amount]) -> bool:
-    """Return True if the team is above another one that states the type too: that one counts then."""
-    if not typed[other]:
-        return False
-    above = by_name[other].parent
-    while above:
-        if above == name:
-            return True
-        above = by_name[above].parent
-    return False
+def _promised(team: Team, teams: Teams, gpu_type: str | None) -> Amount:
+    """Return what a team and those below it are guaranteed together, of that type or in all."""
+    children = [child for child in teams.teams if child.parent == team.name]
+    below = sum(_promised(child, teams, gpu_type) for child in children)
+    return max(below, team.guaranteed if gpu_type is None else team.guaranteed_by_type.get(gpu_type, 0))
 
 
 def _first_above(amounts: Mapping[str, Amount], most: Amount) -> str:

@@ -183,8 +183,8 @@ def release_members(
     held = {rank for rank, _ in lease.ranked}
     if not ranks or not held.issuperset(ranks):
         raise LeaseNotFoundError(lease_id, fencing_token)
-    if not lease.ranks and len(held) == len(set(ranks)):
-        return [new_released(lease_id, fencing_token, now, outcome)]
+    if held.issubset(ranks):
+        return release(cluster, lease_id, now, fencing_token=fencing_token, outcome=outcome)
     return [MembersReleased(lease_id, fencing_token, tuple(sorted(set(ranks))), now, outcome)]
 
 
@@ -201,9 +201,7 @@ def renew(
 
     `checkpoint_at` is when its job last saved what it did, if that is later than what is known.
     """
-    lease = _require_lease(cluster, lease_id, fencing_token, owner)
-    if lease.ranks:  # a remainder has no life to restart
-        raise LeaseNotFoundError(lease_id, fencing_token)
+    lease = _require_whole_lease(cluster, lease_id, fencing_token, owner)
     ends_at = now + lease.request.ttl_s
     if cluster.ledger is not None:
         ends_at = lease_end(cluster.ledger, lease.request, lease.granted_at, now)
@@ -222,8 +220,18 @@ def preempt(
     by: str = "",
 ) -> list[Change]:
     """Return the preemption of a lease for a pending request; raises as `preemption_of` and `release`."""
-    lease = _require_lease(cluster, lease_id, fencing_token, None)
+    lease = _require_whole_lease(cluster, lease_id, fencing_token)
     return [preemption_of(cluster, lease, policy, order, now, by)]
+
+
+def _require_whole_lease(
+    cluster: ClusterState, lease_id: str, fencing_token: int | None, owner: str | None = None
+) -> Lease:
+    """Return the lease; a remainder is none: it has no life to restart, nor to end for another."""
+    lease = _require_lease(cluster, lease_id, fencing_token, owner)
+    if lease.ranks:
+        raise LeaseNotFoundError(lease_id, fencing_token)
+    return lease
 
 
 def _require_lease(

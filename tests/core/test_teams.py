@@ -42,6 +42,18 @@ CAPACITY = {"A100": 8, "H100": 4}
             "limit",
             "2, but the teams below it are guaranteed 3",
         ),
+        (
+            (Team("a", 8, {"A100": 8}), Team("b", 2, {"A100": 2}, parent="a"), Team("c", 1, {"A100": 1})),
+            "c",
+            "guaranteed",
+            "add up to 9 A100, but the servers have 8",
+        ),
+        (
+            (Team("a", 3, {"H100": 3}), Team("b", 2, {"A100": 2}, parent="a")),
+            "a",
+            "guaranteed",
+            "0 A100, but the teams below it are guaranteed 2",
+        ),
     ],
 )
 def test_a_contradiction_names_team_field_and_reason(

@@ -235,6 +235,8 @@ def test_the_rest_of_a_gang_keeps_its_capacity_and_frees_the_id() -> None:
     allocator.check(restored)
     with pytest.raises(LeaseNotFoundError):
         allocator.renew(cluster, "g", 6.0, fencing_token=1)
+    with pytest.raises(LeaseNotFoundError):
+        allocator.preempt(cluster, "g", FIRST_FIT, get_order("fifo"), 6.0, fencing_token=1)
     [ended] = allocator.release(cluster, "g", 6.0, fencing_token=1)
     assert ended == MembersReleased("g", 1, (1,), 6.0)
     cluster.apply(ended)
@@ -270,6 +272,8 @@ def test_all_members_of_a_lease_are_the_lease() -> None:
     cluster = cluster_of("ab")
     start(cluster, gang("g", 2))
     assert allocator.release_members(cluster, "g", (0, 1), 5.0, fencing_token=1) == [Released("g", 1, 5.0)]
+    again = allocator.release_members(cluster, "g", (0, 1), 5.0, fencing_token=1, outcome="NOT_STARTED")
+    assert [type(change) for change in again] == [Released, Queued], "its request is not lost"
     for ranks in ((), (2,), (0, 7)):
         with pytest.raises(LeaseNotFoundError):
             allocator.release_members(cluster, "g", ranks, 5.0, fencing_token=1)
