@@ -813,7 +813,12 @@ class GPUResourceManager:
 
         results: list[tuple[Lease, T] | Refusal]
         try:
-            results = self._commits.run(step, answers_in, once=repeats.of_grants(once, requests, view))
+            results = self._commits.run(
+                step,
+                answers_in,
+                once=repeats.of_grants(once, requests, view),
+                refused=lambda cluster: any(request.lease_id not in cluster.leases for request in requests),
+            )
         except LockTimeoutError as error:
             results = [lock_busy(error.waited_s)] * len(requests)
         except StateUnconfirmedError as error:

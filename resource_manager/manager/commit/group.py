@@ -38,16 +38,38 @@ class Repeatable(Generic[T]):
 class Operation(Generic[T]):
     """One caller's step, its changes, and the answer that its reader gave on the state right after them.
 
-    `stored` is what the store had under its idempotency key, if the change had been made before. `turn` wakes
-    the caller, who sleeps on it; `gone` tells that the caller is not there any more.
+    `stored` is what the store had under its idempotency key, if the change had been made before. `refused`
+    tells of a step without changes whether it may be decided again in a later group. `turn` wakes the caller,
+    who sleeps on it; `gone` tells that the caller is not there any more.
     """
 
-    __slots__ = ("answer", "changes", "done", "error", "gone", "once", "reader", "step", "stored", "turn")
+    __slots__ = (
+        "answer",
+        "asked_at",
+        "changes",
+        "done",
+        "error",
+        "gone",
+        "once",
+        "reader",
+        "refused",
+        "step",
+        "stored",
+        "turn",
+    )
 
-    def __init__(self, step: Step, reader: Reader[T], once: Repeatable[T] | None = None) -> None:
+    def __init__(
+        self,
+        step: Step,
+        reader: Reader[T],
+        once: Repeatable[T] | None = None,
+        refused: Callable[[ClusterState], bool] | None = None,
+    ) -> None:
         self.step = step
         self.reader = reader
         self.once = once
+        self.refused = refused
+        self.asked_at = time.monotonic()
         self.stored: str | None = None
         self.changes: list[Change] = []
         self.answer: T | None = None
@@ -85,8 +107,9 @@ class Operation(Generic[T]):
 class Groups:
     """The operations that arrived, and the mutex of the thread that leads: it carries out all of them.
 
-    `lead` carries a group out: it marks each operation done, with its answer or error. The first to arrive
-    leads; the others sleep until their operation is done, or until it is their turn to lead.
+    `lead` carries a group out: it marks each operation done, with its answer or error; what it leaves comes
+    again, before all newcomers. The first to arrive leads; the others sleep until their operation is done, or
+    until it is their turn to lead.
     """
 
     def __init__(self, lead: Callable[[list[Operation[Any]], float], None]) -> None:
@@ -111,14 +134,13 @@ class Groups:
                     if self._leave(operation):
                         raise LockTimeoutError(timeout_s)
                     operation.turn.acquire()  # another thread is deciding this operation: its answer counts
-                if operation.done:
-                    return
-            if not self.mutex.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
-                raise LockTimeoutError(timeout_s)
-            try:
-                self._carry_out_group(operation, exclusive, deadline)
-            finally:
-                self.mutex.release()
+            while not operation.done:
+                if not self.mutex.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
+                    raise LockTimeoutError(timeout_s)
+                try:
+                    self._carry_out_group(operation, exclusive, deadline)
+                finally:
+                    self.mutex.release()
         finally:
             # Also if this thread is being stopped: without a caller, nobody may carry out its operation.
             operation.gone = True
@@ -168,13 +190,11 @@ class Groups:
             for operation in self._group:
                 if not operation.done:
                     operation.fail(error)
-        except BaseException:
-            # This thread is being stopped; the others' operations were not carried out: they come again.
-            with self._guard:
-                left = [operation for operation in self._group if not operation.done and not operation.gone]
-                self._arrived.extendleft(reversed(left))
-            raise
         finally:
+            left = [operation for operation in self._group if not operation.done and not operation.gone]
+            if left:  # to be decided again, or this thread is being stopped
+                with self._guard:
+                    self._arrived.extendleft(reversed(left))
             for operation in self._group:
                 if operation.done and operation is not mine and operation.turn is not None:
                     operation.turn.release()

@@ -42,6 +42,10 @@ T = TypeVar("T")
 TRIES_WITHOUT_LOCK = 4
 """Conflicts after which an operation waits for the lock."""
 
+LOOK_AGAIN_S = 0.05
+"""For so long a refused operation is decided again while processes wait for the lock. Its caller would come
+back at once, which costs more than another look."""
+
 
 class Observer(Protocol):
     """A receiver of measurements; must be quick and must not raise."""
@@ -101,14 +105,16 @@ class Transactions:
         *,
         exclusive: bool = False,
         once: Repeatable[T] | None = None,
+        refused: Callable[[ClusterState], bool] | None = None,
     ) -> T:
         """Decide, commit and return the answer of `reader` on the state right after.
 
         `exclusive` keeps a step out of groups that cannot be applied on trial (an inventory). With `once`
-        the changes are made only if none were made under that key. Raises the step's errors,
+        the changes are made only if none were made under that key. A step without changes that `refused`
+        confirms is decided again for `LOOK_AGAIN_S` under contention. Raises the step's errors,
         `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
         """
-        operation = Operation(step, reader, once)
+        operation = Operation(step, reader, once, refused)
         if once is None:
             return self._result(operation, exclusive=exclusive)
         if (reference := self.store.recall(once.key)) is not None:
@@ -256,10 +262,25 @@ class Transactions:
         return decided
 
     def _finish(self, decided: list[Operation[Any]]) -> None:
-        """Apply what was committed to the replica, and answer; the next process may commit meanwhile."""
+        """Apply what was committed to the replica, and answer; the next process may commit meanwhile.
+
+        Under contention a refused operation is left for the next group, unless it is older than
+        `LOOK_AGAIN_S`.
+        """
         cluster, now = self._replica.cluster, self.store.now()
         assert cluster is not None
+        looks_again = self._contended and not self._recovery.suspends_grants
+        since = time.monotonic() - LOOK_AGAIN_S
         for operation in decided:
+            if (
+                looks_again
+                and operation.refused is not None
+                and operation.asked_at > since
+                and not operation.changes
+                and operation.error is None
+                and operation.refused(cluster)
+            ):
+                continue
             operation.finish(cluster, now)
 
     def _decide(self, cluster: ClusterState, group: list[Operation[Any]]) -> list[Operation[Any]]:

@@ -23,14 +23,14 @@ from resource_manager.errors import (
     StaleStateError,
     StateUnconfirmedError,
 )
-from resource_manager.manager.commit import group
+from resource_manager.manager.commit import group, protocol
 from resource_manager.manager.commit.group import Step
 from resource_manager.manager.commit.protocol import TRIES_WITHOUT_LOCK, Transactions
 from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import get_order
-from resource_manager.storage.locks import Lock
+from resource_manager.storage.locks import Lock, ThreadLock, nothing
 
 GPUS = 8
 
@@ -285,6 +285,81 @@ class TestConflicts:
             patch.setattr(type(store.lock()), "release", lost)
             assert grant(state, "b") == {"a", "b"}
         assert caplog.messages == ["the lock could not be released and will expire: it was lost"]
+
+
+class TestRefusalsUnderContention:
+    @pytest.fixture
+    def looks(self) -> list[float]:
+        return []
+
+    @pytest.fixture
+    def step(self, state: Transactions, looks: list[float]) -> Step:
+        """A step that is refused at its first look and granted at its second."""
+        granted = granting(state, "b")
+
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            looks.append(now)
+            return granted(cluster, now) if len(looks) > 1 else []
+
+        return step
+
+    @pytest.fixture
+    def contended(self, state: Transactions, store: WatchedStore) -> None:
+        store.lock = lambda replica=None: WaitedFor(store._order)  # type: ignore[method-assign]
+        store.before_commit = [refuse] * TRIES_WITHOUT_LOCK
+        grant(state, "a")
+
+    def ask(self, state: Transactions, step: Step) -> set[str]:
+        return state.run(step, holders, refused=lambda cluster: "b" not in cluster.leases)
+
+    @pytest.mark.usefixtures("contended")
+    def test_they_are_decided_again(
+        self, state: Transactions, step: Step, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(protocol, "LOOK_AGAIN_S", 60.0)
+        assert self.ask(state, step) == {"a", "b"}
+
+    @pytest.mark.usefixtures("contended")
+    def test_old_ones_are_answered(
+        self, state: Transactions, step: Step, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(protocol, "LOOK_AGAIN_S", 0.0)
+        assert self.ask(state, step) == {"a"}
+
+    @pytest.mark.usefixtures("contended")
+    def test_what_needs_no_change_is_answered_at_once(
+        self, state: Transactions, step: Step, looks: list[float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(protocol, "LOOK_AGAIN_S", 60.0)
+        assert state.run(step, holders, refused=lambda cluster: "a" not in cluster.leases) == {"a"}
+        assert len(looks) == 1
+
+    def test_without_contention_they_are_answered_at_once(
+        self, state: Transactions, step: Step, looks: list[float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(protocol, "LOOK_AGAIN_S", 60.0)
+        assert self.ask(state, step) == set()
+        assert len(looks) == 1
+
+    @pytest.mark.usefixtures("contended")
+    def test_in_the_recovery_window_they_are_answered_at_once(
+        self, state: Transactions, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def suspend() -> None:
+            raise StateUnconfirmedError("grants pause", remaining_s=60.0)
+
+        monkeypatch.setattr(protocol, "LOOK_AGAIN_S", 3600.0)
+        store.before_commit = [suspend]
+        assert self.ask(state, granting(state, "b")) == {"a"}
+
+
+class WaitedFor(ThreadLock):
+    """A lock that another process always holds when it is asked for."""
+
+    def acquire(self, timeout_s: float, meanwhile: Callable[[], object] = nothing) -> bool:
+        acquired = super().acquire(timeout_s, meanwhile)
+        self.waited = True
+        return acquired
 
 
 class TestOldReplicas:
