@@ -21,6 +21,9 @@ _airflow_home = tempfile.TemporaryDirectory(prefix="airflow-home-")
 os.environ["AIRFLOW_HOME"] = _airflow_home.name
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 
+# As `gpu-simulate` sets it: for small matrices threads of BLAS only wait for each other, which cost a minute.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # The gate runs the same examples each time, also on a slow machine; `explore` draws new ones.
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("gate", PATIENT, derandomize=True)

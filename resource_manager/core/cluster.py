@@ -46,7 +46,7 @@ from resource_manager.core.models import (
     Spread,
 )
 from resource_manager.core.node_index import NodeIndex
-from resource_manager.core.node_state import Cleaning, NodeState, allocate, deallocate
+from resource_manager.core.node_state import Cleaning, NodeState, allocate, deallocate, resize
 from resource_manager.core.pending import PendingRequests
 from resource_manager.core.team_ledger import TeamLedger, Use
 from resource_manager.core.teams import Teams
@@ -533,24 +533,21 @@ class ClusterState(NodeIndex):
         self._index(states)
 
     def _resized_only(self, nodes: tuple[Node, ...]) -> bool:
-        """Replace changed nodes in place; return False if a node or GPU was added, removed or moved."""
-        places = list(zip(nodes, self.nodes, strict=False))
+        """Resize changed nodes in place; return False if a node or GPU was added, removed or moved."""
+        changed = [
+            (node, state)
+            for node, state in zip(nodes, self.nodes, strict=False)
+            if node is not state.node or state.retired
+        ]
         if len(nodes) != len(self.nodes) or any(
-            node is not state.node
-            and (
-                (node.name, node.server_id, node.gpus) != (state.name, state.node.server_id, state.node.gpus)
-                or state.retired
-            )
-            for node, state in places
+            (node.name, node.server_id, node.gpus) != (state.name, state.node.server_id, state.node.gpus)
+            or state.retired
+            for node, state in changed
         ):
             return False
-        resized: list[NodeState] = []
-        for node, before in places:
-            if node is not before.node:
-                state = NodeState(node, before.index)
-                _take_over(state, before)
-                resized.append(state)
-        self._swap(resized)
+        for node, state in changed:
+            resize(state, node)
+        self._resized(state for _, state in changed)
         return True
 
     def _require_lease(self, lease_id: str, fencing_token: int) -> Lease:

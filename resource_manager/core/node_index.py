@@ -16,17 +16,16 @@ class NodeIndex:
     """Nodes in the order of the inventory, with bitmaps of free capacity and a journal of changed nodes.
 
     Bit i of `whole_free_masks[k]` is set if node i has exactly k free GPUs, of `any_milli_mask` if it has
-    any GPU milli free, of `open_mask` if it takes new leases. `largest` is the maximum that any node has in
-    total of each resource: a request for more can never fit.
+    any GPU milli free, of `open_mask` if it takes new leases.
     """
 
     nodes: list[NodeState]
     by_name: dict[str, NodeState]
     by_server_id: dict[int, NodeState]
-    largest: dict[str, Amount]
     whole_free_masks: list[int]
     open_mask: int
     any_milli_mask: int
+    _largest: dict[str, Amount] | None
 
     def __init__(self, nodes: Iterable[NodeState] = ()) -> None:
         self.journal: list[int] = []
@@ -87,6 +86,16 @@ class NodeIndex:
             mask ^= low
 
     @property
+    def largest(self) -> dict[str, Amount]:
+        """The maximum that any node has in total of each resource: a request for more can never fit.
+
+        Each inventory gives a new object, so its identity tells whether the inventory changed.
+        """
+        if self._largest is None:  # it takes a pass over all nodes, and an inventory may change each second
+            self._largest = _most_of_each(self.nodes)
+        return self._largest
+
+    @property
     def mark(self) -> int:
         """Return the current position in the journal, for a later `changed_since`."""
         return self.journal_start + len(self.journal)
@@ -106,7 +115,7 @@ class NodeIndex:
         self.nodes = states
         self.by_name = {state.name: state for state in states}
         self.by_server_id = {state.node.server_id: state for state in states}
-        self.largest = _most_of_each(states)
+        self._largest = None
         self._has_uuids = any(state.gpu_uuids for state in states)
         width = max((len(state.gpu_free) for state in states), default=0)
         masks = [bytearray((len(states) + 7) // 8) for _ in range(width + 1)]
@@ -127,13 +136,11 @@ class NodeIndex:
         self.journal = []
         self._journal_length = max(MIN_JOURNAL_LENGTH, 8 * len(states))
 
-    def _swap(self, resized: list[NodeState]) -> None:
-        """Replace the nodes of the same name, number and GPUs by these."""
-        for state in resized:
-            self.nodes[state.index] = self.by_name[state.name] = state
-            self.by_server_id[state.node.server_id] = state
+    def _resized(self, states: Iterable[NodeState]) -> None:
+        """Take note of nodes with other amounts and the same name, number and GPUs."""
+        for state in states:
             self._reindex(state, state.whole_free, state.free_milli)
-        self.largest = _most_of_each(self.nodes)
+        self._largest = None
 
     def _set_open(self, state: NodeState) -> None:
         bit = 1 << state.index

@@ -305,3 +305,13 @@ def deallocate(state: NodeState, request: Request, placement: Placement) -> None
             free[name] += amount
     else:
         state.free = dict(state.node.resources)
+
+
+def resize(state: NodeState, node: Node) -> None:
+    """Give the node other amounts, labels or ports; its name, number and GPUs stay the same."""
+    free: dict[str, Amount] = dict(node.resources)
+    for lease in state.leases.values():
+        for _ in lease.on(state.name):
+            for name, amount in lease.request.resources.items():
+                free[name] = free.get(name, 0) - amount
+    state.node, state.free = node, free

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from resource_manager.core.changes import Drained, InventoryChanged, Restored
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import Node, Placement, Request
@@ -52,9 +50,10 @@ class Environment:
         self.devices = [device for device in dataset.devices if device.kind in kinds]
         self.now = 0
         self.plan: Plan = {}
-        self.nodes = {
-            device.index: Node(device.name, device.index, _resources(*dataset.first_capacity(device)))
-            for device in self.devices
+        self.nodes = {device.index: _node(device, *dataset.first_capacity(device)) for device in self.devices}
+        self._resizes = {
+            second: [(i, _node(dataset.devices[i], *size)) for i, *size in changes if i in self.nodes]
+            for second, changes in dataset.capacity_changes.items()
         }
         self.cluster = ClusterState(self.nodes.values())
         self.on_device: list[dict[int, Executor]] = [{} for _ in dataset.devices]
@@ -79,7 +78,7 @@ class Environment:
 
     def node(self, device: Device) -> NodeState:
         """Return the node of a device; `free` has its free cpus and memory_mib."""
-        return self.cluster.by_name[device.name]
+        return self.cluster.by_server_id[device.index]
 
     def expected_end(self, task_id: int, device: Device, start_s: int) -> tuple[int, Device] | None:
         """Return (end, device that keeps the data) if an executor of the device starts the task at `start_s`.
@@ -162,13 +161,10 @@ class Environment:
         for event in self._ends.pop_due(self.now):
             self._complete(*event)
         second = self.now % METRIC_PERIOD_S
-        changes = [
-            change for change in self.dataset.capacity_changes.get(second, ()) if change[0] in self.nodes
-        ]
-        for index, cpus, memory_mib in changes:
-            self._evict(index, cpus, memory_mib)
-            self.nodes[index] = replace(self.nodes[index], resources=_resources(cpus, memory_mib))
-        if changes:
+        if resizes := self._resizes.get(second):
+            for index, node in resizes:
+                self._evict(index, node)
+                self.nodes[index] = node
             self.cluster.apply(InventoryChanged(tuple(self.nodes.values()), self.now))
         for index in self.dataset.leaving.get(before % METRIC_PERIOD_S, ()):
             if index in self.nodes:
@@ -193,13 +189,13 @@ class Environment:
             if not self._parents_left[child]:
                 self.executable[child] = None
 
-    def _evict(self, index: int, cpus: int, memory_mib: int) -> None:
+    def _evict(self, index: int, node: Node) -> None:
         """End the oldest executors until the others fit the new capacity."""
         held = self.on_device[index]
         used_cpus = sum(executor.category.cpus for executor in held.values())
         used_mib = sum(executor.category.memory_mib for executor in held.values())
         for executor in list(held.values()):  # ids grow with the time of creation
-            if used_cpus <= cpus and used_mib <= memory_mib:
+            if used_cpus <= node.resources["cpus"] and used_mib <= node.resources["memory_mib"]:
                 return
             used_cpus -= executor.category.cpus
             used_mib -= executor.category.memory_mib
@@ -211,6 +207,10 @@ class Environment:
             for task_id in self.dataset.jobs[job_id].task_ids:
                 if not self._parents_left[task_id]:
                     self.executable[task_id] = None
+
+
+def _node(device: Device, cpus: int, memory_mib: int) -> Node:
+    return Node(device.name, device.index, _resources(cpus, memory_mib))
 
 
 def _resources(cpus: int, memory_mib: int) -> dict[str, int]:

@@ -114,46 +114,48 @@ def first_fit(p: Any, t: Any, device: int, task: int, begin: int, length: int, l
 
 
 @njit(cache=True)
-def wireless_s(p: Any, row: int, start: int, size: int, last: int) -> int:
+def wireless_s(rate: Any, row: int, start: int, size: int, last: int) -> int:
     """Return the seconds to transfer data over a user device's link; NONE if it ends after `last`."""
     second = start
     while size > 0:
         if second > last:
             return NONE
-        size -= p.link_rate[row, second % PERIOD_S]
+        size -= rate[row, second % PERIOD_S]
         second += 1
     return second - start
 
 
 @njit(cache=True)
-def ue_fit(p: Any, t: Any, device: int, task: int, ready: int, size: int, best: int) -> tuple[int, int, int]:
-    """Return (held, end, base station) of the earliest end before `best` on a user device; NONE if none."""
+def next_online(online: int, offline: int, second: int, takes_s: int) -> int:
+    """Return the first second from `second` on from which a user device stays online for so long."""
+    period = second // PERIOD_S * PERIOD_S
+    second = max(second, period + online)
+    return second if second + takes_s <= period + offline else period + PERIOD_S + online
+
+
+@njit(cache=True)
+def ue_fit(p: Any, t: Any, device: int, task: int, held: int, size: int, best: int) -> tuple[int, int, int]:
+    """Return (held, end, base station) of the earliest end before `best` on a user device; NONE if none.
+
+    The device must be long enough online for the task; it is held from `held` on at the earliest.
+    """
     row = device - p.first_ue
     prepare, run = p.prepare[task], p.compute[task] * p.factor[device]
-    online, offline = p.online[device], p.offline[device]
-    if prepare + run > offline - online:
-        return NONE, FAR_S, NONE
     cpus, memory = p.cpus[task], p.memory[task]
     free_cpus, free_memory = t.free_cpus[device], t.free_memory[device]
-    held = max(0, ready - prepare)
     while True:
-        period = held // PERIOD_S * PERIOD_S
-        if held < period + online:
-            held = period + online
-        last = period + offline
-        if held + prepare + run > last:
-            held = period + PERIOD_S + online
-            last += PERIOD_S
+        held = next_online(p.online[device], p.offline[device], held, prepare + run)
+        last = held // PERIOD_S * PERIOD_S + p.offline[device]
         start = held + prepare
         if start + run >= best or last + 1 >= free_cpus.shape[0]:
             return NONE, FAR_S, NONE
-        down = wireless_s(p, row, start, size, last)
+        down = wireless_s(p.link_rate, row, start, size, last)
         up = NONE
         computed = start + down + run
         if down != NONE and computed <= last:
-            up = wireless_s(p, row, computed, p.output[task], last)
+            up = wireless_s(p.link_rate, row, computed, p.output[task], last)
         if up == NONE:
-            held = last - offline + PERIOD_S + online
+            held = last + 1
             continue
         end = computed + up
         second = end - 1
@@ -229,8 +231,15 @@ def place_on_fixed(p: Any, t: Any, task: int, ready: int, price: float) -> int:
 def place_on_ue(p: Any, t: Any, task: int, ready: int, size: int, before: int) -> int:
     """Find the user device where the task ends first, if before `before`; return its end or FAR_S."""
     best = FAR_S
+    first = max(0, ready - p.prepare[task])
     for device in range(p.first_ue, p.kind.shape[0]):
-        held, end, kept_on = ue_fit(p, t, device, task, ready, size, min(best, before))
+        # Nearly all devices are ruled out here: the call would take longer, for it counts references.
+        takes_s = p.prepare[task] + p.compute[task] * p.factor[device]
+        before = min(before, best)
+        online, offline = p.online[device], p.offline[device]
+        if takes_s > offline - online or next_online(online, offline, first, takes_s) + takes_s >= before:
+            continue
+        held, end, kept_on = ue_fit(p, t, device, task, first, size, before)
         if held != NONE:
             best = end
             stand(t, task, device, held, held + p.prepare[task], end, kept_on, NONE)

@@ -43,11 +43,10 @@ def plan_water_gate(
             if stations or ues:
                 gate = _Gate(environment, jobs.order, reach, hosts)
                 if stations:
-                    tasks = gate.tasks(stations[0].compute_factor, _most_children_first)
+                    tasks = gate.tasks(stations[0].compute_factor, attrgetter("by_children"))
                     for station in stations:
                         second.serve_behind(gate, tasks, station)
-                if ues:
-                    tasks = gate.tasks(ues[0].compute_factor, _shortest_first)
+                if ues and (tasks := gate.tasks(ues[0].compute_factor, attrgetter("by_length"))):
                     for ue, rate in online(environment.now % METRIC_PERIOD_S):
                         second.serve_behind(gate, tasks, ue, rate)
         reserved = second.reserves
@@ -57,15 +56,19 @@ def plan_water_gate(
 
 
 class _RankedJob:
-    """Job that has arrived; `critical_s` and `work_s` are of its tasks that neither run nor are done."""
+    """Job that has arrived; `critical_s` and `work_s` are of its tasks that neither run nor are done.
 
-    __slots__ = ("critical_s", "job", "ready", "topological", "work_s")
+    `by_children` are the executable ones, those with the most children first; `by_length` the shortest first.
+    """
+
+    __slots__ = ("by_children", "by_length", "critical_s", "job", "topological", "work_s")
 
     def __init__(self, job: JobGraph, dataset: Dataset) -> None:
         self.job = job
         self.topological = topological_order(job, dataset)
         self.critical_s = self.work_s = 0
-        self.ready: list[Task] = []
+        self.by_children: list[Task] = []
+        self.by_length: list[Task] = []
 
     def update(self, environment: Environment) -> None:
         longest: dict[int, int] = {}
@@ -77,7 +80,9 @@ class _RankedJob:
             longest[task.task_id] = before + task.compute_s
             self.work_s += task.compute_s
         self.critical_s = max(longest.values(), default=0)
-        self.ready = [task for task in self.topological if task.task_id in environment.executable]
+        ready = [task for task in self.topological if task.task_id in environment.executable]
+        self.by_children = sorted(ready, key=lambda task: (-len(task.children), -task.compute_s))
+        self.by_length = sorted(ready, key=lambda task: (task.compute_s, task.output_size))
 
 
 def topological_order(job: JobGraph, dataset: Dataset) -> list[Task]:
@@ -133,12 +138,12 @@ class _Gate:
         speed = sum(len(environment.on_device[host.index]) / host.compute_factor for host in hosts)
         self.water_per_s = speed / reach
 
-    def tasks(self, least_factor: int, by: Callable[[Task], tuple[int, int]]) -> list[tuple[Task, int]]:
+    def tasks(self, least_factor: int, by: Callable[[_RankedJob], list[Task]]) -> list[tuple[Task, int]]:
         """Return (task, level) of the jobs behind, in order, without tasks too long for this factor."""
         return [
             (task, level)
             for ranked, level in zip(self.behind, self.levels, strict=True)
-            for task in sorted(ranked.ready, key=by)
+            for task in by(ranked)
             if task.compute_s * least_factor * self.water_per_s <= level
         ]
 
@@ -156,18 +161,18 @@ class _Second:
 
     def serve_host(self, host: Device, order: list[_RankedJob]) -> int:
         """Serve the jobs in order until the host is exhausted; return its reach: the last one served."""
-        spilled = False
+        categories: set[int] | None = None
         reach = 1
         for visited, ranked in enumerate(order, 1):
-            for task in sorted(ranked.ready, key=_most_children_first):
-                if task.task_id in self.taken:
+            for task in ranked.by_children:
+                if task.task_id in self.taken or (categories and task.category_id not in categories):
                     continue
-                if self.place(task, host, may_create=not spilled):
+                if self.place(task, host, may_create=categories is None):
                     self.taken.add(task.task_id)
                     reach = visited
-                else:
-                    spilled = True
-                if spilled and not self.has_spare(host):
+                elif categories is None:
+                    categories = self.categories_on(host)
+                if categories is not None and not self.has_spare(host):
                     return reach
         return reach
 
@@ -175,28 +180,33 @@ class _Second:
         self, gate: _Gate, tasks: list[tuple[Task, int]], device: Device, rate: int | None = None
     ) -> None:
         """Serve the tasks that pass the gate on this device; a user device has a `rate`."""
-        spilled = False
+        categories: set[int] | None = None
         factor, water_per_s = device.compute_factor, gate.water_per_s
         for task, level in tasks:
-            if task.task_id in self.taken:
+            if task.task_id in self.taken or (categories and task.category_id not in categories):
                 continue
             takes_s = task.compute_s * factor
             if rate is not None:
                 takes_s += 2 * -(-task.output_size // rate)
             if takes_s * water_per_s > level:
                 continue
-            if self.place(task, device, may_create=not spilled):
+            if self.place(task, device, may_create=categories is None):
                 self.taken.add(task.task_id)
-            else:
-                spilled = True
-            if spilled and not self.has_spare(device):
+            elif categories is None:
+                categories = self.categories_on(device)
+            if categories is not None and not self.has_spare(device):
                 return
 
+    def categories_on(self, device: Device) -> set[int]:
+        """Return the categories that a device can still take once it can have no more executors."""
+        executors = self.environment.on_device[device.index].values()
+        return {executor.category.category_id for executor in executors}
+
     def has_spare(self, device: Device) -> bool:
-        return any(
-            executor.is_free(self.now) and executor.executor_id not in self.used
-            for executor in self.environment.on_device[device.index].values()
-        )
+        for executor in self.environment.on_device[device.index].values():
+            if executor.is_free(self.now) and executor.executor_id not in self.used:
+                return True
+        return False
 
     def place(self, task: Task, device: Device, *, may_create: bool) -> bool:
         """Assign, reserve or create an executor for the task; return False if the device has none for it."""
@@ -252,14 +262,6 @@ class _Second:
         for executor in evicted:
             environment.delete(executor)
         return True
-
-
-def _most_children_first(task: Task) -> tuple[int, int]:
-    return -len(task.children), -task.compute_s
-
-
-def _shortest_first(task: Task) -> tuple[int, int]:
-    return task.compute_s, task.output_size
 
 
 def _online(dataset: Dataset, ues: list[Device], second: int) -> list[tuple[Device, int]]:

@@ -342,6 +342,17 @@ def test_a_retired_node_stays_until_its_last_lease_ends_outside_of_a_trial() -> 
     assert_indexed(state)
 
 
+def test_a_retired_node_that_comes_back_takes_leases_again() -> None:
+    both = nodes("ab")
+    state = ClusterState(both)
+    hold(state, "t", "b", 0)
+    state.apply(InventoryChanged(both[:1], 1.0))
+    assert not state.node("b").is_open
+    state.apply(InventoryChanged(both, 2.0))
+    assert state.node("b").is_open
+    assert_indexed(state)
+
+
 # ---- the expiry heap and the journal ----
 
 

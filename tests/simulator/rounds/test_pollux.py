@@ -25,7 +25,12 @@ def replay(folder: Path, *options: str) -> Result:
     return CliRunner().invoke(main, command)
 
 
-def assert_published(pollux_data: Path, policy: str, load: str, workload: str) -> None:
+@pytest.mark.parametrize("workload", ["1", "2", "3", "4"])
+@pytest.mark.parametrize("load", ["0.5", "1.0"])
+@pytest.mark.parametrize("policy", ["tiresias", "optimus"])
+def test_every_job_ends_in_the_published_second(
+    pollux_data: Path, policy: str, load: str, workload: str
+) -> None:
     result = replay(pollux_data, "--load", load, "--workload", workload, "--policy", policy)
     assert result.exit_code == 0, result.output
     expected = json.loads((pollux_data / "expected" / f"{policy}-{load}.json").read_text())
@@ -33,19 +38,6 @@ def assert_published(pollux_data: Path, policy: str, load: str, workload: str) -
     assert summary["jct_s"] == published["jct_s"]
     assert summary["mean_jct_s"] == published["mean_jct_s"]
     assert summary["jobs"] == len(published["jct_s"])
-
-
-@pytest.mark.parametrize(("policy", "load"), [("tiresias", "0.5"), ("tiresias", "1.0"), ("optimus", "0.5")])
-def test_every_job_ends_in_the_published_second(pollux_data: Path, policy: str, load: str) -> None:
-    assert_published(pollux_data, policy, load, "3")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workload", ["1", "2", "3", "4"])
-@pytest.mark.parametrize("load", ["0.5", "1.0"])
-@pytest.mark.parametrize("policy", ["tiresias", "optimus"])
-def test_every_visible_workload(pollux_data: Path, policy: str, load: str, workload: str) -> None:
-    assert_published(pollux_data, policy, load, workload)
 
 
 def run(folder: Path, policy: str) -> dict[str, PolluxJob]:
