@@ -72,32 +72,33 @@ class MemberWatch:
     async def _look_once(self) -> None:
         clock = asyncio.get_running_loop().time
         try:
-            status = await self._call(lambda launcher: launcher.status(self.job.key))
-            if self._copies_log and not await self._copy_log():
-                status = JobStatus(JobState.RUNNING)
+            if self._copies_log:
+                status = await self._copy_log()
+            else:
+                status = await self._call(lambda launcher: launcher.status(self.job.key))
         except LauncherUnreachableError as error:
             self.problem = str(error)
             self._log.warning("the job's state is unknown, it may still run: %s", error)
             return
         self.status, self.problem, self.reached_at = status, "", clock()
 
-    async def _copy_log(self) -> bool:
-        """Copy the job's new output to the log; return False if more is left after `READ_S`.
+    async def _copy_log(self) -> JobStatus:
+        """Copy the job's new output to the log; return its status, for which all output is there.
 
-        A job that prints faster than this reads has its lease renewed all the same.
+        A job that prints faster than this reads is taken for running after `READ_S`, and its lease renewed.
         """
         clock = asyncio.get_running_loop().time
         until = clock() + READ_S
         while clock() < until:
-            text, offset = await self._call(lambda launcher: launcher.logs(self.job.key, self.offset))
+            text, offset, status = await self._call(lambda launcher: launcher.logs(self.job.key, self.offset))
             if offset == self.offset:
-                return True
+                return status
             self.offset = offset
             for line in text.splitlines():
                 self._log.info("%s", line)
                 self.last_line = line if line.strip() else self.last_line
                 await asyncio.sleep(0)  # lets other triggers run between the lines of a long output
-        return False
+        return JobStatus(JobState.RUNNING)
 
     async def tail(self, lines: int, width: int = 500) -> list[str]:
         """Return the last lines of the output, each cut to `width` characters; none if it cannot be read."""

@@ -16,6 +16,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.serializers import duration
+from resource_manager.scheduling.preemption import restarts_of
 from resource_manager.storage import Store
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,9 @@ def describe_lease(lease: Lease, ended_at: float | None = None) -> str:
         places.append(f"{further} more servers")
     begun = _time(lease.granted_at)
     when = f"since {begun}" if ended_at is None else f"from {begun} to {_time(ended_at)}"
-    waited_s = 0.0 if lease.queued_at is None else lease.granted_at - lease.queued_at
+    # A preempted request keeps its time of arrival, and its job ran since then.
+    has_run = restarts_of(lease.request.labels) > 0
+    waited_s = 0.0 if lease.queued_at is None or has_run else lease.granted_at - lease.queued_at
     waited = f", after {duration(waited_s)} of waiting" if waited_s >= 1 else ""
     verb = does if ended_at is None else did
     return f"**{verb}** on {'; '.join(places)} {when}{waited}. {_link(lease.request)}"

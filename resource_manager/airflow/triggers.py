@@ -96,8 +96,8 @@ class _Trigger(BaseTrigger):
 class GrantTrigger(_Trigger):
     """Fire when the lease is granted, the request is gone, or it was not granted within `max_wait_s`.
 
-    The event has the `state` (GRANTED, REQUEST_LOST or MAX_WAIT_EXCEEDED), and `waited_s` and `reasons` of
-    the wait for the task's own log.
+    The wait began `before_s` after the request's arrival. The event has the `state` (GRANTED, REQUEST_LOST or
+    MAX_WAIT_EXCEEDED), and `waited_s` and `reasons` of the wait for the task's own log.
     """
 
     def __init__(
@@ -105,11 +105,15 @@ class GrantTrigger(_Trigger):
         identity: Mapping[str, Any],
         gpu_conn_id: str = DEFAULT_CONNECTION,
         max_wait_s: float | None = None,
+        before_s: float = 0.0,
     ) -> None:
-        super().__init__(identity=dict(identity), gpu_conn_id=gpu_conn_id, max_wait_s=max_wait_s)
+        super().__init__(
+            identity=dict(identity), gpu_conn_id=gpu_conn_id, max_wait_s=max_wait_s, before_s=before_s
+        )
         self.identity = TaskIdentity(**identity)
         self.gpu_conn_id = gpu_conn_id
         self.max_wait_s = max_wait_s
+        self.before_s = before_s
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         watch = SharedManager.of(self.gpu_conn_id)
@@ -124,11 +128,11 @@ class GrantTrigger(_Trigger):
                 continue
             if status is None or status["state"] != "WAITING":
                 if status is not None and status["queued_at"] is not None:
-                    waited_s = status["granted_at"] - status["queued_at"]
+                    waited_s = max(status["granted_at"] - status["queued_at"] - self.before_s, 0.0)
                 state = TriggerState.REQUEST_LOST if status is None else TriggerState.GRANTED
                 yield await self._state_event(state, waited_s=waited_s, reasons=log.reasons)
                 return
-            waited_s = status["waited_s"]
+            waited_s = max(status["waited_s"] - self.before_s, 0.0)
             line = describe_waiting(status)
             if log.due(status["kind"], status["reason"], line, clock()):
                 self.log.info("%s", line)

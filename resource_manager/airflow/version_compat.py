@@ -1,6 +1,6 @@
 """Names whose place or form differs between Airflow 3.0 and 3.3; no other module knows the versions.
 
-It imports Airflow only, so that every room may use it.
+It imports Airflow only, so that every package may use it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ try:  # since 3.2
     )
 
     THREADS_MAY_ASK = True
-    """Whether any thread of a triggerer may use the execution API; before 3.2 the answers were mixed up."""
+    """True if any thread of a triggerer may use the execution API; before 3.2 the answers were mixed up."""
 except ImportError:
     from airflow.exceptions import (  # type: ignore[attr-defined, no-redef]
         AirflowException,

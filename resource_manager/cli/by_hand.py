@@ -167,16 +167,14 @@ def logs(target: Target, task_id: str, follow: bool, rank: int) -> None:
     offset = 0
     with closing(job.open()) as launcher:
         while True:
-            over = launcher.status(job.key).state is not JobState.RUNNING  # before its last output is read
-            while True:
-                text, after = launcher.logs(job.key, offset)
-                click.echo(harmless(text) if sys.stdout.isatty() else text, nl=False)
-                if after == offset:
-                    break
+            text, after, status = launcher.logs(job.key, offset)
+            click.echo(harmless(text) if sys.stdout.isatty() else text, nl=False)
+            if after != offset:
                 offset = after
-            if over or not follow:
+            elif follow and status.state is JobState.RUNNING:
+                time.sleep(LOOK_EVERY_S)
+            else:
                 return
-            time.sleep(LOOK_EVERY_S)
 
 
 @main.command()

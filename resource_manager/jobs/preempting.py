@@ -55,7 +55,7 @@ def end_jobs(manager: Manager, allocation: Mapping[str, Any], gang: GangJob) -> 
 def queue_again(
     manager: Manager,
     allocation: Mapping[str, Any],
-    gang: GangJob,
+    gang: GangJob | None,
     outcome: Outcome = Outcome.PREEMPTED,
 ) -> bool:
     """Remove what is left of the jobs and queue the request again; False if another process has done it.
@@ -63,9 +63,8 @@ def queue_again(
     The outcome is that of the lease: `PREEMPTED` or `NOT_STARTED`.
     Raises `LauncherError` if a job may still run: its GPUs must not become free.
     """
-    stopped = gang.stop()
-    if stopped.left:
-        raise next(iter(stopped.left.values()))
+    if gang is not None and (left := gang.stop().left):
+        raise next(iter(left.values()))
     return manager.release_resources(
         allocation["task_id"], fencing_token=allocation["fencing_token"], outcome=outcome
     )

@@ -97,9 +97,7 @@ def end(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None = Ou
         done = manager.cancel(task_id, sequence=entry["sequence"])
         kind = ActionKind.CANCELLED if done else ActionKind.GONE_BEFORE
         return Action(task_id, kind, "it was pending")
-    if (
-        entry["labels"].get("scope") == PROCESS_SCOPE
-    ):  # the process may outlive the end of its task in Airflow
+    if entry["labels"].get("scope") == PROCESS_SCOPE:  # which may outlive the end of its task in Airflow
         return Action(task_id, ActionKind.KEPT, "its process may still run; the lease expires after it")
     job, detail, token = GangJob.of(entry), "it had no job", entry["fencing_token"]
     if job is not None:

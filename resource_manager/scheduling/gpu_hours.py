@@ -149,7 +149,7 @@ class GpuHours:
                 self._end_members(change.fencing_token, ranks, change.at, outcome)
             case Queued(request=request):
                 self._end_wait(request.lease_id, change.at)
-                self._pending[request.lease_id] = (request, change.queued_at)
+                self._pending[request.lease_id] = (request, change.at)  # of a preempted lease a second time
             case Cancelled():
                 self._end_wait(change.lease_id, change.at)
             case GpuCleaned(fencing_token=token, busy=busy) if busy is not None:

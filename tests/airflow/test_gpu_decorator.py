@@ -3,6 +3,7 @@
 import itertools
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 with warnings.catch_warnings():
@@ -38,6 +40,19 @@ def made(function, **arguments):
     return gpu.GPUDecoratedOperator(
         task_id="t", gpus=2, python_callable=function, op_args=[], op_kwargs={}, **arguments
     )
+
+
+def test_a_child_that_ends_meanwhile_keeps_no_process_from_its_end(monkeypatch, capsys):
+    child = subprocess.Popen(["true"])
+    ended = psutil.Process(child.pid)
+    child.wait()
+    killed, kill = [], os.kill
+    monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: [ended])
+    monkeypatch.setattr(
+        os, "kill", lambda pid, how: killed.append(how) if pid == os.getpid() else kill(pid, how)
+    )
+    gpu._end_this_process("its lease is over")
+    assert killed == [signal.SIGKILL]
 
 
 def test_a_function_for_one_server_is_not_run_by_the_worker_of_another(monkeypatch, manager):

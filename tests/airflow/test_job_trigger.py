@@ -22,6 +22,7 @@ from resource_manager.core.maintenance import as_text as utc
 from resource_manager.core.teams import Team, Teams
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.launchers import Job, JobState
+from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.manager.maintenance import WindowForm
 from tests.agent.reporting import server
@@ -74,6 +75,21 @@ def test_the_job_trigger_reports_exit_code_and_last_line(trained):
         "exit_code": 4,
         "last_line": "two",
     }
+
+
+def test_a_look_at_a_job_asks_its_server_once(trained, monkeypatch):
+    """Each question is a command by ssh: the output comes with the status."""
+    asked = []
+    for name in ("status", "logs"):
+        ask_server = getattr(LocalLauncher, name)
+
+        def asking(launcher, key, *more, name=name, ask_server=ask_server):
+            asked.append(name)
+            return ask_server(launcher, key, *more)
+
+        monkeypatch.setattr(LocalLauncher, name, asking)
+    assert fire(trained("exit 3"))["exit_code"] == 3
+    assert set(asked) == {"logs"}
 
 
 def test_the_job_trigger_renews_while_the_job_runs(trained, manager):

@@ -205,7 +205,7 @@ def test_a_preempted_task_waits_again_in_its_try_and_then_goes_on(manager, gpu_l
     assert [job.environment["GPU_RESTART_COUNT"] for job in gpu_launcher.jobs] == ["0", "1"]
 
 
-def test_max_wait_counts_from_the_preemption_not_from_the_first_request(manager, gpu_launcher, preempted):
+def test_a_wait_counts_from_the_preemption_not_from_the_first_request(manager, gpu_launcher, preempted):
     gpu_launcher.runs("train")
     limit = timedelta(hours=1)
     operator = GPUTrainingOperator(
@@ -216,9 +216,13 @@ def test_max_wait_counts_from_the_preemption_not_from_the_first_request(manager,
     event = {"state": TriggerState.PREEMPTED, "fencing_token": preempted()["fencing_token"]}
     with pytest.raises(TaskDeferred) as deferred:
         operator.execute_ended(context_of(), event)
-    [waiting] = manager.queue()
-    since_the_request = limit.total_seconds() + waiting["waited_s"]
-    assert limit.total_seconds() < deferred.value.trigger.max_wait_s <= since_the_request
+    trigger, [waiting] = deferred.value.trigger, manager.queue()
+    assert trigger.max_wait_s == limit.total_seconds()
+    assert 0.0 < trigger.before_s <= waiting["waited_s"]
+    manager.release("stronger")
+    lease = manager.status_of(waiting["task_id"])
+    waited_s = lease["granted_at"] - lease["queued_at"] - trigger.before_s
+    assert fire(trigger)["waited_s"] == pytest.approx(waited_s), "without the time that its job ran"
 
 
 @pytest.mark.parametrize("call", ["status_of", "release_resources", "submit"])

@@ -42,8 +42,9 @@ def test_the_grant_trigger_fires_after_max_wait_and_for_a_lost_request(manager, 
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
     ask(manager, TASK, 8)
-    late = fire(GrantTrigger(asdict(TASK), max_wait_s=0.05))
+    late = fire(GrantTrigger(asdict(TASK), max_wait_s=0.05, before_s=0.2))
     assert late["state"] == TriggerState.MAX_WAIT_EXCEEDED
+    assert 0.05 <= late["waited_s"] <= manager.status_of(TASK.lease_id)["waited_s"] - 0.2
     manager.cancel(TASK.lease_id)
     assert fire(GrantTrigger(asdict(TASK)))["state"] == TriggerState.REQUEST_LOST
 
@@ -98,7 +99,7 @@ def test_triggers_fire_for_free_gpus_and_for_the_end_of_a_lease(manager, monkeyp
 def test_triggers_survive_serialization():
     job = {"key": "k", "task_id": "d/r/t", "fencing_token": 1, "launcher": "local"}
     for trigger in (
-        GrantTrigger(asdict(TASK), "c", 5.0),
+        GrantTrigger(asdict(TASK), "c", 5.0, 1.0),
         FreeCapacityTrigger({"task_id": "x", "gpus": 2, "cpus": 1}),
         LeaseEndTrigger(asdict(TASK), 3),
         JobTrigger(asdict(TASK), [job], 60.0),

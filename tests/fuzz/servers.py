@@ -123,10 +123,10 @@ class Answering:
     def close(self) -> None: ...
 
 
-ANSWERS = (
-    b'{"state": "running", "exit_code": null, "ended_at": 1.5, "checkpoint_at": null, "preempted": false}\n'
-    b'{"text": "x", "offset": 1}\n{"running": ["gpu-t-00000000-1"]}'
+STATUS = (
+    b'{"state": "running", "exit_code": null, "ended_at": 1.5, "checkpoint_at": null, "preempted": false}'
 )
+ANSWERS = STATUS + b'\n{"text": "x", "offset": 1, "status": %s}\n{"running": ["gpu-t-00000000-1"]}' % STATUS
 
 
 def parsers() -> dict[str, Parser]:

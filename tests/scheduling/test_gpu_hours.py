@@ -143,6 +143,13 @@ def test_a_lease_that_expires_or_runs_is_unknown_and_waits_are_counted_apart() -
     }
 
 
+def test_a_request_that_was_preempted_waits_from_then_on() -> None:
+    request = Request("late", 2, gpu_types=("H100",), team="nlp")
+    again = Lease(request, (Placement("s0", (2, 3)),), 2, 3 * HOUR_S, queued_at=0.0)
+    changes: list[Change] = [Queued(request, 0.0, 1, HOUR_S), Granted(again, 3 * HOUR_S)]
+    assert hours(changes, 4 * HOUR_S).waited == 2.0
+
+
 def test_hours_are_priced_by_type() -> None:
     changes: list[Change] = [Granted(lease(1, 1, 2), 0.0)]
     prices = {"A100": 2.0, "default": 3.0}

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factor
 
 from resource_manager.airflow.demand import seconds
 from resource_manager.airflow.hook import Manager
-from resource_manager.airflow.operators.base import TOO_LATE, GPUOperator
+from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.triggers import LeaseEndTrigger, identity_of
 from resource_manager.airflow.use_meter import warn_when_idle
@@ -108,11 +108,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
                 f"the GPUs were granted on {status['server_name']}, but this worker is on {here} "
                 f"({SERVER_VARIABLE}): give the task the Airflow queue of one server's workers"
             )
-        if (window := self.window_ahead(manager, status)) is not None:
-            self.log.warning(TOO_LATE, window["from"], window["until"])
-            manager.release_resources(
-                identity.lease_id, fencing_token=status["fencing_token"], outcome=Outcome.NOT_STARTED
-            )
+        if self.gives_back(manager, status):
             return self._granted(context, manager, granted_to_this_try=True)
         self.log.info("allocated GPUs %s of %s", status["gpu_devices"], status["server_name"])
         return status
@@ -234,7 +230,8 @@ def _end_this_process(reason: str) -> None:
 
     print(f"ending this task: {reason}", flush=True)
     for child in psutil.Process().children(recursive=True):
-        child.kill()
+        with suppress(psutil.Error):  # it has ended by itself
+            child.kill()
     os.kill(os.getpid(), signal.SIGKILL)
 
 

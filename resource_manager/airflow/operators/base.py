@@ -22,12 +22,13 @@ from resource_manager.airflow.outages import outlasts_outages
 from resource_manager.airflow.triggers import GrantTrigger, TriggerState, identity_of
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.airflow.wait_log import describe_wait, describe_waiting
+from resource_manager.core.changes import Outcome
+from resource_manager.jobs.gang_job import GangJob
+from resource_manager.jobs.preempting import queue_again
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.demand import given_value
 from resource_manager.manager.results import Allocation, WindowView
 from resource_manager.scheduling.preemption import restarts_of
-
-TOO_LATE = "the job begins too late to end before the maintenance from %s until %s; waiting again"
 
 
 class GPUOperator(BaseOperator):
@@ -102,27 +103,29 @@ class GPUOperator(BaseOperator):
         if status["state"] == "WAITING":
             self.log.info("%s", describe_waiting(status))
             max_wait_s = None if self.max_wait is None else self.max_wait.total_seconds()
-            if max_wait_s is not None and restarts_of(status["labels"]):
-                max_wait_s += status["waited_s"]  # a preempted request keeps its time of arrival
+            # A preempted request keeps its time of arrival: its job ran between that and this wait.
+            before_s = status["waited_s"] if restarts_of(status["labels"]) else 0.0
             self.defer(
-                trigger=GrantTrigger(plain_identity, self.gpu_conn_id, max_wait_s),
+                trigger=GrantTrigger(plain_identity, self.gpu_conn_id, max_wait_s, before_s),
                 method_name="execute_granted",
             )
         return status
 
-    def window_ahead(self, manager: Manager, allocation: Allocation) -> WindowView | None:
-        """Return the maintenance window that the job would run into if it began now, or None.
+    def gives_back(self, manager: Manager, allocation: Allocation, gang: GangJob | None = None) -> bool:
+        """Queue the request again if its job would run into maintenance; return False if it may begin.
 
-        The grant counted the stated runtime from itself, and Airflow may begin the job a while later. A
-        runtime that is not stated keeps a job from beginning in an open window only.
+        The jobs of a `gang` may have begun before. Raises `LauncherError` if that is unknown.
         """
-        runtime_s = allocation["expected_runtime_s"] or 0.0
-        servers = {member["server_name"] for member in allocation["members"]}
-        for window in manager.maintenance():
-            is_ahead = window["is_open"] or window["begins_in_s"] < runtime_s
-            if is_ahead and servers.intersection(window["servers"]):
-                return window
-        return None
+        window = _window_ahead(manager, allocation)
+        if window is None or (gang is not None and not gang.is_absent()):
+            return False
+        self.log.warning(
+            "the job begins too late to end before the maintenance from %s until %s; waiting again",
+            window["from"],
+            window["until"],
+        )
+        queue_again(manager, allocation, gang, Outcome.NOT_STARTED)
+        return True
 
     @outlasts_outages
     def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:
@@ -145,3 +148,18 @@ class GPUOperator(BaseOperator):
         if entry is None or entry["state"] != "WAITING" or not is_of(entry, identity):
             return False
         return manager.cancel(identity.lease_id, sequence=entry["sequence"])
+
+
+def _window_ahead(manager: Manager, allocation: Allocation) -> WindowView | None:
+    """Return the maintenance window that the job would run into if it began now, or None.
+
+    The grant counted the stated runtime from itself, and Airflow may begin the job a while later. A runtime
+    that is not stated keeps a job from beginning in an open window only.
+    """
+    runtime_s = allocation["expected_runtime_s"] or 0.0
+    servers = {member["server_name"] for member in allocation["members"]}
+    for window in manager.maintenance():
+        is_ahead = window["is_open"] or window["begins_in_s"] < runtime_s
+        if is_ahead and servers.intersection(window["servers"]):
+            return window
+    return None

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 from resource_manager.airflow.demand import end_lease, is_of, launcher_labels, seconds
 from resource_manager.airflow.hook import Manager
-from resource_manager.airflow.operators.base import TOO_LATE, GPUOperator
+from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.outages import outlasting_outages, outlasts_outages
 from resource_manager.airflow.task_state import is_wanted
 from resource_manager.airflow.triggers import (
@@ -161,11 +161,12 @@ class GPUTrainingOperator(GPUOperator):
 
     def _run_job(self, context: Any, manager: Manager, allocation: Allocation) -> Any:
         _, plain_identity = identity_of(context)
-        gang = GangJob.of(allocation)
-        if gang is None:
-            raise AirflowFailException(f"lease {allocation['task_id']!r} was granted without a launcher")
-        if self._is_given_back(context, manager, allocation, gang):
-            return self._request(context)
+        gang = _gang_of(allocation)
+        try:
+            if self.gives_back(manager, allocation, gang):
+                return self._request(context)
+        except LauncherError as error:
+            self._not_started(context, manager, allocation, error)
         for member, job in zip(allocation["members"], gang.jobs, strict=True):
             self.log.info(
                 "%sallocated GPUs %s and %s CPUs of %s; job %s",
@@ -204,18 +205,6 @@ class GPUTrainingOperator(GPUOperator):
             ),
             method_name="execute_ended",
         )
-
-    def _is_given_back(self, context: Any, manager: Manager, allocation: Allocation, gang: GangJob) -> bool:
-        """Queue the request again if its job has not begun and would run into maintenance now."""
-        window = self.window_ahead(manager, allocation)
-        try:
-            if window is None or not gang.is_absent():
-                return False
-            self.log.warning(TOO_LATE, window["from"], window["until"])
-            queue_again(manager, allocation, gang, Outcome.NOT_STARTED)
-        except LauncherError as error:
-            self._not_started(context, manager, allocation, error)
-        return True
 
     def _not_started(
         self, context: Any, manager: Manager, allocation: Allocation, error: LauncherError
@@ -345,9 +334,7 @@ class GPUTrainingOperator(GPUOperator):
         A job that still ends with exit code 0 has succeeded. One that cannot be known to be gone keeps its
         GPUs, and is tried again later.
         """
-        gang = GangJob.of(allocation)
-        if gang is None:
-            raise AirflowFailException(f"lease {allocation['task_id']!r} was granted without a launcher")
+        gang = _gang_of(allocation)
         self.log.warning("the lease is preempted for %s; ending its job", allocation["preempted_by"])
         try:
             done = end_jobs(manager, allocation, gang)
@@ -388,6 +375,14 @@ class GPUTrainingOperator(GPUOperator):
         if self._identity is not None and not is_wanted(self._identity):
             end_lease(self.manager, self._identity, self.owner)
             raise AirflowTaskTerminated("the task was ended in Airflow")
+
+
+def _gang_of(allocation: Allocation) -> GangJob:
+    """Return the jobs of the allocation; raises `AirflowFailException` if it has no launcher."""
+    gang = GangJob.of(allocation)
+    if gang is None:
+        raise AirflowFailException(f"lease {allocation['task_id']!r} was granted without a launcher")
+    return gang
 
 
 Choice = TypeVar("Choice", bound=StrEnum)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.errors import ResourceManagerError
@@ -43,6 +43,14 @@ class JobStatus:
     ended_at: float | None = field(default=None, compare=False)
     checkpoint_at: float | None = field(default=None, compare=False)
     preempted: bool = field(default=False, compare=False)
+
+
+class Output(NamedTuple):
+    """Part of a job's output, the offset of the next part, and the job's status before this one was read."""
+
+    text: str
+    offset: int
+    status: JobStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +95,8 @@ class Launcher(Protocol):
     def status(self, key: str) -> JobStatus:
         """Return the job's status; raises `LauncherUnreachableError` if it cannot be known."""
 
-    def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
-        """Return the job's output from `offset` on, and the offset of the next call."""
+    def logs(self, key: str, offset: int = 0) -> Output:
+        """Return the job's output from `offset` on, with its status; raises as `status` does."""
 
     def tail(self, key: str) -> str:
         """Return the end of the job's output, at most `TAIL_BYTES`."""

@@ -222,21 +222,21 @@ def status(root: str, key: str) -> dict[str, Any]:
 
 
 def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:
-    """Return the output from byte `offset` on, and the next offset.
+    """Return {"text": the output from byte `offset` on, "offset": the next one, "status": as `status` says}.
 
     It ends with a whole line, unless a line exceeds `LOG_CHUNK_BYTES` or the job has ended: a job that
     buffers its output leaves half a line until its buffer is full again or it ends.
     """
-    over = status(root, key)["state"] != "running"  # read before the log, so that all output is written then
+    found = status(root, key)  # read before the log, so that all output of a job that has ended is there
     try:
         with open(os.path.join(_directory(root, key), "log"), "rb") as log:
             log.seek(offset)
             data = log.read(LOG_CHUNK_BYTES)
     except FileNotFoundError:
-        return {"text": "", "offset": offset}
+        return {"text": "", "offset": offset, "status": found}
     whole = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]  # a progress bar ends its lines with \r
-    data = whole or (data if over or len(data) == LOG_CHUNK_BYTES else b"")
-    return {"text": data.decode("utf-8", "replace"), "offset": offset + len(data)}
+    data = whole or (data if found["state"] != "running" or len(data) == LOG_CHUNK_BYTES else b"")
+    return {"text": data.decode("utf-8", "replace"), "offset": offset + len(data), "status": found}
 
 
 def tail(root: str, key: str, size: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from resource_manager.jobs.launchers.base import (
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
+    Output,
     check_connection,
     check_image,
     check_no_other_lease,
@@ -191,14 +192,12 @@ class DockerLauncher:
             return JobStatus(JobState.FINISHED, state["ExitCode"], ended_at if ended_at > 0 else None)
         return JobStatus(JobState.RUNNING)
 
-    def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
+    def logs(self, key: str, offset: int = 0) -> Output:
         """Return whole lines, except for the last; of one longer than `LOG_CHUNK_BYTES` only the beginning.
 
         `offset` is a time in nanoseconds: the engine stores the time of every line, not its position.
         """
-        over = (
-            self.status(key).state is not JobState.RUNNING
-        )  # read before the log, so that it is complete then
+        status = self.status(key)  # read before the log, so that that of a job that has ended is complete
         whole, line = bytearray(), bytearray()
         following = latest = offset
         try:
@@ -213,10 +212,10 @@ class DockerLauncher:
                     if len(whole) + len(line) >= LOG_CHUNK_BYTES:
                         break
         except self._docker.errors.NotFound:
-            return "", offset
-        if not whole and (over or len(line) >= LOG_CHUNK_BYTES):
+            return Output("", offset, status)
+        if not whole and (status.state is not JobState.RUNNING or len(line) >= LOG_CHUNK_BYTES):
             whole, following = line, latest
-        return whole.decode("utf-8", "replace"), following
+        return Output(whole.decode("utf-8", "replace"), following, status)
 
     def _log_parts(self, key: str, offset: int) -> Iterator[tuple[int, bytes]]:
         """Yield time and text of each record logged after `offset`: a line, or parts of 16 KiB with one time.

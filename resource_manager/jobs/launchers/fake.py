@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, replace
 
-from resource_manager.jobs.launchers.base import TAIL_BYTES, Job, JobState, JobStatus, check_image
+from resource_manager.jobs.launchers.base import TAIL_BYTES, Job, JobState, JobStatus, Output, check_image
 from resource_manager.jobs.launchers.devices import job_environment
 
 ENDED = JobStatus(JobState.FINISHED, 0)
@@ -60,13 +60,13 @@ class FakeLauncher:
         answer = self._present.get(key)
         return JobStatus(JobState.ABSENT) if answer is None else answer.status
 
-    def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
+    def logs(self, key: str, offset: int = 0) -> Output:
         answer = self._present.get(key)
         output = b"" if answer is None else answer.output.encode()
-        return output[offset:].decode(), max(offset, len(output))
+        return Output(output[offset:].decode(), max(offset, len(output)), self.status(key))
 
     def tail(self, key: str) -> str:
-        return self.logs(key)[0][-TAIL_BYTES:]
+        return self.logs(key).text[-TAIL_BYTES:]
 
     def terminate(self, key: str, grace_s: float = 10.0) -> None:
         answer = self._present.get(key)

@@ -16,6 +16,7 @@ from resource_manager.jobs.launchers.base import (
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
+    Output,
     check_image,
     check_no_other_lease,
 )
@@ -70,10 +71,10 @@ class LocalLauncher:
             found = directory_job.status(self.root, key)
         return status_of(found)
 
-    def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
+    def logs(self, key: str, offset: int = 0) -> Output:
         with self._seeing(key):
             found = directory_job.logs(self.root, key, offset)
-        return found["text"], found["offset"]
+        return Output(found["text"], found["offset"], status_of(found["status"]))
 
     def tail(self, key: str) -> str:
         with self._seeing(key):

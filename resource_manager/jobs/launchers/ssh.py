@@ -19,6 +19,7 @@ from resource_manager.jobs.launchers.base import (
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
+    Output,
     check_connection,
     check_image,
     check_no_other_lease,
@@ -53,6 +54,7 @@ class _Tail(_Answer):
 
 class _Output(_Tail):
     offset: NonNegativeInt
+    status: _Status
 
 
 class _Running(_Answer):
@@ -180,12 +182,11 @@ class SSHLauncher:
         self._ask("start", key=job.key, **call)
 
     def status(self, key: str) -> JobStatus:
-        found = self._ask("status", key=key)
-        return status_of(found)
+        return status_of(self._ask("status", key=key))
 
-    def logs(self, key: str, offset: int = 0) -> tuple[str, int]:
+    def logs(self, key: str, offset: int = 0) -> Output:
         found = self._ask("logs", key=key, offset=offset)
-        return found["text"], found["offset"]
+        return Output(found["text"], found["offset"], status_of(found["status"]))
 
     def tail(self, key: str) -> str:
         return str(self._ask("tail", key=key, size=TAIL_BYTES)["text"])

@@ -123,14 +123,14 @@ class Metrics:
         for reason in ("guarantee", "priority", "maintenance"):
             self._preemptions.labels(reason)
         self.leases: dict[str, Lease] = {}
-        self._teams: dict[str, str] = {}
-        """Teams of the pending requests, by id."""
+        self._pending: dict[str, tuple[str, float]] = {}
+        """Team of each pending request, and since when it waits, by id."""
         for quarantined in ("true", "false"):
             self._expirations.labels(quarantined)
         self._watch = watch
         watch.on_change(self._count)
         self.leases.update(watch.look(lambda cluster, now: dict(cluster.leases)))
-        self._teams.update(watch.look(_teams_of))
+        self._pending.update(watch.look(_pending_of))
         registry.register(_State(watch))
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
@@ -144,11 +144,10 @@ class Metrics:
         match change:
             case Granted(lease=lease):
                 self.leases[lease.lease_id] = lease
-                self._teams.pop(lease.lease_id, None)
                 for node in {member.node for member in lease.members}:
                     self._allocations.labels(node).inc()
-                queued_at = lease.granted_at if lease.queued_at is None else lease.queued_at
-                self._waits.observe(max(lease.granted_at - queued_at, 0.0))
+                _, since = self._pending.pop(lease.lease_id, ("", lease.queued_at))
+                self._waits.observe(0.0 if since is None else max(lease.granted_at - since, 0.0))
             case Released(lease_id=lease_id, at=at):
                 self._releases.inc()
                 self._ended(lease_id, at)
@@ -161,13 +160,14 @@ class Metrics:
                 self._ended(lease_id, at)
             case Quarantined():
                 self._expirations.labels("true").inc()
-            case Queued(request=request):
-                self._teams[request.lease_id] = request.team
+            case Queued(request=request, at=at):  # of a preempted lease a second time
+                self._pending[request.lease_id] = request.team, at
             case Cancelled(lease_id=lease_id):
-                self._teams.pop(lease_id, None)
+                self._pending.pop(lease_id, None)
             case Preempting(lease_id=lease_id, by=by):
                 victim = self.leases.get(lease_id)
-                is_own = victim is not None and victim.request.team == self._teams.get(by)
+                team, _ = self._pending.get(by, (None, 0.0))
+                is_own = victim is not None and victim.request.team == team
                 reason = "priority" if is_own else "guarantee"
                 self._preemptions.labels("maintenance" if is_window(by) else reason).inc()
 
@@ -175,8 +175,8 @@ class Metrics:
         """Forget leases that a reset ended, which the history does not record."""
         if len(self.leases) != len(cluster.leases):
             self.leases = dict(cluster.leases)
-        if len(self._teams) != len(cluster.pending):
-            self._teams = _teams_of(cluster)
+        if len(self._pending) != len(cluster.pending):
+            self._pending = _pending_of(cluster)
 
     def _ended(self, lease_id: str, at: float) -> None:
         lease = self.leases.pop(lease_id, None)
@@ -184,8 +184,8 @@ class Metrics:
             self._durations.observe(max(at - lease.granted_at, 0.0))
 
 
-def _teams_of(cluster: ClusterState, now: float = 0.0) -> dict[str, str]:
-    return {lease_id: pending.request.team for lease_id, pending in cluster.pending.items()}
+def _pending_of(cluster: ClusterState, now: float = 0.0) -> dict[str, tuple[str, float]]:
+    return {lease_id: (entry.request.team, entry.queued_at) for lease_id, entry in cluster.pending.items()}
 
 
 class _State:

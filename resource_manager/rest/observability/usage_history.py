@@ -44,7 +44,8 @@ class UsageHistory:
         self.bins: OrderedDict[int, MinuteBucket] = OrderedDict()
         self._capacity = capacity_milli
         self._held = 0
-        self._waiting: set[str] = set()
+        self._waiting: dict[str, float | None] = {}
+        """Since when each pending request waits, None for as long as its lease will say."""
         self._at: float | None = None
         self._leases: dict[str, Lease] = {}
 
@@ -52,7 +53,7 @@ class UsageHistory:
         """Set the leases, pending requests and GPUs from before the first change in the history."""
         self._leases = {lease.lease_id: lease for lease in leases}
         self._held = sum(_milli(lease) for lease in self._leases.values())
-        self._waiting = set(waiting)
+        self._waiting = dict.fromkeys(waiting)
         self._capacity = capacity_milli
 
     def add(self, change: Change) -> None:
@@ -65,9 +66,9 @@ class UsageHistory:
             case MembersReleased(lease_id=lease_id, fencing_token=fencing_token, ranks=ranks):
                 self._members_ended(lease_id, fencing_token, ranks)
             case Queued(request=request):
-                self._waiting.add(request.lease_id)
+                self._waiting[request.lease_id] = change.at
             case Cancelled(lease_id=lease_id):
-                self._waiting.discard(lease_id)
+                self._waiting.pop(lease_id, None)
             case InventoryChanged(nodes=nodes):
                 self._capacity = MILLI_PER_GPU * sum(len(node.gpus) for node in nodes)
 
@@ -110,20 +111,19 @@ class UsageHistory:
         return points
 
     def _granted(self, lease: Lease, at: float) -> None:
-        self._waiting.discard(lease.lease_id)
+        since = self._waiting.pop(lease.lease_id, None)
         self._leases[lease.lease_id] = lease
         self._held += _milli(lease)
-        wait_s = 0.0 if lease.queued_at is None else max(lease.granted_at - lease.queued_at, 0.0)
+        since = lease.queued_at if since is None else since
+        wait_s = 0.0 if since is None else max(lease.granted_at - since, 0.0)
         minute = self._bin(at)
         minute.waits += 1
         minute.wait_s += wait_s
         minute.longest_wait_s = max(minute.longest_wait_s, wait_s)
 
     def _ended(self, change: Released | Expired) -> None:
-        lease = self._leases.pop(change.lease_id, None)
-        if lease is None:
-            return
-        self._held -= _milli(lease)
+        if (lease := self._leases.pop(change.lease_id, None)) is not None:
+            self._held -= _milli(lease)
 
     def _members_ended(self, lease_id: str, fencing_token: int, ranks: tuple[int, ...]) -> None:
         live = self._leases.get(lease_id)

@@ -92,15 +92,15 @@ def test_a_job_runs_once_and_leaves_its_exit_code_and_log(launcher, job):
         "echo gpus $GPU_LEASE_GPUS $A; sleep 0.5; echo end; exit 7", gpu_ids=(4, 5), environment={"A": "b c"}
     )
     assert launcher.status(started.key) == JobStatus(JobState.ABSENT)
-    assert launcher.logs(started.key) == ("", 0)
+    assert launcher.logs(started.key)[:2] == ("", 0)
     launcher.start(started)
     launcher.start(started)
     assert wait_until_ended(launcher, started.key) == JobStatus(JobState.FINISHED, 7)
     launcher.start(started)
     assert launcher.status(started.key) == JobStatus(JobState.FINISHED, 7)
-    text, offset = launcher.logs(started.key)
+    text, offset, _ = launcher.logs(started.key)
     assert text == "gpus 4,5 b c\nend\n"
-    assert launcher.logs(started.key, offset) == ("", offset)
+    assert launcher.logs(started.key, offset) == ("", offset, JobStatus(JobState.FINISHED, 7))
 
 
 def test_the_log_can_be_read_as_it_grows(launcher, job):
@@ -108,7 +108,7 @@ def test_the_log_can_be_read_as_it_grows(launcher, job):
     launcher.start(started)
     lines, offset = [], 0
     while launcher.status(started.key).state is not JobState.FINISHED:
-        text, offset = launcher.logs(started.key, offset)
+        text, offset, _ = launcher.logs(started.key, offset)
         lines += text.splitlines()
     lines += launcher.logs(started.key, offset)[0].splitlines()
     assert lines == [f"line {number}" for number in range(1, 6)]
@@ -122,7 +122,7 @@ def test_output_is_returned_unchanged(launcher, job):
     text, offset, following = "", 0, -1
     while offset != following:
         following = offset
-        piece, offset = launcher.logs(started.key, offset)
+        piece, offset, _ = launcher.logs(started.key, offset)
         text += piece
     assert text == written
 
@@ -134,7 +134,7 @@ def test_long_output_is_returned_in_chunks(launcher, job):
     sizes, offset, following = [], 0, -1
     while offset != following:
         following = offset
-        text, offset = launcher.logs(started.key, offset)
+        text, offset, _ = launcher.logs(started.key, offset)
         sizes.append(len(text))
     assert sum(sizes) == 3000 * 3893
     assert max(sizes) < 5 * 1024**2

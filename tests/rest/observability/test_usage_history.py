@@ -8,8 +8,10 @@ from resource_manager import MemoryStore, Request, Settings
 from resource_manager.core.changes import Granted, Queued, Released
 from resource_manager.core.models import Lease, Placement
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.observability.usage_history import UsageHistory
 from resource_manager.rest.state_follower import StateFollower
+from tests.builders import Clock
 
 START = 1_000_000 * 60.0
 
@@ -41,6 +43,34 @@ def test_waits_are_counted_in_the_minute_in_which_they_end() -> None:
     assert (series["wait"][-1], series["longest"][-1]) == (20.0, 30.0)
     assert series["queue"][-1] == 0.0
     assert max(value for value in series["queue"] if value is not None) > 0
+
+
+def test_the_wait_of_a_preempted_request_is_without_the_time_that_its_job_ran() -> None:
+    usage_history, request, first = UsageHistory(capacity_milli=8000), Request("t", gpus=2), START - 600
+    usage_history.add(Queued(request, first, 0, first))
+    usage_history.add(Granted(lease("t", 2, first + 10, first, 1), first + 10))
+    usage_history.add(Released("t", 1, START - 20, "PREEMPTED"))
+    usage_history.add(Queued(request, first, 0, START - 20))
+    usage_history.add(Granted(lease("t", 2, START, first, 2), START))
+    assert usage_history.series(0.1, START + 30)["longest"][-1] == 20.0
+
+
+def test_the_metric_of_waits_is_without_the_time_for_which_a_lease_was_held() -> None:
+    clock = Clock()
+    clock.now = 0.0
+    store = MemoryStore(clock=clock)
+    with GPUResourceManager(Settings(store="memory://"), store=store) as manager:
+        metrics = Metrics(StateFollower(store))
+        for server in range(4):
+            manager.submit(f"holds {server}", 8, 1)
+        manager.submit("t", 8, 1)
+        clock.now = 10.0
+        manager.release("holds 0")
+        clock.now = 100.0
+        manager.release("t", outcome="NOT_STARTED")
+        assert manager.leases()[-1]["queued_at"] == 0.0
+        told = metrics.text().decode().splitlines()
+    assert {"gpu_manager_wait_seconds_count 6.0", "gpu_manager_wait_seconds_sum 10.0"} <= set(told)
 
 
 def test_a_follower_sees_the_changes_of_a_manager_and_its_reset() -> None:
