@@ -159,14 +159,15 @@ def _parse(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CorruptStateError(f"not a change: {error}") from error
     if not isinstance(value, dict):
-        raise CorruptStateError(f"not a change: {text[:120]}")
+        raise CorruptStateError(f"not a change: {text[:120]!a}")
     return value
 
 
 def _unreadable(what: str, error: ValidationError) -> CorruptStateError:
     """Return the error for stored data: newer if it only has more fields than this software knows."""
-    if all(each["type"] == "unexpected_keyword_argument" for each in error.errors(include_url=False)):
-        fields_unknown = ", ".join(str(each["loc"][-1])[:40] for each in error.errors(include_url=False))
+    found = error.errors(include_url=False)
+    if all(each["type"] == "unexpected_keyword_argument" for each in found):
+        fields_unknown = ", ".join(ascii(str(each["loc"][-1])[:40]) for each in found)
         return NewerFormatError(f"this software does not know {fields_unknown} of {what}: upgrade it")
     return CorruptStateError(f"not {what}: {_first(error)}")
 

@@ -119,7 +119,8 @@ def test_invalid_changes_are_refused_in_one_line(text: str | bytes) -> None:
     ("change", "unknown"),
     [
         ({"change": "teleported", "lease_id": "t", "at": 1.0}, "'teleported'"),
-        ({**codec.change_to_dict(Drained("a", 3.0)), "until": 9.0}, "until of a drained change"),
+        ({**codec.change_to_dict(Drained("a", 3.0)), "un\ntil": 9.0}, r"'un\\ntil' of a drained change"),
+        ({**codec.change_to_dict(Drained("a", 3.0)), "until": 9.0}, "'until' of a drained change"),
         (
             {
                 "change": "queued",
@@ -128,7 +129,7 @@ def test_invalid_changes_are_refused_in_one_line(text: str | bytes) -> None:
                 "sequence": 1,
                 "at": 1,
             },
-            "sockets of a queued change",
+            "'sockets' of a queued change",
         ),
     ],
 )
