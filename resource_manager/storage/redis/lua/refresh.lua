@@ -24,7 +24,7 @@ if known > version then
   return {'behind', time[1], time[2], version, detail}
 end
 local size = redis.call('HLEN', leases) + redis.call('HLEN', pending) + tonumber(ARGV[6])
-if known >= 0 and missed <= math.max(size, 64) then
+if known >= 0 and missed <= math.max(2 * size, 128) then
   local missing = missing_changes(changes, known, version)
   if missing then
     return {'ok', time[1], time[2], version, detail, 'changes', missing}
