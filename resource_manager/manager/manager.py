@@ -14,7 +14,6 @@ from typing import Any, ClassVar, TypeVar, Unpack
 from resource_manager.core.changes import (
     Change,
     Drained,
-    InventoryChanged,
     ReleaseResult,
     Restored,
 )
@@ -63,7 +62,7 @@ from resource_manager.manager.results import (
     TeamsView,
     WindowView,
 )
-from resource_manager.manager.server_gpus import adoption, server_detail
+from resource_manager.manager.server_gpus import adoption, replacement, server_detail
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import refusals_of
 from resource_manager.scheduling.policies import Policy, get_policy, nothing_fits
@@ -737,7 +736,7 @@ class GPUResourceManager:
         path = self.settings.inventory
         with nullcontext() if path is None else gpus_replaced(path, name, gpus):
             answer = self._commits.run(
-                lambda cluster, now: [adoption(cluster, name, gpus, now)],
+                lambda cluster, now: adoption(cluster, name, gpus, now),
                 view,
                 exclusive=True,
                 once=repeats.of_reading(once, view),
@@ -752,7 +751,7 @@ class GPUResourceManager:
         """Replace the servers by these; a missing one with leases stays, closed, until they have ended."""
         self.inventory = tuple(nodes)
         self._commits.run(
-            lambda cluster, now: [InventoryChanged(self.inventory, now)], _nothing, exclusive=True
+            lambda cluster, now: replacement(cluster, self.inventory, now), _nothing, exclusive=True
         )
         self.expire_and_schedule()
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from resource_manager.core.changes import InventoryChanged
+from resource_manager.core.changes import Change, InventoryChanged
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.models import Gpu
+from resource_manager.core.gpu_state import leases_on
+from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InvalidRequestError, ServerInUseError, UnknownNodeError
 from resource_manager.manager import serializers
 from resource_manager.manager.results import InventoryGpu, ServerDetail
@@ -15,10 +16,6 @@ from resource_manager.manager.results import InventoryGpu, ServerDetail
 
 def server_detail(state: NodeState) -> ServerDetail:
     """Return a server of the summary, with its GPUs and the leases on each."""
-    holders: dict[int, list[str]] = {}
-    for lease in state.leases.values():
-        for gpu_id in state.gpu_ids_of(lease.placement):
-            holders.setdefault(gpu_id, []).append(lease.lease_id)
     gpus: list[InventoryGpu] = [
         {
             "gpu_id": gpu.gpu_id,
@@ -27,15 +24,15 @@ def server_detail(state: NodeState) -> ServerDetail:
             "vendor": gpu.vendor,
             "memory_mib": gpu.memory_mib,
             "free_milli": state.gpu_free[gpu.gpu_id],
-            "task_ids": holders.get(gpu.gpu_id, []),
+            "task_ids": [lease.lease_id for lease in leases_on(state, gpu.gpu_id)],
         }
         for gpu in sorted(state.node.gpus, key=lambda gpu: gpu.gpu_id)
     ]
     return {**serializers.server(state), "gpus": gpus}
 
 
-def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) -> InventoryChanged:
-    """Return the change that gives a server these GPUs in place of its own.
+def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) -> list[Change]:
+    """Return the changes that give a server these GPUs in place of its own.
 
     Raises `ServerInUseError` while it has leases, `InvalidRequestError` for a number or UUID that is there
     twice, also on another server.
@@ -62,4 +59,19 @@ def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) 
         for other in cluster.nodes
         if not other.retired
     )
-    return InventoryChanged(tuple(nodes), now)
+    return replacement(cluster, tuple(nodes), now)
+
+
+def replacement(cluster: ClusterState, nodes: tuple[Node, ...], now: float) -> list[Change]:
+    """Return the change of the inventory, and the closures of GPUs that have other numbers in it."""
+    closures = {closed.uuid: closed for state in cluster.nodes for closed in state.closed_gpus.values()}
+    return [
+        InventoryChanged(nodes, now),
+        *(
+            replace(closed, node=node.name, gpu_id=gpu.gpu_id, at=now)
+            for node in nodes
+            for gpu in node.gpus
+            if gpu.uuid and (closed := closures.get(gpu.uuid)) is not None
+            if (closed.node, closed.gpu_id) != (node.name, gpu.gpu_id)
+        ),
+    ]

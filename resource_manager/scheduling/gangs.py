@@ -90,7 +90,7 @@ def ranked(cluster: ClusterState, request: Request, members: Iterable[Placement]
 
 def member_of(request: Request) -> Request:
     """Return the request of one member."""
-    return replace(request, nodes=1, spread=Spread.SERVERS, same="", prefer_same="")
+    return replace(request, nodes=1)
 
 
 def fitting_node(cluster: ClusterState, request: Request) -> NodeState | None:
@@ -108,31 +108,27 @@ def plan(
 
     `allowed` is a mask of nodes. `slots_of` replaces what the nodes have free now.
     """
-    nodes = request.nodes
     allowed &= addressed(cluster)
-    if slots_of is None:
+    if slots_of is not None:
+        allowed &= cluster.open_mask
+    else:
         allowed &= cluster.candidate_mask(request)
-        if request.spread is Spread.SERVERS and allowed.bit_count() < nodes:
-            return []
-
-        def slots_of(state: NodeState) -> int:
-            return slots(state.node, request, state.capacity) if state.fits(request) else 0
-
         if request.spread is Spread.SERVERS:
+            if allowed.bit_count() < request.nodes:
+                return []
 
             def slots_of(state: NodeState) -> int:
                 return state.fits(request)
-    else:
-        allowed &= cluster.open_mask
+        else:
+
+            def slots_of(state: NodeState) -> int:
+                return slots(state.node, request, state.capacity) if state.fits(request) else 0
+
     if not request.same:
-        if not request.prefer_same:
-            enough = _count(cluster, allowed, slots_of, nodes) >= nodes
-            return [Part(allowed, nodes)] if enough else []
         return _near(cluster, request, allowed, slots_of)
     best: list[Part] = []
     for mask in _whole_domains(cluster, request, request.same, allowed, slots_of):
-        parts = _near(cluster, request, mask, slots_of) if request.prefer_same else []
-        parts = parts or [Part(mask, nodes)]
+        parts = _near(cluster, request, mask, slots_of)
         if not best or len(parts) < len(best):
             best = parts
         if len(best) == 1:
@@ -141,7 +137,10 @@ def plan(
 
 
 def _near(cluster: ClusterState, request: Request, allowed: int, slots_of: SlotsOf) -> list[Part]:
-    """Return the fullest domain of `prefer_same` that takes all members, else as few domains as possible."""
+    """Return the fullest domain of `prefer_same` that takes all members, else as few domains as possible.
+
+    Nodes without that label, or all nodes if it is empty, come last.
+    """
     nodes = request.nodes
     for mask in _whole_domains(cluster, request, request.prefer_same, allowed, slots_of):
         return [Part(mask, nodes)]
@@ -188,7 +187,7 @@ def _whole_domains(
 
 def _preferred(cluster: ClusterState, request: Request, slots_of: SlotsOf) -> int:
     """Return the mask of the preferred node if it takes a member."""
-    state = cluster.by_name.get(request.preferred_node) if request.preferred_node else None
+    state = cluster.by_name.get(request.preferred_node or "")
     return 1 << state.index if state is not None and slots_of(state) else 0
 
 

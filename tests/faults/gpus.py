@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,13 @@ def servers(count: int) -> list[Node]:
 
 
 def check_gpus(history: Sequence[tuple[int, Change]], seen: Sequence[Seen]) -> list[str]:
-    """Every grant of a closed GPU, or on a watched server of a device that was not there or not clean."""
+    """Every grant of a GPU that is closed or held, or on a watched server not there or not clean.
+
+    Devices go by UUID, whatever their numbers become.
+    """
     complaints: list[str] = []
     watched: set[str] = set()
-    closed: set[tuple[str, int]] = set()
+    closed: dict[tuple[str, int], str] = {}
     live: dict[int, Lease] = {}
     parts: dict[int, int] = {}
     for version, change in history:
@@ -72,9 +75,10 @@ def check_gpus(history: Sequence[tuple[int, Change]], seen: Sequence[Seen]) -> l
             case AgentLost():
                 watched.discard(change.node)
             case GpuClosed():
-                closed.add((change.node, change.gpu_id))
+                closed[change.node, change.gpu_id] = change.uuid
             case GpuOpened():
-                closed.discard((change.node, change.gpu_id))
+                opened = closed.get((change.node, change.gpu_id))
+                closed = {place: uuid for place, uuid in closed.items() if uuid != opened}
             case Released() | Expired():
                 live.pop(change.fencing_token, None)
             case Granted(lease=lease):
@@ -84,16 +88,18 @@ def check_gpus(history: Sequence[tuple[int, Change]], seen: Sequence[Seen]) -> l
                     last = [each for each in seen if each.server == member.node and each.version < version]
                     for gpu_id, uuid in zip(member.gpu_ids, member.gpu_uuids, strict=True):
                         which = f"version {version}: {lease.lease_id} got GPU {gpu_id} of {member.node}"
-                        if (member.node, gpu_id) in closed:
+                        holders = [each for each in live.values() if uuid in each.placement.gpu_uuids]
+                        taken = sum(each.request.gpu_milli for each in holders)
+                        if uuid in closed.values():
                             complaints.append(f"{which}, which is closed")
+                        if taken > MILLI_PER_GPU:
+                            complaints.append(f"{which}, which is held already")
                         if member.node not in watched or not last:
                             continue
                         if uuid not in last[-1].jobs:
                             complaints.append(f"{which}, which was not there")
                             continue
                         left = last[-1].jobs[uuid] - live.keys()
-                        holders = [each for each in live.values() if uuid in each.placement.gpu_uuids]
-                        taken = sum(each.request.gpu_milli for each in holders)
                         if left and taken + sum(parts[token] for token in left) > MILLI_PER_GPU:
                             complaints.append(f"{which}, on which the job of lease {left} was left")
     return complaints
@@ -135,6 +141,7 @@ class Course:
         """Return the complaints after so many steps."""
         kinds = [self.ask] * 4 + [self.release] * 3 + [self.send] * 8
         kinds += [self.lose, self.mend, self.storm, self.again, self.silence, self.open, self.clean_up]
+        kinds.append(self.renumber)
         for _ in range(steps):
             self.pass_time(self.rng.uniform(0.01, 0.1))
             kind = self.rng.choice(kinds)
@@ -145,7 +152,7 @@ class Course:
 
     @property
     def faults(self) -> tuple[Callable[[], None], ...]:
-        return self.lose, self.storm, self.again, self.silence
+        return self.lose, self.storm, self.again, self.silence, self.renumber
 
     def manager(self) -> GPUResourceManager:
         return self.rng.choice(self.managers)
@@ -256,6 +263,21 @@ class Course:
     def silence(self) -> None:
         self.pass_time(1.0)
         note_silence(self.manager())
+        self.start_jobs()
+
+    def renumber(self) -> None:
+        """An operator pins the same devices under other numbers."""
+        manager = self.manager()
+        manager.apply_inventory(
+            replace(
+                node,
+                gpus=tuple(
+                    replace(gpu, gpu_id=number)
+                    for number, gpu in zip(self.rng.sample(range(GPUS), GPUS), node.gpus, strict=True)
+                ),
+            )
+            for node in manager.inventory
+        )
         self.start_jobs()
 
     def open(self) -> None:

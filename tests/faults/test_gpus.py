@@ -9,10 +9,11 @@ import pytest
 from resource_manager import MemoryStore
 from resource_manager.agent import transitions
 from resource_manager.core import cluster, gpu_state
-from resource_manager.core.changes import AgentSeen, GpuClosed, Granted, Released
+from resource_manager.core.changes import AgentSeen, GpuClosed, Granted, InventoryChanged, Released
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.errors import CapacityError
+from resource_manager.manager import manager
 from resource_manager.storage import open_store
 from tests.builders import Clock
 from tests.faults.gpus import SETTING, Course, Seen, check_gpus
@@ -91,8 +92,24 @@ def takes_everything_as_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions, "rogue_processes", lambda state, gpu_id, gpu: [])
 
 
+def forgets_closures_that_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "replacement", lambda cluster, nodes, now: [InventoryChanged(nodes, now)])
+
+
+def goes_by_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NodeState, "gpu_ids_of", lambda self, placement: placement.gpu_ids)
+
+
 @pytest.mark.parametrize(
-    "bug", [forgets_to_clean, frees_closed_gpus, overlooks_missing_devices, takes_everything_as_clean]
+    "bug",
+    [
+        forgets_to_clean,
+        frees_closed_gpus,
+        overlooks_missing_devices,
+        takes_everything_as_clean,
+        forgets_closures_that_move,
+        goes_by_numbers,
+    ],
 )
 def test_the_checker_finds_bugs(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
@@ -125,10 +142,13 @@ def test_what_the_checker_complains_of() -> None:
         (5, GpuClosed("s0", 1, "u1", "xid 79", 2.0)),
         (6, lease(3, 1)),
         (7, lease(4, 2)),
+        (8, lease(5, 0)),
     ]
     seen = [Seen(1, "s0", {"u0": set(), "u1": set()}), Seen(3, "s0", {"u0": {1}, "u1": set()})]
     assert check_gpus(history, seen) == [
         "version 4: t2 got GPU 0 of s0, on which the job of lease {1} was left",
         "version 6: t3 got GPU 1 of s0, which is closed",
         "version 7: t4 got GPU 2 of s0, which was not there",
+        "version 8: t5 got GPU 0 of s0, which is held already",
+        "version 8: t5 got GPU 0 of s0, on which the job of lease {1} was left",
     ]

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from resource_manager import GPUResourceManager
+from resource_manager.core.changes import GpuClosed
 from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InvalidRequestError, ServerInUseError, UnknownNodeError
 
@@ -67,6 +68,25 @@ def test_adopted_gpus_serve_pending_requests_at_once_and_survive_a_reset() -> No
         assert found["gpu_uuids"] == ["GPU-x", "GPU-y"]
         assert manager.reset_resources()
         assert [gpu["uuid"] for gpu in manager.server("a")["gpus"]] == ["GPU-x", "GPU-y"]
+
+
+def test_a_server_lists_the_gpus_of_its_own_members_of_a_gang() -> None:
+    nodes = [Node(name, i, {"cpus": 8}, (Gpu(0), Gpu(1), Gpu(2)), "h") for i, name in enumerate("ab")]
+    with GPUResourceManager.from_url("memory://", inventory=nodes) as manager:
+        manager.submit("t", 1, server="b")
+        manager.submit("g", 1, nodes=4, spread="pack")
+        held = [[gpu["task_ids"] for gpu in manager.server(name)["gpus"]] for name in "ab"]
+    assert held == [[["g"], ["g"], ["g"]], [["t"], ["g"], []]]
+
+
+def test_a_closed_gpu_stays_closed_under_another_number() -> None:
+    with managed() as manager:
+        manager.commit(lambda cluster, now: [GpuClosed("a", 1, "GPU-1", "xid 48", now, stop=True)])
+        manager.adopt("a", [Gpu(0, uuid="GPU-1"), Gpu(1, uuid="GPU-0")])
+        assert [gpu["free_milli"] for gpu in manager.server("a")["gpus"]] == [0, 1000]
+        manager.apply_inventory([Node("c", 2, {"cpus": 8}, (Gpu(5, uuid="GPU-0"), Gpu(7, uuid="GPU-1")))])
+        assert [gpu["free_milli"] for gpu in manager.server("c")["gpus"]] == [1000, 0]
+        assert manager.explain("t", 2, 1)["kind"] == "maintenance"
 
 
 @pytest.mark.parametrize(

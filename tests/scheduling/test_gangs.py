@@ -4,19 +4,42 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations, pairwise
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resource_manager.core.changes import Change, Drained, Granted, MembersReleased, Queued, Released
+from resource_manager.core.changes import (
+    Change,
+    Drained,
+    GpuClosed,
+    Granted,
+    InventoryChanged,
+    MembersReleased,
+    Queued,
+    Released,
+)
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.fit import FreeCapacity, fits, pick_gpus, usable_gpus
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, Spread
 from resource_manager.errors import CapacityError, LeaseNotFoundError
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.gangs import could_start, domain_masks, positions, select_members
+from resource_manager.scheduling.gangs import (
+    Part,
+    Prospects,
+    could_start,
+    domain_masks,
+    fitting_node,
+    plan,
+    positions,
+    select_members,
+    slots,
+    takes_ever,
+)
 from resource_manager.scheduling.policies import POLICIES, nothing_fits
 from resource_manager.scheduling.queue_order import get_order
 
@@ -151,6 +174,137 @@ def test_fractions_are_packed_on_gpus() -> None:
     assert lease is not None
     assert Counter(member.gpu_ids for member in lease.members) == {(0,): 2, (1,): 2}
     assert start(cluster, gang("h", 1, 1, gpu_milli=400, spread=Spread.PACK)) is None
+
+
+def test_domains_are_those_that_take_all_members_packed_or_not() -> None:
+    packed = gang("g", 2, 1, spread=Spread.PACK, same="rack")
+    assert places(start(cluster_of("abc", "d"), packed)) == "dd", "one server is enough, and the fullest"
+    assert places(start(cluster_of("abc", "d"), gang("g", 2, 1, same="rack", preferred_node="b"))) == "ab"
+    assert places(start(cluster_of("abc", "d"), replace(packed, preferred_node="b"))) == "bb"
+    cluster = cluster_of("a", "b", "cd")
+    cluster.apply(Drained("a", 0.0))
+    assert places(start(cluster, replace(packed, nodes=3))) == "ccd", "the first rack is closed"
+
+
+def test_of_domains_equally_full_the_first_in_the_inventory_is_taken() -> None:
+    for request in (
+        gang("g", 2, same="rack"),
+        gang("g", 2, 0, same="rack"),
+        gang("g", 3, prefer_same="rack"),
+    ):
+        cluster = ClusterState(server(name, i, labels={"rack": "xyyx"[i]}) for i, name in enumerate("abcd"))
+        assert places(start(cluster, request))[:2] == "ad"
+
+
+def test_of_equally_good_choices_inside_the_required_domain_the_fullest_counts() -> None:
+    cluster = ClusterState(
+        server(name, i, labels={"row": "112222"[i], "rack": "xyzzww"[i]}) for i, name in enumerate("abcdef")
+    )
+    assert places(start(cluster, gang("g", 2, same="row", prefer_same="rack"))) == "cd"
+    assert places(start(cluster, gang("h", 2, same="row", prefer_same="rack"))) == "ef"
+    cluster = ClusterState(
+        server(name, i, labels={"row": "112222"[i], "rack": "xyxyzw"[i]}) for i, name in enumerate("abcdef")
+    )
+    assert places(start(cluster, gang("g", 2, same="row", prefer_same="rack"))) == "ab"
+
+
+def test_a_plan_for_later_is_for_open_servers_with_an_address_of_those_allowed() -> None:
+    cluster = ClusterState([*(state.node for state in cluster_of("abc").nodes), Node("z", 25)])
+    cluster.apply(Drained("a", 0.0))
+    assert plan(cluster, gang("g", 2), slots_of=lambda _: 1) == [Part(0b0110, 2)]
+    assert plan(cluster, gang("g", 1), 0b1101, lambda _: 1) == [Part(0b0100, 1)]
+
+
+def test_servers_without_a_port_are_left_out_one_after_the_other() -> None:
+    cluster = cluster_of("abcd", gpus=8, gang_ports=(7000, 7000))
+    found = [places(start(cluster, gang(f"g{number}", 2, 1))) for number in range(4)]
+    assert found == ["ab", "bc", "cd", ""]
+
+
+def test_the_node_of_a_gang_that_fits_is_its_first() -> None:
+    found = fitting_node(cluster_of("ab"), gang("g", 2))
+    assert found is not None
+    assert found.name == "a"
+
+
+def test_a_server_that_left_the_inventory_makes_no_gang_possible() -> None:
+    cluster = cluster_of("ab")
+    start(cluster, Request("stays", 1, required_node="b"))
+    cluster.apply(InventoryChanged((cluster.nodes[0].node,), 0.0))
+    assert [state.retired for state in cluster.nodes] == [False, True]
+    assert not takes_ever(cluster, gang("g", 2, 1), 0b11)
+
+
+def members_one_by_one(node: Node, request: Request, free: FreeCapacity) -> int:
+    """Return how many members the node takes with that free capacity, subtracted one after the other."""
+    most = 1 if request.spread is Spread.SERVERS else request.nodes
+    for count in range(most):
+        if not fits(node, request, free):
+            return count
+        free = free.minus(request, pick_gpus(request, usable_gpus(node, request, free.gpus), free.gpus))
+    return most
+
+
+def test_what_gangs_could_start_on_is_what_each_server_could_take() -> None:
+    """Seeded servers and gangs, also after a change of the inventory; some of each kind can, some cannot."""
+    found: Counter[tuple[bool, ...]] = Counter()
+    for seed in range(40):
+        draw = Random(seed)
+        cluster = ClusterState()
+        for _ in range(2):
+            cluster.apply(InventoryChanged(tuple(drawn_node(draw, number) for number in range(5)), 0.0))
+            for name in cluster.by_name:
+                if draw.random() < 0.3:
+                    cluster.apply(GpuClosed(name, draw.randrange(3), "", "xid 79", 0.0))
+            cluster.apply(Drained(f"s{draw.randrange(5)}", 0.0))
+            prospects = Prospects(cluster)
+            for _ in range(12):
+                request = drawn_gang(draw)
+                taken: Counter[str | None] = Counter()
+                for state in cluster.nodes:
+                    free, member = state.capacity_without_leases, replace(request, required_node=None)
+                    count = members_one_by_one(state.node, member, free)
+                    assert slots(state.node, member, free) == count
+                    is_asked = request.required_node in (None, state.name)
+                    if is_asked and state.is_open and state.node.address:
+                        taken[state.node.labels.get("rack") if request.same else ""] += count
+                del taken[None]
+                expected = max(taken.values(), default=0) >= request.nodes
+                assert prospects.could_start(request) == expected
+                found[expected, request.spread is Spread.PACK, bool(request.same)] += 1
+    assert len(found) == 8
+
+
+def drawn_node(draw: Random, number: int) -> Node:
+    """Return a server of one of few kinds, so that some are alike."""
+    gpus = tuple(Gpu(i, draw.choice(("A", "B")), uuid=draw.choice(("", "MIG-1"))) for i in range(3))
+    labels = {"rack": draw.choice("xy"), "zone": draw.choice("pq")}
+    resources = {"cpus": draw.choice((2, 6)), "disk": 0.3}
+    few = gpus if draw.random() < 0.5 else (Gpu(0), Gpu(1), Gpu(2))
+    return Node(
+        f"s{number}",
+        number,
+        resources,
+        few,
+        draw.choice(("h", "h", "")),
+        labels=labels if draw.random() < 0.8 else {},
+    )
+
+
+def drawn_gang(draw: Random) -> Request:
+    gpus = draw.choice((0, 1, 1, 2))
+    return gang(
+        "g",
+        draw.choice((2, 3, 4, 6)),
+        gpus,
+        gpu_milli=draw.choice((1000, 300)) if gpus == 1 else 1000,
+        resources=draw.choice(({}, {"cpus": 2}, {"disk": 0.1}, {"tapes": 0})),
+        gpu_types=draw.choice(((), (), ("A",))) if gpus else (),
+        spread=draw.choice(list(Spread)),
+        same=draw.choice(("", "rack")),
+        labels_required=draw.choice(({}, {}, {"zone": "p"}, {"zone": "p", "rack": "x"}, {"zone": "none"})),
+        required_node=draw.choice((None, None, None, "s1", "s4", "gone")),
+    )
 
 
 # ---- ranks and ports ----

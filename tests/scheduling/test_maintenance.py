@@ -26,7 +26,7 @@ from resource_manager.core.teams import Teams
 from resource_manager.manager.demand import Demand
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import explain, refusals_of
-from resource_manager.scheduling.maintenance import closed_for, ending, opens_at
+from resource_manager.scheduling.maintenance import closed_for, ending, opens_at, under_maintenance
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import get_order
 from resource_manager.scheduling.start_estimates import estimate_starts
@@ -68,6 +68,18 @@ def test_a_job_that_crosses_waits_with_the_window_in_the_sentence_and_starts_at_
     assert apply(cluster, allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 7199.0)) == []
     assert apply(cluster, allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 7200.0)) == ["long"]
     assert cluster.by_name["a"].is_open
+
+
+def test_what_runs_on_servers_of_open_windows_is_named_once() -> None:
+    windows = (Window(1, ("a",), 0.0, 9.0), Window(2, ("a", "gone"), 0.0, 9.0), Window(3, ("b",), 5.0, 9.0))
+    cluster = cluster_with(names="ab")
+    assert [submit(cluster, job(name, gpus=8), 0.0) for name in "xy"] == [["x"], ["y"]]
+    cluster.apply(MaintenanceChanged(windows, 0.0))
+    assert [[lease.lease_id for lease in under_maintenance(cluster, now)] for now in (0.0, 5.0, 9.0)] == [
+        ["x"],
+        ["x", "y"],
+        [],
+    ]
 
 
 def test_another_server_is_taken_and_the_verdict_names_the_window() -> None:
