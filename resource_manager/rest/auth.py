@@ -52,7 +52,7 @@ def refuse_other_pages(request: flask.Request) -> None:
     Browsers send `Sec-Fetch-Site` over HTTPS and to this machine only, `Origin` with every change.
     """
     origin = request.headers.get("Origin")
-    other_origin = origin is not None and urlsplit(origin).netloc != request.host
+    other_origin = origin is not None and origin.partition("://")[2] != request.host
     if other_origin or request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         raise ProblemError(
             403,

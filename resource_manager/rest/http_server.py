@@ -89,7 +89,7 @@ def bounded_server(
         asyncore_use_poll=True,  # select() fails from the 1,024th open file on
         channel_request_lookahead=1,
         # The app itself refuses bodies above its smaller limit; waitress does not read far larger ones.
-        max_request_body_size=8 * MAX_BODY_BYTES,
+        max_request_body_size=16 * MAX_BODY_BYTES,
         clear_untrusted_proxy_headers=True,
         trusted_proxy=trusted_proxy,
         trusted_proxy_headers={"x-forwarded-for", "x-forwarded-proto"} if trusted_proxy else set(),

@@ -14,6 +14,7 @@ from resource_manager.errors import SettingsError
 from resource_manager.rest.problems import ProblemError
 
 MAX_BODY_BYTES = 1024 * 1024
+MAX_FORM_BYTES = 64 * 1024
 DEFAULT_RATE = "1000/second"
 FAILURES = "20/minute"
 PERIODS_S = {"second": 1, "minute": 60, "hour": 3600}

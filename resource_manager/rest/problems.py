@@ -8,7 +8,7 @@ from typing import Any
 
 import flask
 from pydantic import ValidationError
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from resource_manager.core.refusal import Refusal, RefusalKind, lock_busy
 from resource_manager.errors import (
@@ -159,12 +159,10 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             return ProblemError(422, detail)
         case OtherOwnerError():
             return ProblemError(403, detail)
-        case NeverFitsError():
-            errors = [{"field": error.field or "", "message": detail}]
-            return ProblemError(400, detail, refused=RefusalKind.NEVER_FITS, errors=errors)
         case InvalidRequestError():
             errors = [{"field": error.field or "", "message": shortened(detail)}]
-            return ProblemError(400, detail, errors=errors)
+            refused = RefusalKind.NEVER_FITS if isinstance(error, NeverFitsError) else None
+            return ProblemError(400, detail, refused=refused, errors=errors)
         case LeaseNotFoundError():
             return ProblemError(
                 404, detail, kind=NO_LEASE, task_id=error.lease_id, fencing_token=error.fencing_token
@@ -187,6 +185,16 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             return ProblemError(503, detail, error=ALLOCATION_FAILED, headers={"Retry-After": "60"})
     logger.error("unexpected error of the manager: %s", detail)
     return ProblemError(500, "the manager failed: see the log of the service")
+
+
+def from_http(error: HTTPException) -> ProblemError:
+    """Return the problem of an error of the framework's."""
+    status = error.code or 500
+    detail = error.description or TITLES.get(status, "")
+    if isinstance(error, RequestEntityTooLarge):
+        detail = f"the body may have at most {flask.request.max_content_length:,} bytes"
+    headers = {name: value for name, value in error.get_headers() if name in ("Allow", "Retry-After")}
+    return ProblemError(status, detail, headers=headers)
 
 
 RETRY_AFTER_S = 5
@@ -224,9 +232,7 @@ def install(app: flask.Flask) -> None:
 
     @app.errorhandler(HTTPException)
     def on_http(error: HTTPException) -> flask.Response:
-        status = error.code or 500
-        headers = {name: value for name, value in error.get_headers() if name in ("Allow", "Retry-After")}
-        return ProblemError(status, error.description or TITLES.get(status, ""), headers=headers).response()
+        return from_http(error).response()
 
     @app.errorhandler(Exception)
     def on_crash(error: Exception) -> flask.Response:

@@ -11,12 +11,13 @@ from typing import Any, TypeVar, cast
 import flask
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
+from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from resource_manager.errors import ResourceManagerError
 from resource_manager.rest import auth, problems
 from resource_manager.rest.auth import Identity
-from resource_manager.rest.limits import network_of
+from resource_manager.rest.limits import MAX_FORM_BYTES, network_of
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.service import Service, current_service
 from resource_manager.rest.tokens import Role
@@ -81,6 +82,8 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
 
     def answer(**path: Any) -> flask.Response:
         service = current_service()
+        if route.page:
+            flask.request.max_content_length = MAX_FORM_BYTES
         identity = admit(service, route.role)
         if identity is not None and route.changes:
             auth.check_csrf(service.secret, identity, flask.request)
@@ -109,6 +112,8 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
             return _error_page(problems.from_manager(error))
         except ValidationError as error:
             return _error_page(problems.from_validation(error))
+        except HTTPException as error:
+            return _error_page(problems.from_http(error))
 
     return view
 

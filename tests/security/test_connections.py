@@ -178,3 +178,11 @@ def test_a_reader_who_clicks_from_page_to_page_is_no_attacker(
     began = time.monotonic()
     wait_for(lambda: service.metrics.open_streams == {})
     assert time.monotonic() - began < events.HEARTBEAT_S - 2
+
+
+@pytest.mark.parametrize(("path", "status"), [("/login", 413), ("/api/allocate", 401)])
+def test_ten_megabytes_are_refused_with_an_answer(serve: Any, path: str, status: int) -> None:
+    """A server that only closes the connection leaves its caller with a broken pipe."""
+    host, port = serve()
+    answer = httpx.post(f"http://{host}:{port}{path}", content=b"x" * 10_000_000, timeout=30.0)
+    assert answer.status_code == status

@@ -30,6 +30,8 @@ AsRole = Callable[..., FlaskClient]
     [
         {"Origin": "http://evil.example"},  # over plain HTTP browsers send no Sec-Fetch-Site
         {"Origin": "null"},
+        {"Origin": "http://["},
+        {"Origin": "http://[v.]"},
         {"Origin": "http://localhost:8080"},
         {"Origin": "http://evil.example", "Sec-Fetch-Site": "same-origin"},
         {"Sec-Fetch-Site": "cross-site"},

@@ -78,6 +78,10 @@ def test_a_token_has_a_name_that_can_be_told(kept: Persistence) -> None:
         with pytest.raises(ResourceManagerError) as caught:
             tokens.create(kept.tokens, name, Role.USER)
         assert str(caught.value).isprintable()
+    for server in (*hostile.UNPRINTABLE, " ", "x" * 251):
+        with pytest.raises(ResourceManagerError) as caught:
+            tokens.create(kept.tokens, "gpu-a", Role.AGENT, server=server)
+        assert str(caught.value).isprintable()
     assert kept.tokens.read() == {}
 
 

@@ -155,6 +155,14 @@ def test_a_body_above_the_limit_is_refused(as_role: AsRole, content_type: str) -
         assert answer.status_code == 413
 
 
+@pytest.mark.parametrize("path", ["/login", "/act/release", "/act/servers/0/drain"])
+def test_a_form_above_its_smaller_limit_is_refused_on_a_page(path: str, as_role: AsRole) -> None:
+    """Before the log-in anybody may send one, and a form of a megabyte takes half a second to read."""
+    answer = as_role(None if path == "/login" else Role.OPERATOR).post(path, data={"reason": "x" * 2**16})
+    assert (answer.status_code, answer.mimetype) == (413, "text/html")
+    assert "the body may have at most 65,536 bytes" in answer.text
+
+
 def test_a_long_query_is_refused(open_client: FlaskClient) -> None:
     for path in ("/leases?q=", "/?q=", "/queue?q=", "/api/task?task_id="):
         assert open_client.get(path + "a" * 100_000).status_code == 400
