@@ -17,6 +17,9 @@ from simulator.errors import SimulationError
 from simulator.io.files import write_json
 from simulator.progress import Progress, no_progress
 
+CONNECT_TIMEOUT = "5s"
+"""Time to reach a Dask scheduler."""
+
 
 class Case(Protocol):
     """One run: it can be pickled, and equal fingerprints give equal results."""
@@ -100,7 +103,7 @@ def dask(address: str) -> Iterator[Executor]:
     except ModuleNotFoundError as error:
         raise SimulationError(f"Dask is not installed: {how_to_install('dask')}") from error
     try:
-        client: Any = Client(address, timeout="5s", set_as_default=False)  # type: ignore[no-untyped-call]
+        client: Any = Client(address, timeout=CONNECT_TIMEOUT, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise SimulationError(f"no Dask scheduler at {address}: {error}") from error
     with client:

@@ -30,21 +30,21 @@ ROUND_POLICIES: dict[str, Callable[[Solve], RoundPolicy]] = {
 ENTRY_POINT_GROUP = "gpu_resource_manager.round_policies"
 
 
-def _makers() -> dict[str, Callable[[], Callable[[Solve], RoundPolicy]]]:
-    found = {point.name: point.load for point in entry_points(group=ENTRY_POINT_GROUP)}
-    return found | {name: (lambda maker=maker: maker) for name, maker in ROUND_POLICIES.items()}
-
-
 def is_round_policy(name: str) -> bool:
     """Return True if a round policy has that name."""
-    return name in ROUND_POLICIES or name in _makers()
+    return name in ROUND_POLICIES or name in entry_points(group=ENTRY_POINT_GROUP).names
 
 
 def get_round_policy(name: str, solver: str = "highs") -> RoundPolicy:
     """Return a new round policy, built in or from an entry point; raises `PolicyError`."""
-    if not is_round_policy(name):
-        raise PolicyError(f"unknown round policy {name!r}; known are {', '.join(sorted(_makers()))}")
-    return _makers()[name]()(get_solver(solver))
+    maker = ROUND_POLICIES.get(name)
+    if maker is None:
+        points = entry_points(group=ENTRY_POINT_GROUP)
+        if name not in points.names:
+            known = ", ".join(sorted({*ROUND_POLICIES, *points.names}))
+            raise PolicyError(f"unknown round policy {name!r}; known are {known}")
+        maker = points[name].load()
+    return maker(get_solver(solver))
 
 
 __all__ = ["ROUND_POLICIES", "RoundPolicy", "get_round_policy", "is_round_policy"]

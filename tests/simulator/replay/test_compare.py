@@ -292,8 +292,8 @@ def test_bad_input_runs_nothing(own: Path, more: list[str], message: str) -> Non
     assert not (own / "out").exists()
 
 
-@pytest.mark.slow
-def test_an_unreachable_dask_cluster_is_named(own: Path) -> None:
+def test_an_unreachable_dask_cluster_is_named(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "CONNECT_TIMEOUT", "0.2s")
     files = ["--nodes", str(own / "nodes.csv"), "--jobs", str(own / "jobs.csv")]
     result = CliRunner().invoke(main, ["compare", "--trace", "csv", *files, "--dask", "tcp://127.0.0.1:1"])
     assert result.exit_code == 2

@@ -41,25 +41,19 @@ read_once = lru_cache(maxsize=1)(read_trace)
 """One trace is enough to cache: the slow tests run all policies of a trace and seed in succession."""
 
 
-def assert_equals_published(openb: Path, trace: str, policy: str, seed: int) -> None:
+@pytest.mark.parametrize("policy", DETERMINISTIC)
+@pytest.mark.parametrize(
+    "seed", [SEEDS[0], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[1:])]
+)
+@pytest.mark.parametrize(
+    "trace", [TRACES[0], *(pytest.param(trace, marks=pytest.mark.slow) for trace in TRACES[1:])]
+)
+def test_every_curve_equals_the_published_one(openb: Path, trace: str, policy: str, seed: int) -> None:
     _, rows = replay(read_once(openb, trace, seed), policy, seed)
     for column, table in enumerate(TABLES, start=1):
         expected = published(openb, table)[trace, policy, seed]
         # Tables are printed with two decimals, ratios with all: the last digit of a float may differ.
         assert [row[column] for row in rows] == pytest.approx(expected, abs=1e-9, rel=0), table
-
-
-@pytest.mark.parametrize("policy", DETERMINISTIC)
-def test_first_seed_equals_the_published_curves(openb: Path, policy: str) -> None:
-    assert_equals_published(openb, "default", policy, 42)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", DETERMINISTIC)
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("trace", TRACES)
-def test_every_curve_equals_the_published_one(openb: Path, trace: str, policy: str, seed: int) -> None:
-    assert_equals_published(openb, trace, policy, seed)
 
 
 @pytest.mark.slow

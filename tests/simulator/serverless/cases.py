@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from operator import itemgetter
 
 from hypothesis import strategies as st
 
@@ -36,46 +38,67 @@ class Case:
         return logs
 
 
-@st.composite
-def templates(draw: st.DrawFn) -> WorkflowTemplate:
-    count = draw(st.integers(1, 6))
-    work = st.one_of(
-        st.sampled_from([0, 1, CORE_SPEED, 3600 * CORE_SPEED]),
-        st.integers(0, 5000 * CORE_SPEED),
-        st.integers(0, 99_999),
-    )
+# Strategies are made once: to make them anew for each example takes longer than the example.
+WORK = st.one_of(
+    st.sampled_from([0, 1, CORE_SPEED, 3600 * CORE_SPEED]),
+    st.integers(0, 5000 * CORE_SPEED),
+    st.integers(0, 99_999),
+)
+MEMORIES, PARALLELISMS = st.integers(1, MEMORY), st.integers(1, 5)
+SIZES = st.sampled_from([0, 100, 1000, 7777])
+ARRIVALS = st.one_of(st.sampled_from([0.0, 0.5, 1.0, 3600.0]), st.floats(0, 5000, allow_nan=False))
+
+
+@cache
+def templates(count: int) -> st.SearchStrategy[WorkflowTemplate]:
+    """Return the templates of so many functions."""
+    functions = [st.tuples(*[values] * count) for values in (WORK, MEMORIES, PARALLELISMS)]
     pairs = [(parent, child) for child in range(count) for parent in range(child)]
-    chosen = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=8)) if pairs else []
-    return WorkflowTemplate(
-        tuple(draw(st.lists(work, min_size=count, max_size=count))),
-        tuple(draw(st.lists(st.integers(1, MEMORY), min_size=count, max_size=count))),
-        tuple(draw(st.lists(st.integers(1, 5), min_size=count, max_size=count))),
-        tuple((*pair, draw(st.sampled_from([0, 100, 1000, 7777]))) for pair in chosen),
+    edges = st.tuples(st.sampled_from(pairs), SIZES) if pairs else st.nothing()
+    chosen = st.lists(edges, unique_by=itemgetter(0), max_size=min(8, len(pairs)))
+    return st.builds(
+        WorkflowTemplate, *functions, chosen.map(lambda edges: tuple((*pair, size) for pair, size in edges))
     )
+
+
+@cache
+def arrivals(count: int) -> st.SearchStrategy[tuple[tuple[float, ...], tuple[WorkflowTemplate, ...]]]:
+    """Return the times and templates of so many workflows."""
+    template = st.integers(1, 6).flatmap(templates)
+    return st.tuples(st.tuples(*[ARRIVALS] * count), st.tuples(*[template] * count))
+
+
+@cache
+def decisions(nodes: int) -> st.SearchStrategy[list[tuple[int, int]]]:
+    """Return lists of decisions for so many NUMA nodes."""
+    return st.lists(st.tuples(st.integers(0, nodes - 1), MEMORIES), min_size=1, max_size=10)
+
+
+def servers(name: str) -> st.SearchStrategy[ServerType]:
+    """Return the server types of that name."""
+    numa_nodes = st.builds(NumaNodes, count=st.integers(1, 2), cpu=st.integers(1, 4), memory=st.just(MEMORY))
+    return st.builds(
+        ServerType,
+        name=st.just(name),
+        count=st.integers(1, 2),
+        hourly_rate=st.sampled_from([0.085, 0.34, 1.0]),
+        cold_start_latency=st.sampled_from([0.0, 0.5, 1.7]),
+        numa_nodes=numa_nodes,
+    )
+
+
+CONFIGS = st.builds(
+    ClusterConfig,
+    memory_bandwidth=st.just(10_000),
+    numa_bandwidth=st.just(5_000),
+    network_bandwidth=st.just(1_000),
+    single_core_speed=st.just(CORE_SPEED),
+    servers=st.one_of(st.tuples(servers("type0")), st.tuples(servers("type0"), servers("type1"))),
+)
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    count = draw(st.integers(1, 5))
-    servers = tuple(
-        ServerType(
-            name=f"type{kind}",
-            count=draw(st.integers(1, 2)),
-            hourly_rate=draw(st.sampled_from([0.085, 0.34, 1.0])),
-            cold_start_latency=draw(st.sampled_from([0.0, 0.5, 1.7])),
-            numa_nodes=NumaNodes(count=draw(st.integers(1, 2)), cpu=draw(st.integers(1, 4)), memory=MEMORY),
-        )
-        for kind in range(draw(st.integers(1, 2)))
-    )
-    config = ClusterConfig(
-        memory_bandwidth=10_000, numa_bandwidth=5_000, network_bandwidth=1_000, single_core_speed=CORE_SPEED,
-        servers=servers,
-    )  # fmt: skip
-    arrival = st.one_of(st.sampled_from([0.0, 0.5, 1.0, 3600.0]), st.floats(0, 5000, allow_nan=False))
-    decision = st.tuples(st.integers(0, config.numa_node_count - 1), st.integers(1, MEMORY))
-    return Case(
-        draw(st.lists(arrival, min_size=count, max_size=count)),
-        draw(st.lists(templates(), min_size=count, max_size=count)),
-        config,
-        draw(st.lists(decision, min_size=1, max_size=10)),
-    )
+    config = draw(CONFIGS)
+    times, workflows = draw(st.integers(1, 5).flatmap(arrivals))
+    return Case(list(times), list(workflows), config, draw(decisions(config.numa_node_count)))
