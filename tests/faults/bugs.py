@@ -10,7 +10,7 @@ from typing import Any
 
 from resource_manager.core.changes import Preempting, Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.scheduling import allocator
+from resource_manager.scheduling import allocator, victims
 from resource_manager.storage import RedisStore, VariableStore
 from resource_manager.storage.redis.lock import RedisLock
 
@@ -90,6 +90,12 @@ def forgotten_restart() -> None:
     allocator.grant = careless
 
 
+def no_right() -> None:
+    """Leases are taken of everybody: of teams inside their guarantee, and of jobs as urgent as the taker."""
+    victims.Right.leases = lambda self: list(self._cluster.leases.values())  # type: ignore[method-assign]
+    victims.Right.allows = lambda self, lease: True  # type: ignore[method-assign]
+
+
 def early_grant() -> None:
     """What a preempted lease holds is granted before its release is known."""
     apply = ClusterState.apply
@@ -102,7 +108,7 @@ def early_grant() -> None:
     ClusterState.apply = careless  # type: ignore[method-assign]
 
 
-OF_PREEMPTION = ("early grant", "forgotten restart", "lost victim", "victim last")
+OF_PREEMPTION = ("early grant", "forgotten restart", "lost victim", "no right", "victim last")
 """Bugs that only a run with preemption can show."""
 
 BUGS: dict[str, Callable[[], None]] = {
@@ -113,6 +119,7 @@ BUGS: dict[str, Callable[[], None]] = {
     "no remainder": no_remainder,
     "lost victim": lost_victim,
     "victim last": victim_last,
+    "no right": no_right,
     "early grant": early_grant,
     "forgotten restart": forgotten_restart,
 }
