@@ -14,6 +14,7 @@ from resource_manager.core.changes import (
     Outcome,
     Queued,
     Released,
+    new_released,
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease, Placement
@@ -190,7 +191,7 @@ class Replay:
             if event.lease_id in self.cluster.pending:
                 return event
             lease = self.cluster.leases.get(event.lease_id)
-            return None if lease is None else Released(event.lease_id, lease.fencing_token, now)
+            return None if lease is None else new_released(event.lease_id, lease.fencing_token, now)
         return event
 
     def _with_dispatch(self, changes: list[Change], now: float) -> list[Change]:
@@ -207,7 +208,7 @@ class Replay:
 
     def _released(self, lease: Lease, now: float) -> Released:
         outcome = self.record.job_runs[lease.lease_id].job.outcome
-        return Released(lease.lease_id, lease.fencing_token, now, outcome)
+        return new_released(lease.lease_id, lease.fencing_token, now, outcome)
 
     def _commit(self, changes: list[Change], now: float) -> None:
         for change in changes:

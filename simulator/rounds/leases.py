@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from resource_manager.core.changes import Change, Released
+from resource_manager.core.changes import Change, new_released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Node, Request
 from resource_manager.scheduling.allocator import allocate, grant
@@ -132,4 +132,4 @@ def open_gpus(cluster: ClusterState) -> int:
 
 def release(cluster: ClusterState, lease_id: str, now: float) -> None:
     """Release a lease."""
-    cluster.apply(Released(lease_id, cluster.leases[lease_id].fencing_token, now))
+    cluster.apply(new_released(lease_id, cluster.leases[lease_id].fencing_token, now))
