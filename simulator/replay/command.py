@@ -22,6 +22,7 @@ from simulator.replay.options import (
     default_order,
     default_policies,
     reject_unused_options,
+    seed_of,
     source_of,
     workload_options,
 )
@@ -79,6 +80,7 @@ def command(
             source = source_of(trace, data, pods, nodes, jobs, history, load, workload, split_large_jobs)
             policy = policy or default_policies(trace)[0]
             order = order or default_order(history)
+            seed = seed_of(source, seed)
             preemption = bool(teams) and load_teams(teams).preemption
             case = Case(source, policy, order, seed, quotas, solver, teams, preemption, checkpoint_s)
             if trace in STUDIES or is_round_policy(policy):

@@ -22,6 +22,7 @@ from simulator.replay.options import (
     default_order,
     default_policies,
     reject_unused_options,
+    seed_of,
     source_of,
     workload_options,
 )
@@ -93,7 +94,6 @@ def command(
 
     With --output-dir an interrupted comparison can be resumed: finished runs are kept there.
     """
-    seeds = seeds_of(seeds, seed)
     if dask is not None:
         reject_given(("workers",), "sets the number of local processes; it cannot be used with --dask")
     policies = policies or list(default_policies(trace))
@@ -101,6 +101,7 @@ def command(
     reject_unused_options(trace, history, orders)
     with history_as_file(history, output_dir) as recorded:
         source = source_of(trace, data, pods, nodes, jobs, recorded, load, workload, split_large_jobs)
+        seeds = seeds_of(seeds, seed_of(source, seed))
         comparison.check(source, policies, orders, seeds, solver, teams)
         cases = comparison.cases(source, policies, orders, seeds, quotas, solver, teams, checkpoint_s)
         executor = sweep.dask(dask) if dask else sweep.processes(min(workers or len(cases), len(cases)))

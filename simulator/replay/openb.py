@@ -93,8 +93,7 @@ def read_trace(folder: Path, pods: str, seed: int) -> Trace:
     if not requests:
         raise InputError("the pod list is empty", path=path)
     misfits = shapes_that_never_fit(requests, nodes)
-    fixture = folder / "fixtures" / f"{pods}.json.gz"
-    if fixture.exists():
+    if (fixture := _fixture(folder, pods)).exists():
         order, rank = _read_fixture(fixture, seed, len(requests), len(nodes))
     else:
         order, rank = _draw(requests, nodes, seed)
@@ -143,6 +142,17 @@ def _request(row: Row) -> Request:
 
 def _arrival(pod: Request, place: int) -> Request:
     return pod.for_task(f"{pod.lease_id}#{place}")
+
+
+def first_seed(folder: Path, pods: str) -> int:
+    """Return the lowest seed for which the folder has an order of the pod list; 0 if it has none."""
+    path = _fixture(folder, pods)
+    orders = read_json(path) if path.exists() else None
+    return min(map(int, filter(str.isdecimal, orders)), default=0) if isinstance(orders, dict) else 0
+
+
+def _fixture(folder: Path, pods: str) -> Path:
+    return folder / "fixtures" / f"{pods}.json.gz"
 
 
 def _read_fixture(path: Path, seed: int, pods: int, nodes: int) -> tuple[list[int], list[int]]:

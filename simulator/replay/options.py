@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from resource_manager.settings import Settings
 from simulator.cli import BadInput, reject_given
 from simulator.replay.comparison import Source
+from simulator.replay.openb import first_seed
 from simulator.replay.replay import CHECKPOINT_S
 from simulator.rounds.linear_programs import SOLVERS
 from simulator.rounds.studies import STUDIES
@@ -149,3 +151,9 @@ def source_of(
         if (path.suffix in (".json", ".jsonl")) != (trace == "json"):
             raise BadInput(f"--trace {trace} cannot read the file {path}")
     return Source("jobs", (str(nodes), jobs), split_large_jobs)
+
+
+def seed_of(source: Source, seed: int) -> int:
+    """Return --seed or, where openb was given none, the first seed for which the data has an order."""
+    given = click.get_current_context().get_parameter_source("seed") is not ParameterSource.DEFAULT
+    return seed if given or source.kind != "openb" else first_seed(Path(source.paths[0]), source.paths[1])

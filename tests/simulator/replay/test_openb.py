@@ -236,6 +236,18 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert not curve.exists()
 
 
+def test_the_first_recorded_order_is_the_default(small: Path) -> None:
+    """The file has the order of seed 1 alone; without a file it is drawn, by default from seed 0."""
+    arguments = ["--trace", "openb", "--data", str(small), "--json"]
+    for command in ("replay", "compare"):
+        result = CliRunner().invoke(main, [command, *arguments])
+        assert result.exit_code == 0, result.output
+    refused = CliRunner().invoke(main, ["replay", *arguments, "--seed", "0"])
+    assert "no order for seed 0; the file has 1" in refused.stderr
+    (small / "fixtures" / "default.json.gz").unlink()
+    assert CliRunner().invoke(main, ["replay", *arguments]).exit_code == 0
+
+
 def test_unknown_policy_is_named(small: Path) -> None:
     arguments = ["replay", "--trace", "openb", "--data", str(small), "--seed", "1", "--policy", "best"]
     result = CliRunner().invoke(main, arguments)
