@@ -25,7 +25,7 @@ LADDER = (
     ("airflow",),
     ("testing",),
 )
-"""The rooms of resource_manager; each may import itself and the rooms of earlier rows."""
+"""The parts of resource_manager; each may import itself and the parts of earlier rows."""
 
 OF_SIMULATOR = (
     "errors",
@@ -40,7 +40,7 @@ OF_SIMULATOR = (
 """The parts of resource_manager that the simulator may import."""
 
 OF_AIRFLOW = "resource_manager.airflow.version_compat"
-"""The names that differ between versions of Airflow: every room may import it, since it imports none."""
+"""The names that differ between versions of Airflow: every part may import it, since it imports none."""
 
 AT_ROOT = {"__init__.py", "errors.py", "lazy.py", "settings.py", "testing.py", "py.typed"}
 PURE = ("core", "scheduling")
@@ -90,17 +90,17 @@ def imports(path: Path) -> frozenset[str]:
 
 
 def rung_of(name: str) -> int:
-    room = name.split(".")[1]
-    return next(i for i, rooms in enumerate(LADDER) if room in rooms)
+    part = name.split(".")[1]
+    return next(i for i, parts in enumerate(LADDER) if part in parts)
 
 
 PRODUCT = [path for path in modules("resource_manager") if name_of(path) != "resource_manager"]
 
 
-def test_the_root_holds_no_room() -> None:
+def test_the_root_holds_no_part() -> None:
     assert {path.name for path in (ROOT / "resource_manager").iterdir() if path.is_file()} == AT_ROOT
-    rooms = {path.parent.name for path in (ROOT / "resource_manager").glob("*/__init__.py")}
-    assert rooms == {room for row in LADDER for room in row} - {"errors", "lazy", "settings", "testing"}
+    parts = {path.parent.name for path in (ROOT / "resource_manager").glob("*/__init__.py")}
+    assert parts == {part for row in LADDER for part in row} - {"errors", "lazy", "settings", "testing"}
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=name_of)
@@ -110,8 +110,8 @@ def test_imports_climb_one_way(path: Path) -> None:
         assert name.split(".")[0] not in {"simulator", "plugins", "dags", "demo", "tests"}
         if name.startswith("resource_manager.") and name != OF_AIRFLOW:
             assert here != OF_AIRFLOW, f"{here} imports {name}"
-            same_room = name.split(".")[1] == here.split(".")[1]
-            assert same_room or rung_of(name) < rung_of(here), f"{here} imports {name}, which stands above it"
+            same_part = name.split(".")[1] == here.split(".")[1]
+            assert same_part or rung_of(name) < rung_of(here), f"{here} imports {name}, which stands above it"
 
 
 @pytest.mark.parametrize("path", modules("simulator"), ids=name_of)

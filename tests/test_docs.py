@@ -18,7 +18,7 @@ import uuid
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -28,6 +28,7 @@ import resource_manager.airflow as for_authors
 from benchmarks import figures
 from demo.stack import free_ports
 from resource_manager import GPUResourceManager, Settings
+from resource_manager.core.changes import Change
 from resource_manager.jobs.launchers.registry import LAUNCHERS
 from resource_manager.manager.inventory_file import load_inventory
 from resource_manager.rest import tokens
@@ -304,6 +305,13 @@ def test_links_have_targets(page: Path) -> None:
         if not linked.exists() or (anchor and anchor not in anchors(linked)):
             missing.append(target)
     assert not missing
+
+
+def test_every_setting_and_every_change_stands_on_its_page() -> None:
+    settings = (ROOT / "docs" / "operating.md").read_text()
+    assert [name for name in Settings.model_fields if f"`GPU_MANAGER_{name.upper()}`" not in settings] == []
+    changes = (ROOT / "docs" / "contributing" / "state-and-changes.md").read_text()
+    assert [kind for kind in get_args(Change) if f"`{kind.__name__}`" not in changes] == []
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -468,7 +468,7 @@ def test_a_member_without_its_lease_is_found() -> None:
     assert not members.agrees(cluster)
 
 
-def test_a_gang_is_refused_only_where_its_members_have_no_room() -> None:
+def test_a_gang_is_refused_only_where_its_members_do_not_fit() -> None:
     refused = Operation("g0", "allocate", "g", 2, {"gpus": 2, "cpus": 4, "nodes": 2}, 3, {"result": "none"})
     full = lease("b", 1, tuple(range(8)))
     assert complaints([told("b", 0, 1, full), refused], [Granted(full, 0)], servers=2) == []

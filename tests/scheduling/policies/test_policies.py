@@ -157,7 +157,7 @@ def test_incremental_scoring_chooses_as_full_scoring(name: str, script: list[tup
 @settings(max_examples=60)
 @given(script=steps)
 def test_fitting_nodes_are_listed_as_by_a_scan_of_all_nodes(script: list[tuple[str, object]]) -> None:
-    def last_with_room(cluster: ClusterState, request: Request) -> Placement | None:
+    def last_that_fits(cluster: ClusterState, request: Request) -> Placement | None:
         if request.required_node is not None:
             return None
         fitting = Fitting.of(cluster, request)
@@ -169,7 +169,7 @@ def test_fitting_nodes_are_listed_as_by_a_scan_of_all_nodes(script: list[tuple[s
         node = cluster.nodes[listed[-1]]
         return Placement(node.name, node.pick_gpus(request))
 
-    play(ClusterState(WIDE), last_with_room, script)
+    play(ClusterState(WIDE), last_that_fits, script)
 
 
 def tightest_or_least_left(node: NodeState, request: Request) -> float:
