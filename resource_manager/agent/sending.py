@@ -75,7 +75,7 @@ class ReportSender:
     def _answer(self, response: HTTPResponse, body: bytes) -> Mapping[str, Any]:
         try:
             found = json.loads(body) if body.strip() else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             found = {}
         answer = found if isinstance(found, dict) else {}
         if 200 <= response.status < 300:

@@ -129,9 +129,10 @@ def kept_reports(store: Store, servers: Iterable[str]) -> dict[str, KeptReport]:
 def use_of(manager: GPUResourceManager, servers: Sequence[str] | None = None) -> list[ServerUse]:
     """Return the use of these servers, by default of all, in the inventory's order."""
     table = load_health_table(manager.settings.health)
+    asked = None if servers is None else set(servers)
 
     def names(cluster: ClusterState, now: float) -> list[str]:
-        return [state.name for state in cluster.nodes if servers is None or state.name in servers]
+        return [state.name for state in cluster.nodes if asked is None or state.name in asked]
 
     def elsewhere(cluster: ClusterState, now: float) -> set[str]:
         states = (cluster.by_name[name] for name in wanted if name in cluster.by_name)

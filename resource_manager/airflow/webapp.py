@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
+import time
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -35,6 +36,9 @@ NAME = "GPU resource manager"
 
 WORKERS = 16
 MAX_STREAMS = 24
+OUTAGE_S = 5.0
+"""Time after a failure in which no call tries to reach the store again: a try holds a thread of Airflow's."""
+
 IDENTITY_KEY = "gpu_manager.identity"
 
 
@@ -75,6 +79,8 @@ class Gate:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bridge: Any = None
+        self._problem = ""
+        self._again_at = 0.0
         self._tokens: TokenAuthenticator | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -126,21 +132,30 @@ class Gate:
         """Return the Flask app behind a WSGI bridge; raise if the store cannot be reached."""
         with self._lock:
             if self._bridge is None:
-                instance = publish_instance()  # again, in case it failed at the start
-                manager = manager_of_tasks()
-                secret = hashlib.sha256(f"{NAME}:{conf.get('api', 'secret_key')}".encode()).hexdigest()
-                service = build(
-                    manager,
-                    AirflowAuthenticator(),
-                    secret,
-                    airflow_url=urlsplit(conf.get("api", "base_url", fallback="") or "").path,
-                    instance=instance,
-                    embedded=True,
-                    max_streams=MAX_STREAMS,
-                )
-                app: Any = create_app(service)
-                self._bridge = WSGIMiddleware(app, workers=WORKERS + MAX_STREAMS)
+                if time.monotonic() < self._again_at:
+                    raise ResourceManagerError(self._problem)
+                try:
+                    self._bridge = _bridge()
+                except (ResourceManagerError, AirflowException) as error:
+                    self._problem, self._again_at = str(error), time.monotonic() + OUTAGE_S
+                    raise
             return self._bridge
+
+
+def _bridge() -> Any:
+    instance = publish_instance()  # again, in case it failed at the start
+    secret = hashlib.sha256(f"{NAME}:{conf.get('api', 'secret_key')}".encode()).hexdigest()
+    service = build(
+        manager_of_tasks(),
+        AirflowAuthenticator(),
+        secret,
+        airflow_url=urlsplit(conf.get("api", "base_url", fallback="") or "").path,
+        instance=instance,
+        embedded=True,
+        max_streams=MAX_STREAMS,
+    )
+    app: Any = create_app(service)
+    return WSGIMiddleware(app, workers=WORKERS + MAX_STREAMS)
 
 
 def manager_of_tasks() -> GPUResourceManager:

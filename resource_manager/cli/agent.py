@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, print_json
+from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, one_line, print_json
 from resource_manager.cli.commands import check_interval, json_option, main
 from resource_manager.cli.discovering import as_dict, health_option
 from resource_manager.cli.target import Target, exit_codes
@@ -67,7 +67,7 @@ def agent(
             sender,
             interval_s,
             sleep=time.sleep,
-            say=lambda line: click.echo(f"{server}: {line}", err=True),
+            say=lambda line: click.echo(one_line(f"{server}: {line}"), err=True),
         )
 
 

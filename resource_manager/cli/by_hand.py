@@ -338,7 +338,7 @@ def _watch(
         try:
             if renews:
                 manager.renew(lease["task_id"], fencing_token=lease["fencing_token"])
-            elif manager.status_of(lease["task_id"]) is None:
+            elif not _is_live(manager.status_of(lease["task_id"]), lease):
                 raise LeaseNotFoundError(lease["task_id"])
             renewed = now
         except LeaseNotFoundError:
@@ -348,6 +348,11 @@ def _watch(
             if now - renewed >= TTL_S - RENEW_EVERY_S:  # the GPUs may soon be another's
                 _say(f"the lease could not be renewed: {error}")
                 raise Interrupted(TERMINATED) from None
+
+
+def _is_live(found: Mapping[str, Any] | None, lease: Mapping[str, Any]) -> bool:
+    """Return True if this is the lease still, and neither its request that waits again nor another grant."""
+    return found is not None and found.get("fencing_token") == lease["fencing_token"]
 
 
 def _end(address: str, here: bool, key: str) -> str | None:

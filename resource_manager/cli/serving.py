@@ -201,8 +201,9 @@ def _regularly(
             stopped = stop.wait(interval_s)
             try:
                 work()
-            except (ResourceManagerError, OSError) as error:
-                logger.warning("%s failed: %s", name, error)
+            except Exception as error:  # such as a bug: leases must expire all the same
+                is_known = isinstance(error, ResourceManagerError | OSError)
+                logger.warning("%s failed: %s", name, error, exc_info=not is_known)
 
     thread = threading.Thread(target=run, name=f"gpu-manager-{name}", daemon=True)
     thread.start()

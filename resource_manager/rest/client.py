@@ -398,9 +398,8 @@ def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> Resou
             field = first or None
     if status == 503 and problem.get("kind") in list(RefusalKind):
         refused = RefusalKind(problem["kind"])
-        known = (
-            refused is RefusalKind.RECOVERING and retry_after.isdecimal()
-        )  # the other kinds have no known time
+        # The other kinds have no known time.
+        known = refused is RefusalKind.RECOVERING and retry_after.isdecimal()
         detail = str(problem.get("detail", ""))
         return RefusedError(status, Refusal(refused, detail, float(retry_after) if known else None))
     if kind == UNKNOWN_SERVER:

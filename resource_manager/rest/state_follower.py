@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 INTERVAL_S = 0.5
+OUTAGE_S = 5.0
 KEPT_NOTICES = 500
 HISTORY_PAGE = 1000
 
@@ -115,9 +116,10 @@ class StateFollower:
             try:
                 with self._lock:
                     self._refresh()
-            except ResourceManagerError as error:
-                logger.warning("the state could not be read: %s", error)
-                self._stop.wait(5)
+            except Exception as error:  # such as a bug: pages that are open have nobody else
+                is_known = isinstance(error, ResourceManagerError)
+                logger.warning("the state could not be read: %s", error, exc_info=not is_known)
+                self._stop.wait(OUTAGE_S)
 
     def _refresh(self) -> ClusterState:
         before = self._replica

@@ -15,8 +15,10 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from resource_manager import GPUResourceManager
+from resource_manager.errors import StoreUnavailableError
 from resource_manager.rest import tokens
 from resource_manager.rest.assemble import persistence_of
+from resource_manager.rest.auth import Identity
 from resource_manager.rest.tokens import Role
 from tests.agent.reporting import as_text, gpu, report, server
 
@@ -67,6 +69,27 @@ def token_of(manager: GPUResourceManager, role: Role, server: str = "") -> dict[
 
 def body(manager: GPUResourceManager) -> bytes:
     return as_text(report(manager.store.now(), gpu(0), gpu(1)))
+
+
+def test_a_store_that_does_not_answer_is_tried_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try may take the store's timeout, and holds one of the few threads of Airflow's API server."""
+    tries = []
+
+    def manager_of_tasks() -> None:
+        tries.append(1)
+        raise StoreUnavailableError("redis://r does not answer")
+
+    async def ada(request: Any) -> Identity:
+        return Identity("ada", Role.READER)
+
+    monkeypatch.setattr(webapp, "_identify", ada)
+    monkeypatch.setattr(webapp, "manager_of_tasks", manager_of_tasks)
+    monkeypatch.setattr(webapp, "publish_instance", lambda: "test")
+    client = Client(Starlette(routes=[Mount("/gpu", webapp.Gate())]))
+    for _ in range(3):
+        answer = client.request("GET", "/gpu/api/status")
+        assert (answer.status_code, answer.json()["detail"]) == (503, "redis://r does not answer")
+    assert len(tries) == 1
 
 
 def test_an_agent_reports_to_airflow(client: Client, manager: GPUResourceManager) -> None:

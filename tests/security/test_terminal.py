@@ -16,6 +16,7 @@ import click
 import pytest
 
 from resource_manager import GPUResourceManager
+from resource_manager.agent.sending import ReportRefusedError, ReportSender
 from resource_manager.cli import main
 from resource_manager.cli.base import Failure
 from resource_manager.cli.target import Target
@@ -127,6 +128,23 @@ def test_an_error_with_a_servers_words_does_not_steer_the_terminal(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert all(line.isprintable() for line in lines)
+
+
+def test_what_a_service_says_of_a_report_does_not_steer_the_agents_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(sender: ReportSender, report: object) -> None:
+        raise ReportRefusedError(f"refused: {STEERING}")
+
+    def interrupt(pause_s: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ReportSender, "send", refuse)
+    monkeypatch.setattr(time, "sleep", interrupt)
+    main(["agent", "--server", "s", "--url", "http://h"], standalone_mode=False)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("s: refused: ")
+    assert line.isprintable()
 
 
 class Liar:

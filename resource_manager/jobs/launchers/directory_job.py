@@ -261,9 +261,8 @@ def terminate(root: str, key: str, grace_s: float = 10.0) -> None:
         deadline = time.monotonic() + patience_s
         signalled = False
         while not (_is_free(directory) and not any(_processes(directory))):
-            if (
-                not signalled or signal_number == signal.SIGKILL
-            ):  # a second SIGTERM may interrupt a checkpoint
+            # A second SIGTERM may interrupt a checkpoint.
+            if not signalled or signal_number == signal.SIGKILL:
                 signalled = _signal(directory, signal_number)
             if time.monotonic() >= deadline:
                 break

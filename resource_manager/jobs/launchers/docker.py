@@ -258,19 +258,28 @@ class DockerLauncher:
         failed = f"job {key} could not be told that it is preempted"
         deadline = time.monotonic() + wait_s
         while True:
-            with self._reporting(failed):
+            # Another process may end and remove the job meanwhile, which the next status says.
+            with suppress(self._docker.errors.NotFound), self._reporting(failed):
                 found = self.status(key)
                 kill_at = self._kill_at(key) if found.state is not JobState.ABSENT else None
                 if found.state is not JobState.RUNNING:
                     return replace(found, preempted=kill_at is not None)
                 if kill_at is None:
                     self._api.put_archive(key, "/", _archive({PREEMPT_FILE: f"{grace_s:g}\n"}, time.time()))
-                    self._api.kill(key, f"SIG{signal_name}")
+                    self._signal(key, f"SIG{signal_name}")
                 elif time.time() >= kill_at:
-                    self._api.kill(key)
+                    self._signal(key, "SIGKILL")
                 elif time.monotonic() >= deadline:
                     return replace(found, preempted=True)
             time.sleep(0.2)
+
+    def _signal(self, key: str, signal_name: str) -> None:
+        """Signal the job, unless it has ended."""
+        try:
+            self._api.kill(key, signal_name)
+        except self._docker.errors.APIError as error:
+            if error.status_code != 409:
+                raise
 
     def _kill_at(self, key: str) -> float | None:
         """Return when the grace is over that the job was given in a file, None if the job was not told."""

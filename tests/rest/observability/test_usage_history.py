@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
+
+import pytest
 
 from resource_manager import MemoryStore, Request, Settings
 from resource_manager.core.changes import Granted, Queued, Released
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.rest import state_follower
 from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.observability.usage_history import UsageHistory
 from resource_manager.rest.state_follower import StateFollower
@@ -100,6 +105,28 @@ def test_a_follower_sees_the_changes_of_a_manager_and_its_reset() -> None:
         notice = watch.wait(version, 0.1)
         assert notice is not None
         assert notice.server_ids is None
+        watch.close()
+
+
+def test_a_follower_goes_on_after_an_error_of_any_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_follower, "OUTAGE_S", 0.01)
+    store = MemoryStore()
+    with GPUResourceManager(Settings(store="memory://"), store=store) as manager:
+        watch = StateFollower(store, interval_s=0.01)
+        version = watch.look(lambda cluster, now: cluster.version)
+        failed, refresh = threading.Event(), store.refresh
+
+        def broken(replica: ClusterState | None) -> ClusterState | None:
+            if not failed.is_set():
+                failed.set()
+                raise KeyError("a bug")
+            return refresh(replica)
+
+        monkeypatch.setattr(store, "refresh", broken)
+        assert watch.wait(version, 0.01) is None
+        assert failed.wait(30)
+        manager.allocate_resources("a", 8, 1)
+        assert watch.wait(version, 30.0) is not None
         watch.close()
 
 

@@ -82,8 +82,11 @@
     live.textContent = state === "on" ? "Live" : "Offline";
   }
 
+  let source = null;
+  window.addEventListener("pagehide", () => { if (source) source.close(); });
+
   function follow() {
-    const source = new EventSource(root + "/events?after=" + version);
+    source = new EventSource(root + "/events?after=" + version);
     source.onopen = () => show("on");
     source.addEventListener("change", (event) => {
       const news = JSON.parse(event.data);
@@ -100,7 +103,6 @@
         setTimeout(follow, POLL_MS);
       }
     };
-    window.addEventListener("pagehide", () => source.close());
   }
 
   function words(seconds) {

@@ -1,0 +1,59 @@
+"""Docker launcher while another process ends and removes the same job; the engine is a stand-in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import docker
+import pytest
+
+from resource_manager.jobs.launchers import JobState
+from resource_manager.jobs.launchers.docker import DockerLauncher
+
+
+class Response:
+    def __init__(self, status_code: int) -> None:
+        self.status_code = status_code
+
+
+class Engine:
+    """Engine whose container is gone, or has ended, after the first look."""
+
+    def __init__(self, fails: str, error: Exception, then: str) -> None:
+        self.fails, self.error = fails, error
+        self.states = iter(["running", then])
+
+    def inspect_container(self, key: str) -> dict[str, Any]:
+        status = next(self.states)
+        if status == "gone":
+            raise docker.errors.NotFound("no such container")
+        return {"State": {"Status": status, "Error": "", "ExitCode": 0, "FinishedAt": "2026-01-01T00:00:00Z"}}
+
+    def get_archive(self, key: str, path: str) -> None:
+        raise docker.errors.NotFound("no such file")
+
+    def put_archive(self, *_: object) -> None:
+        self._fail("put_archive")
+
+    def kill(self, *_: object) -> None:
+        self._fail("kill")
+
+    def _fail(self, name: str) -> None:
+        if name == self.fails:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("fails", "error", "then", "state"),
+    [
+        ("put_archive", docker.errors.NotFound("no such container"), "gone", JobState.ABSENT),
+        ("kill", docker.errors.NotFound("no such container"), "gone", JobState.ABSENT),
+        ("kill", docker.errors.APIError("not running", Response(409)), "exited", JobState.FINISHED),
+    ],
+)
+def test_a_job_that_ends_while_it_is_preempted_has_ended(
+    fails: str, error: Exception, then: str, state: JobState
+) -> None:
+    launcher = DockerLauncher.__new__(DockerLauncher)
+    launcher._docker, launcher._engine, launcher._api = docker, "tcp://h", Engine(fails, error, then)
+    assert launcher.preempt("k", 10.0).state is state
