@@ -186,6 +186,16 @@ def test_domains_are_those_that_take_all_members_packed_or_not() -> None:
     assert places(start(cluster, replace(packed, nodes=3))) == "ccd", "the first rack is closed"
 
 
+def test_a_domain_that_lacks_cpus_is_not_chosen_for_its_gpus() -> None:
+    cluster = cluster_of("ab", "cd")
+    for name in "ab":
+        start(cluster, Request(name, 0, required_node=name, resources={"cpus": 7}))
+    for spread, expected in ((Spread.PACK, "cc"), (Spread.SERVERS, "cd")):
+        with cluster.trial():
+            asked = gang("g", 2, 1, spread=spread, same="rack", resources={"cpus": 2})
+            assert places(start(cluster, asked)) == expected
+
+
 def test_of_domains_equally_full_the_first_in_the_inventory_is_taken() -> None:
     for request in (
         gang("g", 2, same="rack"),
