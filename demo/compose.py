@@ -198,8 +198,8 @@ def check(stack: Compose) -> None:
 def check_without_redis(stack: Compose) -> None:
     """Stop Redis, which only Celery needs: the service must grant and release."""
     stack.run("stop", "redis")
-    wish = {"task_id": "without-redis", "required_gpus": 2, "required_cpus": 2}
-    lease = stack.call("POST", "/api/allocate", wish)
+    payload = {"task_id": "without-redis", "required_gpus": 2, "required_cpus": 2}
+    lease = stack.call("POST", "/api/allocate", payload)
     stack.call("POST", "/api/release", {"task_id": "without-redis", "fencing_token": lease["fencing_token"]})
     say("Redis was stopped: the service granted a lease and took it back")
 
@@ -209,8 +209,8 @@ def check_fail_over(stack: Compose) -> None:
     stack.use_sentinels()
     stack.run("--profile", "sentinel", "up", "--detach", "--wait", "gpu-manager", *SENTINEL_SERVICES)
     say("a replica and three Sentinels run")
-    wish = {"task_id": "before", "required_gpus": 2, "required_cpus": 2}
-    lease = stack.call("POST", "/api/allocate", wish)
+    payload = {"task_id": "before", "required_gpus": 2, "required_cpus": 2}
+    lease = stack.call("POST", "/api/allocate", payload)
     time.sleep(2)  # the replica copies asynchronously
     stack.run("kill", "redis")
     say("the primary was killed")
@@ -221,7 +221,7 @@ def check_fail_over(stack: Compose) -> None:
 
     def granted() -> bool:
         try:
-            return bool(stack.call("POST", "/api/allocate", {**wish, "task_id": "after"}))
+            return bool(stack.call("POST", "/api/allocate", {**payload, "task_id": "after"}))
         except httpx.HTTPStatusError:
             return False
 

@@ -47,7 +47,7 @@ def root(tmp_path: Path) -> Path:
     )
     for block in blocks():
         for line in block.splitlines():
-            assert line.startswith(("sudo ", "gpu-manager "))
+            assert line.startswith(("sudo ", f"{INSTALLED}gpu-manager "))
             if not line.startswith("sudo install "):
                 continue
             words = [word if "/" not in word[:1] else f"{tmp_path}{word}" for word in shlex.split(line)[1:]]
@@ -116,7 +116,7 @@ def token_for(name: str, environment: dict[str, str]) -> str:
     """Return the token that the page makes for that holder."""
     [line] = [line for line in "".join(blocks()).splitlines() if f"token create {name} " in line]
     words = line.replace("--store redis://localhost:6379/0", "").split()
-    command = [f"{HERE}{words[0]}", *words[1:]]
+    command = [words[0].replace(INSTALLED, HERE), *words[1:]]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 

@@ -1,4 +1,4 @@
-"""The pending requests of a cluster, in orders that are kept up to date instead of sorted anew."""
+"""The pending requests of a cluster, in orders that are kept up to date instead of sorted again."""
 
 from __future__ import annotations
 

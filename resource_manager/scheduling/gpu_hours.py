@@ -185,7 +185,7 @@ class GpuHours:
         live = self._live.pop(token, None)
         if live is not None:
             self._close(live, at)
-            self._settle(live, live.lease.members, outcome)
+            self._categorize(live, live.lease.members, outcome)
 
     def _end_members(self, token: int, ranks: Iterable[int], at: float, outcome: str) -> None:
         """End some members; the rest stays quarantined, and what its job did has the same outcome."""
@@ -193,13 +193,13 @@ class GpuHours:
         if live is None:
             return
         self._close(live, at)
-        self._settle(live, live.lease.members, outcome)
+        self._categorize(live, live.lease.members, outcome)
         if (rest := live.lease.without(set(ranks))) is None:
             del self._live[token]
         else:
             self._live[token] = _Live(rest, at, quarantined=True)
 
-    def _settle(self, live: _Live, members: Sequence[Placement], outcome: str) -> None:
+    def _categorize(self, live: _Live, members: Sequence[Placement], outcome: str) -> None:
         """Give the active parts of a lease the category of its outcome."""
         category = _OF_OUTCOME.get(outcome, "")
         for start, end in live.active:

@@ -29,7 +29,7 @@ with DAG("console_job", schedule=None):
     GPUTrainingOperator(task_id="job", gpus=2, cpus=2, command="echo trains; sleep 900")
 """
 
-WISH = {"required_gpus": 4, "required_cpus": 16}
+BODY = {"required_gpus": 4, "required_cpus": 16}
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_users_without_login_are_refused(airflow: Stack) -> None:
             "/static/console.js",
         ):
             assert stranger.get(path).status_code == 401, path
-        assert stranger.post("/api/allocate", json={**WISH, "task_id": "t"}).status_code == 401
+        assert stranger.post("/api/allocate", json={**BODY, "task_id": "t"}).status_code == 401
         sent = stranger.get("/", headers={"Accept": "text/html"})
         assert sent.status_code == 303
         assert "/auth/login" in sent.headers["Location"]
@@ -112,7 +112,7 @@ def test_users_without_login_are_refused(airflow: Stack) -> None:
 def test_airflow_roles_decide_the_rights(airflow: Stack, name: str, allocates: int, drains: int) -> None:
     with client(airflow, name) as caller:
         assert caller.get("/api/status").status_code == 200
-        payload = {**WISH, "task_id": f"role-{name}"}
+        payload = {**BODY, "task_id": f"role-{name}"}
         assert caller.post("/api/allocate", json=payload).status_code == allocates
         assert caller.post("/api/servers/3/drain", json={}).status_code == drains
         assert caller.post("/api/release", json={"task_id": f"role-{name}"}).status_code == allocates
@@ -125,7 +125,7 @@ def test_the_console_is_in_airflows_navigation(airflow: Stack, chromium: Any) ->
     b.expect(frame.get_by_text("Live", exact=True)).to_be_visible()
     labels = {"dag_id": "train_digits", "run_id": "manual__1", "task_id": "train_small"}
     with client(airflow, "ursula") as ursula:
-        ursula.post("/api/allocate", json={**WISH, "task_id": "seen", "labels": labels}).raise_for_status()
+        ursula.post("/api/allocate", json={**BODY, "task_id": "seen", "labels": labels}).raise_for_status()
     b.expect(frame.locator(".cell[data-task=seen]").first).to_be_visible()
     b.picture(page, "airflow-page")
     row = frame.locator("#server-1")
@@ -145,7 +145,7 @@ def test_the_console_is_in_airflows_navigation(airflow: Stack, chromium: Any) ->
 def test_a_lease_links_to_its_task(airflow: Stack, chromium: Any) -> None:
     labels = {"dag_id": "train_digits", "run_id": "manual__1", "task_id": "train_small"}
     with client(airflow, "ursula") as ursula:
-        ursula.post("/api/allocate", json={**WISH, "task_id": "linked", "labels": labels}).raise_for_status()
+        ursula.post("/api/allocate", json={**BODY, "task_id": "linked", "labels": labels}).raise_for_status()
     page, frame = console(chromium, airflow, "vera")
     frame.get_by_role("link", name="Leases", exact=True).click()
     frame.get_by_role("link", name="linked", exact=True).click()
@@ -221,8 +221,13 @@ def test_the_pages_of_the_plugin_fit_and_axe_finds_nothing_serious(
     source = b.axe_source()
     with client(airflow, "ursula") as ursula:
         for number in range(5):
-            wish = {**WISH, "task_id": f"d/r/task{number}", "required_gpus": 8, "expected_runtime": 3600}
-            ursula.post("/api/submit", json=wish).raise_for_status()
+            body = {
+                **BODY,
+                "task_id": f"d/r/task{number}",
+                "required_gpus": 8,
+                "expected_runtime": 3600,
+            }
+            ursula.post("/api/submit", json=payload).raise_for_status()
     viewport = {"width": width, "height": 850}
     page = logged_in(chromium, airflow, "olga", viewport=viewport, color_scheme=scheme, bypass_csp=True)
     page.evaluate("scheme => localStorage.setItem('theme', scheme)", scheme)

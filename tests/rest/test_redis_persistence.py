@@ -15,7 +15,7 @@ from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.tokens import Role
 from tests.redis_server import RedisServer
 
-WISH = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
+BODY = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def test_services_share_tokens_sessions_and_answers(services: list[Any], url: st
         "Idempotency-Key": "once",
     }
     one, two = services
-    first = one.post("/api/allocate", json=WISH, headers=headers)
-    again = two.post("/api/allocate", json=WISH, headers=headers)
+    first = one.post("/api/allocate", json=BODY, headers=headers)
+    again = two.post("/api/allocate", json=BODY, headers=headers)
     assert first.status_code == 200
     assert again.json == first.json
     assert again.headers["Idempotent-Replay"] == "true"

@@ -25,7 +25,7 @@ from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.rest.tokens import Role
 
-WISH = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
+BODY = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
 
 
 def fill(client: FlaskClient, count: int = 4, gpus: int = 8) -> None:
@@ -34,7 +34,7 @@ def fill(client: FlaskClient, count: int = 4, gpus: int = 8) -> None:
 
 
 def test_a_batch_has_an_answer_for_each_request(open_client: FlaskClient) -> None:
-    requests = [{**WISH, "task_id": f"t{i}", "required_gpus": 8} for i in range(5)]
+    requests = [{**BODY, "task_id": f"t{i}", "required_gpus": 8} for i in range(5)]
     answer = open_client.post("/api/allocate/batch", json={"requests": requests}).get_json()
     assert [result and result["server_id"] for result in answer["results"]] == [0, 1, 2, 3, None]
     assert answer["refusals"] == [
@@ -43,7 +43,7 @@ def test_a_batch_has_an_answer_for_each_request(open_client: FlaskClient) -> Non
     ]
     assert metrics(open_client)["gpu_manager_refusals_total{kind=no_capacity}"] == 1
     assert open_client.post("/api/allocate/batch", json={"requests": []}).status_code == 400
-    twice = {"requests": [WISH, WISH]}
+    twice = {"requests": [BODY, BODY]}
     assert open_client.post("/api/allocate/batch", json=twice).status_code == 400
 
 
@@ -75,28 +75,28 @@ def test_lists_come_in_pages(open_client: FlaskClient) -> None:
 
 def test_a_change_sent_twice_with_one_key_is_made_once(open_client: FlaskClient) -> None:
     headers = {"Idempotency-Key": "k1"}
-    first = open_client.post("/api/allocate", json=WISH, headers=headers)
-    again = open_client.post("/api/allocate", json=WISH, headers=headers)
+    first = open_client.post("/api/allocate", json=BODY, headers=headers)
+    again = open_client.post("/api/allocate", json=BODY, headers=headers)
     assert again.json == first.json
     assert again.headers["Idempotent-Replay"] == "true"
     open_client.post("/api/release", json={"task_id": "t"})
-    over = open_client.post("/api/allocate", json=WISH, headers=headers)
+    over = open_client.post("/api/allocate", json=BODY, headers=headers)
     assert (over.status_code, over.json["type"]) == (409, "urn:gpu-manager:already-done")  # type: ignore[index]
     assert "has ended: use a new key" in over.json["detail"]  # type: ignore[index]
     assert open_client.get("/api/leases").json["items"] == []  # type: ignore[index]
-    other = open_client.post("/api/allocate", json={**WISH, "required_gpus": 4}, headers=headers)
+    other = open_client.post("/api/allocate", json={**BODY, "required_gpus": 4}, headers=headers)
     assert other.status_code == 422
     for key in ("", "x" * 256):
         assert (
-            open_client.post("/api/allocate", json=WISH, headers={"Idempotency-Key": key}).status_code == 400
+            open_client.post("/api/allocate", json=BODY, headers={"Idempotency-Key": key}).status_code == 400
         )
 
 
 def test_a_release_sent_twice_does_not_end_the_next_lease(open_client: FlaskClient) -> None:
-    open_client.post("/api/allocate", json=WISH)
+    open_client.post("/api/allocate", json=BODY)
     release = {"json": {"task_id": "t"}, "headers": {"Idempotency-Key": "r"}}
     assert open_client.post("/api/release", **release).status_code == 200
-    open_client.post("/api/allocate", json=WISH)
+    open_client.post("/api/allocate", json=BODY)
     again = open_client.post("/api/release", **release)
     assert (again.status_code, again.headers["Idempotent-Replay"]) == (200, "true")
     assert len(open_client.get("/api/leases").json["items"]) == 1  # type: ignore[index]
@@ -106,23 +106,23 @@ def test_what_was_refused_is_tried_again_with_its_key(open_client: FlaskClient) 
     """Nothing was changed, so nothing can be made twice."""
     headers = {"Idempotency-Key": "k"}
     assert open_client.post("/api/release", json={"task_id": "t"}, headers=headers).status_code == 404
-    open_client.post("/api/allocate", json=WISH)
+    open_client.post("/api/allocate", json=BODY)
     assert open_client.post("/api/release", json={"task_id": "t"}, headers=headers).status_code == 200
 
 
 def test_a_request_that_did_not_fit_can_be_retried_with_its_key(open_client: FlaskClient) -> None:
     fill(open_client)
     headers = {"Idempotency-Key": "k1"}
-    assert open_client.post("/api/allocate", json=WISH, headers=headers).status_code == 503
+    assert open_client.post("/api/allocate", json=BODY, headers=headers).status_code == 503
     open_client.post("/api/release", json={"task_id": "t0"})
-    assert open_client.post("/api/allocate", json=WISH, headers=headers).status_code == 200
+    assert open_client.post("/api/allocate", json=BODY, headers=headers).status_code == 200
 
 
 def test_keys_of_different_callers_are_independent(as_role: Any) -> None:
     headers = {"Idempotency-Key": "k1"}
     ada, bob = as_role(Role.USER, "ada"), as_role(Role.USER, "bob")
-    assert ada.post("/api/allocate", json=WISH, headers=headers).status_code == 200
-    assert bob.post("/api/allocate", json={**WISH, "task_id": "u"}, headers=headers).status_code == 200
+    assert ada.post("/api/allocate", json=BODY, headers=headers).status_code == 200
+    assert bob.post("/api/allocate", json={**BODY, "task_id": "u"}, headers=headers).status_code == 200
 
 
 def test_estimated_starts_follow_from_stated_runtimes(open_client: FlaskClient) -> None:
@@ -135,7 +135,7 @@ def test_estimated_starts_follow_from_stated_runtimes(open_client: FlaskClient) 
         }
         open_client.post("/api/allocate", json=payload)
     for i in range(2):
-        open_client.post("/api/submit", json={**WISH, "task_id": f"w{i}", "required_gpus": 8})
+        open_client.post("/api/submit", json={**BODY, "task_id": f"w{i}", "required_gpus": 8})
     items = open_client.get("/api/queue").json["items"]  # type: ignore[index]
     now = open_client.get("/api/leases").json["items"][0]["granted_at"]  # type: ignore[index]
     assert [item["estimated_start"]["confidence"] for item in items] == ["good", "good"]
@@ -160,7 +160,7 @@ def metrics(client: FlaskClient) -> dict[str, float]:
 
 def test_metrics_count_changes_and_requests(open_client: FlaskClient) -> None:
     fill(open_client)
-    open_client.post("/api/submit", json=WISH)
+    open_client.post("/api/submit", json=BODY)
     seen = metrics(open_client)
     assert seen["gpu_manager_queue_length"] == 1
     assert seen["gpu_manager_gpus_allocated{gpu_type=,server=gpu-server-0}"] == 8
@@ -246,7 +246,7 @@ def test_unknown_paths_are_problems(open_client: FlaskClient, path: str) -> None
 def test_an_unknown_server_is_reported_under_the_field_that_named_it(
     open_client: FlaskClient, field: str
 ) -> None:
-    answer = open_client.post("/api/allocate", json={**WISH, field: 77})
+    answer = open_client.post("/api/allocate", json={**BODY, field: 77})
     assert (answer.status_code, answer.get_json()["errors"][0]["field"]) == (400, field)
 
 
@@ -254,23 +254,23 @@ def test_a_full_cluster_is_a_refusal_with_its_kind_and_reason(open_client: Flask
     for task_id in ("one", "two", "three", "four"):
         assert (
             open_client.post(
-                "/api/allocate", json={**WISH, "task_id": task_id, "required_gpus": 8}
+                "/api/allocate", json={**BODY, "task_id": task_id, "required_gpus": 8}
             ).status_code
             == 200
         )
-    full = open_client.post("/api/allocate", json={**WISH, "task_id": "five"})
+    full = open_client.post("/api/allocate", json={**BODY, "task_id": "five"})
     problem = full.get_json()
     assert (full.status_code, problem["type"]) == (503, "urn:gpu-manager:no-capacity")
     assert (problem["kind"], problem["error"]) == ("no_capacity", "Resource allocation failed")
     assert problem["detail"].startswith("no server with ")
     assert full.headers["Retry-After"] == "5"
     assert metrics(open_client)["gpu_manager_refusals_total{kind=no_capacity}"] == 1
-    never = open_client.post("/api/allocate", json={**WISH, "task_id": "six", "gpu_types": ["H900"]})
+    never = open_client.post("/api/allocate", json={**BODY, "task_id": "six", "gpu_types": ["H900"]})
     assert (never.status_code, never.get_json()["kind"]) == (503, "never_fits")
     assert "Retry-After" not in never.headers
-    queued = open_client.post("/api/submit", json={**WISH, "task_id": "six", "gpu_types": ["H900"]})
+    queued = open_client.post("/api/submit", json={**BODY, "task_id": "six", "gpu_types": ["H900"]})
     assert (queued.status_code, queued.get_json()["kind"]) == (400, "never_fits")
-    open_client.post("/api/submit", json={**WISH, "task_id": "five"})
+    open_client.post("/api/submit", json={**BODY, "task_id": "five"})
     (entry,) = open_client.get("/api/queue").get_json()["items"]
     assert (entry["kind"], entry["reason"]) == ("no_capacity", problem["detail"])
     page = open_client.get("/queue").get_data(as_text=True)
@@ -299,7 +299,7 @@ def test_a_store_failure_is_not_reported_as_missing_capacity(
         raise error
 
     monkeypatch.setattr(manager._commits, "run", fail)
-    answer = open_client.post(path, json=WISH)
+    answer = open_client.post(path, json=BODY)
     problem = answer.get_json()
     assert (answer.status_code, problem["kind"]) == (503, kind)
     assert problem["type"] == f"urn:gpu-manager:{kind.replace('_', '-')}"
@@ -321,7 +321,7 @@ def test_an_unreachable_store_is_503(
         response = open_client.get(path)
         assert response.status_code == 503, path
         assert response.headers["Retry-After"]
-    problem = open_client.post("/api/allocate", json=WISH).get_json()
+    problem = open_client.post("/api/allocate", json=BODY).get_json()
     assert problem["error"] == "Resource allocation failed"
     assert problem["type"] == "about:blank"
     page = open_client.get("/")
@@ -349,7 +349,7 @@ def test_an_error_that_the_caller_cannot_fix_is_503(
         raise error
 
     monkeypatch.setattr(manager, "submit", fail)
-    response = open_client.post("/api/submit", json=WISH)
+    response = open_client.post("/api/submit", json=BODY)
     assert response.status_code == 503
     assert response.get_json()["detail"] == str(error)
     assert int(response.headers["Retry-After"]) > 0
@@ -358,7 +358,7 @@ def test_an_error_that_the_caller_cannot_fix_is_503(
 def test_a_busy_lock_is_not_reported_as_a_missing_lease(
     open_client: FlaskClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert open_client.post("/api/allocate", json=WISH).status_code == 200
+    assert open_client.post("/api/allocate", json=BODY).status_code == 200
     monkeypatch.setattr(manager._commits, "_lock_timeout_s", 0.05)
     lock = manager.store.lock()
     assert lock.acquire(1)
@@ -385,7 +385,7 @@ def test_events_name_the_changed_servers(open_client: FlaskClient) -> None:
     response = open_client.get("/events?after=0", buffered=False)
     lines = response.iter_encoded()
     assert next(lines) == b"retry: 2000\n\n"
-    open_client.post("/api/allocate", json={**WISH, "prefer_server_id": 2})
+    open_client.post("/api/allocate", json={**BODY, "prefer_server_id": 2})
     event = next(lines).decode()
     while event.startswith(":"):
         event = next(lines).decode()
@@ -400,7 +400,7 @@ def test_events_name_the_changed_servers(open_client: FlaskClient) -> None:
 
 
 def test_a_time_to_live_is_not_shown_as_an_end(open_client: FlaskClient) -> None:
-    open_client.post("/api/allocate", json=WISH)
+    open_client.post("/api/allocate", json=BODY)
     page = open_client.get("/leases").get_data(as_text=True)
     assert "Expires unless renewed</th>" in page
     assert ">Ends<" not in page

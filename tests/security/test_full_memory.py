@@ -35,7 +35,7 @@ from tests.redis_server import EMBEDDED, RedisServer
 from tests.storage.walk import started
 
 MIB = 2**20
-WISH = {"required_gpus": 8, "required_cpus": 1}
+BODY = {"required_gpus": 8, "required_cpus": 1}
 
 
 @pytest.fixture(params=["embedded_redis", "system_redis"])
@@ -307,9 +307,9 @@ def keyed(client: Any, key: str, body: Any, path: str = "/api/submit") -> Any:
     "body",
     [
         {"x" * 900_000: 1},
-        {**WISH, "task_id": "t", "vendor": "x" * 900_000},
-        {**WISH, "task_id": "t", "labels": {f"{n}" + "x" * 240: "y" * 240 for n in range(50)}},
-        {**WISH, "task_id": "t", **{f"k{n}" + "x" * 1000: 1 for n in range(500)}},
+        {**BODY, "task_id": "t", "vendor": "x" * 900_000},
+        {**BODY, "task_id": "t", "labels": {f"{n}" + "x" * 240: "y" * 240 for n in range(50)}},
+        {**BODY, "task_id": "t", **{f"k{n}" + "x" * 1000: 1 for n in range(500)}},
     ],
     ids=["key", "vendor", "labels", "keys"],
 )
@@ -351,11 +351,11 @@ def test_keys_are_kept_and_changes_made_with_full_memory(
     server: RedisServer, service: Callable[[str], Any]
 ) -> None:
     ada, bob = service("ada"), service("bob")
-    keyed(ada, "a", {**WISH, "task_id": "t"})
+    keyed(ada, "a", {**BODY, "task_id": "t"})
     for n in range(4):
-        keyed(bob, f"b{n}", {**WISH, "task_id": f"w{n}"})
+        keyed(bob, f"b{n}", {**BODY, "task_id": f"w{n}"})
     fill(server)
-    answer = keyed(bob, "s", {**WISH, "task_id": "new"})
+    answer = keyed(bob, "s", {**BODY, "task_id": "new"})
     assert answer.status_code == 503
     assert answer.json["type"] == "urn:gpu-manager:store-full"
     assert answer.json["error"] == "Resource allocation failed"
@@ -389,17 +389,17 @@ def test_a_flood_by_one_token_does_not_stop_renewals_by_others(server: RedisServ
         drain.start()
         http = httpx.Client(base_url=address, timeout=60)
         mine = [
-            http.post("/api/allocate", json={**WISH, "task_id": f"ada-{n}"}, headers=headers["ada"]).json()
+            http.post("/api/allocate", json={**BODY, "task_id": f"ada-{n}"}, headers=headers["ada"]).json()
             for n in range(3)
         ]
         for n in range(3):
-            http.post("/api/submit", json={**WISH, "task_id": f"ada-w{n}"}, headers=headers["ada"])
+            http.post("/api/submit", json={**BODY, "task_id": f"ada-w{n}"}, headers=headers["ada"])
         with server.client() as admin:
             admin.config_set("maxmemory", used(server) + 3 * MIB)
         labels = {f"label-{number}": "x" * 240 for number in range(28)}
         refused = 0
         for number in range(3000):
-            body = {**WISH, "task_id": f"eve-{number}", "labels": labels}
+            body = {**BODY, "task_id": f"eve-{number}", "labels": labels}
             key = {"Idempotency-Key": f"eve-{number}"}
             answer = http.post("/api/submit", json=body, headers={**headers["eve"], **key})
             refused = refused + 1 if answer.status_code == 503 else 0
@@ -424,7 +424,7 @@ def test_a_flood_by_one_token_does_not_stop_renewals_by_others(server: RedisServ
             assert done.status_code == 200, done.text
         with server.client() as admin:
             admin.config_set("maxmemory", 0)
-        after = http.post("/api/submit", json={**WISH, "task_id": "ada-new"}, headers=headers["ada"])
+        after = http.post("/api/submit", json={**BODY, "task_id": "ada-new"}, headers=headers["ada"])
         assert after.status_code == 200
     finally:
         process.send_signal(signal.SIGTERM)

@@ -21,14 +21,14 @@ from resource_manager.rest.tokens import Role
 from tests.security import hostile
 
 AsRole = Callable[..., FlaskClient]
-WISH = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
+BODY = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
 
 
 def test_an_old_fencing_token_ends_no_lease(as_role: AsRole) -> None:
     ada = as_role(Role.USER, "ada")
-    old = ada.post("/api/allocate", json=WISH).json["fencing_token"]  # type: ignore[index]
+    old = ada.post("/api/allocate", json=BODY).json["fencing_token"]  # type: ignore[index]
     assert ada.post("/api/release", json={"task_id": "t", "fencing_token": old}).status_code == 200
-    new = ada.post("/api/allocate", json=WISH).json["fencing_token"]  # type: ignore[index]
+    new = ada.post("/api/allocate", json=BODY).json["fencing_token"]  # type: ignore[index]
     assert new > old
     for path in ("/api/release", "/api/renew"):
         for token in (old, 0, new + 1):
@@ -38,9 +38,9 @@ def test_an_old_fencing_token_ends_no_lease(as_role: AsRole) -> None:
 
 def test_fencing_tokens_grow_over_a_reset(as_role: AsRole) -> None:
     operator = as_role(Role.OPERATOR)
-    old = operator.post("/api/allocate", json=WISH).json["fencing_token"]  # type: ignore[index]
+    old = operator.post("/api/allocate", json=BODY).json["fencing_token"]  # type: ignore[index]
     operator.post("/api/reset", json={"confirm": True})
-    new = operator.post("/api/allocate", json=WISH).json["fencing_token"]  # type: ignore[index]
+    new = operator.post("/api/allocate", json=BODY).json["fencing_token"]  # type: ignore[index]
     assert new > old
 
 
@@ -61,7 +61,7 @@ def test_a_rotated_token_and_its_session_are_refused(
     assert script.get("/api/status").status_code == 401
     assert browser.get("/api/status").status_code == 401
     headers = {"X-CSRF-Token": csrf[1]}
-    assert browser.post("/api/allocate", json=WISH, headers=headers).status_code == 401
+    assert browser.post("/api/allocate", json=BODY, headers=headers).status_code == 401
 
 
 def test_a_cookie_of_another_service_is_refused(service: Service, kept: Persistence) -> None:
@@ -176,7 +176,7 @@ def test_an_internal_error_reveals_nothing_to_the_caller(
 
     user = as_role(Role.USER, "ada")
     monkeypatch.setattr(manager, "try_allocate", crash)
-    response = user.post("/api/allocate", json=WISH)
+    response = user.post("/api/allocate", json=BODY)
     text = response.get_data(as_text=True)
     assert response.status_code == 500
     for word in ("hunter2", "Traceback", ".py", "RuntimeError", "redis"):

@@ -13,7 +13,7 @@ from resource_manager.rest.assemble import Persistence
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 
-WISH = {"gpus": 4, "cpus": 1}
+BODY = {"gpus": 4, "cpus": 1}
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def ada(manager: GPUResourceManager, service: Service, kept: Persistence) -> Fla
     client = create_app(service).test_client()
     text = tokens.create(kept.tokens, "ada", Role.USER, teams=["vision"])
     client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {text}"
-    assert client.post("/api/allocate", json={"task_id": "first", **WISH}).status_code == 200
+    assert client.post("/api/allocate", json={"task_id": "first", **BODY}).status_code == 200
     return client
 
 
@@ -43,11 +43,11 @@ def ada(manager: GPUResourceManager, service: Service, kept: Persistence) -> Fla
 def test_a_token_of_a_team_gets_no_more_than_the_limit(
     more: dict[str, str], status: int, ada: FlaskClient, manager: GPUResourceManager
 ) -> None:
-    wish = {"task_id": "more", **WISH, **more}
-    assert ada.post("/api/allocate", json=wish).status_code == status
-    batch = ada.post("/api/allocate/batch", json={"requests": [wish]})
+    payload = {"task_id": "more", **BODY, **more}
+    assert ada.post("/api/allocate", json=payload).status_code == status
+    batch = ada.post("/api/allocate/batch", json={"requests": [payload]})
     assert batch.status_code == (200 if status == 503 else status)
-    submitted = ada.post("/api/submit", json=wish)
+    submitted = ada.post("/api/submit", json=payload)
     assert submitted.status_code == (200 if status == 503 else status)
     assert [lease["task_id"] for lease in manager.leases()] == ["first"]
 
@@ -57,5 +57,5 @@ def test_many_owners_of_a_team_share_its_limit(ada: FlaskClient, service: Servic
     for number in range(3):
         text = tokens.create(kept.tokens, f"owner-{number}", Role.USER, teams=["vision"])
         client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {text}"
-        wish = {"task_id": f"t{number}", **WISH}
-        assert client.post("/api/allocate", json=wish).status_code == 503
+        payload = {"task_id": f"t{number}", **BODY}
+        assert client.post("/api/allocate", json=payload).status_code == 503

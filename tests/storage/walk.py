@@ -112,13 +112,13 @@ class Walk:
         if step == "submit":
             return allocator.submit(cluster, self.request(), self.policy, fifo, now)
         if step == "expire":
-            return self._settled(cluster, allocator.expire(cluster, now + rng.choice((0.0, 30.0))), now)
+            return self._with_dispatch(cluster, allocator.expire(cluster, now + rng.choice((0.0, 30.0))), now)
         if step == "cancel" and cluster.pending:
             gone = allocator.cancel(cluster, rng.choice(sorted(cluster.pending)), now, "tired")
-            return self._settled(cluster, gone, now)
+            return self._with_dispatch(cluster, gone, now)
         if step == "release" and cluster.leases:
             ended = allocator.release(cluster, rng.choice(sorted(cluster.leases)), now, outcome="success")
-            return self._settled(cluster, ended, now)
+            return self._with_dispatch(cluster, ended, now)
         if step == "members" and (held := [*cluster.leases.values(), *cluster.remainders.values()]):
             lease = rng.choice(held)
             ranks = [rank for rank, _ in lease.ranked]
@@ -129,7 +129,7 @@ class Walk:
                 now,
                 fencing_token=lease.fencing_token,
             )
-            return self._settled(cluster, ended, now)
+            return self._with_dispatch(cluster, ended, now)
         if step == "renew" and cluster.leases:
             return allocator.renew(cluster, rng.choice(sorted(cluster.leases)), now)
         if step == "preempt" and cluster.leases:
@@ -138,14 +138,14 @@ class Walk:
             if lease.lease_id not in cluster.preempting:
                 return [Preempting(lease.lease_id, lease.fencing_token, "stronger", until, now)]
             ended = allocator.release(cluster, lease.lease_id, now, outcome=Outcome.PREEMPTED)
-            return self._settled(cluster, ended, now)
+            return self._with_dispatch(cluster, ended, now)
         if step == "node":
             return self._node(cluster, now)
         if step == "gpu":
-            return self._settled(cluster, self._gpu(cluster, now), now)
+            return self._with_dispatch(cluster, self._gpu(cluster, now), now)
         return []
 
-    def _settled(self, cluster: ClusterState, changes: list[Change], now: float) -> list[Change]:
+    def _with_dispatch(self, cluster: ClusterState, changes: list[Change], now: float) -> list[Change]:
         return allocator.with_dispatch(cluster, changes, self.policy, fifo, now)
 
     def _gpu(self, cluster: ClusterState, now: float) -> list[Change]:
