@@ -227,7 +227,7 @@ def test_the_pages_of_the_plugin_fit_and_axe_finds_nothing_serious(
                 "required_gpus": 8,
                 "expected_runtime": 3600,
             }
-            ursula.post("/api/submit", json=payload).raise_for_status()
+            ursula.post("/api/submit", json=body).raise_for_status()
     viewport = {"width": width, "height": 850}
     page = logged_in(chromium, airflow, "olga", viewport=viewport, color_scheme=scheme, bypass_csp=True)
     page.evaluate("scheme => localStorage.setItem('theme', scheme)", scheme)
