@@ -138,7 +138,7 @@ def _is_idle(gpu: GpuReport, lease: Lease, below: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class IdleRules:
-    """When a lease counts as idle: as its request says, else its team, else the settings."""
+    """Rules by which a lease counts as idle: of its request, else its team, else the settings."""
 
     settings: Settings
     ledger: TeamLedger | None

@@ -403,18 +403,18 @@ class Nvml:
             function = getattr(self._library, name + version, None)
             if function is None:
                 continue
-            room = 0
+            size = 0
             for _ in range(5):  # processes may start between two calls
-                count = ctypes.c_uint(room)
-                listed = (kind * room)()
-                code = function(device, ctypes.byref(count), listed if room else None)
+                count = ctypes.c_uint(size)
+                listed = (kind * size)()
+                code = function(device, ctypes.byref(count), listed if size else None)
                 if code == SUCCESS:
                     return list(listed[: count.value])
                 if code == GPU_IS_LOST:
                     raise LostError
                 if code != INSUFFICIENT_SIZE:
                     break
-                room = count.value + 8
+                size = count.value + 8
         return None
 
     def _nvlinks(self, device: ctypes.c_void_p) -> set[str]:

@@ -44,7 +44,7 @@ MAX_FAST_REPORTS_PER_S = 50
 
 @dataclass(slots=True)
 class Record:
-    """What is known of a server's reports so far: `received_at` by the store's clock, of the last good one.
+    """State of a server's reports so far: `received_at` by the store's clock, of the last good one.
 
     `clean` counts reports in a row without a condition, by GPU id, -1 for the server; `gpus` are the last
     samples by GPU id, `leases` the use so far by fencing token.

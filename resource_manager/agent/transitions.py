@@ -42,7 +42,7 @@ MAX_COMMAND = 80
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the receiver of reports goes by; `rogue` is False if processes without a lease are ignored."""
+    """Rules of the receiver of reports; `rogue` is False if processes without a lease are ignored."""
 
     table: HealthTable
     rogue: bool = True

@@ -96,7 +96,7 @@ def _end(manager: Manager, entry: Mapping[str, Any]) -> None:
 
 
 def finish() -> None:
-    """Wait for the work that was submitted so far, and drop the manager: the next event opens it anew."""
+    """Wait for the work that was submitted so far, and drop the manager: the next event opens another."""
     _thread().submit(_manager.cache_clear).result()
 
 

@@ -50,10 +50,10 @@ class SharedManager:
     @classmethod
     def of(cls, gpu_conn_id: str) -> SharedManager:
         """Return the shared instance for a connection in the running event loop."""
-        watches = cls._all.setdefault(asyncio.get_running_loop(), {})
-        if gpu_conn_id not in watches:
-            watches[gpu_conn_id] = cls(gpu_conn_id)
-        return watches[gpu_conn_id]
+        managers = cls._all.setdefault(asyncio.get_running_loop(), {})
+        if gpu_conn_id not in managers:
+            managers[gpu_conn_id] = cls(gpu_conn_id)
+        return managers[gpu_conn_id]
 
     async def call(self, act: Callable[[Manager], T]) -> T:
         """Call a function with the manager, without blocking the event loop."""

@@ -116,12 +116,12 @@ class GrantTrigger(_Trigger):
         self.before_s = before_s
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        watch = SharedManager.of(self.gpu_conn_id)
+        shared = SharedManager.of(self.gpu_conn_id)
         clock = asyncio.get_running_loop().time
         log, waited_s = WaitLog(), 0.0
         while True:
             try:
-                status = await watch.status_of(self.identity.lease_id)
+                status = await shared.status_of(self.identity.lease_id)
             except (ResourceManagerError, AirflowException) as error:
                 self.log.warning("the GPU manager does not answer; still waiting: %s", error)
                 await asyncio.sleep(OUTAGE_POLL_S)
@@ -165,12 +165,12 @@ class FreeCapacityTrigger(_Trigger):
         self.poke_interval_s = poke_interval_s
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        watch = SharedManager.of(self.gpu_conn_id)
+        shared = SharedManager.of(self.gpu_conn_id)
         clock = asyncio.get_running_loop().time
         log = WaitLog()
         while True:
             try:
-                answer = await watch.call(lambda manager: manager.explain(**self.arguments))
+                answer = await shared.call(lambda manager: manager.explain(**self.arguments))
                 if answer["would_be_granted"]:
                     yield await self._event(server_name=answer["server_name"], reasons=log.reasons)
                     return
@@ -199,10 +199,10 @@ class LeaseEndTrigger(_Trigger):
         self.gpu_conn_id = gpu_conn_id
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        watch = SharedManager.of(self.gpu_conn_id)
+        shared = SharedManager.of(self.gpu_conn_id)
         while True:
             try:
-                status = await watch.status_of(self.identity.lease_id)
+                status = await shared.status_of(self.identity.lease_id)
                 if status is None or status.get("fencing_token") != self.fencing_token:
                     yield await self._state_event(TriggerState.LEASE_ENDED)
                     return
@@ -564,10 +564,10 @@ async def end_unless_wanted(trigger: GrantTrigger | JobTrigger) -> None:
     identity = trigger.identity
     if await in_thread(is_wanted, identity):
         return
-    watch = SharedManager.of(trigger.gpu_conn_id)
-    entry = await watch.call(lambda manager: manager.status_of(identity.lease_id))
+    shared = SharedManager.of(trigger.gpu_conn_id)
+    entry = await shared.call(lambda manager: manager.status_of(identity.lease_id))
     if entry is not None and TaskIdentity.from_labels(entry["labels"]) == identity:
-        manager = await watch.call(lambda manager: manager)
+        manager = await shared.call(lambda manager: manager)
         done = await in_thread(reconcile.end, manager, entry)  # stopping a job takes seconds
         trigger.log.info("the task was ended in Airflow; %s: %s", done.action, done.detail)
 

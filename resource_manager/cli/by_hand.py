@@ -44,7 +44,7 @@ TIMED_OUT, INTERRUPTED, TERMINATED = 124, 130, 143
 """Exit codes as `timeout` and shells have them."""
 
 STEERING = re.compile(r"\x1b(?!\[[0-9;:]*[mK])|[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
-"""What a job's output may not send to a terminal: all but colours, ends of lines, and going back in one."""
+"""Characters that would steer the terminal of a reader: all controls but colours, line ends and returns."""
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 

@@ -10,8 +10,8 @@ import click
 from resource_manager.cli.target import Target
 from resource_manager.errors import ResourceManagerError
 
-PATIENCE_S = 0.5
-"""How long a service may take to listen while somebody types."""
+CONNECT_TIMEOUT_S = 0.5
+"""Time that a service may take to listen while somebody types."""
 
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
@@ -23,7 +23,7 @@ def _completes(ask: Callable[[Any], Iterable[str]]) -> Complete:
     """Return a completion by what a manager answers; none while it does not answer."""
 
     def complete(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-        target = Target.of(context.find_root().params, patience_s=PATIENCE_S)
+        target = Target.of(context.find_root().params, connect_timeout_s=CONNECT_TIMEOUT_S)
         try:
             return [name for name in ask(target.manager) if name.startswith(incomplete)]
         except (ResourceManagerError, click.ClickException, ImportError, OSError, ValueError):

@@ -37,8 +37,8 @@ HOW_TO_NAME_A_STORE = (
 )
 
 
-PATIENCE_S = 10.0
-"""How long a service may take to listen: as typed in one go, `serve &` and what asks it start together."""
+CONNECT_TIMEOUT_S = 10.0
+"""Time that a service may take to listen: as typed in one go, `serve &` and what asks it start together."""
 
 SERVICE_MODULES = {"flask", "prometheus_client", "waitress", "werkzeug"}
 """Modules that the extra `api` installs."""
@@ -54,7 +54,7 @@ class Target:
     url: str | None
     token: str | None = field(repr=False)
     overrides: dict[str, Any]
-    patience_s: float = PATIENCE_S
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
     _opened: Any = field(default=None, repr=False)
 
     @classmethod
@@ -87,7 +87,7 @@ class Target:
             if self.url:
                 from resource_manager.rest.client import ServiceClient
 
-                self._opened = ServiceClient(self.url, self.token, connect_timeout_s=self.patience_s)
+                self._opened = ServiceClient(self.url, self.token, connect_timeout_s=self.connect_timeout_s)
             else:
                 self._opened = _open(self.settings())
         return self._opened

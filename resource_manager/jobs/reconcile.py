@@ -27,7 +27,7 @@ PROCESS_SCOPE = "process"
 """Label `scope` of a lease that a process uses and renews; it expires only after that process is gone."""
 
 
-OPERATOR_PATIENCE_S = 30.0
+OPERATOR_TIMEOUT_S = 30.0
 """Time after the end of a preemption from which the reconciler ends the job, as its operator has not."""
 
 
@@ -195,7 +195,7 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
 def is_overdue(entry: Mapping[str, Any]) -> bool:
     """Return True for a lease that is still there after its preemption: its operator did not end it."""
     until = None if entry["state"] == "WAITING" else entry["until"]
-    return until is not None and time.time() > until + OPERATOR_PATIENCE_S
+    return until is not None and time.time() > until + OPERATOR_TIMEOUT_S
 
 
 def _preempt(manager: Manager, entry: Mapping[str, Any]) -> Action:

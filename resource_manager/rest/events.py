@@ -49,7 +49,7 @@ class EventStream:
                     headers={"Retry-After": "30"},
                 )
             streams[caller] = streams.get(caller, 0) + 1
-        self._here = service
+        self._service = service
         self._caller = caller
         self._lines = self._follow(after, gone)
         self._closed = False
@@ -61,14 +61,14 @@ class EventStream:
         """Stop counting the stream as open; the WSGI server calls this at the end of the answer."""
         if not self._closed:
             self._closed = True
-            streams = self._here.metrics.open_streams
+            streams = self._service.metrics.open_streams
             with _places:
                 streams[self._caller] -= 1
                 if not streams[self._caller]:
                     del streams[self._caller]
 
     def _follow(self, after: int, gone: Callable[[], bool]) -> Iterator[str]:
-        watch = self._here.watch
+        watch = self._service.watch
         ends = time.monotonic() + STREAM_LIFE_S
         beats_at = time.monotonic() + HEARTBEAT_S
         yield "retry: 2000\n\n"

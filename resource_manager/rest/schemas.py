@@ -406,7 +406,7 @@ class MaintenanceRemoveAnswer(Answer):
 
 
 class TeamsChangeAnswer(Answer):
-    """What new rules change: one entry a field."""
+    """Differences that new rules make: one entry a field."""
 
     changed: bool
     differences: list[dict[str, Any]]

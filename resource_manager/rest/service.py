@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import flask
 
@@ -44,7 +44,3 @@ class Service:
 def current_service() -> Service:
     """Return the service of the app that handles this request."""
     return cast(Service, flask.current_app.extensions[EXTENSION])
-
-
-def owner_of(view: dict[str, Any]) -> str:
-    return str(view.get("owner") or "")

@@ -51,7 +51,7 @@ class StateFollower:
         self._replica: ClusterState | None = None
         self._mark = 0
         self._folded = 0
-        self._news: deque[ChangeNotice] = deque(maxlen=KEPT_NOTICES)
+        self._notices: deque[ChangeNotice] = deque(maxlen=KEPT_NOTICES)
         self._oldest_notice = 0
         self._listeners: list[Listener] = []
         self._thread: threading.Thread | None = None
@@ -84,7 +84,7 @@ class StateFollower:
             if not self._oldest_notice <= after < version:
                 return ChangeNotice(version, None)
             ids: set[int] = set()
-            for item in self._news:
+            for item in self._notices:
                 if item.version > after:
                     if item.server_ids is None:
                         return ChangeNotice(version, None)
@@ -133,14 +133,14 @@ class StateFollower:
         positions = cluster.changed_since(self._mark) if cluster is before else None
         self._mark = cluster.mark
         if positions is None:
-            self._news.clear()
+            self._notices.clear()
             self._oldest_notice = cluster.version
-            self._news.append(ChangeNotice(cluster.version, None))
+            self._notices.append(ChangeNotice(cluster.version, None))
         else:
-            if len(self._news) == self._news.maxlen:
-                self._oldest_notice = self._news[0].version
+            if len(self._notices) == self._notices.maxlen:
+                self._oldest_notice = self._notices[0].version
             ids = frozenset(cluster.nodes[position].node.server_id for position in positions)
-            self._news.append(ChangeNotice(cluster.version, ids))
+            self._notices.append(ChangeNotice(cluster.version, ids))
         self._fold(cluster)
         if cluster is not before:  # the history does not record the leases that a reset ended
             self.usage_history.start_from(cluster.leases.values(), cluster.pending, _capacity_milli(cluster))

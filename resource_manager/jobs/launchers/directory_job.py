@@ -30,7 +30,7 @@ DEFAULT_ROOT = "~/.gpu-manager/jobs"
 CHECKPOINT = "checkpoint"
 PREEMPTED = "preempted"
 LOG_CHUNK_BYTES = 256 * 1024
-STARTER_PATIENCE_S = 10.0
+STARTER_TIMEOUT_S = 10.0
 
 # The outer shell exits at once, so that the job has no parent here. If it cannot write `group`, as on a full
 # disk, it starts nothing, since a job without this file would be started twice. The inner shell writes the
@@ -83,7 +83,7 @@ def start(
     paths = {variable: os.path.join(directory, variable.lower()) for variable in files or {}}
     own = _own_directory(root, key)
     os.makedirs(own, mode=0o700, exist_ok=True)
-    deadline = time.monotonic() + STARTER_PATIENCE_S
+    deadline = time.monotonic() + STARTER_TIMEOUT_S
     while not os.path.exists(os.path.join(directory, "group")):
         with _locked(directory, fcntl.LOCK_EX) as lock:
             if lock is not None:
@@ -257,8 +257,8 @@ def terminate(root: str, key: str, grace_s: float = 10.0) -> None:
     directory = _directory(root, key)
     if not os.path.isdir(directory):
         return
-    for signal_number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
-        deadline = time.monotonic() + patience_s
+    for signal_number, timeout_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
+        deadline = time.monotonic() + timeout_s
         signalled = False
         while not (_is_free(directory) and not any(_processes(directory))):
             # A second SIGTERM may interrupt a checkpoint.

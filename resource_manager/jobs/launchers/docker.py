@@ -32,7 +32,7 @@ from resource_manager.jobs.launchers.devices import device_files, device_names, 
 LOCAL_ENGINE = "unix:///var/run/docker.sock"
 LOCAL_ADDRESSES = ("127.0.0.1", "::1", "localhost")
 TIMEOUT_S = 30
-STARTER_PATIENCE_S = 5.0
+STARTER_TIMEOUT_S = 5.0
 TAIL_LINES = 100
 PREEMPT_FILE = "GPU_PREEMPT_FILE"
 OWN_DIRECTORY = "/var/lib/gpu-manager/job"
@@ -114,9 +114,9 @@ class DockerLauncher:
         """Return whether the process that created the container seems to have died before starting it.
 
         Starting a container that has ended would run the job again, so the other process gets
-        `STARTER_PATIENCE_S` to start it.
+        `STARTER_TIMEOUT_S` to start it.
         """
-        deadline = time.monotonic() + STARTER_PATIENCE_S
+        deadline = time.monotonic() + STARTER_TIMEOUT_S
         while True:
             try:
                 state = self._api.inspect_container(key)["State"]

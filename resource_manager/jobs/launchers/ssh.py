@@ -33,7 +33,7 @@ PYTHON = "python3 -I -S -"
 """Command that runs a program from standard input, without what else is installed: fast, always alike."""
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
-"""Most bytes that are read of a program's output: whoever owns the account may have put another there."""
+"""Most bytes that are read of a program's output: a job may have put another in its account."""
 
 
 class _Answer(BaseModel):

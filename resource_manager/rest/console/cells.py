@@ -279,7 +279,7 @@ def gpus_asked(request: Request) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """What is wrong, on which server."""
+    """Fault that an operator should look at, and its server."""
 
     text: str
     server_id: int

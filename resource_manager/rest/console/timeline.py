@@ -257,7 +257,7 @@ def _add_maintenance(row: Row, window: Window, maintenance: cells.Maintenance) -
 
 
 def _add_waiting(rows: Mapping[str, Row], window: Window, entry: Any) -> None:
-    """Add the expected start of a pending request to its server, while there is room."""
+    """Add the expected start of a pending request to its server, unless it has `MAX_WAITING`."""
     start = entry["estimated_start"]
     row = rows.get(start["server_name"] or "")
     if start["at"] is None or row is None or start["at"] > window.end:

@@ -204,7 +204,7 @@ class _State:
     def _families(cluster: ClusterState, now: float) -> list[Metric]:
         labels = ("server", "gpu_type")
         free = GaugeMetricFamily("gpu_manager_gpus_free", "Free GPUs, GPU fractions included.", labels=labels)
-        held = GaugeMetricFamily(
+        allocated = GaugeMetricFamily(
             "gpu_manager_gpus_allocated", "Allocated GPUs, GPU fractions included.", labels=labels
         )
         closed = GaugeMetricFamily(
@@ -225,7 +225,7 @@ class _State:
                 unused, withheld = unused_milli / MILLI_PER_GPU, closed_milli / MILLI_PER_GPU
                 free.add_metric((state.name, gpu_type), unused if state.is_open else 0)
                 closed.add_metric((state.name, gpu_type), withheld + (0 if state.is_open else unused))
-                held.add_metric((state.name, gpu_type), total_milli / MILLI_PER_GPU - unused - withheld)
+                allocated.add_metric((state.name, gpu_type), total_milli / MILLI_PER_GPU - unused - withheld)
             cpus = cpu_usage(state)
             cpus_free.add_metric((state.name,), cpus.free)
             cpus_allocated.add_metric((state.name,), cpus.used)
@@ -255,7 +255,7 @@ class _State:
         oldest = min((entry.queued_at for entry in cluster.pending.values()), default=now)
         return [
             free,
-            held,
+            allocated,
             closed,
             cpus_free,
             cpus_allocated,

@@ -89,10 +89,10 @@
     source = new EventSource(root + "/events?after=" + version);
     source.onopen = () => show("on");
     source.addEventListener("change", (event) => {
-      const news = JSON.parse(event.data);
-      version = news.version;
-      if (news.servers === null) everything = true;
-      else news.servers.forEach((id) => pending.add(id));
+      const notice = JSON.parse(event.data);
+      version = notice.version;
+      if (notice.servers === null) everything = true;
+      else notice.servers.forEach((id) => pending.add(id));
       later();
     });
     source.onerror = () => {
