@@ -46,30 +46,28 @@ TIMED_OUT, INTERRUPTED, TERMINATED = 124, 130, 143
 STEERING = re.compile(r"\x1b(?!\[[0-9;:]*[mK])|[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 """Characters that would steer the terminal of a reader: all controls but colours, line ends and returns."""
 
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+DAY_S = 86_400
 
 
 class Duration(click.ParamType[float]):
-    """Seconds, or a number with a unit: 90, 30m, 2h, 1d."""
+    """Seconds, or a number with a unit: 90, 30min, 2h, 1d."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, int | float):
-            return float(value)
-        text = value.strip()
-        number, unit = (text[:-1], UNITS[text[-1]]) if text[-1:] in UNITS else (text, 1)
+        from resource_manager.manager.teams_file import seconds_of  # loads pydantic
+
         try:
-            seconds = float(number) * unit
-        except ValueError:
-            self.fail(f"{value!r} is not a duration such as 90, 30m, 2h or 1d", param, ctx)
-        if not 0 < seconds <= 366 * UNITS["d"]:
+            seconds = seconds_of(str(value))
+        except ValueError as error:
+            self.fail(f"a duration {error}", param, ctx)
+        if not 0 < seconds <= 366 * DAY_S:
             self.fail(f"a duration must be above 0 and at most a year, got {value!r}", param, ctx)
         return seconds
 
 
 time_option = click.option(
-    "--time", "time_s", type=Duration(), help="Expected runtime, and the hard end: 90, 30m, 2h, 1d."
+    "--time", "time_s", type=Duration(), help="Expected runtime, and the hard end: 90, 30min, 2h, 1d."
 )
 
 
@@ -116,7 +114,7 @@ def shell(target: Target, /, time_s: float | None, **options: Any) -> NoReturn:
 
 @main.command(cls=ByHandCommand)
 @click.option(
-    "--for", "for_s", type=Duration(), required=True, help="Time until they are free again: 30m, 2h, 1d."
+    "--for", "for_s", type=Duration(), required=True, help="Time until they are free again: 30min, 2h, 1d."
 )
 @json_option
 @click.pass_obj
@@ -250,24 +248,10 @@ def _wait_for_grant(manager: Any, demand: Any) -> Any:
 
 
 def _job(lease: Mapping[str, Any], command: Sequence[str], key: str | None = None) -> Job:
-    from resource_manager.jobs.launchers import Job, job_key
+    from resource_manager.jobs.launchers import job_key
+    from resource_manager.jobs.running_job import job_of
 
-    (member, *_) = lease["members"]
-    return Job(
-        key=key or job_key(lease["task_id"], lease["fencing_token"]),
-        command=tuple(command),
-        environment={
-            "GPU_LEASE_ID": lease["task_id"],
-            "GPU_LEASE_FENCING_TOKEN": str(lease["fencing_token"]),
-            "GPU_SERVER": member["server_name"],
-        },
-        gpu_ids=tuple(member["gpu_ids"]),
-        gpu_uuids=tuple(member["gpu_uuids"]),
-        gpu_milli=lease["gpu_milli"],
-        gpu_memory_mib=lease["gpu_memory_mib"],
-        vendor=lease["vendor"] or "nvidia",
-        cpus=member["cpu_count"],
-    )
+    return job_of(lease, key or job_key(lease["task_id"], lease["fencing_token"]), command)
 
 
 def _attended(
@@ -419,7 +403,7 @@ def _signals() -> Iterator[None]:
 
 
 def _clock(at: float) -> str:
-    return time.strftime("%H:%M" if at - time.time() < UNITS["d"] else "%Y-%m-%d %H:%M", time.localtime(at))
+    return time.strftime("%H:%M" if at - time.time() < DAY_S else "%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def _say(line: str) -> None:

@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from resource_manager.jobs.launchers import Launcher, job_key, open_launcher
+from resource_manager.jobs.launchers import Job, Launcher, job_key, open_launcher
 
 
 def is_remainder(entry: Mapping[str, Any]) -> bool:
     """Return whether an entry of `leases()` is what is left of a gang whose other members were released."""
     return "members" in entry and len(entry["members"]) < entry["nodes"]
+
+
+def job_of(
+    allocation: Mapping[str, Any],
+    key: str,
+    command: Sequence[str],
+    *,
+    rank: int = 0,
+    environment: Mapping[str, str] | None = None,
+    **more: Any,
+) -> Job:
+    """Return the job of an allocation's member: with its devices, and the lease in the environment."""
+    member = allocation["members"][rank]
+    lease = {
+        "GPU_LEASE_ID": allocation["task_id"],
+        "GPU_LEASE_FENCING_TOKEN": str(allocation["fencing_token"]),
+        "GPU_SERVER": member["server_name"],
+    }
+    return Job(
+        key=key,
+        command=tuple(command),
+        environment={**(environment or {}), **lease},
+        gpu_ids=tuple(member["gpu_ids"]),
+        gpu_uuids=tuple(member["gpu_uuids"]),
+        gpu_milli=allocation["gpu_milli"],
+        gpu_memory_mib=member["gpu_memory_mib"],
+        vendor=member["vendor"] or "nvidia",
+        cpus=member["cpu_count"],
+        port=member["port"],
+        **more,
+    )
 
 
 @dataclass(frozen=True, slots=True)

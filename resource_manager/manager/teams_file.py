@@ -25,22 +25,25 @@ from resource_manager.manager.demand import Name, in_words
 
 MAX_TEAMS = 10_000
 MAX_GPUS = 4_000_000
-_UNITS_S = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w)")
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(|s|m|min|h|d|w)")
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of a duration such as `3d`, `12h`, `10min` or `90`; raises `ValueError`."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"must be seconds or a text such as 45s, 10min, 12h, 3d, got {text!r}")
+    return float(found[1]) * _UNITS_S[found[2]]
 
 
 def _duration(value: object) -> object:
-    """Return the seconds of a duration such as `3d`, `12h`, `10min`; numbers are seconds."""
     if not isinstance(value, str):
         return value
-    found = _DURATION.fullmatch(value.strip())
-    if found is None:
-        raise PydanticCustomError(
-            "duration",
-            "must be seconds or a text such as 45s, 10min, 12h, 3d, got {got}",
-            {"got": repr(value)},
-        )
-    return float(found[1]) * _UNITS_S[found[2]]
+    try:
+        return seconds_of(value)
+    except ValueError as error:
+        raise PydanticCustomError("duration", "{reason}", {"reason": str(error)}) from None
 
 
 Duration = Annotated[

@@ -263,7 +263,11 @@ def test_gpus_are_held_for_a_time_without_a_job(
     [
         (["run", "--gpus", "3", "--", "true"], 2, "gpus"),
         (["run", "--gpus", "1"], 2, "COMMAND"),
-        (["run", "--gpus", "1", "--time", "soon", "--", "true"], 2, "'soon' is not a duration"),
+        (
+            ["run", "--gpus", "1", "--time", "soon", "--", "true"],
+            2,
+            "a duration must be seconds or a text such as 45s, 10min, 12h, 3d, got 'soon'",
+        ),
         (["run", "--gpus", "1", "--", "no-such-program-here"], 127, "no-such-program-here"),
         (["hold"], 2, "--for"),
         (["attach", "nobody"], 1, "'nobody' holds no lease"),

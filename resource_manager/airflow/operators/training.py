@@ -40,7 +40,7 @@ from resource_manager.jobs.gang_job import ORDER_LABEL, DoneWhen, GangJob, Start
 from resource_manager.jobs.launchers import Job, LauncherError, LauncherUnreachableError
 from resource_manager.jobs.preempting import end_jobs, queue_again
 from resource_manager.jobs.reconcile import ActionKind
-from resource_manager.jobs.running_job import RunningJob
+from resource_manager.jobs.running_job import RunningJob, job_of
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.results import Allocation, Submission
 from resource_manager.scheduling.preemption import restarts_of
@@ -247,31 +247,22 @@ class GPUTrainingOperator(GPUOperator):
         # Native rendering turns arguments into numbers, and an empty text into None.
         given = self.command or ()
         command = ("/bin/sh", "-c", given) if isinstance(given, str) else tuple(map(str, given))
-        member = allocation["members"][running.rank]
         gang = is_gang(allocation)
-        return Job(
-            key=running.key,
-            command=command,
+        return job_of(
+            allocation,
+            running.key,
+            command,
+            rank=running.rank,
             environment={
                 **{name: str(value) for name, value in (self.env or {}).items()},
                 **gang_environment(allocation, running.rank),
-                "GPU_LEASE_ID": allocation["task_id"],
-                "GPU_LEASE_FENCING_TOKEN": str(allocation["fencing_token"]),
-                "GPU_SERVER": member["server_name"],
                 "GPU_RESTART_COUNT": str(restarts_of(allocation["labels"])),
             },
             image=self.image,
-            gpu_ids=tuple(member["gpu_ids"]),
-            gpu_uuids=tuple(member["gpu_uuids"]),
-            gpu_milli=allocation["gpu_milli"],
-            gpu_memory_mib=member["gpu_memory_mib"],
-            vendor=member["vendor"] or "nvidia",
-            cpus=member["cpu_count"],
             labels={**allocation["labels"], "lease": str(allocation["fencing_token"])},
             # Members meet at their servers' addresses, which a container has only in their network.
             container={**({"network_mode": "host"} if gang else {}), **(self.container or {})},
             files={HOSTFILE: hostfile(allocation)} if gang else {},
-            port=member["port"],
         )
 
     @outlasts_outages
