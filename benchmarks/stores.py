@@ -22,6 +22,7 @@ from resource_manager.errors import SettingsError, StaleStateError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.storage import MemoryStore, Store, open_store
+from resource_manager.storage.locks import Lock
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.lock import RedisLock
 
@@ -47,10 +48,10 @@ class Client:
         assert cluster is not None
         return cluster
 
-    def change(self, step: Callable[[float], list[Any]], lock_token: str | None = None) -> None:
+    def change(self, step: Callable[[float], list[Any]], lock: Lock | None = None) -> None:
         now = self.store.now()
         changes = step(now)
-        self.store.commit(self.replica.version, changes, now=now, lock_token=lock_token)
+        self.store.commit(self.replica.version, changes, now=now, lock=lock)
         for change in changes:
             self.replica.apply(change)
 
@@ -68,7 +69,7 @@ class Client:
         lock = self.store.lock()
         assert lock.acquire(60)
         self.replica = self.fresh(self.replica)
-        self.change(step, lock.token)
+        self.change(step, lock)
         lock.release()
 
 

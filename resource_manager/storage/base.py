@@ -36,7 +36,7 @@ class Store(Protocol):
         changes: Sequence[Change],
         *,
         now: float,
-        lock_token: str | None = None,
+        lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         """Write all changes or none; the new version is `version + len(changes)`.
@@ -44,10 +44,10 @@ class Store(Protocol):
         `once` are idempotency keys that are kept with the changes, each with a reference to what they did;
         `RepeatedError` if one is known already.
 
-        Raises `StaleStateError` unless the stored version is `version`, the lock is free or held under
-        `lock_token`, and `now`, the time of the decision, is close to the store's clock. After that error,
+        Raises `StaleStateError` unless the stored version is `version`, the lock is free or held by
+        `lock`, and `now`, the time of the decision, is close to the store's clock. After that error,
         refresh, decide again and retry. The caller applies the changes to its own replica. The commit may
-        release that lock, too.
+        release `lock`, too.
         """
 
     def initialise(self, snapshot: Snapshot) -> bool:
@@ -60,12 +60,12 @@ class Store(Protocol):
         self,
         snapshot: Snapshot,
         *,
-        lock_token: str | None = None,
+        lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         """Replace any stored state by `snapshot`; version, fencing token and sequence keep growing.
 
-        `lock_token` names the lock that the caller holds, if any; `once` is as in `commit`.
+        `lock` is what the caller holds, if anything; `once` is as in `commit`.
         """
 
     def move(self, version: int, to: str) -> None:

@@ -73,7 +73,7 @@ class MemoryStore:
         changes: Sequence[Change],
         *,
         now: float,
-        lock_token: str | None = None,
+        lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         with self._mutex:
@@ -85,7 +85,7 @@ class MemoryStore:
                 raise StaleStateError(version, stored, missed=missed)
             self._refuse_moved()
             holder = self._order.holder
-            if holder is not None and holder.token != lock_token:
+            if holder is not None and holder is not lock:
                 raise LockedError(version)
             self._keep(once)
             self._changes += changes
@@ -109,7 +109,7 @@ class MemoryStore:
         self,
         snapshot: Snapshot,
         *,
-        lock_token: str | None = None,
+        lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         with self._mutex:

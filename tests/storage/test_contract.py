@@ -42,6 +42,7 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.decayed_use import with_use
 from resource_manager.scheduling.runtime_history import Confidence, RuntimeHistory
 from resource_manager.storage import Store
+from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
 from tests.eventually import wait_for
 from tests.storage.conftest import OpenStore
@@ -69,14 +70,14 @@ def commit(
     store: Store,
     cluster: ClusterState,
     decide: Callable[[float], list[Change]],
-    lock_token: str | None = None,
+    lock: Lock | None = None,
 ) -> None:
     """Decide, commit and apply; repeat if a busy machine took too long in between."""
     while True:
         now = store.now()
         changes = list(with_use(cluster, decide(now)))
         try:
-            store.commit(cluster.version, changes, now=now, lock_token=lock_token)
+            store.commit(cluster.version, changes, now=now, lock=lock)
         except StaleStateError as error:
             if error.found != cluster.version:
                 raise
@@ -242,7 +243,7 @@ def test_only_the_holder_of_a_held_lock_commits(open_client: OpenStore) -> None:
     assert lock.acquire(5)
     with pytest.raises(LockedError):
         other.commit(0, [granted(mine, "a", other.now())], now=other.now())
-    store.commit(0, [granted(mine, "b", store.now())], now=store.now(), lock_token=lock.token)
+    store.commit(0, [granted(mine, "b", store.now())], now=store.now(), lock=lock)
     lock.release()
     assert [lease.lease_id for lease in fresh(other).leases] == ["b"]
     cluster = other.refresh(None)
@@ -369,7 +370,7 @@ def test_replace_under_a_held_lock(open_client: OpenStore) -> None:
     started(store)
     lock = store.lock()
     assert lock.acquire(5)
-    store.replace(first_state(2), lock_token=lock.token)
+    store.replace(first_state(2), lock=lock)
     lock.release()
     assert len(fresh(open_client()).nodes) == 2
 
@@ -413,14 +414,14 @@ def test_concurrent_writers_lose_nothing(open_client: OpenStore) -> None:
     started(open_client())
     errors: list[BaseException] = []
 
-    def change(store: Store, replica: ClusterState, step: int, name: str, token: str | None) -> None:
+    def change(store: Store, replica: ClusterState, step: int, name: str, lock: Lock | None) -> None:
         def decide(now: float) -> list[Change]:
             changes: list[Change] = [granted(replica, f"{name}-{step}", now, gpus=1)]
             if step:
                 changes += allocator.release(replica, f"{name}-{step - 1}", now)
             return changes
 
-        commit(store, replica, decide, token)
+        commit(store, replica, decide, lock)
 
     def write(name: str) -> None:
         try:
@@ -435,7 +436,7 @@ def test_concurrent_writers_lose_nothing(open_client: OpenStore) -> None:
                     assert lock.acquire(60)
                     replica = store.refresh(replica)
                     assert replica is not None
-                    change(store, replica, step, name, lock.token)
+                    change(store, replica, step, name, lock)
                     lock.release()
         except BaseException as error:
             errors.append(error)

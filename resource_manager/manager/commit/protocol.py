@@ -157,9 +157,7 @@ class Transactions:
         deadline = time.monotonic() + self._lock_timeout_s
         with self._groups.mutex, self._locked(deadline) as lock:
             try:
-                self.store.replace(
-                    snapshot, lock_token=lock.token, once=[] if once is None else [(once, "null")]
-                )
+                self.store.replace(snapshot, lock=lock, once=[] if once is None else [(once, "null")])
             except RepeatedError as error:
                 assert once is not None
                 once.reference_in(error.stored)
@@ -200,7 +198,7 @@ class Transactions:
                         if not lock.is_fresh:
                             self._replica.refresh()
                         group += self._groups.newcomers()
-                        decided = self._attempt(group, lock.token)
+                        decided = self._attempt(group, lock)
                 return self._finish(decided)
             except StateUnconfirmedError as error:
                 self._recovery.begin(error)
@@ -224,10 +222,10 @@ class Transactions:
                     conflicts += 1
                     self._replica.catch_up(error)
 
-    def _attempt(self, group: list[Operation[Any]], lock_token: str | None) -> list[Operation[Any]]:
+    def _attempt(self, group: list[Operation[Any]], lock: Lock | None) -> list[Operation[Any]]:
         """Decide the group and commit its changes; return what was decided, in that order."""
         cluster = self._replica.cluster
-        is_fresh = lock_token is not None or cluster is None
+        is_fresh = lock is not None or cluster is None
         if cluster is None:
             cluster = self._replica.refresh()
         if cluster.windows or (self.order.learns and cluster.pending):
@@ -254,7 +252,7 @@ class Transactions:
                 cluster.version,
                 changes,
                 now=self.store.now(),
-                lock_token=lock_token,
+                lock=lock,
                 once=once,
             )
             self._replica.refreshed_at = time.monotonic()

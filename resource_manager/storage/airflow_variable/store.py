@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import os
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -82,7 +81,6 @@ class VariableStore:
         self._clock = ServerClock(client.time)
         self._incarnation = ""
         self._last_commit = ""
-        self._locks: weakref.WeakSet[RedisLock] = weakref.WeakSet()
 
     def now(self) -> float:
         return self._clock.now()
@@ -108,11 +106,11 @@ class VariableStore:
         changes: Sequence[Change],
         *,
         now: float,
-        lock_token: str | None = None,
+        lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
-        with self._holding(version, lock_token) as lock:
-            lock.renew()
+        with self._holding(version, lock) as held:
+            held.renew()
             text = self._text()
             stored = self._read(text)
             if stored is None:
@@ -139,7 +137,7 @@ class VariableStore:
                 cluster.apply(change)
             numbered = (*stored.changes, *enumerate(changes, version + 1))
             new = replace(stored, incarnation=stored.incarnation or _name(), changes=numbered, once=kept)
-            self._write(new, lock, text)
+            self._write(new, held, text)
 
     def initialise(self, snapshot: Snapshot) -> bool:
         with self._holding(snapshot.version, None, patient=True) as lock:
@@ -157,11 +155,11 @@ class VariableStore:
         self,
         snapshot: Snapshot,
         *,
-        lock_token: str | None = None,
+        lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
-        with self._holding(snapshot.version, lock_token, patient=True) as lock:
-            lock.renew()
+        with self._holding(snapshot.version, lock, patient=True) as held:
+            held.renew()
             text = self._text()
             try:
                 stored = None if text is None else document.from_json(text, self._where)
@@ -186,7 +184,7 @@ class VariableStore:
             kept = self._keep(stored, once)
             incarnation = stored.incarnation if stored is not None and stored.incarnation else _name()
             new = Document(cluster, incarnation, operator_reset=True, changes=changes, once=kept)
-            self._write(new, lock, text)
+            self._write(new, held, text)
 
     def move(self, version: int, to: str) -> None:
         with self._holding(version, None, patient=True) as lock:
@@ -212,9 +210,7 @@ class VariableStore:
         return -math.inf
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
-        lock = RedisLock(self._client, self._lock, life_s=LOCK_TTL_S)
-        self._locks.add(lock)
-        return lock
+        return RedisLock(self._client, self._lock, life_s=LOCK_TTL_S)
 
     def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> bool:
         return poll(is_decided, timeout_s)
@@ -286,24 +282,19 @@ class VariableStore:
         self._client.remember(self._version_high_water, new.cluster.version)
 
     @contextmanager
-    def _holding(self, version: int, token: str | None, *, patient: bool = False) -> Iterator[RedisLock]:
+    def _holding(self, version: int, lock: Lock | None, *, patient: bool = False) -> Iterator[RedisLock]:
         """Yield the caller's lock, or acquire one for this step."""
-        lock = self._acquire(version, patient) if token is None else self._held(version, token)
+        held = self._acquire(version, patient) if lock is None else lock
+        assert isinstance(held, RedisLock)
         try:
-            yield lock
+            yield held
         except LockError as error:
             raise StaleStateError(version, None, str(error)) from error
         finally:
-            if token is None:
+            if lock is None:
                 # The write stands, and an error inside matters more than a lost lock.
                 with suppress(LockError, StoreUnavailableError):
-                    lock.release()
-
-    def _held(self, version: int, token: str) -> RedisLock:
-        lock = next((lock for lock in self._locks if lock.token == token), None)
-        if lock is None:
-            raise LockedError(version)
-        return lock
+                    held.release()
 
     def _acquire(self, version: int, patient: bool) -> RedisLock:
         lock = RedisLock(self._client, self._lock, life_s=LOCK_TTL_S)

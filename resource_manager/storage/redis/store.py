@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
-from weakref import WeakSet
 
 from resource_manager.core.changes import Change, Granted, InventoryChanged, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
@@ -93,7 +92,6 @@ class RedisStore:
         self._inventory = layout.Inventory()
         self._clock = ServerClock(client.time)
         self._suspended_until = -math.inf
-        self._locks: WeakSet[RedisLock] = WeakSet()
 
     def now(self) -> float:
         return self._clock.now()
@@ -119,7 +117,7 @@ class RedisStore:
         changes: Sequence[Change],
         *,
         now: float,
-        lock_token: str | None = None,
+        lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         operations: list[str] = []
@@ -146,7 +144,7 @@ class RedisStore:
             version,
             repr(now),
             CLOCK_TOLERANCE_S,
-            lock_token or "",
+            "" if lock is None else lock.token,
             commit_id,
             self._history_length,
             self.history_bytes,
@@ -165,10 +163,8 @@ class RedisStore:
         )
         if answer[0] != b"ok":
             self._refuse(answer, version, once)
-        if lock_token:
-            for lock in list(self._locks):
-                if lock.token == lock_token:
-                    lock.released()
+        if isinstance(lock, RedisLock):
+            lock.released()
 
     def initialise(self, snapshot: Snapshot) -> bool:
         return self._write_state("initialise", snapshot)
@@ -182,7 +178,7 @@ class RedisStore:
         self,
         snapshot: Snapshot,
         *,
-        lock_token: str | None = None,
+        lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         self._write_state("replace", snapshot, once)
@@ -216,9 +212,7 @@ class RedisStore:
         return self._suspended_until
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
-        lock = RedisLock(self._client, beside=None if replica is None else _Missed(self, replica))
-        self._locks.add(lock)
-        return lock
+        return RedisLock(self._client, beside=None if replica is None else _Missed(self, replica))
 
     def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> Lease | bool:
         waits, woken = (self._client.key(f"pending:{kind}:{lease_id}") for kind in ("waits", "woken"))

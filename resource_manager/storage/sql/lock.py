@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from contextlib import closing, suppress
-from weakref import WeakValueDictionary
 
 from resource_manager.errors import ResourceManagerError, StoreUnavailableError
 from resource_manager.storage.locks import LOCK_TTL_S, Meanwhile, ThreadLock, TimedLock
@@ -72,19 +71,12 @@ class SqlLock(TimedLock):
     The holder's token is in the row that each commit compares. One thread of each process stands in line for
     it, the others wait for that one. Waiters stand in a table and send heartbeats; whoever gives the lock
     back hands it to the first of them that is alive. A commit under the lock hands it on by itself, a few
-    times to another thread of the process; for that it finds the lock by its token in `holders`.
+    times to another thread of the process.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        life_s: float = LOCK_TTL_S,
-        holders: WeakValueDictionary[str, SqlLock] | None = None,
-    ) -> None:
+    def __init__(self, database: Database, *, life_s: float = LOCK_TTL_S) -> None:
         super().__init__(life_s)
         self._database = database
-        self._holders = WeakValueDictionary[str, SqlLock]() if holders is None else holders
         self._local = LocalClaim(database.line, "")
 
     def _claim(self, token: str, deadline: float, meanwhile: Meanwhile) -> float | None:
@@ -99,8 +91,6 @@ class SqlLock(TimedLock):
                 self._database.line.passes = 0
                 taken_at = self._claim_here(token, deadline, meanwhile)
             self.waited = self.waited or local.waited
-            if taken_at is not None:
-                self._holders[token] = self
             return taken_at
         finally:
             if taken_at is None:

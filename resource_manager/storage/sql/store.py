@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace as with_values
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 from resource_manager.core.changes import Change, Granted, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
@@ -127,7 +126,6 @@ class SqlStore:
         self._inventory: tuple[int, tuple[Node, ...]] = (-1, ())
         self._clock = ServerClock(database.time)
         self._suspended_until = -math.inf
-        self._holders: WeakValueDictionary[str, SqlLock] = WeakValueDictionary()
 
     def now(self) -> float:
         return self._clock.now()
@@ -155,7 +153,7 @@ class SqlStore:
         changes: Sequence[Change],
         *,
         now: float,
-        lock_token: str | None = None,
+        lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         tokens = [change.lease.fencing_token for change in changes if isinstance(change, Granted)]
@@ -169,14 +167,14 @@ class SqlStore:
             decided_at=now,
             format=FORMAT_VERSION,
             tolerance_s=CLOCK_TOLERANCE_S,
-            lock_token=lock_token or NO_LOCK,
+            lock_token=NO_LOCK if lock is None else lock.token,
             incarnation=self._incarnation,
             fencing_token=max(tokens, default=None),
             sequence=max(queued, default=None),
             once=[(key.caller, key.key, key.stored(reference)) for key, reference in once],
             keep_s=KEEP_S,
             handed_on_s=HANDED_ON_S,
-            heir=heir_in(self.database.line) if lock_token else "",
+            heir="" if lock is None else heir_in(self.database.line),
         )
         while True:
             begin = time.monotonic()
@@ -187,8 +185,8 @@ class SqlStore:
                 self._clock.learn(*split_time(told), begin)
             if done or self._was_made(commit, once):
                 break
-        if lock_token and (holder := self._holders.get(lock_token)) is not None:
-            holder.handed_on(commit.heir, begin)
+        if isinstance(lock, SqlLock):
+            lock.handed_on(commit.heir, begin)
         after = version + len(changes)
         if after // SNAPSHOT_EVERY != version // SNAPSHOT_EVERY:
             try:
@@ -233,7 +231,7 @@ class SqlStore:
         self,
         snapshot: Snapshot,
         *,
-        lock_token: str | None = None,
+        lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         incarnation = _name()
@@ -317,7 +315,7 @@ class SqlStore:
         return self._suspended_until
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
-        return SqlLock(self.database, holders=self._holders)
+        return SqlLock(self.database)
 
     def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> bool:
         return poll(is_decided, timeout_s)

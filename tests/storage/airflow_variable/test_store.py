@@ -316,9 +316,9 @@ def test_a_holder_with_an_expired_lock_writes_nothing(
         RedisClient.from_url(redis_url).key(f"gpu_resource_lock:{KEY}")
     )
     with pytest.raises(StaleStateError, match="lost"):
-        store.commit(0, [granted(cluster, "a", store.now())], now=store.now(), lock_token=lock.token)
-    with pytest.raises(LockedError):
-        store.commit(0, [granted(cluster, "a", store.now())], now=store.now(), lock_token="not-mine")
+        store.commit(0, [granted(cluster, "a", store.now())], now=store.now(), lock=lock)
+    with pytest.raises(StaleStateError, match="not held"):
+        store.commit(0, [granted(cluster, "a", store.now())], now=store.now(), lock=store.lock())
     assert variables.texts[KEY] == before
 
 

@@ -516,7 +516,7 @@ now = store.now()
 token = cluster.last_fencing_token + 1
 lease = Lease(Request("paused", 2), (Placement("gpu-server-0", (0, 1)),), token, now, now + 60)
 try:
-    store.commit(cluster.version, [Granted(lease, now)], now=now, lock_token=lock.token)
+    store.commit(cluster.version, [Granted(lease, now)], now=now, lock=lock)
 except StaleStateError:
     print("stale")
 try:
@@ -538,7 +538,7 @@ def test_a_holder_paused_past_its_lock_commits_nothing(url: str, another_holds_t
     assert cluster is not None
     now = store.now()
     change = granted(cluster, "awake", now)
-    store.commit(cluster.version, [change], now=now, lock_token=lock.token)
+    store.commit(cluster.version, [change], now=now, lock=lock)
     lock.release()  # which the commit has done
     assert not another_holds_the_lock or lock.acquire(5)
     paused.send_signal(signal.SIGCONT)

@@ -37,6 +37,14 @@ class Clients:
             store.database.line = line
         return store
 
+    def take(self, store: SqlStore, timeout_s: float = 5.0) -> TimedLock:
+        """Return a held lock, which is renewed no longer than the test takes."""
+        lock = store.lock()
+        assert isinstance(lock, TimedLock)
+        assert lock.acquire(timeout_s)
+        self.stack.callback(release, lock)
+        return lock
+
     def wait(self, store: SqlStore, name: str, timeout_s: float = 60.0) -> TimedLock:
         """Return a lock once it waits; its thread notes by `name` that it took it."""
         lock = store.lock()
@@ -58,8 +66,7 @@ class Clients:
 
         def ended() -> bool:
             for lock in self.threads.values():
-                with suppress(LockError):
-                    lock.release()
+                release(lock)
             return not any(thread.is_alive() for thread in self.threads)
 
         wait_for(ended)
@@ -74,7 +81,12 @@ class Clients:
         assert cluster is not None
         now = store.now()
         change = granted(cluster, f"t{cluster.version}", now, gpus=1)
-        store.commit(cluster.version, [change], now=now, lock_token=lock.token)
+        store.commit(cluster.version, [change], now=now, lock=lock)
+
+
+def release(lock: TimedLock) -> None:
+    with suppress(LockError):
+        lock.release()
 
 
 @pytest.fixture
@@ -82,16 +94,15 @@ def clients(url: str) -> Iterator[Clients]:
     with ExitStack() as stack:
         clients = Clients(url, stack)
         started(clients.open())
-        stack.callback(clients.end)
         yield clients
+        clients.end()
 
 
 def test_a_commit_hands_the_lock_to_another_process(clients: Clients) -> None:
     here, there = clients.open(), clients.open(Line())
-    lock = here.lock()
-    assert lock.acquire(5)
+    lock = clients.take(here)
     clients.wait(there, "there")
-    clients.commit(here, lock)  # type: ignore[arg-type]
+    clients.commit(here, lock)
     wait_for(lambda: clients.taken == ["there"])
     lock.release()
     assert clients.taken == ["there"], "it was released before"
@@ -105,23 +116,22 @@ def test_a_commit_hands_the_lock_to_the_next_thread_which_may_commit(
     assert lock.acquire(5)
     following = clients.wait(second, "second")
     monkeypatch.setattr(following, "renew", lambda: None)  # which its process does within a second
-    clients.commit(first, lock)  # type: ignore[arg-type]
+    clients.commit(first, lock)
     wait_for(lambda: clients.taken == ["second"])
     lock.release()
     assert 3 < following.remaining_s <= 5
     clients.commit(second, following)
     following.release()
-    assert first.lock().acquire(5)
+    clients.take(first)
 
 
 def test_other_processes_get_their_turn(clients: Clients) -> None:
     store, line = clients.open(), Line()
-    lock = store.lock()
-    assert lock.acquire(5)
+    lock = clients.take(store)
     clients.wait(clients.open(line), "there")
     here = {f"here {k}": clients.open() for k in range(MAX_PASSES + 1)}
     waiting = {name: clients.wait(client, name) for name, client in here.items()}
-    clients.commit(store, lock)  # type: ignore[arg-type]
+    clients.commit(store, lock)
     lock.release()
     for count, (name, client) in enumerate(list(here.items())[:-1], 1):
         wait_for(lambda count=count: len(clients.taken) == count)  # type: ignore[misc]
@@ -136,8 +146,7 @@ def test_a_thread_that_leaves_does_not_keep_what_was_meant_for_it(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = clients.open(), clients.open()
-    lock = first.lock()
-    assert lock.acquire(5)
+    lock = clients.take(first)
     clients.wait(second, "second", timeout_s=0.2)
     commit = first.database.dialect.commit
 
@@ -147,9 +156,9 @@ def test_a_thread_that_leaves_does_not_keep_what_was_meant_for_it(
         return answer
 
     monkeypatch.setattr(first.database.dialect, "commit", slow)
-    clients.commit(first, lock)  # type: ignore[arg-type]
+    clients.commit(first, lock)
     assert clients.taken == []
-    assert first.lock().acquire(2), "well before what was handed on expires"
+    clients.take(first, 2)  # well before what was handed on expires
 
 
 def test_a_poller_looks_less_often_the_longer_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
