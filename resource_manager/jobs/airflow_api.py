@@ -44,7 +44,7 @@ class AirflowTaskStates:
             raise AirflowUnavailableError(
                 f"Airflow at {self._http.base_url} refused the login with status {answer.status_code}"
             )
-        self._http.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+        self._http.headers["Authorization"] = f"Bearer {self._object(answer, 'access_token')['access_token']}"
 
     def unfinished(self, identities: Iterable[TaskIdentity]) -> set[TaskIdentity]:
         found = set()
@@ -52,35 +52,49 @@ class AirflowTaskStates:
             path = f"{_run(identity.dag_id, identity.run_id)}/taskInstances/{_quote(identity.task_id)}"
             if identity.map_index >= 0:
                 path += f"/{identity.map_index}"
-            task = self._call("GET", path)
+            task = self._get(path, "state")
             if task is not None and task["state"] not in ENDED_TASK_STATES:
                 found.add(identity)
         return found
 
     def instance(self) -> str | None:
         """Return this Airflow's instance id; None if it has none or this user may not read it."""
-        variable = self._call("GET", f"/api/v2/variables/{VARIABLE}", none_for=(403, 404))
+        variable = self._get(f"/api/v2/variables/{VARIABLE}", "value", none_for=(403, 404))
         return None if variable is None else instance_in_variable(str(variable["value"]))
 
     def run_is_unfinished(self, dag_id: str, run_id: str) -> bool:
-        run = self._call("GET", _run(dag_id, run_id))
+        run = self._get(_run(dag_id, run_id), "state")
         return run is not None and run["state"] not in ENDED_RUN_STATES
 
-    def _call(self, method: str, path: str, none_for: Collection[int] = (404,)) -> Any:
-        """Return the JSON answer, or None for a status in `none_for`; raises `AirflowUnavailableError`."""
-        answer = self._request(method, path)
+    def _get(self, path: str, key: str, none_for: Collection[int] = (404,)) -> dict[str, Any] | None:
+        """Return the object there, which has that key, or None for a status in `none_for`.
+
+        Raises `AirflowUnavailableError`.
+        """
+        answer = self._request("GET", path)
         if answer.status_code == 401 and self._login is not None:  # the token expired
             self._log_in()
-            answer = self._request(method, path)
+            answer = self._request("GET", path)
         # A 404 of a proxy or of a wrong address must not be taken for a task that is gone.
         is_json = answer.headers.get("content-type", "").startswith("application/json")
         if answer.status_code in none_for and is_json:
             return None
         if answer.is_error:
             raise AirflowUnavailableError(
-                f"Airflow at {self._http.base_url} answered {answer.status_code} to {method} {path}"
+                f"Airflow at {self._http.base_url} answered {answer.status_code} to GET {path}"
             )
-        return answer.json()
+        return self._object(answer, key)
+
+    def _object(self, answer: httpx.Response, key: str) -> dict[str, Any]:
+        try:
+            found = answer.json()
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or key not in found:
+            raise AirflowUnavailableError(
+                f"{answer.url} is no page of Airflow's API: its answer has no {key}; correct --airflow-url"
+            )
+        return found
 
     def _request(self, method: str, path: str, **content: Any) -> httpx.Response:
         try:

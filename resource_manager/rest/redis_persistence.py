@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from resource_manager.rest.sessions import MAX_SESSIONS, SESSION_LIFE_S
-from resource_manager.rest.tokens import Token
+from resource_manager.rest.tokens import Token, tokens_of
 from resource_manager.storage.redis.client import RedisClient, load_script
 
 
@@ -38,8 +38,7 @@ class TokenRedis:
             values = list(self._client.driver.hvals(self._key))
         before, found = self._read
         if values != before:  # a thousand agents have a thousand tokens
-            rows = map(json.loads, values)
-            found = {row["token_id"]: Token.from_row(row) for row in rows}
+            found = tokens_of(values, f"{self._client.address} {self._key}")
             self._read = (values, found)
         return dict(found)
 

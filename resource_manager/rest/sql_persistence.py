@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict
 
 from resource_manager.rest.sessions import MAX_SESSIONS, SESSION_LIFE_S
-from resource_manager.rest.tokens import Token
+from resource_manager.rest.tokens import Token, tokens_of
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
 
@@ -44,8 +44,7 @@ class SqlTokens:
             )
             return [body for (body,) in found]
 
-        rows = [json.loads(body) for body in self._database.run(work)]
-        return {row["token_id"]: Token.from_row(row) for row in rows}
+        return tokens_of(self._database.run(work), f"{self._database.address} table of tokens")
 
     def put(self, token: Token) -> None:
         def work(connection: Connection) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any, Protocol
 from resource_manager.core.identifiers import MAX_TEXT, check_names
 from resource_manager.errors import ResourceManagerError
 from resource_manager.rest.private_file import PrivateFile
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "gpm"
 MAX_TEAMS = 50
@@ -63,11 +66,24 @@ class Token:
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Token:
-        """Return the token of a stored row; raises `TypeError` and `KeyError` for another value."""
+        """Return the token of a stored row; raises `TypeError` for another value."""
         teams = row.get("teams", [])
         if not isinstance(teams, list) or not all(isinstance(team, str) for team in teams):
             raise TypeError("teams must be a list of names")
         return cls(**{**row, "teams": tuple(teams)})
+
+
+def tokens_of(texts: Iterable[str | bytes], where: str) -> dict[str, Token]:
+    """Return the tokens of stored texts by their ids; those of a newer version are left out and logged."""
+    found = {}
+    for text in texts:
+        try:
+            token = Token.from_row(json.loads(text))
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            logger.warning("%s: a token is left out, as this version cannot read it: %s", where, error)
+        else:
+            found[token.token_id] = token
+    return found
 
 
 class TokenStore(Protocol):

@@ -61,7 +61,7 @@ def airflow():
     with HTTPServer(("127.0.0.1", 0), Airflow) as server:
         server.logins, server.token = 0, "token-1"
         server.variable = 200, {"key": "gpu_manager_instance", "value": "staging"}
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         server.url = f"http://127.0.0.1:{server.server_port}"
         yield server
         server.shutdown()
@@ -156,3 +156,35 @@ def test_the_command_refuses_the_id_of_another_airflow(airflow, monkeypatch):
         assert run("--instance", "production").exit_code == 0, "the option works without a Variable"
     airflow.variable = 200, {"value": "a/b"}
     assert "Airflow Variable 'gpu_manager_instance': an instance is" in refused()
+
+
+@pytest.mark.parametrize("answer", ["<html>welcome</html>", "[]", "{}", "1"])
+def test_another_service_at_the_address_is_no_airflow(answer):
+    class Welcome(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer.encode())
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
+        def log_message(self, *words):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Welcome) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(AirflowUnavailableError, match="has no access_token; correct --airflow-url"):
+            AirflowTaskStates(url, user="u", password="p")
+        states = AirflowTaskStates(url, token="t")
+        asks = (
+            states.instance,
+            lambda: states.unfinished(tasks("runs")),
+            lambda: states.run_is_unfinished("d", "r"),
+        )
+        for ask in asks:
+            with pytest.raises(AirflowUnavailableError, match="is no page of Airflow's API"):
+                ask()
+        server.shutdown()

@@ -13,6 +13,7 @@ from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.tokens import Role
+from resource_manager.storage.redis.client import RedisClient
 from tests.redis_server import RedisServer
 
 BODY = {"task_id": "t", "required_gpus": 2, "required_cpus": 1}
@@ -55,3 +56,17 @@ def test_services_share_tokens_sessions_and_answers(services: list[Any], url: st
 def test_an_unreachable_redis_is_reported() -> None:
     with pytest.raises(StoreUnavailableError, match="cannot be reached"):
         persistence_of(Settings(store="redis://127.0.0.1:1"))
+
+
+@pytest.mark.parametrize(
+    "row", ["", "[]", "{}", "[" * 10_000, '{"token_id": "x", "scope": "of a newer version"}']
+)
+def test_a_token_that_cannot_be_read_shuts_nobody_else_out(services: list[Any], url: str, row: str) -> None:
+    """As while two versions of the service run, of which one wrote it."""
+    kept = persistence_of(Settings(store=url)).tokens
+    headers = {"Authorization": f"Bearer {tokens.create(kept, 'ada', Role.READER)}"}
+    client = RedisClient.from_url(url)
+    client.driver.hset(client.key("tokens"), "x", row)
+    assert services[0].get("/api/status", headers=headers).status_code == 200
+    assert [token.name for token in kept.read().values()] == ["ada"]
+    client.close()
