@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -20,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
-from resource_manager.airflow.version_compat import AirflowException, user_of
+from resource_manager.airflow.version_compat import AirflowException, in_thread, user_of
 from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs.airflow_instance import publish_instance
 from resource_manager.manager.manager import GPUResourceManager
@@ -34,10 +35,11 @@ from resource_manager.rest.tokens import PREFIX, Role
 
 NAME = "GPU resource manager"
 
+THREADS = 4
 WORKERS = 16
 MAX_STREAMS = 24
 OUTAGE_S = 5.0
-"""Time after a failure in which no call tries to reach the store again: a try holds a thread of Airflow's."""
+"""Time after a failure in which no call tries to reach the store again: others wait for each try."""
 
 IDENTITY_KEY = "gpu_manager.identity"
 
@@ -74,9 +76,13 @@ def role_of(user: Any) -> Role | None:
 
 
 class Gate:
-    """ASGI app that authenticates the caller, then calls the Flask app, which is created at first use."""
+    """ASGI app that authenticates the caller, then calls the Flask app, which is created at first use.
+
+    It waits for the store in threads of its own: those of Airflow's API server are few and serve all pages.
+    """
 
     def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, "gpu-gate")
         self._lock = threading.Lock()
         self._bridge: Any = None
         self._problem = ""
@@ -90,7 +96,7 @@ class Gate:
         request = Request(scope, receive)
         try:
             identity = await self._identify(request)
-            bridge = await run_in_threadpool(self.bridge)
+            bridge = self._bridge or await in_thread(self.bridge, executor=self._threads)
         except HTTPException as error:
             await _refuse(request, error)(scope, receive, send)
             return
@@ -119,7 +125,7 @@ class Gate:
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         if path != REPORTS or scheme.lower() != "bearer" or not text.startswith(f"{PREFIX}_"):
             return await _identify(request)
-        return await run_in_threadpool(self._agent_of, text.strip())
+        return await in_thread(self._agent_of, text.strip(), executor=self._threads)
 
     def _agent_of(self, text: str) -> Identity | None:
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import httpx
 import pytest
 from fastapi import HTTPException
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.routing import Mount
 
 from resource_manager import GPUResourceManager
@@ -72,7 +74,7 @@ def body(manager: GPUResourceManager) -> bytes:
 
 
 def test_a_store_that_does_not_answer_is_tried_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each try may take the store's timeout, and holds one of the few threads of Airflow's API server."""
+    """Each try may take the store's timeout, for which the others would wait in turn."""
     tries = []
 
     def manager_of_tasks() -> None:
@@ -90,6 +92,33 @@ def test_a_store_that_does_not_answer_is_tried_once_for_all_who_ask(monkeypatch:
         answer = client.request("GET", "/gpu/api/status")
         assert (answer.status_code, answer.json()["detail"]) == (503, "redis://r does not answer")
     assert len(tries) == 1
+
+
+def test_agents_that_wait_for_the_store_leave_airflow_its_threads(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    def manager_of_tasks() -> None:
+        asked.set()
+        answers.wait(60)
+        raise StoreUnavailableError("redis://r does not answer")
+
+    monkeypatch.setattr(webapp, "manager_of_tasks", manager_of_tasks)
+
+    async def main() -> list[int]:
+        transport = httpx.ASGITransport(app=client.app)
+        headers = {"Authorization": f"Bearer {tokens.PREFIX}_x_y"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://airflow") as agents:
+            calls = [asyncio.create_task(agents.post("/gpu/api/reports", headers=headers)) for _ in range(50)]
+            while not asked.is_set():
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            assert await asyncio.wait_for(run_in_threadpool(int), 20) == 0, "a page of Airflow's own"
+            answers.set()
+            return [answer.status_code for answer in await asyncio.gather(*calls)]
+
+    assert set(asyncio.run(main())) == {503}
 
 
 def test_an_agent_reports_to_airflow(client: Client, manager: GPUResourceManager) -> None:
