@@ -138,7 +138,7 @@ dist: install
 	cd dist && sha256sum * > SHA256SUMS
 
 clean:
-	rm -rf $(VENV) $(addprefix $(VENV)-,docs fuzz mutants peers postgresql) mutants site .build artifacts dist
+	rm -rf $(VENV) $(VENV)-* mutants site .build artifacts dist
 
 # Each finding is mended, or argued beside the line (`# nosec` for code, `pragma: allowlist secret` for texts).
 # pip-audit asks the Python index for advisories; where that cannot be reached it says so and fails.
