@@ -70,10 +70,9 @@ def outage(call: Callable[[], object]) -> dict[str, Any]:
 @contextmanager
 def errors_from_the_supervisor() -> Iterator[None]:
     """Answer every message of the task to its supervisor with an error."""
+    from airflow.sdk.exceptions import ErrorType
     from airflow.sdk.execution_time import task_runner
     from airflow.sdk.execution_time.comms import ErrorResponse
-
-    from resource_manager.airflow.version_compat import ErrorType
 
     refusing = Mock(send=lambda message: ErrorResponse(error=ErrorType.API_SERVER_ERROR))
     with patch.object(task_runner, "SUPERVISOR_COMMS", refusing):
