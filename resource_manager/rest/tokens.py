@@ -152,7 +152,7 @@ def create(
         raise TokenError("a token of role agent names the server that it reports; other tokens name none")
     if len(server) > MAX_TEXT:
         raise TokenError(f"a server's name has at most {MAX_TEXT} characters")
-    check_names({"a token's name": (name,), "team": teams, "server": (server,)})
+    check_names({"name": (name,), "teams": teams, "server": (server,)})
     token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     store.put(Token(token_id, name, str(role), _digest(secret), now(), tuple(teams), server))
     return f"{PREFIX}_{token_id}_{secret}"

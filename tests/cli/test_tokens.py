@@ -74,3 +74,21 @@ def test_serve_refuses_a_public_address_without_tokens(tokens_file: Path, host: 
     )
     assert result.exit_code == 2
     assert "token create" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["a\x1b[2J"], "NAME"),
+        (["ada", "--team", "\x1b[2J"], "--team"),
+        (["ada", "--role", "agent", "--server", "\x1b[2J"], "--server"),
+    ],
+)
+def test_a_name_that_would_steer_a_terminal_is_refused_by_its_option(
+    arguments: list[str], named: str, tokens_file: Path
+) -> None:
+    base = ["--store", "memory://", "token", "create", "--tokens", str(tokens_file)]
+    refused = CliRunner().invoke(main, [*base, *arguments])
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(f"Error: {named} has a control or an invisible character: ")
+    assert not tokens_file.exists()
