@@ -375,6 +375,7 @@ def test_a_grant_that_is_not_whole_changes_nothing(members: tuple[Placement, ...
     with pytest.raises(CapacityError):
         cluster.apply(Granted(Lease(gang("g", 2), members, 1, 0.0), 0.0))
     assert cluster.snapshot() == before
+    assert [(state.whole_free, state.leases) for state in cluster.nodes] == [(2, {}), (2, {})]
     allocator.check(cluster)
 
 
