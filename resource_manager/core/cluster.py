@@ -97,7 +97,7 @@ class ClusterState(NodeIndex):
         self.remainders: dict[str, Lease] = {}
         self.pending = PendingRequests()
         self.ledger: TeamLedger | None = None
-        """What each team holds; None without rules of teams, so that it then costs nothing."""
+        """Ledger of what each team holds; None without rules of teams, so that it then costs nothing."""
         self.windows: tuple[Window, ...] = ()
         """The maintenance windows; none on most clusters, so that they then cost nothing."""
         self._expiry_heap = ExpiryHeap(self.leases)

@@ -20,7 +20,7 @@ GpuChange = AgentSeen | AgentLost | GpuClosed | GpuOpened | GpuCleaned
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """What `restore` needs to undo a change to a node's GPUs."""
+    """State of a node's GPUs before a change, by which `_restore` undoes it."""
 
     watched: bool
     closed: dict[int, GpuClosed]

@@ -1,4 +1,4 @@
-"""What each team holds, kept up to date with the leases, so that a request costs a few lookups."""
+"""Ledger of what each team holds, kept up to date with the leases, so that a request costs a few lookups."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def held_use(rate: float, seconds: float, half_life_s: float) -> float:
 
 
 class Account:
-    """What one team and those below it hold, in thousandths of a GPU: read it, never write it.
+    """Account of what one team and those below it hold, in milli of GPUs: read it, never write it.
 
     `fixed` is the part that may not be preempted, `by_type` and `by_owner` are its parts by type of GPU and
     owner (a team's own leases only). `use` is the decayed use by the team's own leases that have ended.

@@ -1,4 +1,4 @@
-"""What earlier leases tell: the expected runtime of a task, and the service that a job has attained."""
+"""History of earlier leases: the expected runtime of a task, and the service that a job has attained."""
 
 from __future__ import annotations
 

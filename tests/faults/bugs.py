@@ -97,7 +97,7 @@ def no_right() -> None:
 
 
 def early_grant() -> None:
-    """What a preempted lease holds is granted before its release is known."""
+    """Grant what a preempted lease holds before its release is known."""
     apply = ClusterState.apply
 
     def careless(self: Any, change: Any) -> None:

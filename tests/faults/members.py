@@ -45,7 +45,7 @@ class Members:
         self.ends: dict[Owner, list[tuple[int, frozenset[int]]]] = defaultdict(list)
         """Positions at which members of a lease were released, and their ranks."""
         self.ranks: dict[Owner, list[tuple[int, frozenset[int]]]] = {}
-        """What each lease held, from which position on."""
+        """Ranks that each lease held, from which position on."""
         self.states: list[Held] = [frozenset()]
         self._holders: dict[tuple[str, int], tuple[str, int, int]] = {}
         self._ports: dict[tuple[str, int], Owner] = {}

@@ -41,7 +41,7 @@ class OneRedis:
 
     may_lose = False
     starts_afresh = True
-    """Whether processes may be killed, or taken for dead, and others started in their place."""
+    """True if processes may be killed, or taken for dead, and others started in their place."""
 
     seconds = 5.0
     """How long faults go on, where nothing else is asked for."""

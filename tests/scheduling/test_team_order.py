@@ -113,7 +113,7 @@ def by_right(cluster: ClusterState) -> list[str]:
 
 
 def test_an_order_that_compares_teams_still_has_those_inside_their_guarantee_first() -> None:
-    """What comes before it in the same team counts, at every level of the tree."""
+    """Requests before it in the same team count, at every level of the tree."""
     asked = (("w", "free", 1, 0), ("x", "b", 1, 0), ("y", "b", 1, 0), ("z", "b", 1, 0), ("q", "a", 1, 0))
     assert by_right(queued(RULES, *asked)) == ["x", "y", "q", "w", "z"]
     tree = Teams((Team("d", 2), Team("p", 2, parent="d"), Team("q", 2, parent="d")))

@@ -32,7 +32,7 @@ ENDING_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of a day at its end; times are seconds since 1970."""
+    """Records of a day at its end; times are seconds since 1970."""
 
     jobs: list[DayJob]
     began: float
