@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
 
 from resource_manager import GPUResourceManager
+from resource_manager.agent.running import RunningProbe
 from resource_manager.agent.sending import ReportRefusedError, ReportSender
 from resource_manager.cli import main
 from resource_manager.cli.base import Failure
@@ -140,7 +142,8 @@ def test_what_a_service_says_of_a_report_does_not_steer_the_agents_terminal(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ReportSender, "send", refuse)
-    monkeypatch.setattr(time, "sleep", interrupt)
+    monkeypatch.setattr(RunningProbe, "report", lambda probe: {"error": None, "gpus": []})
+    monkeypatch.setattr("resource_manager.cli.agent.time", SimpleNamespace(sleep=interrupt))
     main(["agent", "--server", "s", "--url", "http://h"], standalone_mode=False)
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("s: refused: ")
