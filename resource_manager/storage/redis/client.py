@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
@@ -123,13 +123,7 @@ class RedisClient:
         pool = driver.connection_pool
         if type(pool) is not redis.ConnectionPool:
             return self._ask_driver(commands)
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = pool.make_connection()
-        if connection.pid != os.getpid():  # the parent's, before a fork
-            self._idle.clear()
-            connection = pool.make_connection()
+        connection = self._connection(pool)
         try:
             for command in commands:
                 connection.send_command(*command)
@@ -151,6 +145,15 @@ class RedisClient:
             raise
         finally:
             self._idle.append(connection)
+
+    def _connection(self, pool: Any) -> Any:
+        """Return an idle connection, none of the parent's from before a fork, or a new one."""
+        with suppress(IndexError):
+            while True:
+                connection = self._idle.pop()
+                if connection.pid == os.getpid():
+                    return connection
+        return pool.make_connection()
 
     def _ask_driver(self, commands: Sequence[Command]) -> list[Any]:
         pipe: Any = self.driver.pipeline(transaction=False)
