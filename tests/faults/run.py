@@ -160,6 +160,7 @@ class Run:
         return point, number, 0.0 if dies else sleep_s
 
     def replace(self, slot: int) -> None:
+        self.due.pop(slot, None)  # it may have died before
         self.replaced.append(self.workers[slot])
         self.spawn(slot)
 
