@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -217,21 +218,24 @@ def vanish(channel: Any, command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "reason"),
+    ("act", "in_time", "reason"),
     [
-        (pour, "it sends more than 1,000,000 bytes"),
-        (drip, "TimeoutError"),
-        (end_without_a_status, "it does not say how the program ended"),
-        (vanish, "the connection was over before the program"),
+        (pour, 1000, "it sends more than 1,000,000 bytes"),
+        (drip, 2, "TimeoutError"),
+        (end_without_a_status, 3, "it does not say how the program ended"),
+        (vanish, 1000, "the connection was over before the program"),
     ],
 )
 def test_a_server_that_never_ends_its_answer_is_given_up(
-    act: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+    act: Any, in_time: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The time is over after `in_time` looks at the clock."""
+    clock = chain(repeat(0.0, in_time), repeat(100.0))
+    monkeypatch.setattr(ssh, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(ssh, "MAX_ANSWER_BYTES", 1_000_000)
     server = SSHPython("h", connect=lambda: logged_in(act))
     with pytest.raises(LauncherUnreachableError, match=f"^server h does not answer by ssh: {reason}$"):
-        server.run("pass", 0.2 if act is not pour else 60.0)
+        server.run("pass", 60.0)
 
 
 @pytest.mark.parametrize(
