@@ -42,7 +42,7 @@ T = TypeVar("T")
 TRIES_WITHOUT_LOCK = 4
 """Conflicts after which an operation waits for the lock."""
 
-LOOK_AGAIN_S = 0.05
+LOOK_AGAIN_S = 0.1
 """For so long a refused operation is decided again while processes wait for the lock. Its caller would come
 back at once, which costs more than another look."""
 

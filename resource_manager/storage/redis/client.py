@@ -64,6 +64,8 @@ class RedisClient:
         self.address = address
         self.namespace = namespace
         self._idle: list[Any] = []
+        self.contended = False
+        """Whether the last claim on a lock had to wait: then the next one will, too."""
 
     @classmethod
     def from_url(cls, url: str) -> RedisClient:

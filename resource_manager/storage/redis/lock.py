@@ -57,8 +57,8 @@ class RedisLock(TimedLock):
     def _claim(self, token: str, deadline: float, meanwhile: Meanwhile) -> float | None:
         try:
             since = time.monotonic()
-            is_held, ttl_ms = self._acquire(token)
-            self.waited = not is_held
+            is_held, ttl_ms = self._acquire(token, asks=not self._client.contended)
+            self.waited = self._client.contended = not is_held
             pause_s = WAIT_S if meanwhile is nothing else MEANWHILE_S
             while not is_held:
                 wait_s = min(deadline - time.monotonic(), pause_s)
@@ -100,11 +100,12 @@ class RedisLock(TimedLock):
         """
         return self._acquire(token, ("BLPOP", f"{self._keys[0]}:handoff:{token}", max(wait_s, 0.001)))
 
-    def _acquire(self, token: str, *first: Command) -> list[int]:
+    def _acquire(self, token: str, *first: Command, asks: bool = True) -> list[int]:
         """Claim the lock, and ask what is to be asked beside it."""
         commands = [*first, self._script.command(self._keys, self._args("acquire", token))]
-        if self._beside is not None:
-            commands.append(self._beside.command())
+        beside = self._beside if asks else None
+        if beside is not None:
+            commands.append(beside.command())
         with self._client.reporting():
             try:
                 answers = self._client.ask(*commands)
@@ -112,6 +113,6 @@ class RedisLock(TimedLock):
                 found: list[int] = self._step("acquire", token)
                 return found
         claim: list[int] = answers[len(first)]
-        if self._beside is not None:
-            self.is_fresh = self._beside.take(answers[-1]) and bool(claim[0])
+        if beside is not None:
+            self.is_fresh = beside.take(answers[-1]) and bool(claim[0])
         return claim
