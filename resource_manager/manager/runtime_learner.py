@@ -72,7 +72,7 @@ class RuntimeLearner:
         is_first = self._version < 0
         if is_first:
             after = max(cluster.version - AT_FIRST, 0)
-        elif self._more_is_there:  # a fold goes forward only: it begins anew, further back
+        elif self._more_is_there:  # a fold goes forward only: it begins again, further back
             runtimes, after = RuntimeHistory(), max(cluster.version - MAX_CHANGES, 0)
         self._more_is_there = is_first and after > 0
         while after < cluster.version:
