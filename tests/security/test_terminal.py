@@ -214,7 +214,13 @@ def end_without_a_status(channel: Any, command: str) -> None:
 
 def vanish(channel: Any, command: str) -> None:
     channel.makefile("rb").read()
-    channel.close()
+    channel.get_transport().close()
+
+
+def die_of_a_signal(channel: Any, command: str) -> None:
+    channel.makefile("rb").read()
+    channel.sendall_stderr(b"Segmentation fault")
+    channel.close()  # without an exit status, as a server's end of such a program
 
 
 @pytest.mark.parametrize(
@@ -236,6 +242,11 @@ def test_a_server_that_never_ends_its_answer_is_given_up(
     server = SSHPython("h", connect=lambda: logged_in(act))
     with pytest.raises(LauncherUnreachableError, match=f"^server h does not answer by ssh: {reason}$"):
         server.run("pass", 60.0)
+
+
+def test_what_a_signal_ended_says_what_it_said() -> None:
+    server = SSHPython("h", connect=lambda: logged_in(die_of_a_signal))
+    assert server.run("pass", 60.0) == (-1, "", "Segmentation fault")
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,8 @@ class SSHPython:
             if not channel.status_event.wait(max(deadline - time.monotonic(), 0.0)):
                 raise TimeoutError("it does not say how the program ended")
             exit_code = channel.recv_exit_status()
-            if exit_code < 0:
+            # One that a signal ended has no exit code either, but its output came to an end.
+            if exit_code < 0 and not (channel.eof_received and self._client.get_transport().is_active()):
                 raise EOFError("the connection was over before the program")
         except Exception as error:  # paramiko's exceptions have no common base
             self.close()

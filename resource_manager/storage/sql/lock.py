@@ -69,9 +69,9 @@ class SqlLock(TimedLock):
     """A first come, first served lock between all processes that reach one database.
 
     The holder's token is in the row that each commit compares. One thread of each process stands in line for
-    it, the others wait for that one. Waiters stand in a table and send heartbeats; the holder who gives the lock
-    back hands it to the first of them that is alive. A commit under the lock hands it on by itself, a few
-    times to another thread of the process.
+    it, the others wait for that one. Waiters stand in a table and send heartbeats; the holder who gives the
+    lock back hands it to the first of them that is alive. A commit under the lock hands it on by itself, a
+    few times to another thread of the process.
     """
 
     def __init__(self, database: Database, *, life_s: float = LOCK_TTL_S) -> None:
