@@ -31,6 +31,7 @@ CHECKPOINT = "checkpoint"
 PREEMPTED = "preempted"
 LOG_CHUNK_BYTES = 256 * 1024
 STARTER_TIMEOUT_S = 10.0
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 # The outer shell exits at once, so that the job has no parent here. If it cannot write `group`, as on a full
 # disk, it starts nothing, since a job without this file would be started twice. The inner shell writes the
@@ -131,7 +132,9 @@ def attend(
     """
     directory = _directory(root, key)
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    # Held back while the job starts: one that came between would leave it behind.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    for number in ENDING:
         signal.signal(number, _ended)
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
@@ -148,8 +151,9 @@ def attend(
                 file.write(str(os.getpid()))
             if terminal is not None:
                 os.tcsetpgrp(terminal, os.getpid())
-            for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTTOU, signal.SIGTERM, signal.SIGHUP):
+            for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTTOU, *ENDING):
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
         lock_path = os.path.join(directory, "lock")
         try:
@@ -164,11 +168,11 @@ def attend(
             print(f"{command[0]}: {error.strerror}", file=sys.stderr)
             return 127 if isinstance(error, FileNotFoundError) else 126
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         code = _wait(job.pid)
+        _ignore_ending()
     except Ended:
         code = 128 + signal.SIGTERM
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
     if terminal is not None:
         with suppress(OSError):  # the terminal is gone
             os.tcsetpgrp(terminal, os.getpgrp())
@@ -179,7 +183,13 @@ def attend(
 
 
 def _ended(number: int, frame: Any) -> None:
+    _ignore_ending()  # a hang-up comes twice: of the terminal, and of the parent's death
     raise Ended
+
+
+def _ignore_ending() -> None:
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _wait(process: int) -> int:
