@@ -393,7 +393,7 @@ BUGS += [
         ("group += self._groups.newcomers()", "pass"),
         ("self._contended = lock.waited", "pass"),
         ("looks_again = self._contended and not", "looks_again = not"),
-        ("and operation.refused(cluster)", ""),
+        ("and operation.is_refused(cluster)", "and not operation.changes"),
     ),
     *of_python(
         "manager/commit/group",

@@ -87,6 +87,12 @@ class Operation(Generic[T]):
         except Exception as error:
             self.error = error
 
+    def is_refused(self, cluster: ClusterState) -> bool:
+        """Return True if the step made no change, and another decision might."""
+        if self.changes or self.error is not None or self.refused is None:
+            return False
+        return self.refused(cluster)
+
     def finish(self, cluster: ClusterState, now: float) -> None:
         """Apply the committed changes to the replica and call the reader."""
         for change in self.changes:

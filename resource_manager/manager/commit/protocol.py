@@ -270,16 +270,8 @@ class Transactions:
         looks_again = self._contended and not self._recovery.suspends_grants
         since = time.monotonic() - LOOK_AGAIN_S
         for operation in decided:
-            if (
-                looks_again
-                and operation.refused is not None
-                and operation.asked_at > since
-                and not operation.changes
-                and operation.error is None
-                and operation.refused(cluster)
-            ):
-                continue
-            operation.finish(cluster, now)
+            if not (looks_again and operation.asked_at > since and operation.is_refused(cluster)):
+                operation.finish(cluster, now)
 
     def _decide(self, cluster: ClusterState, group: list[Operation[Any]]) -> list[Operation[Any]]:
         """Decide each operation on top of those before it; return them in that order."""

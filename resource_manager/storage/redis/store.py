@@ -217,9 +217,8 @@ class RedisStore:
     def await_decision(self, lease_id: str, is_decided: Callable[[], bool], timeout_s: float) -> Lease | bool:
         waits, woken = (self._client.key(f"pending:{kind}:{lease_id}") for kind in ("waits", "woken"))
         life_ms = round(1000 * (timeout_s + SOCKET_TIMEOUT_S))
-        with (
-            self._client.reporting()
-        ):  # an earlier request of that id may have been granted with nobody there
+        # An earlier request of that id may have been granted with nobody there.
+        with self._client.reporting():
             self._client.ask(("DEL", woken), ("SET", waits, 1, "PX", life_ms))
         if is_decided():
             return True
