@@ -188,6 +188,7 @@ class MariaDB(SqlServer):
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
             "--skip-name-resolve",
+            f"--tmpdir={self.folder}",
         )
 
     program = "mariadbd"
@@ -204,6 +205,7 @@ class MariaDB(SqlServer):
             "--max-connections=300",
             "--innodb-buffer-pool-size=64M",
             f"--pid-file={self.folder / 'pid'}",
+            f"--tmpdir={self.folder}",  # it begins with deleting the temporary tables there, also of others
         ]
 
     def answers(self) -> bool:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -502,7 +503,7 @@ class SmallMariaDB(MariaDB):
         )  # fmt: skip
 
     def command(self) -> Sequence[str]:
-        return [*super().command(), self.small_log]
+        return [*super().command(), self.small_log, f"--tmpdir={tempfile.gettempdir()}"]  # not on that disk
 
 
 @pytest.mark.parametrize("kind", [SmallPostgres, SmallMariaDB])
