@@ -255,6 +255,8 @@ def expire(cluster: ClusterState, now: float) -> list[Change]:
     maintenance window that preempts is preempted.
     """
     due = cluster.expired(now)
+    if not (due or cluster.preempting or cluster.windows):  # as nearly always
+        return []
     late = overdue(cluster, now, {lease.lease_id for lease in due}) if cluster.preempting else []
     windows = ending(cluster, now) if cluster.windows else []
     gone = {lease.lease_id for lease in due}

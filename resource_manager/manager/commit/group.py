@@ -176,11 +176,9 @@ class Groups:
     def _leave(self, operation: Operation[Any]) -> bool:
         """Return whether nobody had taken the operation; if its thread leads, the next one does."""
         with self._guard:
-            try:
+            was_waiting = operation in self._arrived
+            if was_waiting:
                 self._arrived.remove(operation)
-                was_waiting = True
-            except ValueError:
-                was_waiting = False
             if self._leader is operation:
                 self._leader = self._arrived[0] if self._arrived else None
                 if self._leader is not None and self._leader.turn is not None:

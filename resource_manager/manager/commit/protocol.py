@@ -135,7 +135,7 @@ class Transactions:
 
     def read(self, reader: Reader[T], max_age_s: float = 0.0) -> T:
         """Return the answer of `reader` on the state as of now, or of at most `max_age_s` ago."""
-        with self._groups.mutex, self._replica.dropped_on_interrupt():
+        with self._groups.mutex, self._replica:
             return reader(self._replica.as_of(max_age_s), self.store.now())
 
     def peek_replica(self, reader: Reader[T]) -> T:
@@ -175,7 +175,7 @@ class Transactions:
     def _lead(self, group: list[Operation[Any]], deadline: float) -> None:
         """Commit the group; where the store is full, each operation for itself."""
         parts = deque([group])
-        with self._replica.dropped_on_interrupt():
+        with self._replica:
             while parts:
                 part = parts.popleft()
                 try:

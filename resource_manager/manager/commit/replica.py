@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.errors import StaleStateError
@@ -12,7 +13,7 @@ from resource_manager.storage import Store
 
 
 class Replica:
-    """A copy of the state of `store`; used by one thread at a time.
+    """A copy of the state of `store`; used by one thread at a time, in a `with` block where it is changed.
 
     `first_state` is written if the store holds no state.
     """
@@ -53,13 +54,12 @@ class Replica:
         """Drop the state: the next use reads it again."""
         self.cluster = None
 
-    @contextmanager
-    def dropped_on_interrupt(self) -> Iterator[None]:
-        """Drop the replica if this thread is stopped inside, perhaps in the middle of a change to it."""
-        try:
-            yield
-        except Exception:
-            raise
-        except BaseException:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Drop the state if this thread was stopped inside, perhaps in the middle of a change to it."""
+        if kind is not None and not issubclass(kind, Exception):
             self.drop()
-            raise

@@ -21,9 +21,19 @@ from redis.sentinel import MasterNotFoundError, Sentinel
 from resource_manager.errors import CorruptStateError, SettingsError, StoreFullError, redact
 from resource_manager.storage.outage import outage
 
+try:
+    from hiredis import pack_command
+except ImportError:  # the driver does without
+    pack_command = None  # type: ignore[assignment]
+
 DEFAULT_NAMESPACE = "gpu_manager"
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 SOCKET_TIMEOUT_S = 5.0
+
+AWAKE_S = 200e-6
+"""A client whose last answer took less than this waits for the next one awake, at most so long: to sleep and
+be woken takes longer than Redis does, and as much processor time. Behind a lock, on a busy server or across
+a network answers take longer, and it sleeps."""
 
 RIGHTS = "+@read +@write -@dangerous -@scripting -scan -randomkey +eval +evalsha +info +time +ping"
 """The rights that a Redis user needs besides the keys of its namespace; docs/stores.md gives the reasons."""
@@ -66,6 +76,7 @@ class RedisClient:
         self._idle: list[Any] = []
         self.contended = False
         """Whether the last claim on a lock had to wait: then the next one will, too."""
+        self._answered_in_s = 0.0
 
     @classmethod
     def from_url(cls, url: str) -> RedisClient:
@@ -127,14 +138,22 @@ class RedisClient:
             return self._ask_driver(commands)
         connection = self._connection(pool)
         try:
+            asked_at = time.monotonic()
             for command in commands:
-                connection.send_command(*command)
+                if pack_command is None:
+                    connection.send_command(*command)
+                else:  # as the driver does, in half the time
+                    connection.send_packed_command([pack_command(tuple(command))])
+            if self._answered_in_s < AWAKE_S:
+                while not connection.can_read() and time.monotonic() - asked_at < AWAKE_S:
+                    pass
             answers, error = [], None
             for _ in commands:
                 try:
                     answers.append(connection.read_response())
                 except redis.exceptions.ResponseError as refused:
                     error = error or refused
+            self._answered_in_s = time.monotonic() - asked_at
             if error is not None:
                 raise error
             return answers

@@ -7,8 +7,9 @@ JSON as in the stream. A whole state is the inventory with these changes applied
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from resource_manager.core.changes import (
@@ -47,28 +48,33 @@ from resource_manager.storage.codec import (
 )
 from resource_manager.storage.redis import gpu_layout
 
-OPERATIONS: dict[type, str] = {
-    Granted: "grant",
-    Released: "end",
-    MembersReleased: "members",
-    Preempting: "preempt",
-    Expired: "end",
-    Renewed: "renew",
-    Quarantined: "quarantine",
-    Queued: "queue",
-    Cancelled: "cancel",
-    Drained: "drain",
-    Restored: "restore",
-    TeamsChanged: "rule",
-    MaintenanceChanged: "rule",
-    AgentSeen: "set gpu",
-    AgentLost: "unset gpu",
-    GpuClosed: "set gpu",
-    GpuOpened: "set gpu",
-    GpuCleaned: "unset gpu",
-    InventoryChanged: "inventory",
+_ID = attrgetter("lease_id")
+_NODE = attrgetter("node")
+
+OPERATIONS: dict[type, tuple[str, Callable[[Any], str]]] = {
+    Granted: ("grant", attrgetter("lease.lease_id")),
+    Released: ("end", _ID),
+    MembersReleased: ("members", lambda change: f"{change.lease_id}{KEY_SEPARATOR}{change.fencing_token}"),
+    Preempting: ("preempt", _ID),
+    Expired: ("end", _ID),
+    Renewed: ("renew", _ID),
+    Quarantined: ("quarantine", _ID),
+    Queued: ("queue", attrgetter("request.lease_id")),
+    Cancelled: ("cancel", _ID),
+    Drained: ("drain", _NODE),
+    Restored: ("restore", _NODE),
+    TeamsChanged: ("rule", lambda change: TEAMS),
+    MaintenanceChanged: ("rule", lambda change: MAINTENANCE),
+    AgentSeen: ("set gpu", gpu_layout.field_of),
+    AgentLost: ("unset gpu", gpu_layout.field_of),
+    GpuClosed: ("set gpu", gpu_layout.field_of),
+    GpuOpened: ("set gpu", gpu_layout.field_of),
+    GpuCleaned: ("unset gpu", gpu_layout.field_of),
+    InventoryChanged: ("inventory", lambda change: ""),
 }
-"""The operation of commit.lua for each kind of change."""
+"""The operation of commit.lua for each kind of change, and the hash field that it is about."""
+
+_WITH_USE = (Released, Expired, MembersReleased, TeamsChanged)
 
 
 ChangeT = TypeVar("ChangeT", bound=Change)
@@ -97,7 +103,7 @@ USE = "use:"
 
 def use_operations(change: Change) -> list[str]:
     """Return the arguments of commit.lua that store the decayed use of teams after the change."""
-    if not isinstance(change, Released | Expired | MembersReleased | TeamsChanged) or not change.use:
+    if not isinstance(change, _WITH_USE) or not change.use:
         return []
     return [
         part
@@ -108,27 +114,8 @@ def use_operations(change: Change) -> list[str]:
 
 def operation(change: Change) -> tuple[str, str, str]:
     """Return the arguments of commit.lua for a change: operation, hash field and JSON."""
-    return OPERATIONS[type(change)], _field(change), change_to_json(change)
-
-
-def _field(change: Change) -> str:
-    if isinstance(change, Granted):
-        return change.lease.lease_id
-    if isinstance(change, Queued):
-        return change.request.lease_id
-    if isinstance(change, Drained | Restored):
-        return change.node
-    if isinstance(change, InventoryChanged):
-        return ""
-    if isinstance(change, TeamsChanged):
-        return TEAMS
-    if isinstance(change, MaintenanceChanged):
-        return MAINTENANCE
-    if isinstance(change, AgentSeen | AgentLost | GpuClosed | GpuOpened | GpuCleaned):
-        return gpu_layout.field_of(change)
-    if isinstance(change, MembersReleased):
-        return f"{change.lease_id}{KEY_SEPARATOR}{change.fencing_token}"
-    return change.lease_id
+    kind, field = OPERATIONS[type(change)]
+    return kind, field(change), change_to_json(change)
 
 
 def parts_of(snapshot: Snapshot) -> list[str]:

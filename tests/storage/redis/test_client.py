@@ -11,7 +11,8 @@ import redis
 from resource_manager import GPUResourceManager
 from resource_manager.errors import SettingsError, StoreUnavailableError
 from resource_manager.storage import open_store
-from resource_manager.storage.redis.client import RIGHTS
+from resource_manager.storage.redis import client as client_module
+from resource_manager.storage.redis.client import RIGHTS, RedisClient
 from tests.redis_server import RedisServer
 
 
@@ -44,6 +45,39 @@ def test_a_wrong_url_is_one_clear_line(wrong: str) -> None:
 def test_answers_are_bytes_for_every_url(embedded_redis: RedisServer) -> None:
     with GPUResourceManager.from_url(f"{embedded_redis.fresh_url()}&decode_responses=true") as manager:
         assert manager.leases() == []
+
+
+def test_a_client_waits_awake_for_an_answer_only_after_a_quick_one(
+    embedded_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    def can_read(connection: redis.Connection, timeout: float = 0) -> bool:
+        looks.append(timeout)
+        return True
+
+    monkeypatch.setattr(redis.connection.AbstractConnection, "can_read", can_read)
+    client = RedisClient.from_url(embedded_redis.fresh_url())
+    monkeypatch.setattr(client_module, "AWAKE_S", 3600.0)
+    client.ask(("PING",))
+    client.ask(("PING",))
+    assert len(looks) == 2
+    monkeypatch.setattr(client_module, "AWAKE_S", 0.0)  # every answer is slow
+    client.ask(("PING",))
+    monkeypatch.setattr(client_module, "AWAKE_S", 1e-9)
+    client.ask(("PING",))
+    assert len(looks) == 2
+    client.close()
+
+
+def test_a_client_that_waits_awake_falls_asleep(embedded_redis: RedisServer) -> None:
+    client = RedisClient.from_url(embedded_redis.fresh_url())
+    client.ask(("PING",))
+    assert client.block_on(client.key("nothing"), 0.3) is None  # Redis answers after 0.3 s
+    before_s = time.process_time()
+    assert client.block_on(client.key("nothing"), 0.3) is None
+    assert time.process_time() - before_s < 0.2
+    client.close()
 
 
 def test_the_rights_in_the_documentation_are_necessary_and_sufficient(own_redis: RedisServer) -> None:

@@ -12,7 +12,9 @@ local function preflight(meta, format, incarnation, now, recovery_window_s)
   if incarnation ~= '' and found[2] ~= incarnation and not found[6] then
     return 'lost', version, found[2]
   end
-  local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+  local info = redis.call('INFO', 'server')
+  local _, before = string.find(info, 'run_id:', 1, true)
+  local server = string.sub(info, before + 1, string.find(info, '\r', before, true) - 1)
   local grants_suspended_until = tonumber(found[5] or 0)
   if found[4] ~= server then
     -- Another server process holds the data: Redis was restarted or failed over, and the last commits may
