@@ -148,10 +148,12 @@ def server_rows(service: Service, caller: Identity, query: RowsQuery) -> Any:
 
 @routes.add("GET", "/servers/<int:server_id>", Role.READER, "One server and its GPUs", page=True)
 def server(service: Service, caller: Identity, server_id: int) -> Any:
+    left = ProblemError(404, f"server {server_id} is not in the inventory")
+
     def look(cluster: ClusterState, now: float) -> dict[str, Any]:
         state = cluster.by_server_id.get(server_id)
         if state is None:
-            raise ProblemError(404, f"server {server_id} is not in the inventory")
+            raise left
         leases = sorted(state.leases.values(), key=lambda lease: lease.fencing_token)
         colours = cells.colours_of(cluster, leases)
         return {
@@ -165,9 +167,12 @@ def server(service: Service, caller: Identity, server_id: int) -> Any:
         }
 
     shown = service.watch.look(look)
-    [use] = use_of(service.manager, [shown["row"].name])
+    uses = use_of(service.manager, [shown["row"].name])
+    if not uses:  # it has left meanwhile
+        raise left
     changes = health_history(service.manager, shown["row"].name, shown["totals"]["version"])
-    return _page("server.html", service, caller, use=use, changes=changes, describe=describe_change, **shown)
+    more = {"use": uses[0], "changes": changes, "describe": describe_change}
+    return _page("server.html", service, caller, **more, **shown)
 
 
 @routes.add("GET", "/fragments/side", Role.READER, "Tiles and queue beside the servers", page=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
@@ -74,6 +76,20 @@ def test_without_reports_there_are_no_bars(as_role: AsRole) -> None:
     page = text_of(as_role(Role.READER), "/")
     assert "free" in page
     assert 'class="uses"' not in page
+
+
+def test_a_server_that_leaves_while_its_page_is_made_is_not_found(
+    as_role: AsRole, service: Service, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = service.watch.look
+
+    def look_and_leave(reader: Callable[..., Any]) -> Any:
+        shown = look(reader)
+        manager.apply_inventory([replace(server(gpus=5), name="another", server_id=7)])
+        return shown
+
+    monkeypatch.setattr(service.watch, "look", look_and_leave)
+    assert as_role(Role.READER).get("/servers/0").status_code == 404
 
 
 @pytest.mark.usefixtures("reported")
