@@ -30,6 +30,9 @@ DEFAULT_NAMESPACE = "gpu_manager"
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 SOCKET_TIMEOUT_S = 5.0
 
+MAX_TRIES = 4
+"""How often commands are sent if connections break; to connect has the driver's retries."""
+
 AWAKE_S = 200e-6
 """A client whose last answer took less than this waits for the next one awake, at most so long: to sleep and
 be woken takes longer than Redis does, and as much processor time. Behind a lock, on a busy server or across
@@ -128,44 +131,56 @@ class RedisClient:
     def ask(self, *commands: Command) -> list[Any]:
         """Return the server's answers, on a connection of this client's own: in half the driver's time.
 
-        All are sent before the first answer is read. What fails is sent again by the driver, which has the
-        retries. So is everything through sentinels: the driver's pool knows when they name another primary.
-        Raises the driver's errors, in the place of all answers.
+        All are sent before the first answer is read, and again if the connection breaks. The driver asks
+        through sentinels: its pool knows when they name another primary. Raises the driver's errors, in the
+        place of all answers.
         """
         driver: Any = self.driver
         pool = driver.connection_pool
         if type(pool) is not redis.ConnectionPool:
             return self._ask_driver(commands)
         connection = self._connection(pool)
+        failed = 0
         try:
-            asked_at = time.monotonic()
-            for command in commands:
-                if pack_command is None:
-                    connection.send_command(*command)
-                else:  # as the driver does, in half the time
-                    connection.send_packed_command([pack_command(tuple(command))])
-            if self._answered_in_s < AWAKE_S:
-                while not connection.can_read() and time.monotonic() - asked_at < AWAKE_S:
-                    pass
-            answers, error = [], None
-            for _ in commands:
+            while True:
                 try:
-                    answers.append(connection.read_response())
-                except redis.exceptions.ResponseError as refused:
-                    error = error or refused
-            self._answered_in_s = time.monotonic() - asked_at
-            if error is not None:
-                raise error
-            return answers
+                    return self._exchange(connection, commands)
+                except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
+                    connection.disconnect()
+                    failed += 1
+                    if failed == MAX_TRIES:
+                        raise
+                time.sleep(0.02 * (failed - 1))  # the first may only have been idle for too long
+                connection.connect()
         except redis.exceptions.ResponseError:
             raise
-        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
-            return self._ask_driver(commands)
         except BaseException:  # perhaps between question and answer
             connection.disconnect()
             raise
         finally:
             self._idle.append(connection)
+
+    def _exchange(self, connection: Any, commands: Sequence[Command]) -> list[Any]:
+        """Send the commands and read all answers; raises the first error among them."""
+        asked_at = time.monotonic()
+        for command in commands:
+            if pack_command is None:
+                connection.send_command(*command)
+            else:  # as the driver does, in half the time
+                connection.send_packed_command([pack_command(tuple(command))])
+        if self._answered_in_s < AWAKE_S:
+            while not connection.can_read() and time.monotonic() - asked_at < AWAKE_S:
+                pass
+        answers, error = [], None
+        for _ in commands:
+            try:
+                answers.append(connection.read_response())
+            except redis.exceptions.ResponseError as refused:
+                error = error or refused
+        self._answered_in_s = time.monotonic() - asked_at
+        if error is not None:
+            raise error
+        return answers
 
     def _connection(self, pool: Any) -> Any:
         """Return an idle connection, none of the parent's from before a fork, or a new one."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -12,7 +14,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.errors import SettingsError, StoreUnavailableError
 from resource_manager.storage import open_store
 from resource_manager.storage.redis import client as client_module
-from resource_manager.storage.redis.client import RIGHTS, RedisClient
+from resource_manager.storage.redis.client import MAX_TRIES, RIGHTS, RedisClient
 from tests.redis_server import RedisServer
 
 
@@ -81,6 +83,41 @@ def test_a_client_that_waits_awake_falls_asleep(
     assert client.block_on(client.key("nothing"), 0.3) is None  # Redis answers after 0.3 s
     assert client.block_on(client.key("nothing"), 0.3) is None
     assert time.process_time() - before_s < 0.2
+    client.close()
+
+
+def test_a_client_whose_connection_broke_has_one_again(own_redis: RedisServer) -> None:
+    client = RedisClient.from_url(own_redis.url)
+    operator = redis.Redis.from_url(own_redis.url)
+    for _ in range(3):
+        [number] = client.ask(("CLIENT", "ID"))
+        operator.client_kill_filter(_id=number)
+        assert client.ask(("CLIENT", "ID"))[0] > number
+    assert len(operator.client_list()) == 2  # with the operator's
+    operator.close()
+    client.close()
+
+
+@pytest.mark.parametrize("broken", [1, MAX_TRIES - 1, MAX_TRIES])
+def test_commands_are_sent_again_a_few_times_if_connections_break(
+    embedded_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, broken: int
+) -> None:
+    client = RedisClient.from_url(embedded_redis.fresh_url())
+    read, times = redis.connection.AbstractConnection.read_response, 0
+
+    def read_response(connection: redis.Connection, *args: Any, **options: Any) -> Any:
+        nonlocal times
+        answer = read(connection, *args, **options)
+        if answer == b"PONG":
+            times += 1
+            if times <= broken:
+                raise redis.exceptions.ConnectionError("cut off")
+        return answer
+
+    monkeypatch.setattr(redis.connection.AbstractConnection, "read_response", read_response)
+    with pytest.raises(redis.exceptions.ConnectionError) if broken == MAX_TRIES else nullcontext():
+        assert client.ask(("PING",)) == [b"PONG"]
+    assert times == min(broken + 1, MAX_TRIES)
     client.close()
 
 
