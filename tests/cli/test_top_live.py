@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -39,6 +40,8 @@ def top(manager: GPUResourceManager) -> Iterator[pexpect.spawn]:
         timeout=15,
         encoding="utf-8",
         dimensions=(24, 80),
+        # As from a shell's prompt; tests that run in the background of a script have it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     yield terminal
     terminal.close(force=True)

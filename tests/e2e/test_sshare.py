@@ -83,8 +83,8 @@ class Slurm:
             process.terminate()
             process.wait(timeout=30)
 
-    def load(self, cluster: str, tops: Sequence[Share]) -> None:
-        """Make a cluster with these accounts; those without any below them are users."""
+    def load(self, cluster: str, tops: Sequence[Share]) -> dict[str, int]:
+        """Make a cluster with these accounts and return its users' numbers; a user has nobody below it."""
         lines = [f"Cluster - '{cluster}':Fairshare=1:QOS='normal'", "Parent - 'root'"]
         lines += ["User - 'root':DefaultAccount='root':AdminLevel='Administrator':Fairshare=1"]
         levels = [("root", tops)]
@@ -99,8 +99,9 @@ class Slurm:
         path.write_text("\n".join(lines) + "\n")
         for _ in range(TRIES):  # several at once may deadlock in the database; the next try adds the rest
             done = self._ask("sacctmgr", "-i", "load", str(path))
-            if done.returncode == 0 and self.ids(cluster).keys() >= {user.name for user in _users(tops)}:
-                return
+            ids = self.ids(cluster)  # which may lack some, too, while the database is busy
+            if done.returncode == 0 and ids.keys() >= {user.name for user in _users(tops)}:
+                return ids
         raise AssertionError(done.stdout + done.stderr)
 
     def ids(self, cluster: str) -> dict[str, int]:
@@ -108,11 +109,12 @@ class Slurm:
         found = self._ask("sacctmgr", "-nP", "show", "assoc", f"cluster={cluster}", "format=id,user")
         return {user: int(number) for number, user in (line.split("|") for line in found.stdout.split())}
 
-    def factors(self, cluster: str, tops: Sequence[Share], *, fair_tree: bool) -> dict[str, str]:
-        """Return what `sshare` prints as FairShare of each user."""
+    def factors(
+        self, cluster: str, ids: dict[str, int], tops: Sequence[Share], *, fair_tree: bool
+    ) -> dict[str, str]:
+        """Return what `sshare` prints as FairShare of each user; `ids` are their numbers."""
         state = self.folder / f"state-{cluster}-{fair_tree}"
         state.mkdir()
-        ids = self.ids(cluster)
         (state / "assoc_usage").write_bytes(_usage_file({ids[user.name]: user.use for user in _users(tops)}))
         (state / "clustername").write_text(cluster)
         flags = "" if fair_tree else "PriorityFlags=NO_FAIR_TREE"
@@ -231,14 +233,14 @@ def slurm(mariadb: MariaDB, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_sshare_prints_our_factors(slurm: Slurm) -> None:
     def compare(number: int, tops: list[Share]) -> None:
         cluster, accounts = f"c{number}", [*tops, Share("root", 1.0)]  # each cluster has the user root
-        slurm.load(cluster, tops)
+        ids = slurm.load(cluster, tops)
         factors = fair_usage_factors(accounts)
         expected = {user.name: f"{factors[user.name]:.6f}" for user in _users(accounts)}
-        assert slurm.factors(cluster, tops, fair_tree=False) == expected, number
+        assert slurm.factors(cluster, ids, tops, fair_tree=False) == expected, number
         ranks = fair_tree_ranks(accounts)
         taken = sorted(ranks[name] for name in expected)
         turns = {name: f"{1 - taken.index(ranks[name]) / len(taken):.6f}" for name in expected}
-        assert slurm.factors(cluster, tops, fair_tree=True) == turns, number
+        assert slurm.factors(cluster, ids, tops, fair_tree=True) == turns, number
 
     rng = random.Random(22)
     trees = (random_tree(rng) for _ in count())
