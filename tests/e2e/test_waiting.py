@@ -58,7 +58,11 @@ def test_a_sensor_for_more_than_any_server_has_fails_at_once(bench):
 def test_two_hundred_waiting_tasks_cost_no_slot_and_one_connection(bench, record_property):
     """Slots are counted by Airflow's task states, connections by Redis' client list."""
     waiting = 200
-    bench.manager.allocate_resources("holder", 8, 8, gpu_types=["local"], ttl=3600)
+    # After a restart of Redis nothing is granted for a while.
+    wait_for(
+        lambda: bench.manager.allocate_resources("holder", 8, 8, gpu_types=["local"], ttl=3600),
+        what="a lease on all GPUs",
+    )
     run = bench.run("waiting_jobs")
     wait_for(lambda: run.count("deferred") == waiting, 600, f"{waiting} tasks deferred")
     wait_for(lambda: len(bench.manager.queue()) == waiting, 60, f"{waiting} requests in the queue")
