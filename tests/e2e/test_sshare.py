@@ -13,6 +13,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,6 @@ pytestmark = pytest.mark.e2e
 
 TREES = int(os.environ.get("GPU_MANAGER_SSHARE_TREES", "200"))
 PROGRAMS = ("slurmctld", "slurmdbd", "sacctmgr", "sshare", "munged")
-TRIES = 5
 PROTOCOL = 38 << 8
 """First word of the state files of Slurm 22.05, which the next two releases read too."""
 
@@ -47,6 +47,7 @@ class Slurm:
     folder: Path
     mariadb: MariaDB
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    loading: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
         (self.folder / "munge.key").write_bytes(os.urandom(1024))
@@ -97,12 +98,12 @@ class Slurm:
                     levels.append((account.name, account.below))
         path = self.folder / f"{cluster}.cfg"
         path.write_text("\n".join(lines) + "\n")
-        for _ in range(TRIES):  # several at once may deadlock in the database; the next try adds the rest
+        with self.loading:  # several at once deadlock in the database, and have ended slurmdbd by a segfault
             done = self._ask("sacctmgr", "-i", "load", str(path))
-            ids = self.ids(cluster)  # which may lack some, too, while the database is busy
-            if done.returncode == 0 and ids.keys() >= {user.name for user in _users(tops)}:
-                return ids
-        raise AssertionError(done.stdout + done.stderr)
+            ids = self.ids(cluster)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ids.keys() >= {user.name for user in _users(tops)}
+        return ids
 
     def ids(self, cluster: str) -> dict[str, int]:
         """Return the numbers of the cluster's users."""
