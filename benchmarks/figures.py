@@ -79,6 +79,16 @@ OF_DATABASES = (
     ("times slower after a million changes", "slower_with_a_million_changes", "{:.2f}", "≤ 1.2"),
 )
 
+PEERS = (
+    ("this", "this manager, through Redis"),
+    ("redis_lock", "redis-py lock alone"),
+    ("slurm", "Slurm, C API"),
+    ("slurm_with_epilog", "Slurm, C API, with an epilog"),
+    ("ray", "Ray placement groups"),
+    ("ray_tuned", "Ray placement groups, tuned"),
+)
+"""Schedulers of benchmarks/peers.py, as the page calls them."""
+
 BENCHMARKS: dict[str, Benchmark] = {
     "core": Benchmark(
         "Manager and stores",
@@ -236,19 +246,41 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "peers": Benchmark(
         "Side by side with other schedulers",
-        "Grant 4 GPUs and 32 CPUs of 4 servers × 8 GPUs × 64 CPUs and release them, one client, no process "
-        "started, one scheduler after the other. Slurm 22.05 is called through its C API "
-        "(`slurm_allocate_resources_blocking`, `slurm_complete_job`); with an epilog it runs `/bin/true` on "
-        "the server after each job. Ray's placement groups are tuned: by default Ray looks for freed "
-        "resources ten times a second, here 1,000 times. Both do more with each grant, across machines, "
-        "than this manager does; neither is made for many small grants a second.",
+        "Grant 2 GPUs and 16 CPUs of 4 servers × 8 GPUs × 64 CPUs, 16 places, and release them, in a closed "
+        "loop; no process is started, one scheduler after the other, medians of five. Slurm 22.05 is called "
+        "through its C API (`slurm_allocate_resources_blocking`, `slurm_complete_job`); with an epilog it "
+        "runs `/bin/true` on the server after each job, and looks for freed resources then. Ray's placement "
+        "groups as they come, when Ray looks for freed resources ten times a second, and tuned, 1,000 times. "
+        "Both do more with each grant, across machines, than this manager does; neither is made for many "
+        "small grants a second. redis-py's lock is one place without a queue: who holds it takes it again.",
         "make --silent bench-peers",
         (
-            Row("this manager, through Redis", "pairs_per_s/this", PAIRS),
-            Row("redis-py lock alone", "pairs_per_s/redis_lock", PAIRS),
-            Row("Slurm, C API", "pairs_per_s/slurm", PAIRS),
-            Row("Slurm, C API, with an epilog", "pairs_per_s/slurm_with_epilog", PAIRS),
-            Row("Ray placement groups, tuned", "pairs_per_s/ray", PAIRS),
+            *(Row(f"one client: {label}", f"{name}/one/pairs_per_s", PAIRS) for name, label in PEERS),
+            *(
+                row
+                for name, label in PEERS
+                if name != "redis_lock"
+                for row in (
+                    Row(f"32 clients: {label}", f"{name}/full/pairs_per_s", PAIRS),
+                    Row("the same, 99th percentile of a pair", f"{name}/full/p99_s", "{:.2f} s"),
+                )
+            ),
+            *(
+                row
+                for clients in (50, 100)
+                for name, label in PEERS[:2]
+                for row in (
+                    Row(
+                        f"{clients} clients hold the only place for 5 ms: {label}",
+                        f"{name}/held_{clients}/pairs_per_s",
+                        PAIRS,
+                    ),
+                    Row("the same, 99th percentile", f"{name}/held_{clients}/p99_s", "{:.2f} s"),
+                    Row(
+                        "the same, clients that never got it", f"{name}/held_{clients}/never_got_it", "{:.0f}"
+                    ),
+                )
+            ),
         ),
     ),
     "airflow": Benchmark(

@@ -1,6 +1,6 @@
 /* Grants of Slurm through its C API, without starting a process; see peers.py, which builds and calls it.
  *
- * For each line of standard input: allocate 4 GPUs and 32 CPUs of one server, wait for them if need be,
+ * For each line of standard input: allocate 2 GPUs and 16 CPUs of one server, wait for them if need be,
  * complete the job, and answer with a line. The configuration is that of SLURM_CONF. */
 #include <slurm/slurm.h>
 #include <slurm/slurm_errno.h>
@@ -20,8 +20,8 @@ static int pair(void) {
 	request.group_id = getgid();
 	request.min_nodes = request.max_nodes = 1;
 	request.num_tasks = 1;
-	request.cpus_per_task = request.min_cpus = 32;
-	request.tres_per_node = "gres:gpu:4";
+	request.cpus_per_task = request.min_cpus = 16;
+	request.tres_per_node = "gres:gpu:2";
 	request.work_dir = "/tmp";
 	granted = slurm_allocate_resources_blocking(&request, WAIT_S, NULL);
 	if (granted == NULL)
