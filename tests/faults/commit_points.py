@@ -44,7 +44,7 @@ class CommitPoint:
         from resource_manager.storage import RedisStore
 
         self._surround(RedisStore, "commit", before="before", after="answered", is_commit=True)
-        self._surround(AbstractConnection, "send_command", after="sent", only="EVALSHA")
+        self._surround(AbstractConnection, "send_packed_command", after="sent", only=b"EVALSHA")
 
     def arm_sql(self) -> None:
         import pymysql
@@ -83,7 +83,14 @@ class CommitPoint:
         TaskAccess._send = send  # type: ignore[method-assign]
 
     def _surround(
-        self, owner: type, name: str, *, before: str = "", after: str, is_commit: bool = False, only: str = ""
+        self,
+        owner: type,
+        name: str,
+        *,
+        before: str = "",
+        after: str,
+        is_commit: bool = False,
+        only: bytes = b"",
     ) -> None:
         inner: Callable[..., Any] = getattr(owner, name)
 
@@ -93,7 +100,7 @@ class CommitPoint:
             self._reach(before)
             try:
                 result = inner(this, *args, **options)
-                if not only or args[0] == only:
+                if not only or only in b"".join(args[0]):
                     self._reach(after)
                 return result
             finally:
