@@ -100,8 +100,10 @@ def test_a_member_that_ignores_sigterm_is_killed_after_the_grace_while_the_lease
     assert manager.status_of(TASK.lease_id)["expires_at"] > before
 
 
-def test_a_member_that_vanished_is_the_cause_of_the_others_ends(trained):
-    trigger = trained(of_rank(1, "kill -9 0", "sleep 0.2; exit 1"))
+def test_a_member_that_vanished_is_the_cause_of_the_others_ends(trained, tmp_path):
+    begun = tmp_path / "begun"  # to start three members may take longer than the others wait
+    later = f"until [ -e {begun} ]; do sleep 0.05; done; sleep 0.2; exit 1"
+    trigger = trained(of_rank(1, f"touch {begun}; kill -9 0", later))
     event = fire(trigger)
     assert (event["rank"], event["exit_code"]) == (1, None)
 
