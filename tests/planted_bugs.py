@@ -417,7 +417,7 @@ BUGS += [
     *of_python(
         "storage/redis/client",
         OF_WAITING,
-        ("if self._answered_in_s < AWAKE_S:", "if True:"),
+        ("if self._answered_in_s < QUICK_S:", "if True:"),
         ("and time.monotonic() - asked_at < AWAKE_S", ""),
     ),
 ]  # fmt: skip

@@ -60,13 +60,13 @@ def test_a_client_waits_awake_for_an_answer_only_after_a_quick_one(
 
     monkeypatch.setattr(redis.connection.AbstractConnection, "can_read", can_read)
     client = RedisClient.from_url(embedded_redis.fresh_url())
-    monkeypatch.setattr(client_module, "AWAKE_S", 3600.0)
+    monkeypatch.setattr(client_module, "QUICK_S", 3600.0)
     client.ask(("PING",))
     client.ask(("PING",))
     assert len(looks) == 2
-    monkeypatch.setattr(client_module, "AWAKE_S", 0.0)  # every answer is slow
+    monkeypatch.setattr(client_module, "QUICK_S", 0.0)  # every answer is slow
     client.ask(("PING",))
-    monkeypatch.setattr(client_module, "AWAKE_S", 1e-9)
+    monkeypatch.setattr(client_module, "QUICK_S", 1e-9)
     client.ask(("PING",))
     assert len(looks) == 2
     client.close()
@@ -75,7 +75,7 @@ def test_a_client_waits_awake_for_an_answer_only_after_a_quick_one(
 def test_a_client_that_waits_awake_falls_asleep(
     embedded_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "AWAKE_S", 0.05)  # also a busy server answers as soon as that
+    monkeypatch.setattr(client_module, "QUICK_S", 0.05)  # also a busy server answers as soon as that
     client = RedisClient.from_url(embedded_redis.fresh_url())
     client.ask(("PING",))  # which connects, too
     client.ask(("PING",))
