@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,9 @@ HOLD_S = 0.005
 Pair = Callable[[float], bool]
 """Take a place, waiting for it at most so many seconds, and give it back; return whether it was got."""
 
+Clients = Callable[[int], Sequence[Pair]]
+"""Return so many clients."""
+
 
 class MissingPeer(Exception):
     """A peer that is not installed or does not start, with the reason."""
@@ -60,9 +63,9 @@ class MissingPeer(Exception):
 
 
 def closed_loop(pairs: Sequence[Pair], seconds: float) -> list[list[float]]:
-    """Run each pair in a thread, again and again; return the seconds that each got or unfinished one took.
+    """Run each pair in a thread, again and again; return the seconds that each took.
 
-    An unfinished one is negative.
+    One that was not over in time is negative, since not every peer can give up a wait.
     """
     taken: list[list[float]] = [[] for _ in pairs]
     ends = time.perf_counter() + seconds
@@ -71,7 +74,7 @@ def closed_loop(pairs: Sequence[Pair], seconds: float) -> list[list[float]]:
         while (left := ends - (begin := time.perf_counter())) > 0:
             got = pair(left)
             spent = time.perf_counter() - begin
-            mine.append(spent if got else -spent)
+            mine.append(spent if got and spent <= left else -spent)
 
     with ThreadPoolExecutor(len(pairs)) as threads:
         list(threads.map(loop, pairs, taken))
@@ -97,8 +100,7 @@ def medians(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
 
 def in_threads(pairs: Sequence[Pair], seconds: float) -> dict[str, float]:
     """Measure clients of this process."""
-    for pair in pairs[:1]:
-        pair(60.0)
+    pairs[0](60.0)
     return medians(lambda: figures_of(closed_loop(pairs, seconds), seconds))
 
 
@@ -198,7 +200,7 @@ TUNED = {
 
 
 @contextmanager
-def ray_pairs() -> Iterator[Callable[[int], Sequence[Pair]]]:
+def ray_pairs() -> Iterator[Clients]:
     """Run Ray on four fake servers; yield what returns so many clients."""
     try:
         import ray
@@ -220,11 +222,10 @@ def ray_pairs() -> Iterator[Callable[[int], Sequence[Pair]]]:
         raise MissingPeer(f"did not start: {str(error).partition('.')[0]}") from error
 
     def pair(timeout_s: float) -> bool:
-        ends = time.perf_counter() + timeout_s
         group = placement_group([{"GPU": GPUS, "CPU": CPUS}], strategy="STRICT_PACK")
-        got = group.wait(math.ceil(timeout_s)) and time.perf_counter() < ends  # it waits whole seconds
+        got: bool = group.wait(math.ceil(timeout_s))  # it waits whole seconds
         remove_placement_group(group)
-        return bool(got)
+        return got
 
     try:
         yield lambda clients: [pair] * clients
@@ -264,7 +265,7 @@ NODE = (
 
 
 @contextmanager
-def slurm_pairs(epilog: str) -> Iterator[Callable[[int], Sequence[Pair]]]:
+def slurm_pairs(epilog: str) -> Iterator[Clients]:
     """Run a Slurm with the same inventory; yield what returns so many clients, each a process.
 
     `epilog` is the program that Slurm runs on the server after each job; "" for none.
@@ -353,19 +354,12 @@ def _client(program: str, environment: dict[str, str]) -> Iterator[Pair]:
 # ---- the comparison ----
 
 
-def others(case: str, clients: int, make: Callable[[int], Sequence[Pair]]) -> dict[str, float]:
-    return in_threads(make(clients), SECONDS[case])
-
-
-def of_ray() -> dict[str, Any]:
-    """Measure Ray with the settings of this process's environment."""
-    with ray_pairs() as make:
-        return {"one": others("one", 1, make), "full": others("full", 32, make)}
-
-
-def of_slurm(epilog: str) -> dict[str, Any]:
-    with slurm_pairs(epilog) as make:
-        return {"one": others("one", 1, make), "full": others("full", 32, make)}
+def of_daemons(running: Callable[[], AbstractContextManager[Clients]]) -> dict[str, Any]:
+    """Measure clients of this process on a peer that runs meanwhile."""
+    with running() as make:
+        return {
+            case: in_threads(make(clients), SECONDS[case]) for case, clients in (("one", 1), ("full", 32))
+        }
 
 
 def of_redis(kind: str) -> dict[str, Any]:
@@ -380,10 +374,10 @@ def of_redis(kind: str) -> dict[str, Any]:
 PEERS: dict[str, tuple[Callable[[], dict[str, Any]], dict[str, str]]] = {
     "this": (partial(of_redis, "this"), {}),
     "redis_lock": (partial(of_redis, "redis_lock"), {}),
-    "slurm": (partial(of_slurm, ""), {}),
-    "slurm_with_epilog": (partial(of_slurm, "/bin/true"), {}),
-    "ray": (of_ray, {}),
-    "ray_tuned": (of_ray, TUNED),
+    "slurm": (partial(of_daemons, partial(slurm_pairs, "")), {}),
+    "slurm_with_epilog": (partial(of_daemons, partial(slurm_pairs, "/bin/true")), {}),
+    "ray": (partial(of_daemons, ray_pairs), {}),
+    "ray_tuned": (partial(of_daemons, ray_pairs), TUNED),
 }
 """Name -> its measurement and environment."""
 
