@@ -270,7 +270,7 @@ class Script:
 
 @cache
 def load_script(*names: str) -> Script:
-    """Return the script that joins these files of `stores/lua`."""
+    """Return the script that joins these files of the folder `lua`."""
     folder = files("resource_manager.storage.redis") / "lua"
     return Script("\n".join((folder / f"{name}.lua").read_text(encoding="utf-8") for name in names))
 

@@ -1,4 +1,4 @@
-"""Redis URLs: an error is one line, without the password."""
+"""The client of Redis: its URLs and rights, how it waits for an answer, and when it asks again."""
 
 from __future__ import annotations
 
