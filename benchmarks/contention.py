@@ -32,7 +32,7 @@ from typing import Any
 import click
 
 from resource_manager.cli.bench.service import serving
-from resource_manager.cli.bench.store import interleaved, lock_pair, open_manager, redis_server
+from resource_manager.cli.bench.store import interleaved, lock_pair, open_manager, ratio, redis_server
 from resource_manager.manager.aio import AsyncGPUResourceManager
 from resource_manager.manager.manager import GPUResourceManager
 
@@ -262,11 +262,11 @@ def in_processes(
 
 def contended(case: str, url: str, seconds: float) -> dict[str, Any]:
     """Run a case in `PROCESSES` processes; return its figures."""
-    rates: list[float] = []
+    rates: list[list[float]] = []
     outputs = in_processes(
         case, url, seconds, PROCESSES, lambda: rates.extend(interleaved([lock_pair(url)], 2.0))
     )
-    [lock_rate] = rates
+    lock_rate = statistics.median(rates[0])
     clients = [client for output in outputs for client in output]
     latencies = sorted(latency for client in clients for latency in client["latencies"])
     pairs = sum(client["pairs"] for client in clients)
@@ -309,9 +309,9 @@ def pending(url: str, seconds: float) -> dict[str, Any]:
 
     empty, long = interleaved([pair_of(4, 0), pair_of(5, 10_000)], 2 * seconds)
     return {
-        "pairs_per_s_empty": round(empty),
-        "pairs_per_s_10000": round(long),
-        "ratio": round(long / empty, 3),
+        "pairs_per_s_empty": round(statistics.median(empty)),
+        "pairs_per_s_10000": round(statistics.median(long)),
+        "ratio": round(ratio(long, empty), 3),
     }
 
 

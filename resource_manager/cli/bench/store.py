@@ -39,15 +39,16 @@ def run(redis_url: str | None = None, *, seconds: float = 3.0) -> dict[str, Any]
     """
     results: dict[str, Any] = {"memory": memory_figures(seconds)}
     with redis_server(redis_url) as url:
-        lock_rate, single_rate = interleaved([lock_pair(url), manager_pair(url, servers=4)], seconds)
-        lock_again, large_rate = interleaved([lock_pair(url), manager_pair(url, servers=10_000)], seconds)
+        lock, single, large = interleaved(
+            [lock_pair(url), manager_pair(url, servers=4), manager_pair(url, servers=10_000)], seconds
+        )
         results["redis"] = {
-            "lock_pairs_per_s": round(lock_rate),
-            "pairs_per_s_4_servers": round(single_rate),
-            "of_lock_4_servers": round(single_rate / lock_rate, 3),
-            "pairs_per_s_10000_servers": round(large_rate),
-            "of_lock_10000_servers": round(large_rate / lock_again, 3),
-            "of_4_servers_at_10000": round((large_rate / lock_again) / (single_rate / lock_rate), 3),
+            "lock_pairs_per_s": round(statistics.median(lock)),
+            "pairs_per_s_4_servers": round(statistics.median(single)),
+            "of_lock_4_servers": round(ratio(single, lock), 3),
+            "pairs_per_s_10000_servers": round(statistics.median(large)),
+            "of_lock_10000_servers": round(ratio(large, lock), 3),
+            "of_4_servers_at_10000": round(ratio(large, single), 3),
         }
         results["clients"] = many_clients(url, seconds)
     return results
@@ -172,8 +173,8 @@ def clean_up(url: str) -> None:
     client.close()
 
 
-def interleaved(pairs: list[Callable[[], object]], seconds: float, rounds: int = 6) -> list[float]:
-    """Return the median rate of each function over short rounds in alternation, so that noise affects all."""
+def interleaved(pairs: list[Callable[[], object]], seconds: float, rounds: int = 100) -> list[list[float]]:
+    """Return each function's rates over short rounds in alternation, so that noise affects all alike."""
     rates: list[list[float]] = [[] for _ in pairs]
     for pair in pairs:
         pair()
@@ -185,7 +186,12 @@ def interleaved(pairs: list[Callable[[], object]], seconds: float, rounds: int =
                 pair()
                 done += 1
             rates[index].append(done / elapsed)
-    return [statistics.median(rate) for rate in rates]
+    return rates
+
+
+def ratio(rates: list[float], others: list[float]) -> float:
+    """Return the median ratio of two functions' rates in the same rounds."""
+    return statistics.median(rate / other for rate, other in zip(rates, others, strict=True))
 
 
 def many_clients(url: str, seconds: float) -> dict[str, Any]:
