@@ -23,6 +23,13 @@ OF_WAITING = tuple(
     for name in ("waits_awake_for_an_answer_only_after_a_quick_one", "that_waits_awake_falls_asleep")
 )
 OF_LOCKS = ("tests/storage/redis/test_lock.py", "tests/storage/test_locks.py")
+OF_SNAPSHOTS = tuple(
+    f"tests/storage/sql/test_faults.py::test_{name}"
+    for name in (
+        "no_snapshot_has_changes_that_the_server_lost",
+        "the_history_is_bounded_and_snapshots_take_its_place",
+    )
+)
 OF_VARIABLES = ("tests/storage/airflow_variable/test_store.py", "tests/storage/test_contract.py")
 OF_AIRFLOW = ("tests/storage/airflow_variable/test_access.py",)
 OF_CLUSTER = ("tests/core/test_node_index.py", "tests/core/test_cluster.py", "tests/core/test_expiry_heap.py")
@@ -419,6 +426,12 @@ BUGS += [
         OF_WAITING,
         ("if self._answered_in_s < QUICK_S:", "if True:"),
         ("and time.monotonic() - asked_at < AWAKE_S", ""),
+    ),
+    *of_python(
+        "storage/sql/store",
+        OF_SNAPSHOTS,
+        ("AND s.version >= :version AND s.server", "AND s.server"),
+        ("if not self._is_untidy:", "if self._is_untidy:"),
     ),
 ]  # fmt: skip
 

@@ -50,6 +50,9 @@ class Store(Protocol):
         release `lock`, too.
         """
 
+    def tidy_up(self, replica: ClusterState) -> None:
+        """Shorten what is kept, if that is due; called after commits, with the state that they led to."""
+
     def initialise(self, snapshot: Snapshot) -> bool:
         """Write the first state; return False, changing nothing, if there is one."""
 

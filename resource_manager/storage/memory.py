@@ -93,6 +93,9 @@ class MemoryStore:
             if len(self._changes) > 2 * self._history_limit:
                 self._fold(len(self._changes) - self._history_limit)
 
+    def tidy_up(self, replica: ClusterState) -> None:
+        """Do nothing: each commit does."""
+
     def initialise(self, snapshot: Snapshot) -> bool:
         with self._mutex:
             if self._base is not None:

@@ -85,6 +85,7 @@ def commit(
             break
     for change in changes:
         cluster.apply(change)
+    store.tidy_up(cluster)
 
 
 def test_an_empty_store_has_no_state(open_client: OpenStore) -> None:

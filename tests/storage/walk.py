@@ -71,6 +71,7 @@ def add(store: Store, cluster: ClusterState, task_id: str) -> None:
     change = granted(cluster, task_id, now)
     store.commit(cluster.version, [change], now=now)
     cluster.apply(change)
+    store.tidy_up(cluster)
 
 
 STEPS = (

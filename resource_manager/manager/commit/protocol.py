@@ -272,6 +272,7 @@ class Transactions:
         for operation in decided:
             if not (looks_again and operation.asked_at > since and operation.is_refused(cluster)):
                 operation.finish(cluster, now)
+        self.store.tidy_up(cluster)
 
     def _decide(self, cluster: ClusterState, group: list[Operation[Any]]) -> list[Operation[Any]]:
         """Decide each operation on top of those before it; return them in that order."""

@@ -139,6 +139,9 @@ class VariableStore:
             new = replace(stored, incarnation=stored.incarnation or _name(), changes=numbered, once=kept)
             self._write(new, held, text)
 
+    def tidy_up(self, replica: ClusterState) -> None:
+        """Do nothing: each commit does."""
+
     def initialise(self, snapshot: Snapshot) -> bool:
         with self._holding(snapshot.version, None, patient=True) as lock:
             if self._read(self._text()) is not None:

@@ -166,6 +166,9 @@ class RedisStore:
         if isinstance(lock, RedisLock):
             lock.released()
 
+    def tidy_up(self, replica: ClusterState) -> None:
+        """Do nothing: each commit does."""
+
     def initialise(self, snapshot: Snapshot) -> bool:
         return self._write_state("initialise", snapshot)
 

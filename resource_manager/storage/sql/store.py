@@ -1,7 +1,7 @@
 """The state in a database: each commit compares and sets the version of one row, in one transaction.
 
 A whole state is a snapshot with the changes after it, all as the codec's JSON. The client whose commit passes
-a multiple of `SNAPSHOT_EVERY` versions writes the next snapshot and drops the oldest changes.
+a multiple of `SNAPSHOT_EVERY` versions writes its replica as the next snapshot and drops the oldest changes.
 """
 
 from __future__ import annotations
@@ -126,6 +126,7 @@ class SqlStore:
         self._inventory: tuple[int, tuple[Node, ...]] = (-1, ())
         self._clock = ServerClock(database.time)
         self._suspended_until = -math.inf
+        self._is_untidy = False
 
     def now(self) -> float:
         return self._clock.now()
@@ -188,11 +189,16 @@ class SqlStore:
         if isinstance(lock, SqlLock):
             lock.handed_on(commit.heir, begin)
         after = version + len(changes)
-        if after // SNAPSHOT_EVERY != version // SNAPSHOT_EVERY:
-            try:
-                self._tidy_up()
-            except StoreError as error:  # the commit is made; who passes the next multiple tries again
-                logger.warning("no snapshot was written: %s", error)
+        self._is_untidy = self._is_untidy or after // SNAPSHOT_EVERY != version // SNAPSHOT_EVERY
+
+    def tidy_up(self, replica: ClusterState) -> None:
+        if not self._is_untidy:
+            return
+        self._is_untidy = False
+        try:
+            self._write_next_snapshot(replica.snapshot())
+        except StoreError as error:  # whoever passes the next multiple tries again
+            logger.warning("no snapshot was written: %s", error)
 
     def initialise(self, snapshot: Snapshot) -> bool:
         incarnation = _name()
@@ -364,38 +370,37 @@ class SqlStore:
 
     def _whole_state(self) -> ClusterState:
         while True:
-            found = self._snapshot_and_changes()
-            if found is not None:
-                return found[0]
+            cluster = self._snapshot_and_changes()
+            if cluster is not None:
+                return cluster
 
-    def _snapshot_and_changes(self) -> tuple[ClusterState, int] | None:
-        """Return the whole state and its snapshot's version; None if it was replaced in the meantime."""
-        cluster, snapshot_version = self._stored_snapshot()
+    def _snapshot_and_changes(self) -> ClusterState | None:
+        """Return the whole state; None if it was replaced in the meantime."""
+        cluster = self._stored_snapshot()
         while True:
             page = self.history(cluster.version, MAX_CATCH_UP)
             if not page:
-                return cluster, snapshot_version
+                return cluster
             if page[0][0] != cluster.version + 1 or page[-1][0] != cluster.version + len(page):
                 return None
             for _, change in page:
                 cluster.apply(change)
 
-    def _stored_snapshot(self) -> tuple[ClusterState, int]:
+    def _stored_snapshot(self) -> ClusterState:
         known, nodes = self._inventory
         row = self.database.row(
-            "SELECT version, inventory_version, "
-            "CASE WHEN inventory_version = :known THEN '' ELSE inventory END, body "
+            "SELECT inventory_version, CASE WHEN inventory_version = :known THEN '' ELSE inventory END, body "
             "FROM {snapshot} WHERE namespace = :namespace",
             known=known,
         )
         if row is None:
             raise CorruptStateError("the state has no snapshot")
-        version, inventory_version, inventory, body = row[0], row[1], row[2], row[3]
+        inventory_version, inventory, body = row[0], row[1], row[2]
         if inventory_version != known:
             nodes = _snapshot(inventory).nodes
             self._inventory = inventory_version, nodes
         snapshot = with_values(_snapshot(body), nodes=nodes)
-        return ClusterState.from_snapshot(snapshot), version
+        return ClusterState.from_snapshot(snapshot)
 
     # ---- writing ----
 
@@ -439,16 +444,19 @@ class SqlStore:
             **names,
         )
 
-    def _tidy_up(self) -> None:
-        """Write a snapshot, and drop what is beyond the limits of history and idempotency keys."""
-        found = self._snapshot_and_changes()
-        if found is None:
-            return  # it was replaced: the new state has a snapshot
-        cluster, before = found
-        snapshot = cluster.snapshot()
-        values: dict[str, Any] = {"version": snapshot.version, "before": before, "body": _body_json(snapshot)}
+    def _write_next_snapshot(self, snapshot: Snapshot) -> None:
+        """Write a snapshot, and drop what is beyond the limits of history and idempotency keys.
+
+        It is not written to a server that has lost changes that are in it, by a fail-over a moment ago.
+        """
+        row = self.database.row(
+            "SELECT version, inventory_version FROM {snapshot} WHERE namespace = :namespace"
+        )
+        if row is None or row[0] >= snapshot.version:
+            return  # another client was first, or the state was replaced
+        values: dict[str, Any] = {"version": snapshot.version, "before": row[0], "body": _body_json(snapshot)}
         inventory = ""
-        if snapshot.nodes != self._inventory[1]:
+        if (row[1], snapshot.nodes) != self._inventory:
             inventory = ", inventory = :inventory, inventory_version = :version"
             values["inventory"] = _inventory_json(snapshot)
         oldest = self.database.row("SELECT min(version) FROM {change} WHERE namespace = :namespace")
@@ -456,14 +464,17 @@ class SqlStore:
         if oldest is not None and oldest[0] is not None:
             limit = min(limit, oldest[0] + MAX_DROPPED)
 
-        def work(connection: Connection) -> None:
+        def work(connection: Connection) -> bool:
             execute = self.database.execute
-            execute(
+            written = execute(
                 connection,
                 f"UPDATE {{snapshot}} SET version = :version, body = :body{inventory} "
-                "WHERE namespace = :namespace AND version = :before",
+                "WHERE namespace = :namespace AND version = :before AND EXISTS (SELECT 1 FROM {state} s "
+                "WHERE s.namespace = :namespace AND s.version >= :version AND s.server = {server})",
                 **values,
             )
+            if written.rowcount == 0:
+                return False
             execute(
                 connection,
                 "DELETE FROM {change} WHERE namespace = :namespace AND version <= :limit",
@@ -475,8 +486,10 @@ class SqlStore:
                     f"DELETE FROM {{{table}}} WHERE namespace = :namespace AND expires_at <= {{now}}",
                 )
             self._drop_oldest_keys(connection)
+            return True
 
-        self.database.write(work)
+        if self.database.write(work) and inventory:
+            self._inventory = snapshot.version, snapshot.nodes
 
     def _drop_oldest_keys(self, connection: Connection) -> None:
         callers = self.database.execute(
@@ -505,10 +518,10 @@ class SqlStore:
         Version and fencing token jump beyond all of them, so that no earlier replica passes as current and no
         token is issued twice.
         """
-        found = self._snapshot_and_changes()
-        if found is None or found[0].version != row.version:
+        cluster = self._snapshot_and_changes()
+        if cluster is None or cluster.version != row.version:
             return  # another client was first: look again
-        snapshot = found[0].snapshot()
+        snapshot = cluster.snapshot()
         new = with_values(
             snapshot,
             version=snapshot.version + JUMP,

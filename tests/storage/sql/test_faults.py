@@ -339,6 +339,31 @@ def execute(url: str, *statements: str) -> None:
             database.run(lambda connection, statement=statement: database.execute(connection, statement))
 
 
+def test_a_forked_child_uses_the_store_of_its_parent(url: str, stack: ExitStack) -> None:
+    store = stack.enter_context(closing(open_store(url)))
+    cluster = started(store)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            add(store, cluster, "child")
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with pytest.raises(StaleStateError):
+        add(store, cluster, "parent")
+    assert [lease.lease_id for lease in fresh(store).leases] == ["child"]
+
+
+def test_a_closed_store_leaves_no_connection(postgresql: Postgres) -> None:
+    store = open_store(f"{postgresql.fresh_url()}&application_name=closed")
+    add(store, started(store), "a")
+    mine = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'closed'"
+    assert postgresql.psql(mine) == "1"
+    store.close()
+    wait_for(lambda: postgresql.psql(mine) == "0")
+
+
 def test_an_emptied_database_is_a_lost_state(url: str, stack: ExitStack) -> None:
     store = stack.enter_context(closing(open_store(url)))
     cluster = started(store)
@@ -406,6 +431,29 @@ def test_the_history_is_bounded_and_snapshots_take_its_place(
     assert fresh(stack.enter_context(closing(open_store(url)))) == cluster.snapshot()
 
 
+def test_no_snapshot_has_changes_that_the_server_lost(
+    url: str, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a standby without the last commit takes over just before its client writes a snapshot."""
+    monkeypatch.setattr("resource_manager.storage.sql.store.SNAPSHOT_EVERY", 3)
+    store = stack.enter_context(closing(open_store(url)))
+    cluster = started(store)
+    for name in ("a", "b"):
+        add(store, cluster, name)
+    before = cluster.snapshot()
+    now = store.now()
+    lost = granted(cluster, "c", now)
+    store.commit(cluster.version, [lost], now=now)
+    cluster.apply(lost)
+    execute(
+        url,
+        "UPDATE {state} SET version = 2 WHERE namespace = :namespace",
+        "DELETE FROM {change} WHERE namespace = :namespace AND version > 2",
+    )
+    store.tidy_up(cluster)
+    assert fresh(stack.enter_context(closing(open_store(url)))) == before
+
+
 def end(store: Store, cluster: ClusterState, lease_id: str) -> None:
     from resource_manager.scheduling import allocator
 
@@ -414,6 +462,7 @@ def end(store: Store, cluster: ClusterState, lease_id: str) -> None:
     store.commit(cluster.version, changes, now=now)
     for change in changes:
         cluster.apply(change)
+    store.tidy_up(cluster)
 
 
 def fill_up(store: Store, cluster: ClusterState) -> None:

@@ -101,6 +101,7 @@ def test_views_follow_every_kind_of_change(store: SqlStore, seed: int) -> None:
             store.commit(cluster.version, changes, now=now)
             for change in changes:
                 cluster.apply(change)
+            store.tidy_up(cluster)
         if step % 4 == 0:
             compare(store, cluster)
 
