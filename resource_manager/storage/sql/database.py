@@ -38,6 +38,9 @@ from resource_manager.storage.sql.views import ALLOCATIONS, SERVERS, Views
 
 DEFAULT_NAMESPACE = "gpu_manager"
 
+MAX_IDLE = 4
+"""Connections kept at hand, as the pool takes as long to lend one as a driver to ask."""
+
 MAX_RETRIES_AWAY = 2
 MAX_RETRIES_BUSY = 12
 """How often a transaction is tried again while the server is away, or after others disturbed it."""
@@ -66,6 +69,7 @@ class Database:
         self._guard = threading.Lock()
         self._creating = threading.Lock()
         self._engine: Engine | None = None
+        self._idle: list[Connection] = []
         _open.add(self)
         self._created = False
         self._away_at = -math.inf
@@ -118,7 +122,10 @@ class Database:
     def connection(self) -> Connection:
         """Return a connection of the pool, none from before the server was away; `close` gives it back."""
         while True:
-            connection = self.engine.raw_connection()
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = self.engine.raw_connection()
             if connection.info.setdefault("since", time.monotonic()) >= self._away_at:
                 return connection
             connection.invalidate()
@@ -140,7 +147,10 @@ class Database:
             connection.invalidate()
             raise
         finally:
-            connection.close()
+            if connection.is_valid and len(self._idle) < MAX_IDLE:
+                self._idle.append(connection)
+            else:
+                connection.close()
 
     def write(self, work: Callable[[Connection], T]) -> T:
         """Return the answer of `work` in one transaction of several statements; else as `run`."""
@@ -224,6 +234,8 @@ class Database:
     def close(self) -> None:
         with self._guard:
             engine, self._engine = self._engine, None
+        while self._idle:
+            self._idle.pop().close()
         if engine is not None:
             engine.dispose()
 
@@ -233,6 +245,7 @@ class Database:
         self.line = _line_of(self)
         if self._engine is not None:
             self._engine.dispose(close=False)
+        self._idle = []
 
     def _error(self, fault: Fault) -> StoreError:
         message = f"{self.address}: {fault.text}"
