@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import replace
 
@@ -72,6 +73,18 @@ def add(store: Store, cluster: ClusterState, task_id: str) -> None:
     store.commit(cluster.version, [change], now=now)
     cluster.apply(change)
     store.tidy_up(cluster)
+
+
+def add_in_child(store: Store, cluster: ClusterState, task_id: str) -> None:
+    """Do that in a forked child; the parent's replica stays as it is."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            add(store, cluster, task_id)
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 STEPS = (

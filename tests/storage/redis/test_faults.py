@@ -29,7 +29,7 @@ from resource_manager.storage import RedisStore, open_store
 from resource_manager.storage.redis.client import RedisClient
 from tests.faults.proxy import Proxy
 from tests.redis_server import EMBEDDED, RedisServer
-from tests.storage.walk import add, first_state, granted, started
+from tests.storage.walk import add, add_in_child, first_state, granted, started
 
 TRUSTING = Settings(lease_confirmation_window_s=0)
 
@@ -553,14 +553,7 @@ def test_a_forked_child_uses_the_store_of_its_parent(url: str) -> None:
     lock = store.lock()
     assert lock.acquire(1)
     lock.release()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            add(store, cluster, "child")
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    add_in_child(store, cluster, "child")
     with pytest.raises(StaleStateError):
         add(store, cluster, "parent")
     assert leases(store) == {"child"}

@@ -37,7 +37,7 @@ from tests.sql_servers import DATABASES, MariaDB, MySQL, Postgres, SqlServer
 from tests.storage import test_contract
 from tests.storage.sql.servers import PgBouncer, Standby
 from tests.storage.test_contract import fresh
-from tests.storage.walk import add, granted, started
+from tests.storage.walk import add, add_in_child, granted, started
 
 
 @pytest.fixture
@@ -342,14 +342,7 @@ def execute(url: str, *statements: str) -> None:
 def test_a_forked_child_uses_the_store_of_its_parent(url: str, stack: ExitStack) -> None:
     store = stack.enter_context(closing(open_store(url)))
     cluster = started(store)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            add(store, cluster, "child")
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    add_in_child(store, cluster, "child")
     with pytest.raises(StaleStateError):
         add(store, cluster, "parent")
     assert [lease.lease_id for lease in fresh(store).leases] == ["child"]
