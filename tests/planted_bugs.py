@@ -428,10 +428,10 @@ BUGS += [
         ("and time.monotonic() - asked_at < AWAKE_S", ""),
     ),
     *of_python(
-        "storage/sql/store",
+        "storage/sql/snapshots",
         OF_SNAPSHOTS,
         ("AND s.version >= :version AND s.server", "AND s.server"),
-        ("if not self._is_untidy:", "if self._is_untidy:"),
+        ("limit = snapshot.version - self._history_length", "limit = 0"),
     ),
 ]  # fmt: skip
 

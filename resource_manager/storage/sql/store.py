@@ -6,7 +6,6 @@ a multiple of `SNAPSHOT_EVERY` versions writes its replica as the next snapshot 
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple
 
 from resource_manager.core.changes import Change, Granted, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import Node
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,
@@ -35,28 +33,23 @@ from resource_manager.storage.codec import (
     change_from_json,
     change_to_json,
     check_format,
-    snapshot_from_dict,
-    snapshot_to_dict,
 )
 from resource_manager.storage.locks import Lock
-from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
+from resource_manager.storage.once import KEEP_S, Once
 from resource_manager.storage.sql.database import Database, split_time
 from resource_manager.storage.sql.dialect import NO_LOCK, Commit, Connection
 from resource_manager.storage.sql.lock import HANDED_ON_S, SqlLock, heir_in, make_room
 from resource_manager.storage.sql.reports import SqlReports
+from resource_manager.storage.sql.snapshots import SNAPSHOT_EVERY, Snapshots
 from resource_manager.storage.sql.tables import MAX_MOVED_TO
 
 logger = logging.getLogger(__name__)
 
-SNAPSHOT_EVERY = 1000
 MAX_CATCH_UP = 2 * SNAPSHOT_EVERY
 """Changes that a replica lacks beyond which the whole state is read instead."""
 
 MAX_MISSED = 64
 """Changes that a refused commit brings along."""
-
-MAX_DROPPED = 5 * SNAPSHOT_EVERY
-"""Changes dropped from the history at a time, as other clients may wait."""
 
 JUMP = 2**20
 """Distance by which version and fencing token jump after a fail-over, beyond all that may have been lost."""
@@ -120,10 +113,9 @@ class SqlStore:
         lease_confirmation_window_s: float = 60.0,
     ) -> None:
         self.database = database
-        self._history_length = history_length
+        self._snapshots = Snapshots(database, history_length)
         self._lease_confirmation_window_s = lease_confirmation_window_s
         self._incarnation = ""
-        self._inventory: tuple[int, tuple[Node, ...]] = (-1, ())
         self._clock = ServerClock(database.time)
         self._suspended_until = -math.inf
         self._is_untidy = False
@@ -196,7 +188,7 @@ class SqlStore:
             return
         self._is_untidy = False
         try:
-            self._write_next_snapshot(replica.snapshot())
+            self._snapshots.write_next(replica.snapshot())
         except StoreError as error:  # whoever passes the next multiple tries again
             logger.warning("no snapshot was written: %s", error)
 
@@ -218,7 +210,7 @@ class SqlStore:
             )
             if done.rowcount == 1:
                 self._forget_history(connection)
-                self._write_snapshot(connection, snapshot)
+                self._snapshots.write(connection, snapshot)
                 return incarnation
             row = self._row(connection)
             assert row is not None
@@ -279,7 +271,7 @@ class SqlStore:
             )
             if row.version is None:
                 self._forget_history(connection)
-            self._write_snapshot(connection, new)
+            self._snapshots.write(connection, new)
             for key, reference in once:
                 self._keep(connection, key, reference)
             return kept, new.version
@@ -376,7 +368,7 @@ class SqlStore:
 
     def _snapshot_and_changes(self) -> ClusterState | None:
         """Return the whole state; None if it was replaced in the meantime."""
-        cluster = self._stored_snapshot()
+        cluster = self._snapshots.read()
         while True:
             page = self.history(cluster.version, MAX_CATCH_UP)
             if not page:
@@ -386,34 +378,7 @@ class SqlStore:
             for _, change in page:
                 cluster.apply(change)
 
-    def _stored_snapshot(self) -> ClusterState:
-        known, nodes = self._inventory
-        row = self.database.row(
-            "SELECT inventory_version, CASE WHEN inventory_version = :known THEN '' ELSE inventory END, body "
-            "FROM {snapshot} WHERE namespace = :namespace",
-            known=known,
-        )
-        if row is None:
-            raise CorruptStateError("the state has no snapshot")
-        inventory_version, inventory, body = row[0], row[1], row[2]
-        if inventory_version != known:
-            nodes = _snapshot(inventory).nodes
-            self._inventory = inventory_version, nodes
-        snapshot = with_values(_snapshot(body), nodes=nodes)
-        return ClusterState.from_snapshot(snapshot)
-
     # ---- writing ----
-
-    def _write_snapshot(self, connection: Connection, snapshot: Snapshot) -> None:
-        self.database.execute(connection, "DELETE FROM {snapshot} WHERE namespace = :namespace")
-        self.database.execute(
-            connection,
-            "INSERT INTO {snapshot} (namespace, version, inventory_version, inventory, body) "
-            "VALUES (:namespace, :version, :version, :inventory, :body)",
-            version=snapshot.version,
-            inventory=_inventory_json(snapshot),
-            body=_body_json(snapshot),
-        )
 
     def _forget_history(self, connection: Connection) -> None:
         self.database.execute(connection, "DELETE FROM {change} WHERE namespace = :namespace")
@@ -443,74 +408,6 @@ class SqlStore:
             keep_s=KEEP_S,
             **names,
         )
-
-    def _write_next_snapshot(self, snapshot: Snapshot) -> None:
-        """Write a snapshot, and drop what is beyond the limits of history and idempotency keys.
-
-        It is not written to a server that has lost changes that are in it, by a fail-over a moment ago.
-        """
-        row = self.database.row(
-            "SELECT version, inventory_version FROM {snapshot} WHERE namespace = :namespace"
-        )
-        if row is None or row[0] >= snapshot.version:
-            return  # another client was first, or the state was replaced
-        values: dict[str, Any] = {"version": snapshot.version, "before": row[0], "body": _body_json(snapshot)}
-        inventory = ""
-        if (row[1], snapshot.nodes) != self._inventory:
-            inventory = ", inventory = :inventory, inventory_version = :version"
-            values["inventory"] = _inventory_json(snapshot)
-        oldest = self.database.row("SELECT min(version) FROM {change} WHERE namespace = :namespace")
-        limit = snapshot.version - self._history_length
-        if oldest is not None and oldest[0] is not None:
-            limit = min(limit, oldest[0] + MAX_DROPPED)
-
-        def work(connection: Connection) -> bool:
-            execute = self.database.execute
-            written = execute(
-                connection,
-                f"UPDATE {{snapshot}} SET version = :version, body = :body{inventory} "
-                "WHERE namespace = :namespace AND version = :before AND EXISTS (SELECT 1 FROM {state} s "
-                "WHERE s.namespace = :namespace AND s.version >= :version AND s.server = {server})",
-                **values,
-            )
-            if written.rowcount == 0:
-                return False
-            execute(
-                connection,
-                "DELETE FROM {change} WHERE namespace = :namespace AND version <= :limit",
-                limit=limit,
-            )
-            for table in ("once", "lock", "session", "report"):
-                execute(
-                    connection,
-                    f"DELETE FROM {{{table}}} WHERE namespace = :namespace AND expires_at <= {{now}}",
-                )
-            self._drop_oldest_keys(connection)
-            return True
-
-        if self.database.write(work) and inventory:
-            self._inventory = snapshot.version, snapshot.nodes
-
-    def _drop_oldest_keys(self, connection: Connection) -> None:
-        callers = self.database.execute(
-            connection,
-            "SELECT caller FROM {once} WHERE namespace = :namespace GROUP BY caller HAVING count(*) > :most",
-            most=MAX_KEYS,
-        )
-        for (caller,) in callers.fetchall():
-            newest_dropped = self.database.execute(
-                connection,
-                "SELECT expires_at FROM {once} WHERE namespace = :namespace AND caller = :caller "
-                "ORDER BY expires_at DESC LIMIT 1 OFFSET :most",
-                caller=caller,
-                most=MAX_KEYS,
-            ).fetchone()[0]
-            self.database.execute(
-                connection,
-                "DELETE FROM {once} WHERE namespace = :namespace AND caller = :caller AND expires_at <= :end",
-                caller=caller,
-                end=newest_dropped,
-            )
 
     def _begin_recovery(self, row: StateRow) -> None:
         """Start the recovery window: the last commits before the fail-over may be lost.
@@ -542,7 +439,7 @@ class SqlStore:
                 server=row.server,
             )
             if done.rowcount == 1:
-                self._write_snapshot(connection, new)
+                self._snapshots.write(connection, new)
 
         self.database.write(work)
 
@@ -591,22 +488,3 @@ def _changes(stored: Sequence[StoredChange]) -> list[Change]:
 
 def _name() -> str:
     return os.urandom(12).hex()
-
-
-def _snapshot(text: str) -> Snapshot:
-    try:
-        return snapshot_from_dict(json.loads(text))
-    except (ValueError, RecursionError, AttributeError) as error:
-        raise CorruptStateError(f"its snapshot is not JSON: {error}") from error
-
-
-def _body_json(snapshot: Snapshot) -> str:
-    return _to_json(with_values(snapshot, nodes=()))
-
-
-def _inventory_json(snapshot: Snapshot) -> str:
-    return _to_json(Snapshot(0, 0, 0, nodes=snapshot.nodes))
-
-
-def _to_json(snapshot: Snapshot) -> str:
-    return json.dumps(snapshot_to_dict(snapshot), separators=(",", ":"), ensure_ascii=False)

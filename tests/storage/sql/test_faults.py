@@ -416,7 +416,7 @@ def test_the_history_is_bounded_and_snapshots_take_its_place(
 ) -> None:
     monkeypatch.setattr("resource_manager.storage.sql.store.SNAPSHOT_EVERY", 10)
     store = stack.enter_context(closing(open_store(url, Settings(history_length=1000))))
-    monkeypatch.setattr(store, "_history_length", 20)
+    monkeypatch.setattr(store._snapshots, "_history_length", 20)  # type: ignore[attr-defined]
     cluster = started(store)
     for step in range(60):
         add(store, cluster, f"t{step}") if step % 2 == 0 else end(store, cluster, f"t{step - 1}")
