@@ -137,7 +137,7 @@ def teams_table(teams: Row) -> FittedTable:
         Column("guaranteed", justify="right"),
         Column("limit", justify="right"),
         Column("weight", 2, justify="right"),
-        Column("held", justify="right"),
+        Column("allocated", justify="right"),
         Column("borrowed", 3, justify="right"),
         Column("waiting", justify="right"),
         title=f"{len(teams['teams'])} teams, {guaranteed:g} of {teams['capacity']} GPUs guaranteed, "
@@ -151,7 +151,7 @@ def teams_table(teams: Row) -> FittedTable:
             typed or f"{team['guaranteed']:g}",
             "-" if team["limit"] is None else f"{team['limit']:g}",
             f"{team['weight']:g}",
-            f"{team['held']:g}",
+            f"{team['allocated']:g}",
             f"{team['borrowed']:g}",
             f"{team['waiting']} ({team['waiting_gpus']:g} GPUs)" if team["waiting"] else "0",
         )

@@ -55,12 +55,12 @@ class Account:
     """
 
     __slots__ = (
+        "allocated",
         "by_owner",
         "by_type",
         "children",
         "fixed",
         "guaranteed",
-        "held",
         "limit",
         "parent",
         "path",
@@ -74,7 +74,7 @@ class Account:
         self.limit = None if team.limit is None else round(MILLI_PER_GPU * team.limit)
         self.parent: Account | None = None
         self.children: list[Account] = []
-        self.held = 0
+        self.allocated = 0
         self.fixed = 0
         self.by_type: dict[str, int] = {}
         self.by_owner: dict[str, int] = {}
@@ -167,7 +167,7 @@ class TeamLedger:
         own = self.of(request)
         types = gpu_types_of(lease, nodes) if self._is_typed else {}
         for account in own.path:
-            account.held += milli
+            account.allocated += milli
             if not request.preemptible:
                 account.fixed += milli
             for gpu_type, part in types.items():

@@ -200,10 +200,10 @@ class TeamView(TypedDict):
     min_runtime_s: float | None
     idle_below: float | None
     idle_after_s: float | None
-    held: Amount
+    allocated: Amount
     borrowed: Amount
-    held_by_type: dict[str, Amount]
-    held_by_owner: dict[str, Amount]
+    allocated_by_type: dict[str, Amount]
+    allocated_by_owner: dict[str, Amount]
     waiting: int
     waiting_gpus: Amount
 

@@ -93,7 +93,7 @@ def view(cluster: ClusterState) -> TeamsView:
         "teams": [
             _view(account, waiting[account.name], asked[account.name])
             for account in ledger.accounts.values()
-            if account.name != UNNAMED or account.held or waiting[UNNAMED]
+            if account.name != UNNAMED or account.allocated or waiting[UNNAMED]
         ],
     }
 
@@ -112,10 +112,10 @@ def _view(account: Account, waiting: int, asked: int) -> TeamView:
         "min_runtime_s": team.min_runtime_s,
         "idle_below": team.idle_below,
         "idle_after_s": team.idle_after_s,
-        "held": _gpus(account.held),
-        "borrowed": _gpus(max(account.held - account.guaranteed, 0)),
-        "held_by_type": {name: _gpus(milli) for name, milli in account.by_type.items() if milli},
-        "held_by_owner": {name: _gpus(milli) for name, milli in sorted(account.by_owner.items())},
+        "allocated": _gpus(account.allocated),
+        "borrowed": _gpus(max(account.allocated - account.guaranteed, 0)),
+        "allocated_by_type": {name: _gpus(milli) for name, milli in account.by_type.items() if milli},
+        "allocated_by_owner": {name: _gpus(milli) for name, milli in sorted(account.by_owner.items())},
         "waiting": waiting,
         "waiting_gpus": _gpus(asked),
     }

@@ -224,7 +224,7 @@ class Trend(BaseModel):
     """Columns of equal length; null for a time without data."""
 
     time: list[int] = Field(description="Starts of the steps, seconds since the epoch.")
-    held: list[float | None] = Field(description="Allocated part of all GPUs, in percent.")
+    allocated: list[float | None] = Field(description="Allocated part of all GPUs, in percent.")
     queue: list[float | None] = Field(description="Mean length of the queue.")
     wait: list[float | None] = Field(description="Mean wait of the requests granted, seconds.")
     longest: list[float | None] = Field(description="Longest of these waits, seconds.")

@@ -143,7 +143,7 @@ def _between(cluster: ClusterState, turns: Mapping[str, float]) -> list[PendingR
     queues: dict[str, list[PendingRequest]] = {}
     for pending in reversed(ordered):
         queues.setdefault(ledger.of(pending.request).name, []).append(pending)
-    held = {name: ledger.accounts[name].held for name in queues}
+    held = {name: ledger.accounts[name].allocated for name in queues}
 
     def entry(team: str) -> tuple[bool, float, float, int, str]:
         weight = ledger.accounts[team].team.weight

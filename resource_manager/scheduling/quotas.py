@@ -43,7 +43,7 @@ def stop_of(ledger: TeamLedger, request: Request) -> Stop | None:
     if not asked:
         return None
     for account in own.path:
-        if account.limit is not None and account.held + asked > account.limit:
+        if account.limit is not None and account.allocated + asked > account.limit:
             return Stop(StopKind.LIMIT, account)
     most = own.team.max_gpus_per_owner
     if most is not None and own.by_owner.get(request.owner, 0) + asked > MILLI_PER_GPU * most:
@@ -89,7 +89,7 @@ def types_inside(account: Account, request: Request, asked: int) -> list[str]:
 def stays_inside(account: Account, request: Request, more: int = 0) -> bool:
     """Return True if the team, holding `more` thousandths than now, stays inside its guarantee with it."""
     asked = milli_of(request) + more
-    if account.held + asked > account.guaranteed:
+    if account.allocated + asked > account.guaranteed:
         return False
     return not account.team.guaranteed_by_type or bool(types_inside(account, request, asked))
 
@@ -132,8 +132,8 @@ def _in_words(cluster: ClusterState, request: Request, stop: Stop) -> str:
         case StopKind.LIMIT:
             assert account.limit is not None
             return (
-                f"{who} may hold {gpus(account.limit)} GPUs (limit) and holds {gpus(account.held)}: {asked} "
-                f"more exceed it; used by {_users(cluster, account)}"
+                f"{who} may hold {gpus(account.limit)} GPUs (limit) and holds {gpus(account.allocated)}: "
+                f"{asked} more exceed it; used by {_users(cluster, account)}"
             )
         case StopKind.OWNER:
             held = gpus(account.by_owner.get(request.owner, 0))
@@ -158,7 +158,7 @@ def _guaranteed(account: Account, request: Request) -> str:
 def _users(cluster: ClusterState, account: Account) -> str:
     """Say by whom an account is used: the teams below it, its owners, or its leases; largest first."""
     if account.children:
-        found = {team_words(child): child.held for child in account.children if child.held}
+        found = {team_words(child): child.allocated for child in account.children if child.allocated}
     elif set(account.by_owner) - {""}:
         found = {short(owner) if owner else "no owner": held for owner, held in account.by_owner.items()}
     else:

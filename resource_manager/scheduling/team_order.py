@@ -64,7 +64,7 @@ def _key(ledger: TeamLedger, pending: PendingRequest, added: Counter[str]) -> Ke
 
 
 def _level(account: Account, pending: PendingRequest, more: int) -> Level:
-    would_hold = account.held + milli_of(pending.request) + more
+    would_hold = account.allocated + milli_of(pending.request) + more
     weight = account.team.weight
     return (
         not stays_inside(account, pending.request, more),

@@ -269,7 +269,7 @@ class Right:
         if team != self._request.team:
             levels = self._over(team)
             if levels is None or any(
-                account.held <= account.guaranteed and not account.team.guaranteed_by_type
+                account.allocated <= account.guaranteed and not account.team.guaranteed_by_type
                 for account in levels
             ):
                 return None
@@ -343,8 +343,8 @@ def _most_over(ledger: TeamLedger, team: str) -> Share:
     """Return the sort key of a team's share, from the top of the tree down; the most over comes first."""
     return tuple(
         (
-            -account.held / account.guaranteed if account.guaranteed else -math.inf,
-            -account.held / account.team.weight if account.team.weight else -math.inf,
+            -account.allocated / account.guaranteed if account.guaranteed else -math.inf,
+            -account.allocated / account.team.weight if account.team.weight else -math.inf,
         )
         for account in reversed(ledger.named(team).path)
     )
@@ -354,7 +354,7 @@ def _is_over(account: Account, lease: Lease, cluster: ClusterState) -> bool:
     """Return True if the team is beyond its guarantee: of a type that the lease holds, if it is by type."""
     typed = account.team.guaranteed_by_type
     if not typed:
-        return account.held > account.guaranteed
+        return account.allocated > account.guaranteed
     return any(
         account.by_type.get(gpu_type, 0) > MILLI_PER_GPU * typed.get(gpu_type, 0)
         for gpu_type in gpu_types_of(lease, cluster.by_name)
@@ -381,11 +381,11 @@ def reasons_for(cluster: ClusterState, request: Request, victims: Sequence[Lease
     if others:
         own = ledger.of(request)
         reasons.append(
-            f"{team_words(own)} stays inside its guarantee ({gpus(own.held + milli_of(request))} of "
+            f"{team_words(own)} stays inside its guarantee ({gpus(own.allocated + milli_of(request))} of "
             f"{gpus(own.guaranteed)} GPUs)"
         )
         reasons += [
-            f"{team_words(account)} is {gpus(account.held - account.guaranteed)} beyond its own"
+            f"{team_words(account)} is {gpus(account.allocated - account.guaranteed)} beyond its own"
             for account in map(ledger.named, sorted(others))
         ]
     if any(lease.request.team == request.team for lease in victims):

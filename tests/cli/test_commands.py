@@ -432,7 +432,7 @@ def test_rules_of_teams_are_tried_applied_and_shown(run: Run, tmp_path: Path) ->
     assert parsed(run("teams", "apply", str(path), "--json"))["changed"]
     assert "in force already" in run("teams", "apply", str(path)).stdout
     (vision,) = parsed(run("teams", "--json"))["teams"]
-    assert (vision["guaranteed"], vision["limit"], vision["held"]) == (8, 16, 0)
+    assert (vision["guaranteed"], vision["limit"], vision["allocated"]) == (8, 16, 0)
     assert "vision" in run("teams").stdout
     path.write_text("[teams.vision]\nguaranteed = 99\n")
     wrong = run("teams", "apply", str(path))

@@ -16,7 +16,7 @@ RULES = Teams((Team("research", 4), Team("vision", 2, parent="research"), Team("
 
 def held(cluster: ClusterState) -> dict[str, int]:
     assert cluster.ledger is not None
-    return {name: account.held for name, account in cluster.ledger.accounts.items() if account.held}
+    return {name: account.allocated for name, account in cluster.ledger.accounts.items() if account.allocated}
 
 
 def grant(cluster: ClusterState, lease_id: str, team: str, *gpu_ids: int, **more: object) -> None:
@@ -44,7 +44,7 @@ def test_the_accounts_count_leases_that_began_before_the_rules() -> None:
     cluster.apply(TeamsChanged(RULES, 0.0))
     assert cluster.ledger is not None
     account = cluster.ledger.accounts["vision"]
-    assert (account.held, account.fixed, account.by_owner) == (2000, 2000, {"kim": 2000})
+    assert (account.allocated, account.fixed, account.by_owner) == (2000, 2000, {"kim": 2000})
     again = ClusterState.from_snapshot(cluster.snapshot())
     assert held(again) == held(cluster)
     assert again.snapshot() == cluster.snapshot()

@@ -190,7 +190,7 @@ def test_charts_are_drawn(page: Any, service: b.Service) -> None:
     allocate(service, "ursula", "t")
     b.log_in(page, service, "vera")
     page.get_by_role("link", name="Charts").click()
-    b.expect(page.locator("#chart-held canvas")).to_be_visible()
+    b.expect(page.locator("#chart-allocated canvas")).to_be_visible()
     page.get_by_role("button", name="7 days").click()
     b.expect(page.get_by_text("Latest:")).to_be_visible()
     b.expect(page.locator("canvas")).to_have_count(3)

@@ -78,7 +78,7 @@ def _by_right(cluster: ClusterState, change: Preempting) -> Iterator[str]:
         # While others are ending, what is kept for those they end for counts as held.
         taker = ledger.of(pending.request)
         asked = 1000 * pending.request.gpus * pending.request.nodes
-        if taker.held + asked > taker.guaranteed:
+        if taker.allocated + asked > taker.guaranteed:
             yield f"{change.by} preempts {change.lease_id} beyond the guarantee of its team"
-        if ledger.of(victim.request).held <= ledger.of(victim.request).guaranteed:
+        if ledger.of(victim.request).allocated <= ledger.of(victim.request).guaranteed:
             yield f"{change.lease_id} is preempted although its team is inside its guarantee"

@@ -20,9 +20,10 @@ def test_rules_are_applied_and_shown_with_what_is_held() -> None:
     shown = {team["team"]: team for team in manager.teams()["teams"]}
     assert set(shown) == {"research", "vision"}
     vision = shown["vision"]
-    assert (vision["held"], vision["borrowed"], vision["waiting"], vision["waiting_gpus"]) == (6, 2, 1, 2)
-    assert vision["held_by_owner"] == {"kim": 6}
-    assert shown["research"]["held"] == 6
+    assert (vision["allocated"], vision["borrowed"]) == (6, 2)
+    assert (vision["waiting"], vision["waiting_gpus"]) == (1, 2)
+    assert vision["allocated_by_owner"] == {"kim": 6}
+    assert shown["research"]["allocated"] == 6
     (waiting,) = manager.queue()
     assert (waiting["kind"], waiting["reason"]) == (
         "quota",

@@ -164,7 +164,7 @@ def test_a_guarantee_is_reachable_within_the_grace(shared: Shared, team: str) ->
     ledger = shared.state.ledger
     assert ledger is not None
     account = ledger.accounts[team]
-    assume(account.held + 1000 <= account.guaranteed)
+    assume(account.allocated + 1000 <= account.guaranteed)
     shared.submit("new", 1, team=team)
     for lease_id in list(shared.preempting()):
         shared.release(lease_id)

@@ -239,8 +239,8 @@ class _State:
         for account in () if cluster.ledger is None else cluster.ledger.accounts.values():
             for kind, milli in (
                 ("guaranteed", account.guaranteed),
-                ("allocated", account.held),
-                ("borrowed", max(account.held - account.guaranteed, 0)),
+                ("allocated", account.allocated),
+                ("borrowed", max(account.allocated - account.guaranteed, 0)),
             ):
                 of_team.add_metric((account.name, kind), milli / MILLI_PER_GPU)
         busy = {lease.key for lease in under_maintenance(cluster, now)}

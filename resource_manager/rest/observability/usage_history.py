@@ -95,14 +95,14 @@ class UsageHistory:
         step = max(1, int(-(-hours * 3600 // (BIN_S * MAX_POINTS))))
         last = int(now // BIN_S)
         first = last - int(hours * 3600 // BIN_S) + 1
-        points: dict[str, list[Any]] = {"time": [], "held": [], "queue": [], "wait": [], "longest": []}
+        points: dict[str, list[Any]] = {"time": [], "allocated": [], "queue": [], "wait": [], "longest": []}
         for start in range(first, last + 1, step):
             bins = [self.bins[i] for i in range(start, start + step) if i in self.bins]
             capacity = sum(b.capacity_milli_s for b in bins)
             seconds = sum(b.seconds for b in bins)
             waits = sum(b.waits for b in bins)
             points["time"].append(start * BIN_S)
-            points["held"].append(
+            points["allocated"].append(
                 round(100 * sum(b.allocated_milli_s for b in bins) / capacity, 2) if capacity else None
             )
             points["queue"].append(round(sum(b.queue_s for b in bins) / seconds, 2) if seconds else None)

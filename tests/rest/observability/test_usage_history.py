@@ -33,7 +33,9 @@ def test_utilisation_is_the_fraction_of_gpu_time_allocated() -> None:
     usage_history.add(Released("a", 1, START + 90))
     series = usage_history.series(0.1, START + 180)
     known = [
-        (t - START, held) for t, held in zip(series["time"], series["held"], strict=True) if held is not None
+        (t - START, held)
+        for t, held in zip(series["time"], series["allocated"], strict=True)
+        if held is not None
     ]
     assert known == [(0, 50.0), (60, 25.0), (120, 0.0)]
 

@@ -35,16 +35,16 @@
     if (!response.ok) return;
     const data = await response.json();
     // A chart starts at what there is.
-    const known = (i) => [data.held, data.wait, data.longest, data.queue].some((values) => values[i] !== null);
+    const known = (i) => [data.allocated, data.wait, data.longest, data.queue].some((values) => values[i] !== null);
     const first = data.time.findIndex((_, i) => known(i));
     if (first > 0) Object.keys(data).forEach((key) => { if (Array.isArray(data[key])) data[key] = data[key].slice(first); });
     charts.forEach((chart) => chart.destroy());
     charts = [];
     const upTo = (least) => (chart, low, high) => [0, Math.max(least, (high || 0) * 1.1)];
-    draw("chart-held", data.time, [["allocated", data.held]], " %", () => [0, 100]);
+    draw("chart-allocated", data.time, [["allocated", data.allocated]], " %", () => [0, 100]);
     draw("chart-wait", data.time, [["mean", data.wait], ["longest", data.longest]], " s", upTo(1));
     draw("chart-queue", data.time, [["pending", data.queue]], "", upTo(1));
-    const last = data.held.filter((value) => value !== null).pop();
+    const last = data.allocated.filter((value) => value !== null).pop();
     document.getElementById("held-now").textContent = last === undefined ? "No data yet." : "Latest: " + last + " %";
   }
 
