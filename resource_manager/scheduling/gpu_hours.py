@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from resource_manager.core.changes import (
@@ -15,6 +15,7 @@ from resource_manager.core.changes import (
     InventoryChanged,
     MembersReleased,
     Outcome,
+    Preempting,
     Quarantined,
     Queued,
     Released,
@@ -139,8 +140,12 @@ class GpuHours:
             case Granted(lease=lease):
                 self._end_wait(lease.lease_id, change.at)
                 self._live[lease.fencing_token] = _Live(lease, lease.granted_at, lease.quarantined)
-            case Quarantined() | Renewed() if live := self._live.get(change.fencing_token):
-                self._turn(live, change.at, quarantined=isinstance(change, Quarantined))
+            case Quarantined() if live := self._live.get(change.fencing_token):
+                self._turn(live, change.at, quarantined=True)
+            case Renewed() if live := self._live.get(change.fencing_token):
+                self._turn(live, change.at, quarantined=change.at > live.lease.preempt_until)
+            case Preempting() if live := self._live.get(change.fencing_token):
+                live.lease = replace(live.lease, preempt_until=change.until)
             case Released(outcome=outcome):
                 self._end(change.fencing_token, change.at, outcome)
             case Expired():

@@ -43,14 +43,18 @@ def parts(row: Hours) -> dict[str, float]:
     return {name: amount for name, amount in row.by_category.items() if amount}
 
 
-def walked(seed: int) -> tuple[list[Change], float, float]:
-    """Return the changes of a random walk, its end, and the GPU-seconds held, counted by the states."""
+def walked(seed: int) -> tuple[list[Change], float, float, float]:
+    """Return the changes of a random walk, its end, and GPU-seconds counted by the states.
+
+    They are those allocated, and those in quarantine among them.
+    """
     rng, walk, cluster = random.Random(seed), Walk(seed), ClusterState.from_snapshot(first_state())
     changes: list[Change] = []
-    now, held_s = 1000.0, 0.0
+    now, held_s, quarantined_s = 1000.0, 0.0, 0.0
     for _ in range(120):
         duration = rng.choice((0.0, 1.0, 17.5))
         held_s += duration * held(cluster)
+        quarantined_s += duration * held(cluster, quarantined=True)
         now += duration
         for change in walk.changes(cluster, now):
             done = replace(change, at=now)  # the walk lets leases expire early
@@ -58,13 +62,14 @@ def walked(seed: int) -> tuple[list[Change], float, float]:
                 done = replace(done, outcome=rng.choice(OUTCOMES))
             cluster.apply(done)
             changes.append(done)
-    return changes, now, held_s
+    return changes, now, held_s, quarantined_s
 
 
-def held(cluster: ClusterState) -> float:
+def held(cluster: ClusterState, *, quarantined: bool = False) -> float:
     return sum(
         len(member.gpu_ids) * each.request.gpu_milli / 1000
         for each in (*cluster.leases.values(), *cluster.remainders.values())
+        if each.quarantined or not quarantined
         for member in each.members
     )
 
@@ -72,7 +77,7 @@ def held(cluster: ClusterState) -> float:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.floats(0, 1), st.lists(st.sampled_from(KEYS), unique=True))
 def test_the_categories_add_up_to_what_was_held(seed: int, busy: float, by: list[str]) -> None:
-    changes, now, held_s = walked(seed)
+    changes, now, held_s, quarantined_s = walked(seed)
     found = account(first_state(), changes, now)
     measures = {segment.fencing_token: Measure(busy) for segment in found.segments[::2]}
     rows = hours_by(found, by, 0.0, now, measures=measures)
@@ -80,12 +85,14 @@ def test_the_categories_add_up_to_what_was_held(seed: int, busy: float, by: list
         assert sum(row.by_category.values()) == pytest.approx(row.granted)
         assert min(row.by_category.values()) >= 0
     assert sum(row.granted for row in rows.values()) == pytest.approx(held_s / HOUR_S)
+    quarantined = sum(row.by_category["quarantined"] for row in rows.values())
+    assert quarantined == pytest.approx(quarantined_s / HOUR_S)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.lists(st.floats(0, 1), min_size=1, max_size=5))
 def test_the_hours_of_parts_of_a_time_add_up_to_those_of_the_whole(seed: int, cuts: list[float]) -> None:
-    changes, now, _ = walked(seed)
+    changes, now, _, _ = walked(seed)
     found = account(first_state(), changes, now)
     times = [900.0, *sorted(900.0 + (now - 900.0) * cut for cut in cuts), now]
     whole = hours_by(found, (), 900.0, now).get((), Hours())
