@@ -12,6 +12,7 @@ stopped.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -294,8 +295,7 @@ def preempt(
     directory = _directory(root, key)
     told = os.path.join(directory, PREEMPTED)
     if status(root, key)["state"] == "running" and not os.path.exists(told):
-        with open(told + ".new", "w") as file:
-            file.write(f"{grace_s:g}\n")
+        _write_grace(told + ".new", grace_s)
         os.replace(told + ".new", told)
         _signal(directory, getattr(signal, f"SIG{signal_name}"))
     deadline = time.monotonic() + wait_s
@@ -335,10 +335,22 @@ def _modified_at(path: str) -> float | None:
     return None
 
 
+def _write_grace(told: str, grace_s: float) -> None:
+    """Write the file that tells a job its grace; on a full disk an empty one, dated to its end."""
+    try:
+        with open(told, "w") as file:
+            file.write(f"{grace_s:g}\n")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        ends_at = time.time() + grace_s
+        os.utime(told, (ends_at, ends_at))
+
+
 def _kill_at(told: str) -> float | None:
     """Return when the grace is over that the file gives the job, None if the job was not told."""
     with suppress(FileNotFoundError), open(told) as file:
-        return os.fstat(file.fileno()).st_mtime + float(file.read())
+        return os.fstat(file.fileno()).st_mtime + float(file.read() or 0)
     return None
 
 

@@ -119,6 +119,21 @@ def test_a_job_is_not_started_if_its_group_file_cannot_be_written(launcher, tmp_
     assert count.read_text() == "x\n"
 
 
+def test_a_job_on_a_full_disk_is_told_once_and_ended_when_its_grace_is_over(small_disk):
+    launcher = LocalLauncher(str(small_disk))
+    told, ready = small_disk.parent / "told", small_disk.parent / "ready"
+    trapped = f"trap 'echo x >> {told}' TERM; touch {ready}; while :; do sleep 0.02; done"
+    launcher.start(Job("j", ("/bin/sh", "-c", trapped)))
+    wait_for(ready.exists)
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "filler").write_bytes(b"x" * 2**22)
+    for _ in range(3):
+        assert launcher.preempt("j", 1.5).state is JobState.RUNNING
+    wait_for(told.exists)
+    assert launcher.preempt("j", 60.0, wait_s=30.0) == JobStatus(JobState.FINISHED, None, preempted=True)
+    assert told.read_text() == "x\n"
+
+
 def test_a_job_whose_every_process_was_killed_is_finished_without_an_exit_code(launcher, tmp_path):
     launcher.start(Job("j", ("/bin/sh", "-c", f"{SLEEP}; true")))
     wait_for(lambda: len(sleepers()) == 1)

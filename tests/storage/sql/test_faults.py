@@ -464,18 +464,6 @@ def fill_up(store: Store, cluster: ClusterState) -> None:
         end(store, cluster, f"t{number}")
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 3 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("needs the right to mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def test_a_full_disk_refuses_commits_whole_and_goes_on_once_it_has_room(
     small_disk: Path, stack: ExitStack
 ) -> None:
