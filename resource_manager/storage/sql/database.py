@@ -82,7 +82,7 @@ class Database:
         with self._guard:
             if self._engine is None:
                 self._engine = self.dialect.engine()
-                weakref.finalize(self, self._engine.dispose)
+                weakref.finalize(self, _dispose, self._engine, self._idle)
             return self._engine
 
     @property
@@ -234,10 +234,8 @@ class Database:
     def close(self) -> None:
         with self._guard:
             engine, self._engine = self._engine, None
-        while self._idle:
-            self._idle.pop().close()
         if engine is not None:
-            engine.dispose()
+            _dispose(engine, self._idle)
 
     def forked(self) -> None:
         """Leave the parent's connections alone in a forked child."""
@@ -245,7 +243,7 @@ class Database:
         self.line = _line_of(self)
         if self._engine is not None:
             self._engine.dispose(close=False)
-        self._idle = []
+        self._idle.clear()
 
     def _error(self, fault: Fault) -> StoreError:
         message = f"{self.address}: {fault.text}"
@@ -269,6 +267,13 @@ _lines: weakref.WeakValueDictionary[str, Line] = weakref.WeakValueDictionary()
 
 def _line_of(database: Database) -> Line:
     return _lines.setdefault(f"{database.address} {database.namespace}", Line())
+
+
+def _dispose(engine: Engine, idle: list[Connection]) -> None:
+    """Close all connections that nobody uses."""
+    while idle:
+        idle.pop().close()
+    engine.dispose()
 
 
 _open: weakref.WeakSet[Database] = weakref.WeakSet()
