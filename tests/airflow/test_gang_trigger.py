@@ -77,9 +77,11 @@ def test_a_gang_can_end_with_its_rank_0(trained):
     assert fire(again)["exit_code"] == 0  # the others were ended, so they did not end with 0
 
 
-def test_the_first_failure_ends_the_others_and_is_the_gangs(trained):
-    fails_later = f"trap 'exit 9' TERM; {SLEEP[5:]} & wait"
-    trigger = trained(of_rank(2, "echo cause of it; exit 3", fails_later))
+def test_the_first_failure_ends_the_others_and_is_the_gangs(trained, tmp_path):
+    begun = tmp_path / "begun"  # a member that is ended before its shell has begun leaves no exit code
+    fails_later = f"trap 'exit 9' TERM; touch {begun}-$MY_RANK; {SLEEP[5:]} & wait"
+    others_begin = f"until [ -e {begun}-0 ] && [ -e {begun}-1 ]; do sleep 0.02; done"
+    trigger = trained(of_rank(2, f"{others_begin}; echo cause of it; exit 3", fails_later))
     event = fire(trigger)
     assert event == {
         "state": TriggerState.JOB_ENDED,
