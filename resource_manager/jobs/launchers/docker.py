@@ -83,8 +83,11 @@ class DockerLauncher:
                 self._api.inspect_image(job.image)
             except self._docker.errors.ImageNotFound:
                 self._pull(job.image)
-            running = self._api.containers(filters={"label": "gpu-manager.lease"})
-        check_no_other_lease(job.key, [name.lstrip("/") for each in running for name in each["Names"]])
+            listed = self._api.containers(filters={"label": "gpu-manager.lease"})
+        names = [name.lstrip("/") for each in listed for name in each["Names"]]
+        # The engine's list may still have one that has just ended.
+        running = (name for name in names if self.status(name).state is JobState.RUNNING)
+        check_no_other_lease(job.key, running)
         if job.port and self._engine.startswith("unix://"):
             with closing(socket.socket()) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
