@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.redis_server import clock, embedded_redis, own_redis, system_redis
+from tests.small_disk import small_disk_at
 from tests.sql_servers import mariadb, mysql, postgresql
 
 __all__ = ["clock", "embedded_redis", "mariadb", "mysql", "own_redis", "postgresql", "system_redis"]
@@ -52,10 +52,5 @@ def shared_data() -> Path:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 3 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("needs the right to mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with small_disk_at(tmp_path / "small", "size=3m") as folder:
+        yield folder

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
-import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
@@ -33,6 +31,7 @@ from resource_manager.storage.sql import postgresql as dialect
 from resource_manager.storage.sql.database import Database
 from tests.eventually import wait_for
 from tests.faults.proxy import Proxy
+from tests.small_disk import small_disk_at
 from tests.sql_servers import DATABASES, MariaDB, MySQL, Postgres, SqlServer
 from tests.storage import test_contract
 from tests.storage.sql.servers import PgBouncer, Standby
@@ -492,13 +491,8 @@ def disk_of_server() -> Iterator[Path]:
     """
     with TemporaryDirectory(prefix="small-disk-") as outer:
         Path(outer).chmod(0o755)
-        place = Path(outer) / "small"
-        place.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", "size=64m,mode=777", "none", str(place)]
-        if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-            pytest.skip("needs the right to mount a tmpfs")
-        yield place
-        subprocess.run(["umount", "-l", str(place)], check=True)
+        with small_disk_at(Path(outer) / "small", "size=64m,mode=777") as place:
+            yield place
 
 
 def filled(folder: Path) -> Path:
