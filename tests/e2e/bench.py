@@ -50,13 +50,13 @@ address = "{docker}"
 """
 
 
-def wait_for(condition, timeout_s=90.0, what="it"):
+def wait_for(condition, timeout_s=90.0, what="it", every_s=0.25):
     """Wait until `condition()` is true, and return its value."""
     timeout_s *= TIMEOUT_FACTOR
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s:g} s"
-        time.sleep(0.25)
+        time.sleep(every_s)
     return found
 
 

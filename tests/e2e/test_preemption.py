@@ -242,7 +242,7 @@ def kill_worker(bench, service, victim):
             return True
         return False
 
-    wait_for(killed, what="a worker of the task")
+    wait_for(killed, what="a worker of the task", every_s=0.01)  # on a quiet machine it is there for 0.2 s
     return used[-1]
 
 
