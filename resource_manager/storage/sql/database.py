@@ -33,7 +33,7 @@ except ModuleNotFoundError as error:
     raise SettingsError(f"SQL stores need {error.name}: {how_to_install('sql')}") from error
 
 from resource_manager.storage.sql import tables
-from resource_manager.storage.sql.dialect import Connection, Dialect, Fault, Poller, Waiter, execute
+from resource_manager.storage.sql.dialect import Connection, Dialect, Fault, Pace, Poller, Waiter, execute
 from resource_manager.storage.sql.views import ALLOCATIONS, SERVERS, Views
 
 DEFAULT_NAMESPACE = "gpu_manager"
@@ -74,6 +74,7 @@ class Database:
         self._created = False
         self._away_at = -math.inf
         self.line = _line_of(self)
+        self._pace = Pace()
         self.contended = False
         """Whether the last claim on the lock had to wait: then the next one stands in line at once."""
 
@@ -221,9 +222,9 @@ class Database:
     def waiter(self, token: str) -> Waiter:
         """Return what a waiter for the lock sleeps on; one that polls where the server is away."""
         try:
-            return self.dialect.waiter(token, self.connection)
+            return self.dialect.waiter(token, self._pace, self.connection)
         except Exception:
-            return Poller()
+            return Poller(self._pace)
 
     def time(self) -> tuple[int, int]:
         """Return the time by the server's clock: seconds since the epoch, microseconds."""

@@ -28,7 +28,10 @@ POLL_S = 0.5
 
 MIN_POLL_S = 0.0005
 MAX_TURN_S = 0.01
-"""Shortest sleep of a waiter, and the longest for each one before it."""
+"""Shortest sleep of a waiter, and the longest time that a turn is taken to need."""
+
+ENOUGH_TURNS = 4
+"""Turns of others from which a waiter learns how long one takes."""
 
 NO_LOCK = "-"
 """The token of a commit without the lock; no lock has it."""
@@ -116,30 +119,55 @@ class Waiter(Protocol):
         Return whether the lock was handed to this waiter, False if that is not known.
         """
 
+    def came(self) -> None:
+        """Note that the lock was handed to this waiter."""
+
     def close(self) -> None: ...
 
 
-class Poller:
-    """A waiter that nothing wakes: it looks again when most of those before it should have had their turn.
-
-    The waiter whose turn is next looks often at first, then ever less, for a lock that is held for long.
-    """
+class Pace:
+    """How fast the lock goes from waiter to waiter, as one process sees it."""
 
     def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None
-        self._pause_s = MIN_POLL_S
+        self.turn_s = 2 * MIN_POLL_S
+
+    def saw(self, turns: int, seconds: float) -> bool:
+        """Learn that so many waiters had their turn in that time; return False if they are too few.
+
+        Fast turns count more: a waiter that oversleeps its turn delays all behind it, to whom work then seems
+        to take longer than it does.
+        """
+        if turns < ENOUGH_TURNS:
+            return False
+        self.turn_s = max(min(seconds / turns, 1.25 * self.turn_s, MAX_TURN_S), MIN_POLL_S)
+        return True
+
+
+class Poller:
+    """A waiter that nothing wakes: it looks again when half of those before it should have had their turn.
+
+    The next in line looks often, and ever less for a lock that is held for long.
+    """
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._since, self._before = 0.0, 0
         self._ahead = -1
+        self._pause_s = 0.0
 
     def wait(self, seconds: float, ahead: int) -> bool:
         now = time.monotonic()
-        since, before = self._first or (now, ahead)
-        self._first = since, before
-        turn_s = min((now - since) / (before - ahead), MAX_TURN_S) if ahead < before else MIN_POLL_S
-        # A lock that is held for long: look ever less often.
-        self._pause_s = 1.5 * self._pause_s if ahead == self._ahead else MIN_POLL_S
-        self._ahead = ahead
-        time.sleep(min(seconds, POLL_S, max(0.7 * turn_s * ahead, self._pause_s)))
+        if self._ahead < 0 or self._pace.saw(self._before - ahead, now - self._since):
+            self._since, self._before = now, ahead
+        pause_s = max(self._pace.turn_s * (ahead - 1) / 2, MIN_POLL_S)
+        if ahead == self._ahead:
+            pause_s = max(pause_s, 1.2 * self._pause_s)
+        self._ahead, self._pause_s = ahead, pause_s
+        time.sleep(min(seconds, POLL_S, pause_s))
         return False
+
+    def came(self) -> None:
+        self._pace.saw(self._before, time.monotonic() - self._since)
 
     def close(self) -> None:
         """Do nothing: there is nothing open."""
@@ -183,7 +211,7 @@ class Dialect(Protocol):
     def enter(self, connection: Connection, values: Mapping[str, Any]) -> None:
         """Put a waiter into the line for the lock, which need not survive a crash of the server."""
 
-    def waiter(self, token: str, lend: Callable[[], Connection]) -> Waiter:
+    def waiter(self, token: str, pace: Pace, lend: Callable[[], Connection]) -> Waiter:
         """Return a place to sleep until `wake` is executed with that token as `:token`."""
 
     def quoted_column(self, name: str) -> str:

@@ -156,6 +156,7 @@ class SqlLock(TimedLock):
                     continue
                 is_mine, held_for_s, position, ahead = row[0], float(row[1]), row[2], row[3]
                 if is_mine:
+                    waiter.came()
                     if position is not None:
                         self._leave(token)
                     return since + held_for_s - self._life_s

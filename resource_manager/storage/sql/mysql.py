@@ -22,6 +22,7 @@ from resource_manager.storage.sql.dialect import (
     Connection,
     Fault,
     FaultKind,
+    Pace,
     Poller,
     execute,
     update,
@@ -150,8 +151,8 @@ class MySQL:
     def enter(self, connection: Connection, values: Mapping[str, Any]) -> None:
         execute(self, connection, ENTER, values)
 
-    def waiter(self, token: str, lend: Callable[[], Connection]) -> Poller:
-        return Poller()
+    def waiter(self, token: str, pace: Pace, lend: Callable[[], Connection]) -> Poller:
+        return Poller(pace)
 
     def quoted_column(self, name: str) -> str:
         return f"`{name}`"

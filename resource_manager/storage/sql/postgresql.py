@@ -23,6 +23,7 @@ from resource_manager.storage.sql.dialect import (
     Connection,
     Fault,
     FaultKind,
+    Pace,
     Poller,
     execute,
     update,
@@ -33,7 +34,7 @@ from resource_manager.storage.sql.views import POSTGRESQL
 
 TIMEOUT_S = 5.0
 
-LISTEN_AFTER_S = 0.25
+LISTEN_AFTER_S = 0.01
 """Time for which a waiter for the lock polls before it listens."""
 
 WAKE = "pg_notify('gpu_manager_' || {token}, '')"
@@ -166,8 +167,8 @@ class PostgreSQL:
         unsynced = "FROM (SELECT set_config('synchronous_commit', 'off', true)) AS unsynced"
         execute(self, connection, f"{ENTER} {unsynced}", values)
 
-    def waiter(self, token: str, lend: Callable[[], Connection]) -> Listener:
-        return Listener(lend, token)
+    def waiter(self, token: str, pace: Pace, lend: Callable[[], Connection]) -> Listener:
+        return Listener(token, pace, lend)
 
     def quoted_column(self, name: str) -> str:
         return f'"{name}"'
@@ -215,8 +216,8 @@ class Listener(Poller):
     a pooler it goes on polling.
     """
 
-    def __init__(self, lend: Callable[[], Connection], token: str) -> None:
-        super().__init__()
+    def __init__(self, token: str, pace: Pace, lend: Callable[[], Connection]) -> None:
+        super().__init__(pace)
         self._lend = lend
         self._channel = f"gpu_manager_{token}"
         self._listens_at = time.monotonic() + LISTEN_AFTER_S

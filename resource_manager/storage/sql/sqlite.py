@@ -20,6 +20,7 @@ from resource_manager.storage.sql.dialect import (
     Commit,
     Connection,
     Fault,
+    Pace,
     Poller,
     execute,
     update,
@@ -143,8 +144,8 @@ class SQLite:
         finally:
             driver.execute("PRAGMA synchronous = FULL")
 
-    def waiter(self, token: str, lend: Callable[[], Connection]) -> Poller:
-        return Poller()
+    def waiter(self, token: str, pace: Pace, lend: Callable[[], Connection]) -> Poller:
+        return Poller(pace)
 
     def quoted_column(self, name: str) -> str:
         return f'"{name}"'

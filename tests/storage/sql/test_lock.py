@@ -161,15 +161,52 @@ def test_a_thread_that_leaves_does_not_keep_what_was_meant_for_it(
     clients.take(first, 2)  # well before what was handed on expires
 
 
-def test_a_poller_looks_less_often_the_longer_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(dialect.time, "sleep", slept.append)
-    poller = dialect.Poller()
-    for _ in range(20):
+class Clock:
+    """A clock that only sleep moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(dialect, "time", clock)
+    return clock
+
+
+def test_a_poller_looks_less_often_the_longer_it_waits(steady: Clock) -> None:
+    poller = dialect.Poller(dialect.Pace())
+    for _ in range(60):
         poller.wait(60.0, 0)
-    assert slept == sorted(slept)
-    assert slept[0] == dialect.MIN_POLL_S
-    assert slept[-1] == dialect.POLL_S
-    assert sum(slept) > 1.5
+    assert steady.slept == sorted(steady.slept)
+    assert steady.slept[0] == dialect.MIN_POLL_S
+    assert steady.slept[-1] == dialect.POLL_S
+    assert sum(steady.slept) > 1.5
     poller.wait(0.01, 0)
-    assert slept[-1] == 0.01, "no longer than it may"
+    assert steady.slept[-1] == 0.01, "no longer than it may"
+
+
+@pytest.mark.parametrize("turn_s", [0.001, 0.005, 0.02])
+@pytest.mark.parametrize("believed_s", [dialect.MIN_POLL_S, dialect.MAX_TURN_S])
+def test_pollers_learn_how_long_a_turn_takes(steady: Clock, turn_s: float, believed_s: float) -> None:
+    """After some claims a waiter behind 30 others looks seldom, and does not oversleep its turn."""
+    pace = dialect.Pace()
+    pace.turn_s = believed_s
+    for claim in range(30):
+        poller, entered_at, looks_before = dialect.Poller(pace), steady.now, len(steady.slept)
+        while (ahead := 30 - int((steady.now - entered_at) / turn_s)) >= 0:
+            poller.wait(60.0, ahead)
+        poller.came()
+        late_s = steady.now - (entered_at + 31 * turn_s)
+        if claim >= 15:
+            assert late_s < max(turn_s, 2 * dialect.MIN_POLL_S)
+            assert len(steady.slept) - looks_before <= 40
