@@ -21,12 +21,12 @@ from resource_manager.storage.sql.store import SqlStore
 from tests.sql_servers import MariaDB, Postgres, SqlServer
 
 KINDS: dict[str, type[SqlServer] | None] = {"postgresql": Postgres, "mariadb": MariaDB, "sqlite": None}
-CLIENT_PROCESSES = 4
-CLIENT_THREADS = 8
+CLIENTS = 32
 HISTORY = 1_000_000
 STEP = 50_000
 ROUNDS = 6
 """Long enough for each to write snapshots, as every thousandth commit does."""
+READY = "connected\n"
 DIGITS = " UNION ALL ".join(f"SELECT {digit}{' AS d' if not digit else ''}" for digit in range(10))
 
 
@@ -148,22 +148,31 @@ def fill_history(manager: GPUResourceManager) -> None:
         )
 
 
-def many_clients(url: str, seconds: float, managers: int) -> dict[str, Any]:
-    """Measure 32 clients in 4 processes with so many managers each: pairs per second, errors."""
+def many_clients(url: str, seconds: float, processes: int) -> dict[str, Any]:
+    """Measure 32 clients in so many processes, with a manager each: pairs per second, errors."""
     open_manager(url, "clients").reset_resources()
-    start_at = time.time() + 4.0
     children = [
         subprocess.Popen(
-            [sys.executable, __file__, url, str(number), str(start_at), str(seconds), str(managers)],
+            [sys.executable, __file__, url, str(number), str(CLIENTS // processes), str(seconds)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for number in range(CLIENT_PROCESSES)
+        for number in range(processes)
     ]
+    for child in children:
+        assert child.stdout is not None
+        assert child.stdout.readline() == READY
+    start_at = time.time() + 0.5
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write(f"{start_at}\n")
+        child.stdin.flush()
     replies = [json.loads(child.communicate()[0]) for child in children]
     latencies = sorted(latency for reply in replies for latency in reply["latencies_s"])
     return {
-        "clients": CLIENT_PROCESSES * CLIENT_THREADS,
+        "clients": CLIENTS,
+        "processes": processes,
         "errors": sum(reply["errors"] for reply in replies),
         "pairs_per_s": sum(reply["pairs"] for reply in replies) / seconds,
         "p50_s": statistics.median(latencies),
@@ -171,13 +180,18 @@ def many_clients(url: str, seconds: float, managers: int) -> dict[str, Any]:
     }
 
 
-def client_process(url: str, number: int, start_at: float, seconds: float, managers: int) -> dict[str, Any]:
-    """Run eight clients, each of which takes and returns a quarter of a GPU, on as many managers."""
-    opened = [open_manager(url, "clients") for _ in range(managers)]
+def client_process(url: str, number: int, clients: int, seconds: float) -> dict[str, Any]:
+    """Run clients of one manager, each of which takes and returns a quarter of a GPU.
+
+    Once all are connected, standard output says so; standard input says when they start.
+    """
+    manager = open_manager(url, "clients")
     reply: dict[str, Any] = {"pairs": 0, "errors": 0, "latencies_s": []}
     guard = threading.Lock()
+    connected, started = threading.Barrier(clients + 1), threading.Barrier(clients + 1)
+    start_at = 0.0
 
-    def client(manager: GPUResourceManager, name: str) -> None:
+    def client(name: str) -> None:
         pairs = errors = 0
         latencies: list[float] = []
 
@@ -186,6 +200,8 @@ def client_process(url: str, number: int, start_at: float, seconds: float, manag
             return granted is not None and manager.release_resources(name)
 
         pair()  # what a process does once, such as building the checks of a request, is not to be measured
+        connected.wait()
+        started.wait()
         time.sleep(max(start_at - time.time(), 0.0))
         end = time.perf_counter() + seconds
         while (begin := time.perf_counter()) < end:
@@ -202,12 +218,13 @@ def client_process(url: str, number: int, start_at: float, seconds: float, manag
             reply["errors"] += errors
             reply["latencies_s"] += latencies
 
-    threads = [
-        threading.Thread(target=client, args=(opened[i % managers], f"client-{number}-{i}"))
-        for i in range(CLIENT_THREADS)
-    ]
+    threads = [threading.Thread(target=client, args=(f"client-{number}-{i}",)) for i in range(clients)]
     for thread in threads:
         thread.start()
+    connected.wait()
+    print(READY, end="", flush=True)
+    start_at = float(sys.stdin.readline())
+    started.wait()
     for thread in threads:
         thread.join()
     return reply
@@ -225,7 +242,7 @@ def measure(kind: str, seconds: float) -> dict[str, Any]:
         long.close()
         long = open_manager(url, "long", history_length=2 * HISTORY)
         short_rates, long_rates = interleaved([pair_of(short), pair_of(long)], 3 * seconds, ROUNDS)
-        clients = {managers: many_clients(url, 2 * seconds, managers) for managers in (1, CLIENT_THREADS)}
+        clients = {processes: many_clients(url, 2 * seconds, processes) for processes in (4, CLIENTS)}
         for figures in clients.values():
             figures["of_bare_pair"] = figures["pairs_per_s"] / statistics.median(bare_rates)
         short.close()
@@ -236,8 +253,8 @@ def measure(kind: str, seconds: float) -> dict[str, Any]:
             "of_bare_pair": ratio(rates, bare_rates),
             "call_p50_ms": 1000 * statistics.median(latencies_s),
             "slower_with_a_million_changes": ratio(short_rates, long_rates),
-            "clients_32": clients[1],
-            "clients_32_managers": clients[CLIENT_THREADS],
+            "clients_32": clients[4],
+            "clients_32_processes": clients[CLIENTS],
         }
 
 
@@ -248,8 +265,8 @@ def measure_all(seconds: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 6:
-        process, start, lasts, each = sys.argv[2:]
-        print(json.dumps(client_process(sys.argv[1], int(process), float(start), float(lasts), int(each))))
+    if len(sys.argv) == 5:
+        process, clients_of_it, lasts = sys.argv[2:]
+        print(json.dumps(client_process(sys.argv[1], int(process), int(clients_of_it), float(lasts))))
     else:
         print(json.dumps({kind: measure(kind, 1.0) for kind in sys.argv[1:] or KINDS}, indent=1))

@@ -70,12 +70,13 @@ PAIRS, PER_S, MS, S = "{:,.0f} pairs/s", "{:,.0f}/s", "{:,.1f} ms", "{:,.2f} s"
 
 OF_DATABASES = (
     ("bare compare-and-set pair", "bare_pairs_per_s", PAIRS),
-    ("part of that rate", "of_bare_pair", "{:.2f}", "≥ 0.5"),
+    ("part of it", "of_bare_pair", "{:.2f}", "≥ 0.5"),
     ("median of one call", "call_p50_ms", MS, "≤ 5 ms"),
-    ("32 clients of 4 managers, part of that rate", "clients_32/of_bare_pair", "{:.2f}", "≥ 0.25"),
-    ("32 clients of 4 managers, errors", "clients_32/errors", "{}", "0"),
-    ("32 clients of 32 managers, part of that rate", "clients_32_managers/of_bare_pair", "{:.2f}", "≥ 0.25"),
-    ("32 clients of 32 managers, errors", "clients_32_managers/errors", "{}", "0"),
+    ("32 clients in 4 processes, part of it", "clients_32/of_bare_pair", "{:.2f}", "≥ 0.25"),
+    ("32 clients in 4 processes, errors", "clients_32/errors", "{}", "0"),
+    ("32 clients in 32 processes, part of it", "clients_32_processes/of_bare_pair", "{:.2f}", "≥ 0.25"),
+    ("32 clients in 32 processes", "clients_32_processes/pairs_per_s", PAIRS),
+    ("32 clients in 32 processes, errors", "clients_32_processes/errors", "{}", "0"),
     ("times slower after a million changes", "slower_with_a_million_changes", "{:.2f}", "≤ 1.2"),
 )
 
