@@ -35,7 +35,9 @@ from resource_manager.storage.sql.views import POSTGRESQL
 TIMEOUT_S = 5.0
 
 LISTEN_AFTER_S = 0.01
-"""Time for which a waiter for the lock polls before it listens."""
+LISTEN_BEHIND = 8
+"""Time for which a waiter for the lock polls before it listens, and most others before one that listens: each
+notice wakes all sessions that do."""
 
 WAKE = "pg_notify('gpu_manager_' || {token}, '')"
 WOKEN = f", (SELECT {WAKE.format(token='lock_token')} FROM done WHERE lock_token <> '')"
@@ -212,8 +214,7 @@ class PostgreSQL:
 class Listener(Poller):
     """A waiter that the release of the lock wakes, by a connection of its own while it waits.
 
-    It begins as a poller and listens if it waits for long: each notice wakes all sessions that listen. Behind
-    a pooler it goes on polling.
+    It begins as a poller, and listens once few are before it. Behind a pooler it goes on polling.
     """
 
     def __init__(self, token: str, pace: Pace, lend: Callable[[], Connection]) -> None:
@@ -226,7 +227,7 @@ class Listener(Poller):
     def wait(self, seconds: float, ahead: int) -> bool:
         if self._connection is not None:
             return self._listen(min(seconds, POLL_S))
-        if time.monotonic() < self._listens_at:
+        if time.monotonic() < self._listens_at or ahead > LISTEN_BEHIND:
             return super().wait(seconds, ahead)
         self._listens_at = math.inf
         connection = self._lend()
