@@ -33,6 +33,9 @@ SOCKET_TIMEOUT_S = 5.0
 MAX_TRIES = 4
 """How often commands are sent if connections break; to connect has the driver's retries."""
 
+MIN_BLOCK_S = 0.002
+"""Shortest timeout of a blocking read: Redis 6 takes 0.001 for 0, which is none."""
+
 AWAKE_S = 200e-6
 QUICK_S = 400e-6
 """A client whose last answer took less than `QUICK_S` waits for the next one awake, at most for `AWAKE_S`:
@@ -65,6 +68,11 @@ _ADVICE = (
 
 Command = Sequence[Any]
 """Name and arguments of a command."""
+
+
+def blocking_read(key: str, timeout_s: float) -> Command:
+    """Return the command that waits until something is pushed to a list, and takes it away."""
+    return "BLPOP", key, max(timeout_s, MIN_BLOCK_S)
 
 
 class RedisClient:
@@ -225,7 +233,7 @@ class RedisClient:
         with self.reporting():
             # In parts well below the socket's timeout.
             while (left_s := deadline - time.monotonic()) > 0:
-                [found] = self.ask(("BLPOP", key, max(min(left_s, SOCKET_TIMEOUT_S / 2), 0.001)))
+                [found] = self.ask(blocking_read(key, min(left_s, SOCKET_TIMEOUT_S / 2)))
                 if found:
                     value: bytes = found[1]
                     return value

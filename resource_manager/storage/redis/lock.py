@@ -10,7 +10,7 @@ import redis
 
 from resource_manager.errors import StoreUnavailableError
 from resource_manager.storage.locks import LOCK_TTL_S, Meanwhile, TimedLock, nothing
-from resource_manager.storage.redis.client import Command, RedisClient, load_script
+from resource_manager.storage.redis.client import Command, RedisClient, blocking_read, load_script
 
 HEARTBEAT_S = 3.0
 HANDOFF_MS = 1000
@@ -98,7 +98,7 @@ class RedisLock(TimedLock):
         The server runs what follows as soon as the blocking read returns, even while this process is slow to
         wake up.
         """
-        return self._acquire(token, ("BLPOP", f"{self._keys[0]}:handoff:{token}", max(wait_s, 0.001)))
+        return self._acquire(token, blocking_read(f"{self._keys[0]}:handoff:{token}", wait_s))
 
     def _acquire(self, token: str, *first: Command, asks: bool = True) -> list[int]:
         """Claim the lock, and ask what is to be asked beside it."""

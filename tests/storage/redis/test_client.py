@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.errors import SettingsError, StoreUnavailableError
 from resource_manager.storage import open_store
 from resource_manager.storage.redis import client as client_module
-from resource_manager.storage.redis.client import MAX_TRIES, RIGHTS, RedisClient
+from resource_manager.storage.redis.client import MAX_TRIES, RIGHTS, RedisClient, blocking_read
 from tests.redis_server import RedisServer
 
 
@@ -96,6 +96,15 @@ def test_a_client_whose_connection_broke_has_one_again(own_redis: RedisServer) -
     assert len(operator.client_list()) == 2  # with the operator's
     operator.close()
     client.close()
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 1e-9, 0.0004, 0.001, 0.0015, 0.003])
+@pytest.mark.parametrize("server", ["embedded_redis", "system_redis"])
+def test_the_shortest_blocking_read_ends(
+    request: pytest.FixtureRequest, server: str, timeout_s: float
+) -> None:
+    with closing(RedisClient.from_url(request.getfixturevalue(server).fresh_url())) as client:
+        assert client.ask(blocking_read(client.key("nothing"), timeout_s)) == [None]
 
 
 @pytest.mark.parametrize("broken", [1, MAX_TRIES - 1, MAX_TRIES])
