@@ -172,7 +172,6 @@ def many_clients(url: str, seconds: float, processes: int) -> dict[str, Any]:
     latencies = sorted(latency for reply in replies for latency in reply["latencies_s"])
     return {
         "clients": CLIENTS,
-        "processes": processes,
         "errors": sum(reply["errors"] for reply in replies),
         "pairs_per_s": sum(reply["pairs"] for reply in replies) / seconds,
         "p50_s": statistics.median(latencies),
@@ -183,30 +182,24 @@ def many_clients(url: str, seconds: float, processes: int) -> dict[str, Any]:
 def client_process(url: str, number: int, clients: int, seconds: float) -> dict[str, Any]:
     """Run clients of one manager, each of which takes and returns a quarter of a GPU.
 
-    Once all are connected, standard output says so; standard input says when they start.
+    Once it is connected, standard output says so; standard input says when they start.
     """
     manager = open_manager(url, "clients")
     reply: dict[str, Any] = {"pairs": 0, "errors": 0, "latencies_s": []}
     guard = threading.Lock()
-    connected, started = threading.Barrier(clients + 1), threading.Barrier(clients + 1)
-    start_at = 0.0
+
+    def pair(name: str) -> bool:
+        granted = manager.allocate_resources(name, 1, 1, gpu_milli=250)
+        return granted is not None and manager.release_resources(name)
 
     def client(name: str) -> None:
         pairs = errors = 0
         latencies: list[float] = []
-
-        def pair() -> bool:
-            granted = manager.allocate_resources(name, 1, 1, gpu_milli=250)
-            return granted is not None and manager.release_resources(name)
-
-        pair()  # what a process does once, such as building the checks of a request, is not to be measured
-        connected.wait()
-        started.wait()
         time.sleep(max(start_at - time.time(), 0.0))
         end = time.perf_counter() + seconds
         while (begin := time.perf_counter()) < end:
             try:
-                released = pair()
+                released = pair(name)
             except Exception as error:  # failures of any type are counted
                 print(f"{name}: {error!r}", file=sys.stderr)
                 released = False
@@ -218,13 +211,12 @@ def client_process(url: str, number: int, clients: int, seconds: float) -> dict[
             reply["errors"] += errors
             reply["latencies_s"] += latencies
 
+    pair(f"client-{number}")  # what a process does once, such as building the checks of a request
+    print(READY, end="", flush=True)
+    start_at = float(sys.stdin.readline())
     threads = [threading.Thread(target=client, args=(f"client-{number}-{i}",)) for i in range(clients)]
     for thread in threads:
         thread.start()
-    connected.wait()
-    print(READY, end="", flush=True)
-    start_at = float(sys.stdin.readline())
-    started.wait()
     for thread in threads:
         thread.join()
     return reply

@@ -16,6 +16,7 @@ from resource_manager.storage.sql import dialect
 from resource_manager.storage.sql.database import Line
 from resource_manager.storage.sql.lock import MAX_PASSES
 from resource_manager.storage.sql.store import SqlStore
+from tests.builders import Clock
 from tests.eventually import wait_for
 from tests.storage.walk import granted, started
 
@@ -161,15 +162,15 @@ def test_a_thread_that_leaves_does_not_keep_what_was_meant_for_it(
     clients.take(first, 2)  # well before what was handed on expires
 
 
-class Clock:
-    """A clock that only sleep moves."""
+class SleptTime(Clock):
+    """The module `time` on a clock that only sleep moves."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        super().__init__()
         self.slept: list[float] = []
 
     def monotonic(self) -> float:
-        return self.now
+        return self()
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -177,13 +178,13 @@ class Clock:
 
 
 @pytest.fixture
-def steady(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(dialect, "time", clock)
-    return clock
+def steady(monkeypatch: pytest.MonkeyPatch) -> SleptTime:
+    time = SleptTime()
+    monkeypatch.setattr(dialect, "time", time)
+    return time
 
 
-def test_a_poller_looks_less_often_the_longer_it_waits(steady: Clock) -> None:
+def test_a_poller_looks_less_often_the_longer_it_waits(steady: SleptTime) -> None:
     poller = dialect.Poller(dialect.Pace())
     for _ in range(60):
         poller.wait(60.0, 0)
@@ -197,7 +198,7 @@ def test_a_poller_looks_less_often_the_longer_it_waits(steady: Clock) -> None:
 
 @pytest.mark.parametrize("turn_s", [0.001, 0.005, 0.02])
 @pytest.mark.parametrize("believed_s", [dialect.MIN_POLL_S, dialect.MAX_TURN_S])
-def test_pollers_learn_how_long_a_turn_takes(steady: Clock, turn_s: float, believed_s: float) -> None:
+def test_pollers_learn_how_long_a_turn_takes(steady: SleptTime, turn_s: float, believed_s: float) -> None:
     """After some claims a waiter behind 30 others looks seldom, and does not oversleep its turn."""
     pace = dialect.Pace()
     pace.turn_s = believed_s
