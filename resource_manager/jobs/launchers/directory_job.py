@@ -263,12 +263,15 @@ def tail(root: str, key: str, size: int) -> dict[str, Any]:
 def terminate(root: str, key: str, grace_s: float = 10.0) -> None:
     """End every process of the job; its directory stays.
 
-    SIGTERM comes first, SIGKILL after `grace_s`. Raises `RuntimeError` if a process survives SIGKILL.
+    SIGTERM comes first, SIGKILL after `grace_s`; with a grace of 0, SIGKILL alone. Raises `RuntimeError` if a
+    process survives SIGKILL.
     """
     directory = _directory(root, key)
     if not os.path.isdir(directory):
         return
-    for signal_number, timeout_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
+    # A SIGTERM just before SIGKILL would only run a handler that was done, or leave it in its middle.
+    steps = ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0))
+    for signal_number, timeout_s in steps if grace_s > 0 else steps[1:]:
         deadline = time.monotonic() + timeout_s
         signalled = False
         while not (_is_free(directory) and not any(_processes(directory))):

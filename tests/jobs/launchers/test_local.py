@@ -1,6 +1,7 @@
 """Local launcher with real processes."""
 
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -132,6 +133,20 @@ def test_a_job_on_a_full_disk_is_told_once_and_ended_when_its_grace_is_over(smal
     wait_for(told.exists)
     assert launcher.preempt("j", 60.0, wait_s=30.0) == JobStatus(JobState.FINISHED, None, preempted=True)
     assert told.read_text() == "x\n"
+
+
+def test_a_preempted_job_is_sent_its_signal_once_and_killed_when_its_grace_is_over(launcher, monkeypatch):
+    """A SIGTERM just before SIGKILL would begin a second checkpoint that nobody lets end."""
+    sent, killpg = [], os.killpg
+    monkeypatch.setattr(os, "killpg", lambda group, number: (sent.append(number), killpg(group, number)))
+    launcher.start(
+        Job("j", ("/bin/sh", "-c", "trap 'echo told' TERM; echo ready; while :; do sleep 0.02; done"))
+    )
+    wait_for(lambda: "ready" in launcher.logs("j").text)
+    assert launcher.preempt("j", 0.3, wait_s=30.0).preempted
+    assert sent[0] == signal.SIGTERM
+    assert set(sent[1:]) == {signal.SIGKILL}
+    assert launcher.logs("j").text.count("told") == 1
 
 
 def test_a_job_whose_every_process_was_killed_is_finished_without_an_exit_code(launcher, tmp_path):
