@@ -12,6 +12,7 @@ import pytest
 from resource_manager.settings import Settings
 from resource_manager.storage import MemoryStore, Store, VariableStore, open_store
 from resource_manager.storage.redis.client import RedisClient
+from resource_manager.storage.sql import mysql
 from tests.sql_servers import DATABASES
 
 OpenStore = Callable[[], Store]
@@ -19,9 +20,10 @@ OpenStore = Callable[[], Store]
 STORES = os.environ.get(
     "STORES_UNDER_TEST",
     "memory embedded_redis system_redis limited_embedded_redis limited_system_redis variable "
-    f"sqlite {' '.join(DATABASES)}",
+    f"sqlite {' '.join(DATABASES)} mariadb_as_mysql",
 ).split()
 """`limited_…`: as a Redis user with the rights that docs/stores.md recommends, like the Variable's lock.
+`mariadb_as_mysql`: with the statements of MySQL, which few machines have.
 `airflow` needs a process of its own, with a migrated database: see test_in_airflow."""
 
 
@@ -42,7 +44,7 @@ class Variables:
 
 
 @pytest.fixture(params=STORES)
-def open_client(request: pytest.FixtureRequest) -> Iterator[OpenStore]:
+def open_client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenStore]:
     """Open clients of one empty state; Redis and Variable clients are independent of each other."""
     with ExitStack() as stack:
         if request.param == "memory":
@@ -64,5 +66,7 @@ def open_client(request: pytest.FixtureRequest) -> Iterator[OpenStore]:
             url = request.getfixturevalue(request.param.removeprefix("limited_")).limited_url()
             yield lambda: stack.enter_context(closing(open_store(url)))
         else:
-            url = request.getfixturevalue(request.param).fresh_url()
+            if request.param == "mariadb_as_mysql":
+                monkeypatch.setattr(mysql, "has_blocks", lambda driver: False)
+            url = request.getfixturevalue(request.param.removesuffix("_as_mysql")).fresh_url()
             yield lambda: stack.enter_context(closing(open_store(url)))

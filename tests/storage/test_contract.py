@@ -117,6 +117,24 @@ def test_a_commit_reaches_other_replicas(open_client: OpenStore) -> None:
     assert reader.refresh(theirs) is theirs, "nothing changed"
 
 
+@pytest.mark.parametrize("number", [2, 9, 3000])
+def test_a_commit_of_many_changes_is_whole_and_so_is_its_refusal(open_client: OpenStore, number: int) -> None:
+    store, other = open_client(), open_client()
+    mine = started(store)
+    keys = [(Once("ada", f"k{place}", "f"), str(place)) for place in range(min(number, 9))]
+    for name in ("first", "second"):
+        now, last = store.now(), mine.sequence
+        changes = [Queued(Request(f"{name}-{i}", 1), now, last + i, now) for i in range(1, number + 1)]
+        store.commit(mine.version, changes, now=now, once=keys if name == "first" else ())
+        for change in changes:
+            mine.apply(change)
+        assert fresh(other) == mine.snapshot()
+        with pytest.raises(StaleStateError):
+            other.commit(mine.version - 1, changes, now=other.now())
+        assert fresh(other) == mine.snapshot()
+    assert [store.recall(once) for once, _ in keys] == [reference for _, reference in keys]
+
+
 def test_a_stale_commit_writes_nothing(open_client: OpenStore) -> None:
     store, other = open_client(), open_client()
     mine = started(store)

@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from sqlalchemy import Engine, PoolProxiedConnection
 
+from resource_manager.storage.clock import CLOCK_TOLERANCE_S
+from resource_manager.storage.codec import FORMAT_VERSION
 from resource_manager.storage.sql.tables import TABLES
 from resource_manager.storage.sql.views import Json
 
@@ -33,6 +35,9 @@ MAX_TURN_S = 0.01
 ENOUGH_TURNS = 4
 """Turns of others from which a waiter learns how long one takes."""
 
+HANDED_ON_S = 5.0
+"""Time to live of a lock that was handed to a waiter, until it is renewed."""
+
 NO_LOCK = "-"
 """The token of a commit without the lock; no lock has it."""
 
@@ -54,8 +59,7 @@ class Fault:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """A commit: each change as (time in s, JSON), each idempotency key as (caller, key, text to keep)."""
 
     namespace: str
@@ -63,15 +67,11 @@ class Commit:
     commit_id: str
     changes: Sequence[tuple[float, str]]
     decided_at: float
-    format: int
-    tolerance_s: float
     lock_token: str
     incarnation: str
     fencing_token: int | None
     sequence: int | None
     once: Sequence[tuple[str, str, str]]
-    keep_s: float
-    handed_on_s: float
     heir: str
 
     @property
@@ -86,27 +86,27 @@ class Commit:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The parameters of `update`."""
+        """The parameters of its statements, numbered where they are of a change or a key."""
         values: dict[str, Any] = {
             "namespace": self.namespace,
             "version": self.version,
             "new_version": self.version + len(self.changes),
             "commit_id": self.commit_id,
             "decided_at": self.decided_at,
-            "format": self.format,
-            "tolerance_s": self.tolerance_s,
             "lock_token": self.lock_token,
         }
         if self.hands_on:
-            values |= {"handed_on_s": self.handed_on_s, "heir": self.heir}
+            values["heir"] = self.heir
         if self.incarnation:
             values["incarnation"] = self.incarnation
         if self.fencing_token is not None:
             values["fencing_token"] = self.fencing_token
         if self.sequence is not None:
             values["sequence"] = self.sequence
-        for number, (caller, name, _) in enumerate(self.once):
-            values |= {f"caller_{number}": caller, f"name_{number}": name}
+        for number, (at, body) in enumerate(self.changes):
+            values[f"at_{number}"], values[f"body_{number}"] = at, body
+        for number, (caller, name, text) in enumerate(self.once):
+            values |= {f"caller_{number}": caller, f"name_{number}": name, f"text_{number}": text}
         return values
 
 
@@ -242,11 +242,11 @@ def _update(is_known: bool, grants: bool, queues: bool, hands_on: bool, frees: b
     guards = [
         "namespace = :namespace",
         "version = :version",
-        "format <= :format",
+        f"format <= {FORMAT_VERSION}",
         "moved_to = ''",
         "server = {server}",
         "(lock_token = '' OR lock_token = :lock_token OR lock_expires_at <= {now})",
-        "abs({now} - :decided_at) <= :tolerance_s",
+        f"abs({{now}} - :decided_at) <= {CLOCK_TOLERANCE_S}",
     ]
     if grants:
         sets.append("last_fencing_token = :fencing_token")
@@ -255,7 +255,7 @@ def _update(is_known: bool, grants: bool, queues: bool, hands_on: bool, frees: b
         sets.append("sequence = :sequence")
     if hands_on:
         heir = f"COALESCE({NEXT_WAITER}, '')" if frees else ":heir"
-        sets += [f"lock_token = {heir}", "lock_expires_at = {now} + :handed_on_s"]
+        sets += [f"lock_token = {heir}", f"lock_expires_at = {{now}} + {HANDED_ON_S}"]
     if is_known:
         guards.append("(incarnation = :incarnation OR operator_reset)")
     guards += [

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from resource_manager.errors import ResourceManagerError, StoreUnavailableError
 from resource_manager.storage.locks import LOCK_TTL_S, Meanwhile, ThreadLock, TimedLock
 from resource_manager.storage.sql.database import Database, Line
-from resource_manager.storage.sql.dialect import LEAVE_NEXT, NEXT_WAITER, Connection
+from resource_manager.storage.sql.dialect import HANDED_ON_S, LEAVE_NEXT, NEXT_WAITER, Connection
 
 HEARTBEAT_S = 5.0
 BEAT_EVERY_S = 1.0
@@ -20,9 +20,6 @@ MEANWHILE_S = 0.05
 
 MAX_PASSES = 7
 """How often the lock goes from thread to thread of a process before others in the database get it."""
-
-HANDED_ON_S = 5.0
-"""Time to live of a lock that was handed to a waiter, until it is renewed."""
 
 BEFORE_ALL = -1
 """The position of a claim that does not wait: it counts only if nobody waits."""
@@ -42,7 +39,7 @@ FROM {state} s LEFT JOIN {lock} l ON l.namespace = :namespace AND l.token = :tok
 WHERE s.namespace = :namespace
 """
 _HAND_ON = f"""
-UPDATE {{state}} SET lock_token = COALESCE({NEXT_WAITER}, ''), lock_expires_at = {{now}} + :handed_on_s
+UPDATE {{state}} SET lock_token = COALESCE({NEXT_WAITER}, ''), lock_expires_at = {{now}} + {HANDED_ON_S}
 WHERE namespace = :namespace AND lock_token = :token
 """
 
@@ -217,8 +214,7 @@ class SqlLock(TimedLock):
         """Hand the lock to the next waiter; return False if it is not held."""
 
         def work(connection: Connection) -> tuple[bool, str]:
-            values = {"token": token, "handed_on_s": HANDED_ON_S}
-            if self._database.execute(connection, _HAND_ON, **values).rowcount != 1:
+            if self._database.execute(connection, _HAND_ON, token=token).rowcount != 1:
                 return False, ""
             self._database.execute(connection, LEAVE_NEXT)
             row = self._database.execute(

@@ -1,4 +1,4 @@
-"""MySQL and MariaDB through PyMySQL: the statements of a commit travel in one packet."""
+"""MySQL and MariaDB through PyMySQL: a commit is one packet, on MariaDB one prepared block."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from resource_manager.errors import SettingsError, redact
+from resource_manager.storage.once import KEEP_S
 from resource_manager.storage.sql.dialect import (
     ENTER,
     LEAVE_NEXT,
@@ -27,10 +28,14 @@ from resource_manager.storage.sql.dialect import (
     execute,
     update,
     with_percent,
+    written,
 )
 from resource_manager.storage.sql.views import MYSQL
 
 TIMEOUT_S = 5
+
+MAX_PREPARED = 4
+"""Changes and keys beyond which a commit is not prepared: a server keeps a limited number of statements."""
 
 _DISTURBED: tuple[FaultKind, str] = ("busy", "its transactions disturbed each other")
 _LOGIN: tuple[FaultKind, str] = ("rights", "it refused the login: check user and password in the URL")
@@ -59,6 +64,7 @@ _CODES: dict[int, tuple[FaultKind, str]] = {
     3: _FULL,
     28: _FULL,
     1040: ("away", "it has no connection left: raise max_connections"),
+    1243: _DISTURBED,
     1203: ("away", "its user has no connection left: raise max_user_connections"),
     1053: ("away", "it is shutting down"),
     1205: _DISTURBED,
@@ -126,22 +132,10 @@ class MySQL:
 
     def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float | None]:
         # One packet: a client that sleeps in the middle of a commit holds nobody up.
-        values = commit.values
-        # Another id for each try, so that none hangs on an earlier one whose answer was lost.
-        values |= {"stored_id": commit.commit_id, "commit_id": os.urandom(12).hex()}
-        for number, (at, body) in enumerate(commit.changes):
-            values |= {f"at_{number}": at, f"body_{number}": body}
-        for number, (_, _, answer) in enumerate(commit.once):
-            values[f"text_{number}"] = answer
-        values["keep_s"] = commit.keep_s
-        statement = _statement(update(commit), len(commit.changes), len(commit.once), commit.frees)
         driver: Any = connection.driver_connection
+        carry_out = _as_block if has_blocks(driver) else _as_statements
         try:
-            cursor = execute(self, connection, statement, values)
-            cursor.nextset()
-            done: bool = cursor.rowcount == 1
-            while cursor.nextset():
-                pass
+            done = carry_out(self, connection, commit)
         except pymysql.Error as error:
             if self.explain(error).kind != "away":
                 driver.rollback()
@@ -186,8 +180,81 @@ class MySQL:
         return Fault("refused", f"it refused the operation ({code}: {words})")
 
 
+def has_blocks(driver: Any) -> bool:
+    """Return whether the server takes a block of statements outside of a procedure, as MariaDB does."""
+    return "MariaDB" in driver.get_server_info()
+
+
+def _as_block(dialect: MySQL, connection: Connection, commit: Commit) -> bool:
+    """Execute the commit as one statement, parsed once a connection; MySQL has no blocks."""
+    block = _block(update(commit), len(commit.changes), len(commit.once), commit.frees)
+    if len(commit.changes) + len(commit.once) > MAX_PREPARED:
+        return bool(execute(dialect, connection, block, commit.values).rowcount > 0)
+    text, parameters = _prepared(block)
+    prepared: dict[str, str] = connection.info.setdefault("prepared", {})
+    name = prepared.get(text)
+    cursor = connection.cursor()
+    if name is None:
+        name = f"commit_{len(prepared)}"
+        cursor.execute(f"PREPARE {name} FROM %s", (text,))
+        prepared[text] = name
+    try:
+        cursor.execute(f"EXECUTE {name} USING {parameters}", commit.values)
+    except pymysql.Error:
+        prepared.clear()  # it may be one of a pooler, whose server connection is another now
+        raise
+    return bool(cursor.rowcount > 0)
+
+
 @lru_cache(maxsize=64)
-def _statement(update: str, changes: int, keys: int, frees: bool) -> str:
+def _block(update: str, changes: int, keys: int, frees: bool) -> str:
+    """Return the commit as a block, which goes back where it is unknown how many rows were changed."""
+    statements = [LEAVE_NEXT] if frees else []
+    if changes:
+        rows = (
+            f"(:namespace, :version + {number + 1}, :at_{number}, :commit_id, :body_{number})"
+            for number in range(changes)
+        )
+        statements.append(
+            f"INSERT INTO {{change}} (namespace, version, at, commit_id, body) VALUES {', '.join(rows)}"
+        )
+    if keys:
+        rows = (
+            f"(:namespace, :caller_{number}, :name_{number}, :text_{number}, {{now}} + {KEEP_S})"
+            for number in range(keys)
+        )
+        statements.append(
+            f"REPLACE INTO {{once}} (namespace, caller, name, answer, expires_at) VALUES {', '.join(rows)}"
+        )
+    then = "; ".join([*statements, "COMMIT"])
+    return (
+        f"BEGIN NOT ATOMIC START TRANSACTION; {update}; "
+        f"IF ROW_COUNT() = 1 THEN {then}; ELSE ROLLBACK; END IF; END"
+    )
+
+
+@lru_cache(maxsize=64)
+def _prepared(block: str) -> tuple[str, str]:
+    """Return the text to prepare, and the list of its parameters in the driver's style."""
+    text = written(MySQL, block)
+    names = r"%\(\w+\)s"
+    return re.sub(names, "?", text).replace("%%", "%"), ", ".join(re.findall(names, text))
+
+
+def _as_statements(dialect: MySQL, connection: Connection, commit: Commit) -> bool:
+    # Another id for each try, so that none hangs on an earlier one whose answer was lost.
+    values = commit.values | {"stored_id": commit.commit_id, "commit_id": os.urandom(12).hex()}
+    statements = _statements(update(commit), len(commit.changes), len(commit.once), commit.frees)
+    cursor = execute(dialect, connection, statements, values)
+    cursor.nextset()
+    done = bool(cursor.rowcount == 1)
+    while cursor.nextset():
+        pass
+    return done
+
+
+@lru_cache(maxsize=64)
+def _statements(update: str, changes: int, keys: int, frees: bool) -> str:
     """Return the commit as statements; what follows hangs on the compare-and-set of this very try.
 
     ROW_COUNT() would not do: it is -1 where the client went away meanwhile, and COMMIT follows all the same.
@@ -198,7 +265,7 @@ def _statement(update: str, changes: int, keys: int, frees: bool) -> str:
         for number in range(changes)
     ]
     answers = [
-        f"SELECT namespace, :caller_{number}, :name_{number}, :text_{number}, {{now}} + :keep_s {of_this}"
+        f"SELECT namespace, :caller_{number}, :name_{number}, :text_{number}, {{now}} + {KEEP_S} {of_this}"
         for number in range(keys)
     ]
     statements = ["START TRANSACTION", update]

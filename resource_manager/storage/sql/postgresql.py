@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy import Engine, create_engine
 
 from resource_manager.errors import SettingsError, redact
+from resource_manager.storage.once import KEEP_S
 from resource_manager.storage.sql.dialect import (
     ENTER,
     POLL_S,
@@ -33,6 +34,9 @@ from resource_manager.storage.sql.tables import SCHEMA
 from resource_manager.storage.sql.views import POSTGRESQL
 
 TIMEOUT_S = 5.0
+
+MAX_LISTED, MANY = 8, -1
+"""Changes that a statement has parameters of their own for; more travel as one text, which takes longer."""
 
 LISTEN_AFTER_S = 0.01
 LISTEN_BEHIND = 8
@@ -103,8 +107,10 @@ class PostgreSQL:
     driver: Any = psycopg
     now = "EXTRACT(EPOCH FROM clock_timestamp())::float8"
     # A promoted standby continues on another timeline, a dump is restored under another identifier.
+    # A direct connection has noted the identifier, which the server reads from a file each time.
     server = (
-        "(SELECT system_identifier FROM pg_control_system()) || '/' "
+        "COALESCE(NULLIF(current_setting('gpu_manager.server', true), ''), "
+        "(SELECT system_identifier::text FROM pg_control_system())) || '/' "
         "|| substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)"
     )
     begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
@@ -142,6 +148,11 @@ class PostgreSQL:
         connection = TimedConnection.connect(self._conninfo, autocommit=True)
         if is_pooled(connection):
             connection.prepare_threshold = None
+        else:
+            connection.execute(
+                "SELECT set_config('gpu_manager.server', system_identifier::text, false) "
+                "FROM pg_control_system()"
+            )
         return connection
 
     @staticmethod
@@ -154,15 +165,14 @@ class PostgreSQL:
 
     def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float]:
         values = commit.values
-        # The driver takes long to write arrays; no line of JSON has a line break inside.
-        values["times"] = ",".join(repr(at) for at, _ in commit.changes)
-        values["bodies"] = "\n".join(body for _, body in commit.changes)
-        if commit.once:
-            values["callers"], values["names"], values["texts"] = map(list, zip(*commit.once, strict=True))
-            values["keep_s"] = commit.keep_s
-        row = execute(
-            self, connection, _statement(update(commit), bool(commit.once), commit.frees), values
-        ).fetchone()
+        changes = len(commit.changes)
+        if changes > MAX_LISTED:
+            changes = MANY
+            # The driver takes long to write arrays; no line of JSON has a line break inside.
+            values["times"] = ",".join(repr(at) for at, _ in commit.changes)
+            values["bodies"] = "\n".join(body for _, body in commit.changes)
+        statement = _statement(update(commit), changes, len(commit.once), commit.frees)
+        row = execute(self, connection, statement, values).fetchone()
         return bool(row[0]), row[1]
 
     def enter(self, connection: Connection, values: Mapping[str, Any]) -> None:
@@ -273,21 +283,37 @@ def is_pooled(connection: DriverConnection[Any]) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _statement(update: str, with_keys: bool, frees: bool) -> str:
-    """Return the commit as one statement: it writes what hangs on the compare-and-set, and tells the time."""
-    keys = """, kept AS (
-        INSERT INTO {once} (namespace, caller, name, answer, expires_at)
-        SELECT :namespace, caller, name, answer, {now} + :keep_s
-        FROM done, unnest(CAST(:callers AS text[]), CAST(:names AS text[]), CAST(:texts AS text[]))
-          AS key (caller, name, answer)
-        ON CONFLICT (namespace, caller, name)
-        DO UPDATE SET answer = excluded.answer, expires_at = excluded.expires_at)"""
-    parts = keys if with_keys else ""
+def _statement(update: str, changes: int, keys: int, frees: bool) -> str:
+    """Return the commit as one statement: it writes what hangs on the compare-and-set, and tells the time.
+
+    `changes` is their number, or `MANY`.
+    """
+    parts = [f"done AS ({update} RETURNING version, lock_token)"]
+    if changes:
+        entries = ", ".join(
+            f"(CAST(:at_{number} AS float8), CAST(:body_{number} AS text), {number + 1})"
+            for number in range(changes)
+        )
+        of_any_number = (
+            "unnest(CAST(string_to_array(:times, ',') AS float8[]), string_to_array(:bodies, E'\\n')) "
+            "WITH ORDINALITY"
+        )
+        parts.append(f"""written AS (
+            INSERT INTO {{change}} (namespace, version, at, commit_id, body)
+            SELECT :namespace, CAST(:version AS bigint) + entry.number, entry.at, :commit_id, entry.body
+            FROM done, {f"(VALUES {entries})" if entries else of_any_number} AS entry (at, body, number))""")
+    if keys:
+        rows = (
+            f"(CAST(:caller_{number} AS text), CAST(:name_{number} AS text), CAST(:text_{number} AS text))"
+            for number in range(keys)
+        )
+        parts.append(f"""kept AS (
+            INSERT INTO {{once}} (namespace, caller, name, answer, expires_at)
+            SELECT :namespace, caller, name, answer, {{now}} + {KEEP_S}
+            FROM done, (VALUES {", ".join(rows)}) AS key (caller, name, answer)
+            ON CONFLICT (namespace, caller, name)
+            DO UPDATE SET answer = excluded.answer, expires_at = excluded.expires_at)""")
     if frees:
-        parts += ", gone AS (DELETE FROM {lock} l USING done WHERE l.token = done.lock_token)"
-    return f"""WITH done AS ({update} RETURNING version, lock_token), written AS (
-        INSERT INTO {{change}} (namespace, version, at, commit_id, body)
-        SELECT :namespace, CAST(:version AS bigint) + entry.number, entry.at, :commit_id, entry.body
-        FROM done, unnest(CAST(string_to_array(:times, ',') AS float8[]), string_to_array(:bodies, E'\\n'))
-          WITH ORDINALITY AS entry (at, body, number)){parts}
-        SELECT (SELECT count(*) FROM done), {{now}}{WOKEN if frees else ""}"""
+        parts.append("gone AS (DELETE FROM {lock} l USING done WHERE l.token = done.lock_token)")
+    told = f"(SELECT count(*) FROM done), {{now}}{WOKEN if frees else ''}"
+    return f"WITH {', '.join(parts)} SELECT {told}"

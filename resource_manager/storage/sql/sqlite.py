@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sqlite3
 import time
@@ -14,6 +15,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from resource_manager.errors import SettingsError, redact
+from resource_manager.storage.once import KEEP_S
 from resource_manager.storage.sql.dialect import (
     ENTER,
     LEAVE_NEXT,
@@ -36,6 +38,31 @@ NETWORK_FILE_SYSTEMS = {
     "fuse.gcsfuse", "fuse.nfs", "orangefs", "virtiofs",
 }  # fmt: skip
 """File systems on which a write-ahead log is not safe: other machines do not share its memory and locks."""
+
+
+class PatientCursor(sqlite3.Cursor):
+    """A cursor that waits for the lock of another; SQLite itself sleeps for a few commits between tries."""
+
+    def execute(self, *statement: Any) -> PatientCursor:
+        ends_at = math.inf
+        while True:
+            try:
+                return super().execute(*statement)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or self.connection.in_transaction:
+                    raise
+                now = time.monotonic()
+                ends_at = min(ends_at, now + BUSY_S)
+                if now > ends_at:
+                    raise
+            time.sleep(random.uniform(0.0001, 0.0004))
+
+
+class PatientConnection(sqlite3.Connection):
+    """A connection whose every cursor waits."""
+
+    def cursor(self, *_: Any) -> Any:
+        return super().cursor(PatientCursor)
 
 
 class SQLite:
@@ -73,7 +100,7 @@ class SQLite:
             max_overflow=28,
             pool_timeout=BUSY_S,
             pool_reset_on_return=None,
-            connect_args={"timeout": BUSY_S, "check_same_thread": False},
+            connect_args={"timeout": 0, "check_same_thread": False, "factory": PatientConnection},
         )
         event.listen(engine, "connect", _prepare)
         return engine
@@ -89,7 +116,7 @@ class SQLite:
     def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float]:
         driver: Any = connection.driver_connection
         try:
-            self._begin(driver)
+            driver.execute(self.begin)
             done: bool = execute(self, connection, update(commit), commit.values).rowcount == 1
             if done:
                 self._write(connection, commit)
@@ -99,26 +126,10 @@ class SQLite:
                 driver.rollback()
         return done, time.time()
 
-    def _begin(self, driver: Any) -> None:
-        """Begin a transaction that writes; SQLite itself sleeps for a few commits before it tries again."""
-        driver.execute("PRAGMA busy_timeout = 0")
-        try:
-            ends_at = time.monotonic() + BUSY_S
-            while True:
-                try:
-                    driver.execute(self.begin)
-                    return
-                except sqlite3.OperationalError as error:
-                    if self.explain(error).kind != "busy" or time.monotonic() > ends_at:
-                        raise
-                time.sleep(random.uniform(0.0001, 0.0004))
-        finally:
-            driver.execute(f"PRAGMA busy_timeout = {1000 * BUSY_S:.0f}")
-
     def _write(self, connection: Connection, commit: Commit) -> None:
         if commit.frees:
             execute(self, connection, LEAVE_NEXT, {"namespace": commit.namespace})
-        names = {"namespace": commit.namespace, "commit_id": commit.commit_id, "keep_s": commit.keep_s}
+        names = {"namespace": commit.namespace, "commit_id": commit.commit_id}
         for version, (at, body) in enumerate(commit.changes, commit.version + 1):
             execute(
                 self,
@@ -132,7 +143,7 @@ class SQLite:
                 self,
                 connection,
                 "REPLACE INTO {once} (namespace, caller, name, answer, expires_at) "
-                "VALUES (:namespace, :caller, :name, :answer, {now} + :keep_s)",
+                f"VALUES (:namespace, :caller, :name, :answer, {{now}} + {KEEP_S})",
                 names | {"caller": caller, "name": name, "answer": answer},
             )
 

@@ -38,7 +38,7 @@ from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, Once
 from resource_manager.storage.sql.database import Database, split_time
 from resource_manager.storage.sql.dialect import NO_LOCK, Commit, Connection
-from resource_manager.storage.sql.lock import HANDED_ON_S, SqlLock, heir_in, make_room
+from resource_manager.storage.sql.lock import SqlLock, heir_in, make_room
 from resource_manager.storage.sql.reports import SqlReports
 from resource_manager.storage.sql.snapshots import SNAPSHOT_EVERY, Snapshots
 from resource_manager.storage.sql.tables import MAX_MOVED_TO
@@ -158,15 +158,11 @@ class SqlStore:
             commit_id=_name(),
             changes=[(change.at, change_to_json(change)) for change in changes],
             decided_at=now,
-            format=FORMAT_VERSION,
-            tolerance_s=CLOCK_TOLERANCE_S,
             lock_token=NO_LOCK if lock is None else lock.token,
             incarnation=self._incarnation,
             fencing_token=max(tokens, default=None),
             sequence=max(queued, default=None),
             once=[(key.caller, key.key, key.stored(reference)) for key, reference in once],
-            keep_s=KEEP_S,
-            handed_on_s=HANDED_ON_S,
             heir="" if lock is None else heir_in(self.database.line),
         )
         while True:

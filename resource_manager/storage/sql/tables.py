@@ -45,10 +45,10 @@ def metadata(*, schema: str | None, prefix: str) -> MetaData:
     """Return the tables in that schema, their names with that prefix."""
     tables = MetaData(schema=schema)
 
-    def table(name: str, *columns: Column[Any], **of_postgresql: Any) -> None:
+    def table(name: str, *columns: Column[Any], **of_one_dialect: Any) -> None:
         exact = {"charset": "utf8mb4", "collate": "utf8mb4_bin", "engine": "InnoDB"}
         options = {f"{kind}_{key}": value for kind in ("mysql", "mariadb") for key, value in exact.items()}
-        Table(prefix + name, tables, *columns, **options, **of_postgresql)  # type: ignore[call-overload]
+        Table(prefix + name, tables, *columns, **options, **of_one_dialect)  # type: ignore[call-overload]
 
     def namespace() -> Column[Any]:
         return Column("namespace", _name(MAX_NAMESPACE), primary_key=True)
@@ -86,6 +86,7 @@ def metadata(*, schema: str | None, prefix: str) -> MetaData:
         Column("at", Double, nullable=False),
         Column("commit_id", _name(32), nullable=False),
         Column("body", _BODY, nullable=False),
+        sqlite_with_rowid=False,  # else each commit writes a page of an index, too
     )
     table(
         "lock",

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Timer
 
 import pytest
 
-from resource_manager.core.changes import Renewed
+from resource_manager.core.changes import Queued, Renewed
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Request
 from resource_manager.errors import (
     NewerFormatError,
     ResourceManagerError,
@@ -28,7 +30,10 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
 from resource_manager.storage.sql import postgresql as dialect
+from resource_manager.storage.sql import sqlite
 from resource_manager.storage.sql.database import Database
+from resource_manager.storage.sql.dialect import Connection
+from resource_manager.storage.sql.store import SqlStore
 from tests.eventually import wait_for
 from tests.faults.proxy import Proxy
 from tests.small_disk import small_disk_at
@@ -238,6 +243,49 @@ def test_transactions_that_disturb_each_other_are_tried_again(postgresql: Postgr
     postgresql.psql("ALTER ROLE strict SET default_transaction_isolation = 'serializable'")
     url = postgresql.fresh_url().replace("postgres@", "strict@")
     test_contract.test_concurrent_writers_lose_nothing(opener(stack, url))
+
+
+@pytest.mark.parametrize("requests", [1, 20])
+def test_a_prepared_commit_that_mariadb_does_not_know_any_more_is_prepared_again(
+    mariadb: MariaDB, stack: ExitStack, requests: int
+) -> None:
+    """Behind a proxy that shares connections, the server's may be another one the next time."""
+    store = stack.enter_context(closing(SqlStore(Database(mariadb.fresh_url()))))
+    cluster = started(store)
+
+    def forget(connection: Connection) -> None:
+        for name in connection.info.get("prepared", {}).values():
+            store.database.execute(connection, f"DEALLOCATE PREPARE {name}")
+
+    for _ in range(3):
+        now, first = store.now(), cluster.sequence + 1
+        changes = [
+            Queued(Request(f"t{number}", 1), now, number, now) for number in range(first, first + requests)
+        ]
+        store.commit(cluster.version, changes, now=now)
+        for change in changes:
+            cluster.apply(change)
+        store.database.run(forget)
+    assert fresh(store) == cluster.snapshot()
+
+
+def test_sqlite_waits_for_another_writer_and_not_for_ever(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state.db"
+    store = stack.enter_context(closing(open_store(f"sqlite:///{path}")))
+    cluster = started(store)
+    other = stack.enter_context(closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)))
+    other.execute("BEGIN IMMEDIATE")
+    done = Timer(0.2, other.execute, ("COMMIT",))
+    done.start()
+    add(store, cluster, "a")
+    done.join()
+    monkeypatch.setattr(sqlite, "BUSY_S", 0.01)
+    other.execute("BEGIN IMMEDIATE")
+    assert "another process held its lock for 0.01 s" in refusal(store, cluster)
+    other.execute("COMMIT")
+    assert fresh(store) == cluster.snapshot()
 
 
 def guest_of(server: SqlServer, grant: str) -> str:
