@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import socket
 import tarfile
 import time
@@ -35,6 +36,8 @@ TIMEOUT_S = 30
 STARTER_TIMEOUT_S = 5.0
 TAIL_LINES = 100
 PREEMPT_FILE = "GPU_PREEMPT_FILE"
+GRACE_END_FILE = "GRACE_END"
+"""An empty file dated to the end of a grace that a full disk has no room to write."""
 OWN_DIRECTORY = "/var/lib/gpu-manager/job"
 """The job's own directory: a volume that stays for the next lease of the id, until a job has succeeded."""
 
@@ -268,7 +271,7 @@ class DockerLauncher:
                 if found.state is not JobState.RUNNING:
                     return replace(found, preempted=kill_at is not None)
                 if kill_at is None:
-                    self._api.put_archive(key, "/", _archive({PREEMPT_FILE: f"{grace_s:g}\n"}, time.time()))
+                    self._write_grace(key, grace_s)
                     self._signal(key, f"SIG{signal_name}")
                 elif time.time() >= kill_at:
                     self._signal(key, "SIGKILL")
@@ -284,15 +287,33 @@ class DockerLauncher:
             if error.status_code != 409:
                 raise
 
+    def _write_grace(self, key: str, grace_s: float) -> None:
+        """Write the file that tells a job its grace; on a full disk an empty one, and `GRACE_END_FILE`."""
+        now = time.time()
+        try:
+            self._api.put_archive(key, "/", _archive({PREEMPT_FILE: f"{grace_s:g}\n"}, now))
+        except self._docker.errors.APIError as error:
+            if not re.search("no space left|quota exceeded", str(error.explanation), re.IGNORECASE):
+                raise
+            self._api.put_archive(key, "/", _archive({GRACE_END_FILE: "", PREEMPT_FILE: ""}, now + grace_s))
+
     def _kill_at(self, key: str) -> float | None:
         """Return when the grace is over that the job was given in a file, None if the job was not told."""
+        told = self._read(key, PREEMPT_FILE)
+        if told is None or told[0]:
+            return None if told is None else told[1] + float(told[0])
+        ends = self._read(key, GRACE_END_FILE)
+        return None if ends is None else ends[1]
+
+    def _read(self, key: str, variable: str) -> tuple[bytes, float] | None:
+        """Return the text of a file in the container, and when it was changed; None if it is not there."""
         try:
-            packed, found = self._api.get_archive(key, f"/{_path(PREEMPT_FILE)}")
+            packed, found = self._api.get_archive(key, f"/{_path(variable)}")
         except self._docker.errors.NotFound:
             return None
         with tarfile.open(fileobj=io.BytesIO(b"".join(packed))) as archive:
-            [grace_s] = (float(file.read()) for entry in archive if (file := archive.extractfile(entry)))
-        return datetime.fromisoformat(found["mtime"]).timestamp() + grace_s
+            [text] = (file.read() for entry in archive if (file := archive.extractfile(entry)))
+        return text, datetime.fromisoformat(found["mtime"]).timestamp()
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         try:

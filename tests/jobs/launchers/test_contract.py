@@ -26,6 +26,7 @@ from resource_manager.jobs.launchers.base import TAIL_BYTES
 from resource_manager.jobs.launchers.local import LocalLauncher
 from tests.e2e.servers import SSHServer, ssh_server
 from tests.eventually import wait_for, wait_until_ended
+from tests.small_disk import small_disk_at
 
 __all__ = ["ssh_server"]
 
@@ -377,3 +378,28 @@ def test_a_preempted_job_that_does_not_end_is_killed_when_its_grace_is_over(laun
     assert (ended.state, ended.preempted) == (JobState.FINISHED, True)
     assert ended.exit_code != 0
     assert 0.9 < time.monotonic() - began < 30.0
+
+
+@pytest.mark.parametrize("launcher", [pytest.param("docker", marks=pytest.mark.e2e)], indirect=True)
+def test_a_preempted_container_on_a_full_disk_is_told_once_and_killed_when_its_grace_is_over(
+    launcher, job, tmp_path
+):
+    with small_disk_at(tmp_path / "small", "size=1m") as small_disk:
+        started = job(
+            "trap 'echo told; [ -e $GPU_PREEMPT_FILE ] && echo a file' TERM; echo ready; "
+            "while :; do sleep 0.1; done",
+            container={"device_requests": [], "binds": [f"{small_disk}:/var/lib/gpu-manager:rw"]},
+        )
+        launcher.start(started)
+        wait_for(lambda: "ready" in launcher.logs(started.key).text)
+        with pytest.raises(OSError, match="No space left"):
+            (small_disk / "filler").write_bytes(b"x" * 2**21)
+        began = time.monotonic()
+        for _ in range(2):
+            told = launcher.preempt(started.key, 3.0)
+            assert (told.state, told.preempted) == (JobState.RUNNING, True)
+        ended = launcher.preempt(started.key, 60.0, wait_s=50.0)
+        assert (ended.state, ended.preempted) == (JobState.FINISHED, True)
+        assert 2.9 < time.monotonic() - began < 30.0
+        assert launcher.logs(started.key).text == "ready\ntold\na file\n"
+        launcher.stop(started.key, grace_s=0)
