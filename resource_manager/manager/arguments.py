@@ -76,7 +76,10 @@ def arguments_of(asked: Sequence[Any], options: Mapping[str, Any]) -> dict[str, 
     """
     if asked and hasattr(asked[0], "model_dump"):
         asked, options = (None, *asked[1:]), {**asked[0].model_dump(exclude_unset=True), **options}
-    named = {name: value for name, value in zip(POSITIONAL, asked, strict=False) if value is not None}
-    if twice := sorted(name for name in named.keys() & options.keys() if options[name] is not None):
-        raise TypeError(f"{twice[0]} is given twice")
-    return {name: value for name, value in {**options, **named}.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in zip(POSITIONAL, asked, strict=False):
+        if value is not None:
+            if name in given:
+                raise TypeError(f"{name} is given twice")
+            given[name] = value
+    return given

@@ -78,7 +78,7 @@ def build_request(demand: Demand, cluster: ClusterState, settings: Settings) -> 
         )
         return request if _is_plain(request) else checked(request)
     except InvalidRequestError as error:
-        error.rename({**REQUEST_NAMES, **demand._names})
+        error.rename({**REQUEST_NAMES, **demand.names})
         raise
 
 

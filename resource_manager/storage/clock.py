@@ -13,10 +13,10 @@ CLOCK_TOLERANCE_S = 1.0
 class ServerClock:
     """Seconds since the epoch by the server's clock, independent of this machine's wall clock.
 
-    `ask` fetches (seconds, microseconds) from the server; it is called if the last answer is too old.
+    `ask` fetches them from the server; it is called if the last answer is too old.
     """
 
-    def __init__(self, ask: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, ask: Callable[[], float]) -> None:
         self._ask = ask
         self._offset_s = 0.0
         self._learnt_at = float("-inf")
@@ -24,10 +24,10 @@ class ServerClock:
     def now(self) -> float:
         if time.monotonic() - self._learnt_at > MAX_AGE_S:
             begin = time.monotonic()
-            self.learn(*self._ask(), begin)
+            self.learn(self._ask(), begin)
         return time.monotonic() + self._offset_s
 
-    def learn(self, seconds: int, micros: int, begin: float) -> None:
+    def learn(self, told: float, begin: float) -> None:
         """Take the server's time from its answer to a question sent at `begin` by the steady clock."""
         self._learnt_at = time.monotonic()
-        self._offset_s = seconds + micros * 1e-6 - (begin + self._learnt_at) / 2
+        self._offset_s = told - (begin + self._learnt_at) / 2

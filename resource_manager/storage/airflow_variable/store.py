@@ -127,7 +127,7 @@ class VariableStore:
             self._refuse_moved(stored)
             # The clock is read again: the estimate behind `now` may itself be wrong.
             asked_at = time.monotonic()
-            self._clock.learn(*self._client.time(), asked_at)
+            self._clock.learn(self._client.time(), asked_at)
             if abs(now - self.now()) > CLOCK_TOLERANCE_S:
                 raise StaleStateError(
                     version, version, f"decided more than {CLOCK_TOLERANCE_S:g} s off the clock; retry"

@@ -239,11 +239,11 @@ class RedisClient:
                     return value
         return None
 
-    def time(self) -> tuple[int, int]:
-        """Return the time by the server's clock: seconds since the epoch, microseconds."""
+    def time(self) -> float:
+        """Return the seconds since the epoch by the server's clock."""
         with self.reporting():
             [(seconds, micros)] = self.ask(("TIME",))
-        return int(seconds), int(micros)
+        return int(seconds) + int(micros) * 1e-6
 
     @property
     def access_rule(self) -> str:

@@ -325,7 +325,7 @@ class RedisStore:
     def _run(self, script: Any, *args: Any, keys: Sequence[str] = ()) -> list[Any]:
         begin = time.monotonic()
         answer: list[Any] = self._client.run(script, (*self._keys, *keys), args)
-        self._clock.learn(int(answer[1]), int(answer[2]), begin)
+        self._clock.learn(int(answer[1]) + int(answer[2]) * 1e-6, begin)
         return answer
 
     def _refuse(self, answer: list[Any], version: int, once: Sequence[tuple[Once, str]] = ()) -> NoReturn:

@@ -226,11 +226,11 @@ class Database:
         except Exception:
             return Poller(self._pace)
 
-    def time(self) -> tuple[int, int]:
-        """Return the time by the server's clock: seconds since the epoch, microseconds."""
+    def time(self) -> float:
+        """Return the seconds since the epoch by the server's clock."""
         row = self.row("SELECT {now}")
         assert row is not None
-        return split_time(row[0])
+        return float(row[0])
 
     def close(self) -> None:
         with self._guard:
@@ -287,11 +287,6 @@ def _in_forked_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_forked_child)
-
-
-def split_time(now: float) -> tuple[int, int]:
-    """Return whole seconds and microseconds."""
-    return int(now), round(now % 1 * 1e6)
 
 
 def _dialect(url: str) -> Dialect:

@@ -36,7 +36,7 @@ from resource_manager.storage.codec import (
 )
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, Once
-from resource_manager.storage.sql.database import Database, split_time
+from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import NO_LOCK, Commit, Connection
 from resource_manager.storage.sql.lock import SqlLock, heir_in, make_room
 from resource_manager.storage.sql.reports import SqlReports
@@ -171,7 +171,7 @@ class SqlStore:
                 lambda connection: self.database.dialect.commit(connection, commit)
             )
             if told is not None:
-                self._clock.learn(*split_time(told), begin)
+                self._clock.learn(told, begin)
             if done or self._was_made(commit, once):
                 break
         if isinstance(lock, SqlLock):
@@ -343,7 +343,7 @@ class SqlStore:
             if self._incarnation:
                 raise self._lost(version, "empty")
             return None, ()
-        self._clock.learn(*split_time(row.now), begin)
+        self._clock.learn(row.now, begin)
         if row.format > FORMAT_VERSION:
             check_format(row.format, f"the state in {self.database.address}")
         if self._incarnation and row.incarnation != self._incarnation and not row.operator_reset:
