@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from resource_manager.core.changes import Change, Expired, Preempting, Quarantined
@@ -145,8 +145,10 @@ class Transactions:
         """
         cluster = self._replica.cluster
         if cluster is not None:
-            with suppress(InvalidRequestError):
+            try:
                 return reader(cluster, self.store.now())
+            except InvalidRequestError:
+                pass
         return self.read(reader)
 
     def replace(self, snapshot: Snapshot, once: Once | None = None) -> None:
@@ -278,7 +280,10 @@ class Transactions:
         """Decide each operation on top of those before it; return them in that order."""
         now = self.store.now()
         decided = self._led_by_expirations(cluster, group, now)
-        with cluster.trial() if len(decided) > 1 else nullcontext():
+        if len(decided) == 1:
+            decided[0].decide(cluster, now)
+            return decided
+        with cluster.trial():
             for operation in decided:
                 operation.decide(cluster, now)
                 if operation is not decided[-1]:  # the last needs no trial, and an inventory allows none

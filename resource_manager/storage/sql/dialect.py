@@ -82,7 +82,7 @@ class Commit(NamedTuple):
     @property
     def frees(self) -> bool:
         """Return whether the lock goes to the next in line."""
-        return self.hands_on and not self.heir
+        return not self.heir and self.lock_token != NO_LOCK
 
     @property
     def values(self) -> dict[str, Any]:

@@ -129,14 +129,20 @@ class SQLite:
     def _write(self, connection: Connection, commit: Commit) -> None:
         if commit.frees:
             execute(self, connection, LEAVE_NEXT, {"namespace": commit.namespace})
-        names = {"namespace": commit.namespace, "commit_id": commit.commit_id}
         for version, (at, body) in enumerate(commit.changes, commit.version + 1):
+            values = {
+                "namespace": commit.namespace,
+                "version": version,
+                "at": at,
+                "commit_id": commit.commit_id,
+                "body": body,
+            }
             execute(
                 self,
                 connection,
                 "INSERT INTO {change} (namespace, version, at, commit_id, body) "
                 "VALUES (:namespace, :version, :at, :commit_id, :body)",
-                names | {"version": version, "at": at, "body": body},
+                values,
             )
         for caller, name, answer in commit.once:
             execute(
@@ -144,7 +150,7 @@ class SQLite:
                 connection,
                 "REPLACE INTO {once} (namespace, caller, name, answer, expires_at) "
                 f"VALUES (:namespace, :caller, :name, :answer, {{now}} + {KEEP_S})",
-                names | {"caller": caller, "name": name, "answer": answer},
+                {"namespace": commit.namespace, "caller": caller, "name": name, "answer": answer},
             )
 
     def enter(self, connection: Connection, values: Mapping[str, Any]) -> None:

@@ -174,7 +174,8 @@ class SqlStore:
                 self._clock.learn(told, begin)
             if done or self._was_made(commit, once):
                 break
-        if isinstance(lock, SqlLock):
+        if lock is not None:
+            assert isinstance(lock, SqlLock)
             lock.handed_on(commit.heir, begin)
         after = version + len(changes)
         self._is_untidy = self._is_untidy or after // SNAPSHOT_EVERY != version // SNAPSHOT_EVERY
