@@ -315,5 +315,5 @@ def _statement(update: str, changes: int, keys: int, frees: bool) -> str:
             DO UPDATE SET answer = excluded.answer, expires_at = excluded.expires_at)""")
     if frees:
         parts.append("gone AS (DELETE FROM {lock} l USING done WHERE l.token = done.lock_token)")
-    told = f"(SELECT count(*) FROM done), {{now}}{WOKEN if frees else ''}"
+    told = f"EXISTS (SELECT FROM done), {{now}}{WOKEN if frees else ''}"
     return f"WITH {', '.join(parts)} SELECT {told}"
