@@ -86,7 +86,7 @@ class Commit(NamedTuple):
 
     @property
     def values(self) -> dict[str, Any]:
-        """The parameters of its statements, numbered where they are of a change or a key."""
+        """The parameters of `update` and of the keys, which are numbered."""
         values: dict[str, Any] = {
             "namespace": self.namespace,
             "version": self.version,
@@ -103,11 +103,17 @@ class Commit(NamedTuple):
             values["fencing_token"] = self.fencing_token
         if self.sequence is not None:
             values["sequence"] = self.sequence
-        for number, (at, body) in enumerate(self.changes):
-            values[f"at_{number}"], values[f"body_{number}"] = at, body
         for number, (caller, name, text) in enumerate(self.once):
             values |= {f"caller_{number}": caller, f"name_{number}": name, f"text_{number}": text}
         return values
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """The parameters of its changes, which are numbered."""
+        entries: dict[str, Any] = {}
+        for number, (at, body) in enumerate(self.changes):
+            entries[f"at_{number}"], entries[f"body_{number}"] = at, body
+        return entries
 
 
 class Waiter(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -188,8 +188,9 @@ def has_blocks(driver: Any) -> bool:
 def _as_block(dialect: MySQL, connection: Connection, commit: Commit) -> bool:
     """Execute the commit as one statement, parsed once a connection; MySQL has no blocks."""
     block = _block(update(commit), len(commit.changes), len(commit.once), commit.frees)
+    values = _values(commit)
     if len(commit.changes) + len(commit.once) > MAX_PREPARED:
-        return bool(execute(dialect, connection, block, commit.values).rowcount > 0)
+        return bool(execute(dialect, connection, block, values).rowcount > 0)
     text, parameters = _prepared(block)
     prepared: dict[str, str] = connection.info.setdefault("prepared", {})
     name = prepared.get(text)
@@ -199,7 +200,7 @@ def _as_block(dialect: MySQL, connection: Connection, commit: Commit) -> bool:
         cursor.execute(f"PREPARE {name} FROM %s", (text,))
         prepared[text] = name
     try:
-        cursor.execute(f"EXECUTE {name} USING {parameters}", commit.values)
+        cursor.execute(f"EXECUTE {name} USING {parameters}", values)
     except pymysql.Error:
         prepared.clear()  # it may be one of a pooler, whose server connection is another now
         raise
@@ -209,24 +210,7 @@ def _as_block(dialect: MySQL, connection: Connection, commit: Commit) -> bool:
 @lru_cache(maxsize=64)
 def _block(update: str, changes: int, keys: int, frees: bool) -> str:
     """Return the commit as a block, which goes back where it is unknown how many rows were changed."""
-    statements = [LEAVE_NEXT] if frees else []
-    if changes:
-        rows = (
-            f"(:namespace, :version + {number + 1}, :at_{number}, :commit_id, :body_{number})"
-            for number in range(changes)
-        )
-        statements.append(
-            f"INSERT INTO {{change}} (namespace, version, at, commit_id, body) VALUES {', '.join(rows)}"
-        )
-    if keys:
-        rows = (
-            f"(:namespace, :caller_{number}, :name_{number}, :text_{number}, {{now}} + {KEEP_S})"
-            for number in range(keys)
-        )
-        statements.append(
-            f"REPLACE INTO {{once}} (namespace, caller, name, answer, expires_at) VALUES {', '.join(rows)}"
-        )
-    then = "; ".join([*statements, "COMMIT"])
+    then = "; ".join([*_writes(_listed, changes, keys, frees), "COMMIT"])
     return (
         f"BEGIN NOT ATOMIC START TRANSACTION; {update}; "
         f"IF ROW_COUNT() = 1 THEN {then}; ELSE ROLLBACK; END IF; END"
@@ -243,7 +227,7 @@ def _prepared(block: str) -> tuple[str, str]:
 
 def _as_statements(dialect: MySQL, connection: Connection, commit: Commit) -> bool:
     # Another id for each try, so that none hangs on an earlier one whose answer was lost.
-    values = commit.values | {"stored_id": commit.commit_id, "commit_id": os.urandom(12).hex()}
+    values = _values(commit) | {"commit_id": os.urandom(12).hex()}
     statements = _statements(update(commit), len(commit.changes), len(commit.once), commit.frees)
     cursor = execute(dialect, connection, statements, values)
     cursor.nextset()
@@ -259,24 +243,38 @@ def _statements(update: str, changes: int, keys: int, frees: bool) -> str:
 
     ROW_COUNT() would not do: it is -1 where the client went away meanwhile, and COMMIT follows all the same.
     """
+    statements = ["START TRANSACTION", update, *_writes(_selected, changes, keys, frees), "COMMIT"]
+    return "; ".join(statements)
+
+
+def _writes(source: Callable[[Sequence[str]], str], changes: int, keys: int, frees: bool) -> list[str]:
+    """Return the statements after the compare-and-set; `source` is what the rows come from."""
+    statements = [LEAVE_NEXT] if frees else []
+    if changes:
+        rows = [
+            f":namespace, :version + {number + 1}, :at_{number}, :stored_id, :body_{number}"
+            for number in range(changes)
+        ]
+        statements.append(f"INSERT INTO {{change}} (namespace, version, at, commit_id, body) {source(rows)}")
+    if keys:
+        rows = [
+            f":namespace, :caller_{number}, :name_{number}, :text_{number}, {{now}} + {KEEP_S}"
+            for number in range(keys)
+        ]
+        columns = "namespace, caller, name, answer, expires_at"
+        statements.append(f"REPLACE INTO {{once}} ({columns}) {source(rows)}")
+    return statements
+
+
+def _listed(rows: Sequence[str]) -> str:
+    return f"VALUES {', '.join(f'({row})' for row in rows)}"
+
+
+def _selected(rows: Sequence[str]) -> str:
+    """Select the rows where the compare-and-set of this very try was made, else none."""
     of_this = "FROM {state} WHERE namespace = :namespace AND commit_id = :commit_id"
-    rows = [
-        f"SELECT namespace, :version + {number + 1}, :at_{number}, :stored_id, :body_{number} {of_this}"
-        for number in range(changes)
-    ]
-    answers = [
-        f"SELECT namespace, :caller_{number}, :name_{number}, :text_{number}, {{now}} + {KEEP_S} {of_this}"
-        for number in range(keys)
-    ]
-    statements = ["START TRANSACTION", update]
-    if frees:
-        statements.append(LEAVE_NEXT)
-    if rows:
-        statements.append(
-            f"INSERT INTO {{change}} (namespace, version, at, commit_id, body) {' UNION ALL '.join(rows)}"
-        )
-    if answers:
-        statements.append(
-            "REPLACE INTO {once} (namespace, caller, name, answer, expires_at) " + " UNION ALL ".join(answers)
-        )
-    return "; ".join([*statements, "COMMIT"])
+    return " UNION ALL ".join(f"SELECT {row} {of_this}" for row in rows)
+
+
+def _values(commit: Commit) -> dict[str, Any]:
+    return commit.values | commit.entries | {"stored_id": commit.commit_id}

@@ -166,7 +166,9 @@ class PostgreSQL:
     def commit(self, connection: Connection, commit: Commit) -> tuple[bool, float]:
         values = commit.values
         changes = len(commit.changes)
-        if changes > MAX_LISTED:
+        if changes <= MAX_LISTED:
+            values |= commit.entries
+        else:
             changes = MANY
             # The driver takes long to write arrays; no line of JSON has a line break inside.
             values["times"] = ",".join(repr(at) for at, _ in commit.changes)
