@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from resource_manager.core.direct_init import direct_init, direct_new
 from resource_manager.core.maintenance import Window
-from resource_manager.core.models import Lease, Node, Request
+from resource_manager.core.models import JobPlace, Lease, Node, Request
 from resource_manager.core.teams import Teams
 
 
@@ -48,7 +48,8 @@ class ReleaseResult(StrEnum):
 class Released:
     """A lease ends because its owner, an operator or the reconciler released it.
 
-    `use` is the decayed use of its team by ended leases right after, where teams have rules.
+    `use` is the decayed use of its team by ended leases right after, where teams have rules. `reason` is a
+    sentence for people: why its job did not start on the nodes `failed_nodes`, or how it is known to be gone.
     """
 
     lease_id: str
@@ -56,6 +57,8 @@ class Released:
     at: float
     outcome: str = ""
     use: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+    failed_nodes: tuple[str, ...] = ()
 
 
 new_released = direct_new(Released)
@@ -118,10 +121,24 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A lease was not renewed, but its job may still run: the capacity stays allocated."""
+    """A lease was not renewed, but its job may still run: the capacity stays allocated.
+
+    `revoked`: it was released while its job may run, so nobody may renew it.
+    """
 
     lease_id: str
     fencing_token: int
+    at: float
+    revoked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlaced:
+    """The jobs of a lease are about to start at these places, one a member: from now on they may run."""
+
+    lease_id: str
+    fencing_token: int
+    places: tuple[JobPlace, ...]
     at: float
 
 
@@ -252,6 +269,7 @@ Change = (
     | Renewed
     | Expired
     | Quarantined
+    | JobPlaced
     | Queued
     | Cancelled
     | Drained

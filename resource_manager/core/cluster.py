@@ -23,6 +23,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     InventoryChanged,
+    JobPlaced,
     MaintenanceChanged,
     MembersReleased,
     Preempting,
@@ -407,7 +408,13 @@ class ClusterState(NodeIndex):
 
     def _quarantined(self, change: Quarantined) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)
-        self._replace_lease(lease, replace(lease, quarantined=True))
+        self._replace_lease(lease, replace(lease, quarantined=True, revoked=lease.revoked or change.revoked))
+
+    def _job_placed(self, change: JobPlaced) -> None:
+        lease = self._require_lease(change.lease_id, change.fencing_token)
+        if len(change.places) != len(lease.members):
+            raise CapacityError(f"lease {change.lease_id!r} has {len(lease.members)} members to place")
+        self._replace_lease(lease, replace(lease, places=change.places))
 
     def _replace_lease(self, old: Lease, new: Lease) -> None:
         self._put_back(new)
@@ -607,6 +614,7 @@ _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {
     Expired: ClusterState._ended,
     Renewed: ClusterState._renewed,
     Quarantined: ClusterState._quarantined,
+    JobPlaced: ClusterState._job_placed,
     Queued: ClusterState._queued,
     Cancelled: ClusterState._cancelled,
     Drained: ClusterState._drained,

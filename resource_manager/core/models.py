@@ -216,6 +216,24 @@ class Placement:
     port: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class JobPlace:
+    """Place of the job of one member of a lease, stored before the job starts: who asks about it asks there.
+
+    `launcher` runs it, reached by `address` and the Airflow connection `conn_id`. `machine` is what the
+    machine, or the Docker engine, says it is; `folder` is the absolute path of the jobs there and `mark` a
+    number that only this folder has; both are empty for a container. `user` is the account that it runs as.
+    """
+
+    launcher: str
+    address: str = ""
+    conn_id: str = ""
+    machine: str = ""
+    folder: str = ""
+    mark: str = ""
+    user: str = ""
+
+
 @direct_init
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -239,6 +257,10 @@ class Lease:
     """The pending request for which the lease is being preempted; empty if it is not."""
     preempt_until: float = math.inf
     checkpoint_at: float | None = None
+    places: tuple[JobPlace, ...] = ()
+    """Places of the jobs by member, before any of them starts; empty while no process of ours was placed."""
+    revoked: bool = False
+    """True if it was released while its job may run: it cannot be renewed, and waits for the job's end."""
 
     @property
     def lease_id(self) -> str:
@@ -265,11 +287,13 @@ class Lease:
         What was said of the life of the lease ends with it: its end, its preemption, its checkpoint.
         """
         left = [(rank, member) for rank, member in self.ranked if rank not in ranks]
+        kept = [index for index, (rank, _) in enumerate(self.ranked) if rank not in ranks]
         if not left:
             return None
         return replace(
             self,
             members=tuple(member for _, member in left),
+            places=tuple(self.places[index] for index in kept) if self.places else (),
             ranks=tuple(rank for rank, _ in left),
             quarantined=True,
             expires_at=math.inf,

@@ -20,6 +20,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     InventoryChanged,
+    JobPlaced,
     MaintenanceChanged,
     MembersReleased,
     Preempting,
@@ -40,6 +41,8 @@ from resource_manager.storage.base import Store
 from resource_manager.storage.draft_file import create_draft
 
 PAGE = 1000
+
+_OF_A_LEASE = Released | Expired | MembersReleased | Preempting | Renewed | Quarantined | JobPlaced
 
 
 class HistorySource(Protocol):
@@ -222,7 +225,7 @@ def _known(
             queue.discard(change.lease.lease_id)
         elif isinstance(change, Queued):
             queue.add(change.request.lease_id)
-        elif isinstance(change, Released | Expired | MembersReleased | Preempting | Renewed | Quarantined):
+        elif isinstance(change, _OF_A_LEASE):
             key = (change.lease_id, change.fencing_token)
             if key not in live:
                 forgotten += 1

@@ -24,6 +24,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     InventoryChanged,
+    JobPlaced,
     MaintenanceChanged,
     MembersReleased,
     Preempting,
@@ -59,6 +60,7 @@ OPERATIONS: dict[type, tuple[str, Callable[[Any], str]]] = {
     Expired: ("end", _ID),
     Renewed: ("renew", _ID),
     Quarantined: ("quarantine", _ID),
+    JobPlaced: ("place", _ID),
     Queued: ("queue", attrgetter("request.lease_id")),
     Cancelled: ("cancel", _ID),
     Drained: ("drain", _NODE),
@@ -169,7 +171,7 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
         _remainder(leases.pop(key), quarantined.get(key, b"")) for key in list(leases) if separator in key
     ]
     held = [
-        _lease(text, renewals.get(lease_id), preempting.get(lease_id), lease_id in quarantined)
+        _lease(text, renewals.get(lease_id), preempting.get(lease_id), quarantined.get(lease_id))
         for lease_id, text in leases.items()
     ]
     held.sort(key=lambda lease: lease.fencing_token)
@@ -210,8 +212,8 @@ def _kept(text: bytes, kind: type[ChangeT], name: str) -> ChangeT:
     return change
 
 
-def _lease(text: bytes, renewal: bytes | None, preempting: bytes | None, quarantined: bool) -> Lease:
-    lease = _kept(text, Granted, "a lease").lease
+def _lease(text: bytes, renewal: bytes | None, preempting: bytes | None, quarantine: bytes | None) -> Lease:
+    lease = _placed(text)
     if renewal is not None:
         renewed = _kept(renewal, Renewed, "a renewal")
         lease = replace(
@@ -223,13 +225,24 @@ def _lease(text: bytes, renewal: bytes | None, preempting: bytes | None, quarant
     if preempting is not None:
         taken = _kept(preempting, Preempting, "a preemption")
         lease = replace(lease, preempted_by=taken.by, preempt_until=taken.until)
-        quarantined = quarantined or (renewal is not None and renewed.at > taken.until)
-    return replace(lease, quarantined=True) if quarantined else lease
+        if renewal is not None and renewed.at > taken.until:
+            lease = replace(lease, quarantined=True)
+    if quarantine is not None:
+        revoked = _kept(quarantine, Quarantined, "a quarantine").revoked
+        lease = replace(lease, quarantined=True, revoked=lease.revoked or revoked)
+    return lease
+
+
+def _placed(text: bytes) -> Lease:
+    """Return a lease with the places of its jobs, which are on a second line if there are any."""
+    granted, _, placed = text.partition(b"\n")
+    lease = _kept(granted, Granted, "a lease").lease
+    return replace(lease, places=_kept(placed, JobPlaced, "the places of jobs").places) if placed else lease
 
 
 def _remainder(text: bytes, released: bytes) -> Lease:
     """Return what is left of a lease after the releases of members, one a line."""
-    lease = _kept(text, Granted, "a lease").lease
+    lease = _placed(text)
     for line in released.splitlines():
         ended = _kept(line, MembersReleased, "a release of members")
         if (rest := lease.without(ended.ranks)) is None:

@@ -103,6 +103,7 @@ end
 -- clean. The JSON of the lease and of its ends are kept as they are, since Lua would round their numbers.
 local watching = redis.call('HLEN', gpus) > 0
 local function begin_cleaning(text, ending, ranks)
+  text = text and string.match(text, '^[^\n]*')  -- without the places of its jobs
   local lease = text and cjson.decode(text).lease
   local members = lease and lease.members or {}
   if ranks then
@@ -162,7 +163,7 @@ for i = begin, #ARGV, 3 do
       begin_cleaning(redis.call('HGET', leases, key), json, cjson.decode(json).ranks)
     end
     released = released and released .. '\n' .. json or json
-    local left = #cjson.decode(redis.call('HGET', leases, key)).lease.members
+    local left = #cjson.decode(string.match(redis.call('HGET', leases, key), '^[^\n]*')).lease.members
     for line in string.gmatch(released, '[^\n]+') do
       left = left - #cjson.decode(line).ranks
     end
@@ -176,6 +177,8 @@ for i = begin, #ARGV, 3 do
     redis.call('HSET', meta, key, json)
   elseif operation == 'forget port' then
     redis.call('HDEL', meta, key)
+  elseif operation == 'place' then
+    redis.call('HSET', leases, key, string.match(redis.call('HGET', leases, key), '^[^\n]*') .. '\n' .. json)
   elseif operation == 'preempt' then
     redis.call('HSET', preempting, key, json)
   elseif operation == 'renew' then
