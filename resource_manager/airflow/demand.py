@@ -125,7 +125,8 @@ def end_lease(
 ) -> Action | None:
     """End the task's lease or pending request, with outcome None if it is unknown; return what was done.
 
-    `why` is that of `reconcile.end`. Raises `AirflowException` if it is not the task's own, or if its job may still run.
+    `why` is that of `reconcile.end`. Raises `AirflowException` if it is not the task's own, or if its job may
+    still run.
     """
     entry = manager.status_of(identity.lease_id)
     if entry is None:

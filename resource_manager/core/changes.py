@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 
 
 class ReleaseResult(StrEnum):
-    """Answer to a release: done, or quarantined as its job may run, or there is no such lease of that holder."""
+    """Answer to a release: done, quarantined as its job may run, or there is no such lease of that holder."""
 
     RELEASED = "released"
     QUARANTINED = "quarantined"
@@ -47,8 +47,8 @@ class ReleaseResult(StrEnum):
 class JobEnd(StrEnum):
     """Knowledge of who releases a lease about the end of its placed job.
 
-    ENDED: a launcher saw that it is gone; GONE: a person says so; FORCED: nobody knows, and the lease ends all
-    the same: its GPUs stay allocated until somebody does.
+    ENDED: a launcher saw that it is gone; GONE: a person says so; FORCED: nobody knows, and the lease ends
+    all the same: its GPUs stay allocated until somebody does.
     """
 
     UNKNOWN = ""

@@ -284,7 +284,7 @@ class Lease:
     def without(self, ranks: Collection[int]) -> Lease | None:
         """Return the remainder without these members; None if no member is left.
 
-        What was said of the life of the lease ends with it: its end, its preemption, its checkpoint.
+        What was said of the life of the lease ends with it: its end, preemption, checkpoint, revocation.
         """
         left = [(rank, member) for rank, member in self.ranked if rank not in ranks]
         kept = [index for index, (rank, _) in enumerate(self.ranked) if rank not in ranks]
@@ -300,6 +300,7 @@ class Lease:
             preempted_by="",
             preempt_until=math.inf,
             checkpoint_at=None,
+            revoked=False,
         )
 
     def on(self, node: str) -> Iterator[Placement]:

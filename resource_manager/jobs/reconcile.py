@@ -183,7 +183,7 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
     The leases are read before the tasks: a task that has ended after its lease was read will not use it
     again. What is left of a gang, whose lease id may have been granted again, and a lease that was released
     by force end once their jobs can be stopped, whatever the task does. Leases of other Airflow instances,
-    whose tasks `states` cannot see, are only counted. Leases of no Airflow task (of `gpu-manager run`, REST or
+    whose tasks `states` cannot see, are only counted. Leases of no Airflow task (of `gpu-manager run`, REST,
     Python) have their TTL; one whose job was placed ends here once that job is seen to be over.
     """
     entries: list[Submission] = [*manager.leases(), *manager.queue()]
@@ -229,7 +229,7 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
 
 
 def _end_if_over(manager: Manager, entry: Mapping[str, Any]) -> list[Action]:
-    """End a quarantined lease of no task if its placed job is known to be over; else leave it to its owner."""
+    """End a quarantined lease of no task if its placed job is known to be over; else leave it."""
     gang = GangJob.of(entry)
     try:
         if gang is None or gang.is_running():

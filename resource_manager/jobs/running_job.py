@@ -1,4 +1,4 @@
-"""Jobs of a lease, each at the place that the lease names, so that any process finds them or knows it cannot."""
+"""Jobs of a lease, each at the place that the lease names: any process finds it, or knows that it cannot."""
 
 from __future__ import annotations
 

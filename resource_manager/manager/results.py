@@ -62,8 +62,8 @@ class Allocation(Requested):
     `gpu_uuids` are the GPUs' identities, empty if the inventory names none; `gpu_ids` are their numbers now.
     `gpu_failed` is the reason if one of its GPUs failed: its owner must stop the job; else empty.
     `members` has one entry a server; the other keys describe the first. PREEMPTING: the job must end by
-    `until`, for the request `preempted_by`. `job_places` has one entry a member once the job was placed. ERROR:
-    the lease is quarantined, for the `reason`; one that is `revoked` cannot be renewed.
+    `until`, for the request `preempted_by`. ERROR: the lease is quarantined, for the `reason`; one that is
+    `revoked` cannot be renewed. `job_places` has one entry a member once the job was placed.
     """
 
     server_id: int

@@ -19,6 +19,7 @@ from resource_manager.core.changes import (
     GpuCleaned,
     Granted,
     InventoryChanged,
+    JobPlaced,
     MembersReleased,
     Preempting,
     Quarantined,
@@ -27,7 +28,7 @@ from resource_manager.core.changes import (
     Renewed,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import Lease, Placement, Request, Spread
+from resource_manager.core.models import JobPlace, Lease, Placement, Request, Spread
 from resource_manager.errors import (
     IdempotencyKeyError,
     LockedError,
@@ -214,6 +215,28 @@ def test_a_quarantined_lease_that_is_renewed_is_active_again(open_client: OpenSt
     assert lease.expires_at == now + 900
 
 
+def test_the_places_of_jobs_and_a_revocation_are_read_back(open_client: OpenStore) -> None:
+    """Also by a replica that is read anew, after a renewal, and by what is left of a gang."""
+    store = open_client()
+    mine = started(store)
+    members = (Placement("gpu-server-0", (2,)), Placement("gpu-server-1", (0,)))
+    places = (JobPlace("ssh", "a:22", "gpu", "m1 a", "/jobs", "f00d", "u"), JobPlace("ssh", machine="m2 b"))
+    steps: list[Change] = [
+        Granted(Lease(Request("gang", 1, nodes=2), members, 1, 1.0, 1e12), 1.0),
+        JobPlaced("gang", 1, places, 2.0),
+        Renewed("gang", 1, 3.0, 1e12),
+        Quarantined("gang", 1, 4.0, revoked=True),
+        MembersReleased("gang", 1, (0,), 5.0),
+        Granted(Lease(Request("gang", 1), (Placement("gpu-server-0", (3,)),), 2, 6.0, 1e12), 6.0),
+    ]
+    for step in steps:
+        commit(store, mine, lambda now, step=step: [step])
+        assert fresh(open_client()) == normal(mine.snapshot())
+    (rest,) = mine.remainders.values()
+    assert (rest.places, rest.revoked) == (places[1:], False)
+    assert mine.leases["gang"].places == ()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_every_kind_of_change_is_read_back_as_written(open_client: OpenStore, seed: int) -> None:
     writer, reader = open_client(), open_client()
@@ -231,7 +254,7 @@ def test_every_kind_of_change_is_read_back_as_written(open_client: OpenStore, se
 def test_the_history_applied_to_the_first_state_gives_the_state(open_client: OpenStore) -> None:
     store = open_client()
     mine, walk = started(store), Walk(23)
-    for _ in range(60):
+    for _ in range(80):
         commit(store, mine, lambda now: walk.changes(mine, now))
     history = open_client().history(limit=10_000)
     assert 40 < mine.version <= 100, "the Variable keeps the last 100"
