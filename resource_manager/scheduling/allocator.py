@@ -48,7 +48,6 @@ from resource_manager.scheduling.gangs import Members, Prospects, could_start
 from resource_manager.scheduling.maintenance import closed_for, ending, place_now
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.preemption import (
-    arrival_of,
     held_back,
     overdue,
     preemption_of,
@@ -116,7 +115,7 @@ def grant(cluster: ClusterState, request: Request, members: Members, now: float)
             now,
             now + request.ttl_s if cluster.ledger is None else lease_end(cluster.ledger, request, now, now),
             None if pending is None else pending.queued_at,
-            sequence=0 if cluster.ledger is None else arrival_of(cluster, pending),
+            sequence=cluster.sequence + 1 if pending is None else pending.sequence,
         ),
         now,
     )

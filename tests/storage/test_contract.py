@@ -21,6 +21,7 @@ from resource_manager.core.changes import (
     InventoryChanged,
     JobPlaced,
     MembersReleased,
+    Outcome,
     Preempting,
     Quarantined,
     Queued,
@@ -41,6 +42,8 @@ from resource_manager.manager import runtime_learner
 from resource_manager.manager.runtime_learner import RuntimeLearner
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.decayed_use import with_use
+from resource_manager.scheduling.policies import get_policy
+from resource_manager.scheduling.queue_order import fifo
 from resource_manager.scheduling.runtime_history import Confidence, RuntimeHistory
 from resource_manager.storage import Store
 from resource_manager.storage.locks import Lock
@@ -338,6 +341,41 @@ def test_initialise_and_replace_wait_for_the_lock(open_client: OpenStore) -> Non
         step(first_state())
         timer.join()
         assert len(fresh(other).nodes) == 4
+
+
+def test_a_lease_given_back_has_its_old_number_and_takes_none_from_later_requests(
+    open_client: OpenStore,
+) -> None:
+    """Each client reads the whole state, so the numbers must be in the store."""
+    policy, first = get_policy("first_fit"), Request("first", 8)
+
+    def next_step(decide: Callable[[ClusterState, float], list[Change]]) -> Snapshot:
+        store = open_client()
+        cluster = started(store)
+        commit(store, cluster, lambda now: decide(cluster, now))
+        assert fresh(open_client()) == normal(cluster.snapshot())
+        return normal(cluster.snapshot())
+
+    def submit(request: Request) -> Snapshot:
+        return next_step(lambda cluster, now: allocator.submit(cluster, request, policy, fifo, now))
+
+    def release(lease_id: str, outcome: str) -> Snapshot:
+        return next_step(lambda cluster, now: allocator.release(cluster, lease_id, now, outcome=outcome))
+
+    submit(first)
+    state = submit(Request("second", 8))
+    assert ([lease.sequence for lease in state.leases], state.sequence) == ([1, 2], 2)
+    release("second", Outcome.NOT_STARTED)
+    state = release("first", Outcome.NOT_STARTED)
+    assert [(entry.lease_id, entry.sequence) for entry in state.pending] == [("first", 1), ("second", 2)]
+    assert state.sequence == 2
+    state = next_step(lambda cluster, now: allocator.schedule_pending(cluster, policy, fifo, now))
+    assert ([lease.sequence for lease in state.leases], state.sequence) == ([1, 2], 2)
+    assert submit(Request("third", 8)).leases[-1].sequence == 3
+    assert release("first", Outcome.NOT_STARTED).sequence == 3
+    store = open_client()
+    store.replace(first_state())
+    assert fresh(store).sequence >= 3
 
 
 def test_replace_keeps_version_fencing_token_and_sequence_growing(open_client: OpenStore) -> None:
