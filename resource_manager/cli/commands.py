@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +21,7 @@ from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.errors import UnknownNodeError
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.lazy import lazy_module
+from resource_manager.manager.serializers import name_in_words, recorded_name
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
@@ -32,6 +33,10 @@ T = TypeVar("T")
 
 PROGRAM = "gpu-manager"
 DAY_S = 86_400
+
+MAX_LOOKED_AT = 20_000
+"""Number of changes looked through for those that name a lease."""
+
 _SILENCE = logging.NullHandler()
 
 
@@ -169,13 +174,13 @@ def submit(target: Target, /, lease_id: str, as_json: bool, **options: Any) -> N
     if as_json:
         print_json(view)
     elif view["state"] == "WAITING":
-        click.echo(f"{lease_id}: waits at position {view['position']}: {view['reason']}")
+        click.echo(f"{name_in_words(view)}: waits at position {view['position']}: {view['reason']}")
     else:
         click.echo(tables.lease_line(view))
 
 
 @main.command()
-@click.argument("task_id", shell_complete=completing.leases)
+@click.argument("name", shell_complete=completing.leases)
 @click.option("--fencing-token", type=int, help="Fail unless the lease has this fencing token.")
 @click.option("--outcome", default="", help="Outcome for the history: SUCCESS, FAILED, CANCELLED or any.")
 @click.option(
@@ -191,7 +196,7 @@ def submit(target: Target, /, lease_id: str, as_json: bool, **options: Any) -> N
 @exit_codes
 def release(
     target: Target,
-    task_id: str,
+    name: str,
     fencing_token: int | None,
     outcome: str,
     ranks: tuple[int, ...],
@@ -208,34 +213,33 @@ def release(
     if gone and not reason.strip():
         raise Failure("--gone needs --reason: how it is known that nothing runs there any more", BAD_INPUT)
     job_end = JobEnd.FORCED if force else JobEnd.GONE if gone else JobEnd.UNKNOWN
-    if not ranks:
-        result = target.manager.release(
-            task_id, fencing_token=fencing_token, outcome=outcome, job_end=job_end, reason=reason
-        )
-    elif fencing_token is None:
+    if ranks and fencing_token is None:
         raise Failure("--rank needs --fencing-token: the lease whose members end", BAD_INPUT)
+    lease = target.manager.named(name, pending=False, fencing_token=fencing_token)
+    of_lease = {"fencing_token": lease["fencing_token"], "outcome": outcome, "job_end": job_end}
+    if ranks:
+        result = target.manager.release_members(lease["task_id"], ranks, **of_lease)
     else:
-        result = target.manager.release_members(
-            task_id, ranks, fencing_token=fencing_token, outcome=outcome, job_end=job_end
-        )
+        result = target.manager.release(lease["task_id"], reason=reason, **of_lease)
     done = result in (ReleaseResult.RELEASED, ReleaseResult.QUARANTINED)
-    _done(done, as_json, task_id, str(result), f"there is no such lease of {task_id!r}")
+    _done(done, as_json, lease, str(result), "has ended meanwhile")
 
 
 @main.command()
-@click.argument("task_id", shell_complete=completing.leases)
+@click.argument("name", shell_complete=completing.leases)
 @click.option("--fencing-token", type=int, help="Fail unless the lease has this fencing token.")
 @json_option
 @click.pass_obj
 @exit_codes
-def renew(target: Target, task_id: str, fencing_token: int | None, as_json: bool) -> None:
+def renew(target: Target, name: str, fencing_token: int | None, as_json: bool) -> None:
     """Renew a lease: its TTL starts again from now."""
-    lease = target.manager.renew(task_id, fencing_token=fencing_token)
+    lease = target.manager.named(name, pending=False, fencing_token=fencing_token)
+    lease = target.manager.renew(lease["task_id"], fencing_token=lease["fencing_token"])
     print_json(lease) if as_json else click.echo(tables.lease_line(lease))
 
 
 @main.command()
-@click.argument("task_id", shell_complete=completing.leases)
+@click.argument("name", shell_complete=completing.leases)
 @click.option(
     "--for",
     "by",
@@ -247,24 +251,29 @@ def renew(target: Target, task_id: str, fencing_token: int | None, as_json: bool
 @json_option
 @click.pass_obj
 @exit_codes
-def preempt(target: Target, task_id: str, by: str, dry_run: bool, as_json: bool) -> None:
+def preempt(target: Target, name: str, by: str, dry_run: bool, as_json: bool) -> None:
     """Take a lease for a pending request: its job saves what it did, then waits again."""
-    taken = target.manager.preempt(task_id, by=by, dry_run=dry_run)
+    lease = target.manager.named(name, pending=False)
+    for_id = target.manager.named(by, pending=True)["task_id"] if by else ""
+    taken = target.manager.preempt(
+        lease["task_id"], by=for_id, fencing_token=lease["fencing_token"], dry_run=dry_run
+    )
     unchanged = " (--dry-run: not changed)" if dry_run else ""
-    line = f"{task_id} is preempted for {taken['preempted_by']}{unchanged}"
+    line = f"{name_in_words(taken)} {taken['reason']}{unchanged}"
     print_json(taken) if as_json else click.echo(line)
 
 
 @main.command()
-@click.argument("task_id", shell_complete=completing.pending)
+@click.argument("name", shell_complete=completing.pending)
 @click.option("--reason", default="", help="Reason for the history.")
 @json_option
 @click.pass_obj
 @exit_codes
-def cancel(target: Target, task_id: str, reason: str, as_json: bool) -> None:
+def cancel(target: Target, name: str, reason: str, as_json: bool) -> None:
     """Remove a pending request from the queue."""
-    done = target.manager.cancel(task_id, reason=reason)
-    _done(done, as_json, task_id, "cancelled", f"{task_id!r} has no pending request")
+    entry = target.manager.named(name, pending=True)
+    done = target.manager.cancel(entry["task_id"], sequence=entry["sequence"], reason=reason)
+    _done(done, as_json, entry, "cancelled", "has left the queue meanwhile")
 
 
 @main.command()
@@ -359,7 +368,11 @@ def history(
         print_json(written) if as_json else click.echo(f"{export}: {len(recorded.changes)} changes")
         return
     entries = _changes(target.manager, after, limit, renewals)
-    print_json(entries) if as_json else tables.console(wide=wide).print(tables.history_table(entries))
+    if as_json:
+        print_json(entries)
+    else:
+        names = _names(target.manager, entries)
+        tables.console(wide=wide).print(tables.history_table(entries, names))
 
 
 def _changes(manager: Any, after: int | None, limit: int, renewals: bool) -> list[Any]:
@@ -375,6 +388,25 @@ def _changes(manager: Any, after: int | None, limit: int, renewals: bool) -> lis
     changes = newest_changes(manager.history, manager.get_resource_summary()["version"])
     shown = (change for change in changes if renewals or change["change"] != "renewed")
     return list(islice(shown, limit))[::-1]
+
+
+def _names(manager: Any, shown: list[Any]) -> dict[int, str]:
+    """Return by version the names of leases that were granted or queued before they changed."""
+    from resource_manager.manager.newest_changes import newest_changes
+
+    names: dict[int, str] = {}
+    wanted = {change["version"] for change in shown if change.get("lease_id")}
+    unnamed: dict[str, list[int]] = {}
+    newest = shown[-1]["version"] if shown else 0
+    for change in islice(newest_changes(manager.history, newest), MAX_LOOKED_AT):
+        if wanted <= names.keys():
+            break
+        if change["version"] in wanted:
+            unnamed.setdefault(change["lease_id"], []).append(change["version"])
+        elif name := recorded_name(change):
+            request = change.get("lease", change)["request"]
+            names |= dict.fromkeys(unnamed.pop(request["lease_id"], ()), name)
+    return names
 
 
 @main.command(cls=DemandCommand)
@@ -401,7 +433,9 @@ def reset(target: Target, yes: bool, as_json: bool) -> None:
         if as_json:
             raise Failure("--json cannot ask for confirmation: add --yes", BAD_INPUT)
         click.confirm("End every lease and empty the queue?", abort=True, err=True)
-    _done(target.manager.reset_resources(), as_json, None, "reset", "the lock was not free: try again")
+    if not target.manager.reset_resources():
+        raise Failure("the lock was not free: try again", REFUSED)
+    print_json({"success": True}) if as_json else click.echo("reset")
 
 
 @main.command()
@@ -426,10 +460,10 @@ def known_server(ask: Callable[[], T]) -> T:
         raise Failure(str(error), REFUSED) from error
 
 
-def _done(done: bool, as_json: bool, task_id: str | None, verb: str, otherwise: str) -> None:
+def _done(done: bool, as_json: bool, entry: Mapping[str, Any], verb: str, otherwise: str) -> None:
     if not done:
-        raise Failure(otherwise, REFUSED)
+        raise Failure(f"{name_in_words(entry)} {otherwise}", REFUSED)
     if as_json:
-        print_json({"success": True, **({"task_id": task_id} if task_id else {})})
+        print_json({"success": True, "task_id": entry["task_id"]})
     else:
-        click.echo(f"{task_id}: {verb}" if task_id else verb)
+        click.echo(f"{name_in_words(entry)}: {verb}")

@@ -49,6 +49,7 @@ class AsyncGPUResourceManager:
     cancel = _awaitable(GPUResourceManager.cancel)
     renew = _awaitable(GPUResourceManager.renew)
     status_of = _awaitable(GPUResourceManager.status_of)
+    named = _awaitable(GPUResourceManager.named)
     wait = _awaitable(GPUResourceManager.wait)
     leases = _awaitable(GPUResourceManager.leases)
     queue = _awaitable(GPUResourceManager.queue)

@@ -24,6 +24,8 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu, JobPlace, Lease, Node, Request
+from resource_manager.core.name_lookup import find
+from resource_manager.core.names import display_name, name_of, short
 from resource_manager.core.refusal import RecoveryWindow, Refusal, lock_busy, recovering
 from resource_manager.core.teams import Teams
 from resource_manager.errors import (
@@ -366,11 +368,12 @@ class GPUResourceManager:
 
     def _release(self, lease_id: str, decide: Step, outcome: str, once: Once | None) -> ReleaseResult:
         check_text(outcome=outcome)
-        is_live, is_over = False, True
+        is_live, is_over, name = False, True, short(lease_id)
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            nonlocal is_live, is_over
-            is_live = lease_id in cluster.leases
+            nonlocal is_live, is_over, name
+            lease = cluster.leases.get(lease_id)
+            is_live, name = lease is not None, name if lease is None else name_of(lease)
             decided = decide(cluster, now)
             is_over = any(type(change) in (Released, MembersReleased) for change in decided)
             return self._commits.with_dispatch(cluster, decided, now)
@@ -381,9 +384,9 @@ class GPUResourceManager:
             logger.warning("not released: %s", error)
             return ReleaseResult.OTHER_HOLDER if is_live else ReleaseResult.NOT_HELD
         if not is_over:
-            logger.warning("quarantined task %r: released by force, its job may run", lease_id)
+            logger.warning("quarantined %s: released by force, its job may run", name)
             return ReleaseResult.QUARANTINED
-        logger.info("released task %r", lease_id)
+        logger.info("released %s", name)
         return ReleaseResult.RELEASED
 
     def release_members(
@@ -536,6 +539,26 @@ class GPUResourceManager:
     def status_of(self, lease_id: str) -> Submission | None:
         """Return the task's allocation (RUNNING, ERROR if quarantined), queue entry (WAITING), or None."""
         return self._commits.read(lambda cluster, now: self._status(cluster, lease_id, now))
+
+    def named(
+        self, name: str, *, pending: bool | None = None, fencing_token: int | None = None
+    ) -> Submission:
+        """Return what a full lease id, a short id, `dag.task[3]` or `dag.task` names, as `status_of` does.
+
+        With `pending` only a pending request, with False only a lease (of that fencing token). All methods
+        that change something take full ids alone: act on the id and number that this returns. Raises
+        `LeaseNotFoundError`, and `AmbiguousNameError`, which lists them, if there are several.
+        """
+
+        def view(cluster: ClusterState, now: float) -> Submission:
+            entry = find(cluster, name, pending=pending, fencing_token=fencing_token)
+            if isinstance(entry, Lease):
+                return serializers.allocation(cluster, entry)
+            found = self._status(cluster, entry.lease_id, now)
+            assert found is not None
+            return found
+
+        return self._commits.read(view)
 
     def wait(self, lease_id: str, timeout_s: float) -> Submission | None:
         """Wait until a pending request is granted, at most that long; return as `status_of` does.
@@ -884,13 +907,14 @@ class GPUResourceManager:
         answers: list[T | Refusal] = []
         for request, result in zip(requests, results, strict=True):
             if isinstance(result, Refusal):
-                logger.warning("no lease for task %r: %s: %s", request.lease_id, result.kind, result.detail)
+                name = short(display_name(request.lease_id, request.labels))
+                logger.warning("no lease for %s: %s: %s", name, result.kind, result.detail)
                 answers.append(result)
             else:
                 lease, answer = result
                 for member in lease.members:
                     gpu_ids = ",".join(map(str, member.gpu_ids))
-                    logger.info("task %r holds GPUs %s of %s", request.lease_id, gpu_ids, member.node)
+                    logger.info("%s holds GPUs %s of %s", name_of(lease), gpu_ids, member.node)
                 answers.append(answer)
         return answers
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from resource_manager.core.changes import Change, Expired, Preempting, Quarantined
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.maintenance import preemptor_in_words
+from resource_manager.core.name_lookup import name_in
 from resource_manager.errors import (
     InvalidRequestError,
     LockedError,
@@ -298,7 +299,7 @@ class Transactions:
         due = allocator.expire(cluster, now)
         own = [operation for operation in group if isinstance(operation, _Expirations)]
         if due:
-            _log(due)
+            _log(cluster, due)
             own = own or [_Expirations(self)]
         if not own:
             return group
@@ -327,13 +328,14 @@ class Transactions:
             self.observer.measured(name, value)
 
 
-def _log(due: Sequence[Change]) -> None:
+def _log(cluster: ClusterState, due: Sequence[Change]) -> None:
     for change in due:
         if isinstance(change, Preempting):
-            logger.warning("preempted for %s: %r", preemptor_in_words(change.by), change.lease_id)
-    late = [change.lease_id for change in due if isinstance(change, Expired | Quarantined)]
+            winner = name_in(cluster, preemptor_in_words(change.by))
+            logger.warning("preempted for %s: %s", winner, name_in(cluster, change.lease_id))
+    late = [name_in(cluster, each.lease_id) for each in due if isinstance(each, Expired | Quarantined)]
     if late:
-        logger.warning("not renewed in time: %s", ", ".join(map(repr, late)))
+        logger.warning("not renewed in time: %s", ", ".join(late))
 
 
 def _answer(operation: Operation[T]) -> T:
