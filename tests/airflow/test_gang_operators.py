@@ -73,7 +73,7 @@ class _Server:
 def servers(manager, monkeypatch):
     servers = Servers()
     for name in LAUNCHERS:
-        monkeypatch.setitem(LAUNCHERS, name, lambda address, conn_id: servers.at(address))
+        monkeypatch.setitem(LAUNCHERS, name, lambda place: servers.at(place.address))
     return servers
 
 

@@ -130,7 +130,7 @@ def test_a_server_that_never_answers_does_not_hold_up_the_end_of_the_others(trai
     silent = SimpleNamespace(status=lambda key: answer.wait(60), close=lambda: None)
     local = LAUNCHERS["local"]
     monkeypatch.setitem(
-        LAUNCHERS, "local", lambda host, conn_id: silent if host == "cut off" else local(host, conn_id)
+        LAUNCHERS, "local", lambda place: silent if place.address == "cut off" else local(place)
     )
     jobs = list(trigger.jobs)
     trigger.jobs = (*jobs[:2], replace(jobs[2], address="cut off"))
