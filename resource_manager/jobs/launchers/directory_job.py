@@ -266,7 +266,12 @@ def attend(
             job = subprocess.Popen(
                 command,
                 cwd=os.path.expanduser(working_dir),
-                env={**os.environ, **environment, "GPU_JOB_LOCK": os.path.join(directory, "lock")},
+                env={
+                    **os.environ,
+                    **environment,
+                    "GPU_PREEMPT_FILE": os.path.join(directory, PREEMPTED),
+                    "GPU_JOB_LOCK": os.path.join(directory, "lock"),
+                },
                 pass_fds=(lock,),
                 preexec_fn=own_group,
             )
