@@ -23,6 +23,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import cleaning_milli, cleaning_on
 from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Request, new_lease
 from resource_manager.core.node_state import is_rounding_error
+from resource_manager.core.refusal import MAX_REASON, short
 from resource_manager.errors import (
     CapacityError,
     DuplicateTaskError,
@@ -34,7 +35,7 @@ from resource_manager.errors import (
 from resource_manager.scheduling.backfill import Reservations
 from resource_manager.scheduling.gang_refusals import never_fits
 from resource_manager.scheduling.gangs import Members, Prospects, could_start
-from resource_manager.scheduling.maintenance import closed_for, ending, place_now
+from resource_manager.scheduling.maintenance import closed_for, ending, is_restricted, place_now
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.preemption import (
     arrival_of,
@@ -151,16 +152,30 @@ def release(
     fencing_token: int | None = None,
     owner: str | None = None,
     outcome: str = "",
+    reason: str = "",
+    failed_nodes: Collection[str] = (),
 ) -> list[Change]:
-    """Return the release of a lease.
+    """Return the release of a lease; `reason` is a sentence for people, cut if it is long.
 
-    Raises `LeaseNotFoundError` if there is none with that fencing token, and `OtherOwnerError` if it is not
-    that owner's. The request of a lease that was preempted, or whose job did not start, is pending again.
+    `failed_nodes` are those on which its job did not start: the next request of that id avoids them. The
+    request of a lease that was preempted, or whose job did not start, is pending again.
+
+    Raises `LeaseNotFoundError` if there is none with that fencing token, `OtherOwnerError` if it is not that
+    owner's, and `UnknownNodeError` for a failed node that is not in the inventory.
     """
     lease = _require_lease(cluster, lease_id, fencing_token, owner)
     if lease.ranks:
         return [MembersReleased(lease_id, lease.fencing_token, lease.ranks, now, outcome)]
-    released = new_released(lease_id, lease.fencing_token, now, outcome)
+    for name in failed_nodes:
+        cluster.node(name)
+    released = new_released(
+        lease_id,
+        lease.fencing_token,
+        now,
+        outcome,
+        reason=short(reason, MAX_REASON),
+        failed_nodes=tuple(dict.fromkeys(failed_nodes)),
+    )
     return [released, *requeued(lease, outcome, now)]
 
 
@@ -384,14 +399,16 @@ def _dispatch(
                 return
             without_place.clear()
             members = reservations.without_delay(request, members)
-        elif members is None and request.nodes != 1 and not cluster.windows:
+        elif members is None and request.nodes != 1 and not is_restricted(cluster, request):
             too_large.add(request.shape)
         if members is not None:
             yield pending, members
             if reservations is not None:
                 reservations.started(request, members)
         elif (
-            blocks_queue(cluster, request, order, now) if cluster.windows else prospects.could_start(request)
+            blocks_queue(cluster, request, order, now)
+            if is_restricted(cluster, request)
+            else prospects.could_start(request)
         ):  # else it blocks nobody
             if not order.backfill:
                 if cluster.ledger is None:
@@ -406,9 +423,10 @@ def blocks_queue(cluster: ClusterState, request: Request, order: QueueDiscipline
 
     It does not if no open node could ever fit it with its open GPUs: a request that only a drained server or
     a closed GPU could satisfy would otherwise stop the whole queue. Nor does one that only maintenance
-    windows keep from starting, unless the queue backfills: then it has a reservation after them.
+    windows or its failed starts keep from starting, unless the queue backfills: then it has a reservation
+    after them.
     """
-    if not cluster.windows or order.backfill:
+    if order.backfill or not is_restricted(cluster, request):
         return could_start(cluster, request)
     with closed_for(cluster, request, order, now):
         return could_start(cluster, request)

@@ -268,7 +268,7 @@ def test_silence_counts_from_the_first_look_of_a_service_that_has_received_a_rep
     assert report_b(pair, 10) == ["gpu-a"]
 
 
-def test_after_a_pause_of_the_service_silence_counts_anew(pair: Service) -> None:
+def test_after_a_pause_of_the_service_silence_counts_from_the_start(pair: Service) -> None:
     pair.clock.now += 600
     assert report_b(pair, 60) == []
     assert report_b(pair, 10) == ["gpu-a"]

@@ -131,7 +131,11 @@ class Walk:
             gone = allocator.cancel(cluster, rng.choice(sorted(cluster.pending)), now, "tired")
             return self._with_dispatch(cluster, gone, now)
         if step == "release" and cluster.leases:
-            ended = allocator.release(cluster, rng.choice(sorted(cluster.leases)), now, outcome="success")
+            lease = cluster.leases[rng.choice(sorted(cluster.leases))]
+            failed = [member.node for member in lease.members if lease.fencing_token % 4 == 0]
+            ended = allocator.release(
+                cluster, lease.lease_id, now, outcome="success", reason="no route", failed_nodes=failed
+            )
             return self._with_dispatch(cluster, ended, now)
         if step == "members" and (held := [*cluster.leases.values(), *cluster.remainders.values()]):
             lease = rng.choice(held)
