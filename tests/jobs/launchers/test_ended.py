@@ -230,7 +230,8 @@ def test_a_container_whose_start_is_halted_at_any_moment_does_not_start_after_st
     stop_before(launcher, moment, place, wanted, monkeypatch)
     with pytest.raises(AlreadyEndedError):
         launcher.start(wanted)
-    assert launcher._api.containers(all=True, filters={"name": wanted.key}) == []
+    left = launcher._api.containers(all=True, filters={"name": wanted.key})
+    assert left == []
 
 
 def stop_before(launcher, moment, place, job, monkeypatch):
