@@ -70,10 +70,8 @@ class RunningJob:
         cls, allocation: Mapping[str, Any], launcher: str, conn_id: str | None
     ) -> tuple[RunningJob, ...]:
         """Return the jobs of an allocation that was not placed, as this launcher would run them."""
-        return cls._at(
-            allocation,
-            [JobPlace(launcher, member["address"], conn_id or "") for member in allocation["members"]],
-        )
+        addresses = ("" if launcher == "local" else member["address"] for member in allocation["members"])
+        return cls._at(allocation, [JobPlace(launcher, address, conn_id or "") for address in addresses])
 
     @classmethod
     def _at(cls, allocation: Mapping[str, Any], places: Sequence[JobPlace]) -> tuple[RunningJob, ...]:

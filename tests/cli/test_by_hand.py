@@ -162,8 +162,8 @@ def test_a_closed_terminal_ends_the_command_and_frees_the_gpu(
     wait_for(lambda: not manager.leases() and not runs(job), 30)
 
 
-def test_a_killed_program_leaves_no_command_and_its_lease_has_an_end(
-    terminal: Callable[..., pexpect.spawn], manager: GPUResourceManager
+def test_a_killed_program_leaves_no_command_and_its_lease_ends_once_that_is_known(
+    terminal: Callable[..., pexpect.spawn], environment: dict[str, str], manager: GPUResourceManager
 ) -> None:
     child = terminal("run", "--gpus", "1", "--", "sh", "-c", "echo ready $$; trap '' HUP; sleep 1000")
     child.expect(r"ready (\d+)")
@@ -172,7 +172,11 @@ def test_a_killed_program_leaves_no_command_and_its_lease_has_an_end(
     wait_for(lambda: not runs(job), 30)
     (lease,) = manager.leases()
     assert lease["expires_at"] - time.time() <= 60
-    manager.release_resources(lease["task_id"])
+    stopped = piped(environment, "stop", lease["task_id"])
+    assert (stopped.returncode, stopped.stdout) == (
+        0,
+        f"{lease['task_id']}: released, its job was over already\n",
+    )
 
 
 def test_processes_left_behind_end_with_the_command(
