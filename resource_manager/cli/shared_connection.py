@@ -26,7 +26,7 @@ if sys.platform == "linux":
         raise SystemExit
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Program that becomes the command in its arguments; it gets SIGTERM once its parent, named first, is gone."""
+"""Program that becomes the command in its arguments; SIGTERM comes once its parent, named first, is gone."""
 
 
 class SharedConnection:
