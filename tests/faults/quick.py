@@ -1,12 +1,13 @@
 """`gpu-manager` that waits seconds where it waits minutes: python -m tests.faults.quick ARGUMENTS…
 
 With `HOLD_START` in the environment it holds, between the placing of a job and its start, until that file exists;
-`PLANTED_BUG` names a bug to plant.
+`PLANTED_BUG` names a bug to plant, `AS_USER` an account that it becomes.
 """
 
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 import time
 from pathlib import Path
@@ -60,4 +61,9 @@ if __name__ == "__main__":
         from tests.faults.bugs import BUGS
 
         BUGS[bug]()
+    if user := os.environ.get("AS_USER"):
+        account = pwd.getpwnam(user)
+        os.setgroups([])
+        os.setgid(account.pw_gid)
+        os.setuid(account.pw_uid)
     main(sys.argv[1:])
