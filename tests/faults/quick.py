@@ -54,6 +54,19 @@ def wait_at(gate: Path) -> None:
         time.sleep(0.02)
 
 
+def become(user: str) -> None:
+    """Go on as another account, with all modules loaded: it may not read those of this one."""
+    import resource_manager.jobs.reconcile
+    from resource_manager import GPUResourceManager
+
+    with GPUResourceManager() as manager:
+        assert resource_manager.jobs.reconcile and manager.leases()
+    account = pwd.getpwnam(user)
+    os.setgroups([])
+    os.setgid(account.pw_gid)
+    os.setuid(account.pw_uid)
+
+
 if __name__ == "__main__":
     shorten()
     hold_starts()
@@ -62,8 +75,5 @@ if __name__ == "__main__":
 
         BUGS[bug]()
     if user := os.environ.get("AS_USER"):
-        account = pwd.getpwnam(user)
-        os.setgroups([])
-        os.setgid(account.pw_gid)
-        os.setuid(account.pw_uid)
+        become(user)
     main(sys.argv[1:])

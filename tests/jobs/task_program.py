@@ -120,7 +120,7 @@ def operator_of(kind: str) -> Any:
         command=json.loads(os.environ["JOB"]),
         launcher=kind,
         launcher_conn_id="jobs" if kind == "ssh" else None,
-        unreachable_timeout=timedelta(seconds=TTL_S),
+        unreachable_timeout=timedelta(seconds=2 * TTL_S),
         stale_grace_s=2.0,
         preempt_grace=2.0,
         retries=5,

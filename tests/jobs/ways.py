@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -53,8 +54,9 @@ class NotSeenError(AssertionError):
 class Site:
     """One store, one server, one desk, and what is seen of them."""
 
-    def __init__(self, machines: Machines, machine: Machine, desk: Machine, folder: Path) -> None:
+    def __init__(self, machines: Machines, machine: Machine, desk: Machine, folder: Path, way: str) -> None:
         folder.mkdir(parents=True)
+        self.way = way
         self.machines, self.machine, self.desk, self.folder = machines, machine, desk, folder
         self.store = Server(folder / "redis", "appendonly yes", "bind 0.0.0.0", "protected-mode no")
         self.inventory = folder / "servers.toml"
@@ -94,7 +96,11 @@ class Site:
             "AIRFLOW_CONN_JOBS": self.connection(),
         }
         own["AIRFLOW_CONN_GPU_MANAGER_DEFAULT"] = json.dumps(
-            {"conn_type": "gpu_manager", "host": own["GPU_MANAGER_STORE"], "extra": {"min_gpus": 1}}
+            {
+                "conn_type": "gpu_manager",
+                "host": own["GPU_MANAGER_STORE"],
+                "extra": {"lease_confirmation_window_s": 1.0},
+            }
         )
         if machine is self.machine:
             own["GPU_MANAGER_SERVER"] = machine.name
@@ -139,6 +145,8 @@ class Site:
             machine.join()
             if not machine.alive:
                 machine.start()
+            for jobs in ("jobs", ".gpu-manager"):  # the next store counts from one again
+                shutil.rmtree(machine.home / jobs, ignore_errors=True)
 
     # ---- what is seen ----
 
@@ -168,6 +176,11 @@ class Site:
         if any(process.is_running() for process in self.processes()):
             raise NotSeenError("the GPUs were granted while a process of the lease before was on them")
         return True
+
+    def has_ended(self) -> bool:
+        """Return whether the lease is over."""
+        self.manager.expire_and_schedule()
+        return self.lease_id not in {lease["task_id"] for lease in self.leases()}
 
     def state_of(self, task_id: str) -> str:
         found = self.manager.status_of(task_id)
