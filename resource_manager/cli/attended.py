@@ -34,8 +34,8 @@ TTL_S = 60.0
 
 SIGN_EVERY_S = 15.0
 RENEW_EVERY_S = 15.0
-ASK_EVERY_S = 5.0
-"""Seconds between two looks at the lease; every third one renews it, the others only read."""
+ASK_EVERY_S = 3.0
+"""Seconds between two looks at the lease; every fifth one renews it, the others only read."""
 
 LOOK_EVERY_S = 1.0
 PREEMPT_STEP_S = 5.0
@@ -169,7 +169,7 @@ class Attended:
         return Ending(TIMED_OUT, Outcome.FAILED, "its time was over")
 
     def _mind_lease(self) -> Ending | None:
-        """Ask how the lease is, every third time by its renewal, and return the end that it demands."""
+        """Ask how the lease is, or renew it where that is due, and return the end that it demands."""
         now = time.monotonic()
         if self._asked is None:
             if now - self._asked_at >= (ASK_EVERY_S if self._owns else LOOK_EVERY_S):

@@ -6,7 +6,6 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from ipaddress import ip_address
@@ -19,7 +18,6 @@ from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.signals import PROMPT_S, Calls, Interrupted, Signals
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.errors import ResourceManagerError
 from resource_manager.rest import tokens
 from resource_manager.rest.tokens import Role, TokenFile, TokenStore
 
@@ -31,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_RATE = "1000/second"
 EXPIRE_EVERY_S = 10.0
-SILENCE_EVERY_S = 5.0
 ARCHIVE_S = 5.0
 
 tokens_file_option = click.option(
@@ -157,6 +154,7 @@ def _serve(
     archive: Path | None,
 ) -> bool:
     """Serve until a signal comes; return False if something still waits for a silent store."""
+    from resource_manager.rest.chores import SILENCE_EVERY_S, regularly
     from resource_manager.rest.http_server import bounded_server
     from resource_manager.storage.archive import extend
 
@@ -168,11 +166,11 @@ def _serve(
             logger.info("serving at %s", address, extra={"address": address})
         stop = threading.Event()
         chores = [
-            _regularly("expiry", EXPIRE_EVERY_S, service.manager.expire_and_schedule, stop),
-            _regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, stop),
+            regularly("expiry", EXPIRE_EVERY_S, service.manager.expire_and_schedule, stop),
+            regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, stop),
         ]
         if archive is not None:
-            chores.append(_regularly("archive", ARCHIVE_S, lambda: extend(archive, service.manager), stop))
+            chores.append(regularly("archive", ARCHIVE_S, lambda: extend(archive, service.manager), stop))
         serving = Calls(signals).begin(server.run)
         with suppress(Interrupted):
             signals.result(serving)
@@ -199,26 +197,6 @@ def addresses(server: Any) -> list[str]:
         f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         for host, port in sockets or [(server.effective_host, server.effective_port)]
     ]
-
-
-def _regularly(
-    name: str, interval_s: float, work: Callable[[], object], stop: threading.Event
-) -> threading.Thread:
-    """Start a thread that does this work every `interval_s`, also without requests, and once at the end."""
-
-    def run() -> None:
-        stopped = False
-        while not stopped:
-            stopped = stop.wait(interval_s)
-            try:
-                work()
-            except Exception as error:  # such as a bug: leases must expire all the same
-                is_known = isinstance(error, ResourceManagerError | OSError)
-                logger.warning("%s failed: %s", name, error, exc_info=not is_known)
-
-    thread = threading.Thread(target=run, name=f"gpu-manager-{name}", daemon=True)
-    thread.start()
-    return thread
 
 
 @main.group()
