@@ -252,24 +252,34 @@ def goes_on(*how: str, said: str = "") -> Cell:
 TABLE: dict[str, dict[str, Cell | str]] = {
     "training here": {
         "its job is killed": ends(said="exit code 137"),
-        "its caller is killed": goes_on("the next try", "the job's end", said="started by an earlier execution"),
+        "its caller is killed": goes_on(
+            "the next try", "the job's end", said="started by an earlier execution"
+        ),
         "its caller is stopped": goes_on("it goes on", "the job's end"),
         "its server is cut off": goes_on("the network heals", "the job's end"),
         "its server dies": ends("kept", "release --gone"),
-        "its server reboots": ends("kept", "the next try", said="did not end with an exit code|vanished|failed"),
+        "its server reboots": ends(
+            "kept", "the next try", said="did not end with an exit code|vanished|failed"
+        ),
         "the store is away": goes_on("the job's end"),
         "stopped with another JOBS_DIR and home": ends(said="its job was stopped"),
         "stopped by another user": goes_on("the job's end", said="another user|not allowed|permi"),
-        "stopped from another machine": goes_on("the job's end", said="not on this machine|elsewhere|another"),
+        "stopped from another machine": goes_on(
+            "the job's end", said="not on this machine|elsewhere|another"
+        ),
         "preempted": ends(said="preempted"),
         "a GPU fails with XID 79": ends("lost", said="xid 79"),
         "an operator releases it": goes_on("the job's end", said="stop it instead"),
     },
     "training by ssh": {
         "its job is killed": ends(said="exit code 137"),
-        "its caller is killed": goes_on("the next try", "the job's end", said="started by an earlier execution"),
+        "its caller is killed": goes_on(
+            "the next try", "the job's end", said="started by an earlier execution"
+        ),
         "its caller is stopped": goes_on("it goes on", "the job's end"),
-        "its server is cut off": goes_on("the network heals", "the next try", "the job's end", said="stay allocated"),
+        "its server is cut off": goes_on(
+            "the network heals", "the next try", "the job's end", said="stay allocated"
+        ),
         "its server dies": ends("kept", "release --gone", said="stay allocated"),
         "its server reboots": ends(said="failed"),
         "the store is away": goes_on("the job's end"),
