@@ -157,26 +157,18 @@ def start(
     `NotStartedError` if no process of the job runs; after any other error it is unknown.
     """
     directory = _directory(root, key)
-    deadline = time.monotonic() + STARTER_TIMEOUT_S
-    while True:
-        _refuse_ended(root, key)
-        try:
-            os.makedirs(directory, mode=0o700, exist_ok=True)
-            with _locked(directory, fcntl.LOCK_EX, os.O_CREAT) as lock:
-                if _exists(os.path.join(directory, "group")):
-                    return
-                if lock is not None:
-                    started = _spawn(root, key, lock, command, environment, working_dir, files or {})
-        except OSError as error:
-            if _exists(os.path.join(directory, "lock")):
-                raise
-            _refuse_ended(root, key)  # another process has just stopped the job
-            raise NotStartedError(str(error)) from error
-        if lock is not None:
-            break
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"another process holds {directory}/lock and does not start the job")
-        time.sleep(0.02)  # another process tests the lock or is starting the job
+    _refuse_ended(root, key)
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        with _lock_of_unstarted(directory) as lock:
+            if lock is None:
+                return
+            started = _spawn(root, key, lock, command, environment, working_dir, files or {})
+    except OSError as error:
+        if _exists(os.path.join(directory, "lock")):
+            raise
+        _refuse_ended(root, key)  # another process has just stopped the job
+        raise NotStartedError(str(error)) from error
     if started.returncode != 0:
         terminate(root, key, 0.0)  # a signal may have ended the outer shell alone
         _refuse_ended(root, key)
@@ -252,8 +244,8 @@ def attend(
     _refuse_ended(root, key)
     os.makedirs(directory, mode=0o700, exist_ok=True)
     _write(directory, SIGN, "")
-    with _locked(directory, fcntl.LOCK_EX, os.O_CREAT) as lock:
-        if lock is None or _exists(os.path.join(directory, "group")):
+    with _lock_of_unstarted(directory) as lock:
+        if lock is None:
             raise RuntimeError(f"job {key} was started before")
         if _is_told_to_end(woken, 0.0):
             return ENDED_CODE
@@ -659,6 +651,21 @@ def _locked(directory: str, mode: int, create: int = 0) -> Iterator[int | None]:
             yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _lock_of_unstarted(directory: str) -> Iterator[int | None]:
+    """Yield the lock's descriptor of a job that was not started, None if it was; raises `RuntimeError`."""
+    deadline = time.monotonic() + STARTER_TIMEOUT_S
+    while True:
+        with _locked(directory, fcntl.LOCK_EX, os.O_CREAT) as lock:
+            was_started = _exists(os.path.join(directory, "group"))
+            if was_started or lock is not None:
+                yield None if was_started else lock
+                return
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"another process holds {directory}/lock and does not start the job")
+        time.sleep(0.02)  # another process tests the lock or is starting the job
 
 
 def _is_free(directory: str) -> bool:

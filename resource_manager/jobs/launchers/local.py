@@ -65,7 +65,7 @@ class LocalLauncher:
         job_environment(job)
         with self._there(job.key, "cannot be started", LauncherError):
             found = directory_job.prepare(self.root, job.key, job.port)
-        check_no_other_lease(job.key, found["running"])
+        check_no_other_lease(job.key, found["running"], socket.gethostname())
         self._place = placed(self._place, found)
         return self._place
 

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import re
 import shutil
 import time
 import warnings
@@ -59,8 +58,8 @@ def launcher(request, tmp_path, monkeypatch):
 def remove_tombstones(launcher):
     """Remove the volumes that would tell the engine for a day of the jobs of this test."""
     for volume in launcher._api.volumes(filters={"label": ENDED_LABEL})["Volumes"] or ():
-        if re.match("contract-|gpu-gang-", volume["Name"]):
-            launcher._api.remove_volume(volume["Name"])
+        if f"contract-{os.getpid()}-" in volume["Name"]:
+            launcher._api.remove_volume(volume["Name"], force=True)
 
 
 @pytest.fixture

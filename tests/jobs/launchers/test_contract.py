@@ -111,14 +111,16 @@ def test_a_job_is_not_prepared_where_its_port_is_taken(launcher, job):
 
 
 def test_a_job_is_not_prepared_beside_one_of_an_earlier_lease(launcher, job):
+    made = job("sleep 60")
+
     def of(token, rank):
-        return replace(job("sleep 60"), key=job_key("gang", token, rank), labels={"lease": str(token)})
+        return replace(made, key=job_key(made.key, token, rank), labels={"lease": str(token)})
 
     earlier, next_rank, later = of(1, 0), of(1, 1), of(2, 0)
     try:
         launcher.start(earlier)
         launcher.prepare(next_rank)
-        with pytest.raises(LauncherError, match=f"job {earlier.key} of an earlier lease .* still runs there"):
+        with pytest.raises(LauncherError, match=f"job {earlier.key} of an earlier lease .* still runs on "):
             launcher.prepare(later)
         launcher.terminate(earlier.key, grace_s=1)
         launcher.prepare(later)

@@ -110,9 +110,8 @@ def interrupt(*_, **__):
 def test_what_a_later_lease_goes_on_from_stays_when_an_earlier_one_is_removed(launcher, job):
     """A stop that comes late, of a job that has succeeded."""
     made = job("")
-    lease = f"gang-{time.monotonic_ns()}"
     of_lease = [
-        replace(made, key=job_key(lease, token), command=("/bin/sh", "-c", command))
+        replace(made, key=job_key(made.key, token), command=("/bin/sh", "-c", command))
         for token, command in ((1, "true"), (2, "touch $GPU_JOB_DIR/saved; echo ready; sleep 60"))
     ]
     earlier, later = of_lease
@@ -124,7 +123,7 @@ def test_what_a_later_lease_goes_on_from_stays_when_an_earlier_one_is_removed(la
         wait_for(lambda: "ready" in launcher.logs(later.key).text)
         launcher.stop(earlier.key)
         launcher.stop(later.key, 0.0)
-        found = replace(later, key=job_key(lease, 3), command=("/bin/sh", "-c", "ls $GPU_JOB_DIR"))
+        found = replace(later, key=job_key(made.key, 3), command=("/bin/sh", "-c", "ls $GPU_JOB_DIR"))
         of_lease.append(found)
         launcher.start(found)
         wait_until_ended(launcher, found.key)

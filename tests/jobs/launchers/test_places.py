@@ -238,16 +238,16 @@ def test_what_is_sent_to_servers_runs_on_python_3_7():
 
 
 def test_a_job_that_began_and_ended_while_another_start_waited_runs_once(tmp_path, monkeypatch):
-    launcher, job = LocalLauncher(str(tmp_path)), Job("j", ("/bin/sh", "-c", "echo x >> $GPU_JOB_DIR/count"))
-    locked = directory_job._locked
+    launcher, job = LocalLauncher(str(tmp_path)), Job("j", ("true",))
+    locked, begun = directory_job._locked, []
 
     def late(*arguments):
         monkeypatch.setattr(directory_job, "_locked", locked)
         launcher.start(job)
         wait_until_ended(launcher, "j")
+        begun.append((tmp_path / "j" / "group").read_text())
         return locked(*arguments)
 
     monkeypatch.setattr(directory_job, "_locked", late)
     launcher.start(job)
-    wait_until_ended(launcher, "j")
-    assert (tmp_path / "kept" / "j" / "count").read_text() == "x\n"
+    assert [(tmp_path / "j" / "group").read_text()] == begun
