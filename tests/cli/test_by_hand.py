@@ -348,10 +348,12 @@ NOBODY = 65534
 
 AS_NOBODY = """
 import os
-import resource_manager.manager.manager, resource_manager.storage.redis.store  # from where nobody may read
+from contextlib import suppress
 from resource_manager.cli import main
 from resource_manager.jobs import reconcile
-from resource_manager.jobs.launchers import docker_command, local, ssh, terminal
+from resource_manager.jobs.launchers import local, ssh, terminal
+with suppress(Exception):
+    main(["stop", "nobody"], standalone_mode=False)  # loads all modules, from where nobody may not read
 os.setgroups([])
 os.setresgid(NOBODY, NOBODY, NOBODY)
 os.setresuid(NOBODY, NOBODY, NOBODY)
