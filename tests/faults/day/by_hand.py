@@ -78,9 +78,7 @@ class Desk:
 class Desks:
     """The people of the day; `ssh` is a program that logs in to every server with the fleet's key."""
 
-    def __init__(
-        self, environment: Mapping[str, str], ledger: Path, home: Path, key: Path, port: int
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str], ledger: Path, home: Path, key: Path) -> None:
         folder = home / "desks"
         (folder / "bin").mkdir(parents=True)
         ssh = folder / "bin" / "ssh"
