@@ -259,7 +259,7 @@ def preempt(target: Target, name: str, by: str, dry_run: bool, as_json: bool) ->
         lease["task_id"], by=for_id, fencing_token=lease["fencing_token"], dry_run=dry_run
     )
     unchanged = " (--dry-run: not changed)" if dry_run else ""
-    line = f"{name_in_words(taken)} {taken['reason']}{unchanged}"
+    line = f"{name_in_words(taken)} is {taken['reason']}{unchanged}"
     print_json(taken) if as_json else click.echo(line)
 
 

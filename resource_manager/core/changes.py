@@ -33,6 +33,8 @@ class Outcome(StrEnum):
     CANCELLED = "CANCELLED"
     PREEMPTED = "PREEMPTED"
     NOT_STARTED = "NOT_STARTED"
+    EVICTED = "EVICTED"
+    """Preempted, and not queued again: nobody would attend the job in a terminal that has ended."""
 
 
 class ReleaseResult(StrEnum):

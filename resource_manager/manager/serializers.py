@@ -94,7 +94,7 @@ def _reason(cluster: ClusterState, lease: Lease) -> str:
         return quarantine_in_words(lease)
     if not lease.preempted_by:
         return ""
-    return f"is being preempted for {name_in(cluster, preemptor_in_words(lease.preempted_by))}"
+    return f"preempted for {name_in(cluster, preemptor_in_words(lease.preempted_by))}"
 
 
 def quarantine_in_words(lease: Lease) -> str:

@@ -17,7 +17,7 @@ from werkzeug.serving import make_server
 
 from demo.stack import free_ports
 from resource_manager import GPUResourceManager, Settings
-from resource_manager.cli import by_hand, commands, main, reconciling, target
+from resource_manager.cli import commands, main, reconciling, target
 from resource_manager.cli.target import Target
 from resource_manager.jobs.reconcile import Action, ActionKind, Reconciliation
 from resource_manager.rest import client
@@ -53,10 +53,10 @@ def test_a_lease_is_preempted_for_a_pending_request(run: Run) -> None:
     assert (refused.exit_code, "nobody waits for what held vnpm holds" in refused.stderr) == (1, True)
     run("submit", "waits", "--gpus", "8", "--server", "0")
     tried = run("preempt", "held", "--dry-run").stdout
-    assert tried == "held vnpm is being preempted for waits f462 (--dry-run: not changed)\n"
+    assert tried == "held vnpm is preempted for waits f462 (--dry-run: not changed)\n"
     assert parsed(run("leases", "--json"))[0]["preempted_by"] is None
     assert "PREEMPTING" not in run("leases").stdout
-    assert run("preempt", "held", "--for", "waits").stdout == "held vnpm is being preempted for waits f462\n"
+    assert run("preempt", "held", "--for", "waits").stdout == "held vnpm is preempted for waits f462\n"
     assert "PREEMPTING" in run("leases").stdout
     assert parsed(run("leases", "--json"))[0]["preempted_by"] == "waits"
 
@@ -458,22 +458,7 @@ def test_rules_of_teams_are_tried_applied_and_shown(run: Run, tmp_path: Path) ->
     assert wrong.stderr.count("\n") == 1
 
 
-def test_a_command_beside_a_job_ends_when_its_lease_is_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_hand, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(by_hand, "RENEW_EVERY_S", 0.0)
-    with GPUResourceManager.from_url("memory://") as manager:
-        lease = manager.allocate_resources("t", 2, 1)
-        assert lease is not None
-        manager.release("t")
-        assert manager.allocate_resources("t", 2, 1) is not None
-        with subprocess.Popen(["sleep", "60"]) as process:
-            with pytest.raises(by_hand.Interrupted) as ended:
-                by_hand._watch(manager, lease, process, 5.0, renews=False)
-            process.kill()
-        assert ended.value.exit_code == by_hand.TERMINATED, "not because its time is over"
-
-
 def test_each_action_of_a_reconciler_is_apart_from_its_task(capsys: pytest.CaptureFixture[str]) -> None:
-    done = [Action("t", kind, "why") for kind in ActionKind]
+    done = [Action("here:d/r/t", "d.t vnpm", kind, "why") for kind in ActionKind]
     reconciling._show(Reconciliation(done, 0), False, once=True)
-    assert all(line.endswith(" t: why") for line in capsys.readouterr().out.splitlines())
+    assert all(line.endswith(" d.t vnpm: why") for line in capsys.readouterr().out.splitlines())

@@ -58,18 +58,19 @@ def test_every_command_takes_every_name(run: Run) -> None:
     assert f"my_dag.train {big} would not start if my_dag.train[4] {second} ended" in refused(tried)
     assert run("cancel", "my_dag.train").stdout == f"my_dag.train {big}: cancelled\n"
     assert run("release", "my_dag.train[3]").stdout == f"my_dag.train[3] {first}: released\n"
-    assert run("release", second).exit_code == 0
+    assert run("stop", second).stdout == f"my_dag.train[4] {second}: released, it had no job\n"
     assert json.loads(run("leases", "--json").stdout) == []
 
 
 def test_where_several_match_they_are_listed_and_none_is_touched(run: Run) -> None:
     ids = [submit(run, number) for number in (1, 2, 3, 4)]
     listed = ", ".join(f"my_dag.train {short}" for short in ids)
-    for command in ("release", "renew", "preempt"):
+    for command in ("release", "renew", "preempt", "stop", "logs", "attach"):
         assert refused(run(command, "my_dag.train")) == (
             f"'my_dag.train' names 4: {listed}; say which by its short id"
         )
-        assert refused(run(command, "train")) == f"no lease is called 'train'; alike: {listed}"
+        kind = "lease" if command in ("release", "renew", "preempt") else "lease or pending request"
+        assert refused(run(command, "train")) == f"no {kind} is called 'train'; alike: {listed}"
     assert len(json.loads(run("leases", "--json").stdout)) == 4
     assert run("release", ids[2]).exit_code == 0
     assert refused(run("release", ids[2])) == f"no lease is called '{ids[2]}'"

@@ -332,7 +332,7 @@ def act_preempt(service: Service, caller: Identity) -> Any:
     done = rest.preempt(service, caller, PreemptBody(task_id=form.task_id, fencing_token=form.fencing_token))
     grace = serializers.duration(done["preempt_grace_s"])
     name = serializers.name_in_words(done)
-    flask.flash(f"{name} {done['reason']}: its job has {grace} to save what it did.")
+    flask.flash(f"{name} is {done['reason']}: its job has {grace} to save what it did.")
     return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
 
 
