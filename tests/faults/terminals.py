@@ -32,7 +32,7 @@ from tests.faults.redis_servers import Server
 
 SETTING = "terminals"
 GPUS = 2
-CALLERS = 4
+CALLERS = 8
 SECONDS = 20.0
 """How long faults go on in a course."""
 
@@ -108,7 +108,7 @@ class Course:
         """Let as many people as there are have a command that runs."""
         if sum(caller.exit_code is None for caller in self._callers) >= CALLERS:
             return
-        seconds, gpus = self.rng.uniform(1.0, 5.0), self.rng.randint(1, GPUS)
+        seconds, gpus = self.rng.uniform(2.0, 8.0), self.rng.randint(1, GPUS)
         job = ["/usr/bin/python3", str(BEAT), str(self._ledger), f"{seconds:.1f}", "0"]
         self._callers.append(self._spawn("run", "--gpus", str(gpus), "--", *job))
         self.outcome.kinds["run"] += 1
