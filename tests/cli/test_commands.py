@@ -18,6 +18,7 @@ from werkzeug.serving import make_server
 from demo.stack import free_ports
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.cli import by_hand, commands, main, reconciling, target
+from resource_manager.cli.signals import Interrupted, Signals
 from resource_manager.cli.target import Target
 from resource_manager.jobs.reconcile import Action, ActionKind, Reconciliation
 from resource_manager.rest import client
