@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +17,8 @@ from resource_manager import __version__
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, OneLineErrors, print_json
 from resource_manager.cli.demand import DemandCommand, demand_of
+from resource_manager.cli.session import Session
+from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.errors import UnknownNodeError
@@ -91,17 +94,16 @@ def status(target: Target, interval_s: float | None, wide: bool, as_json: bool) 
         return
     from rich.live import Live
 
-    try:
+    with suppress(Interrupted), Session(target) as session:
         if as_json or not tables.console().is_terminal:
             while True:
-                _show_status(target, wide, as_json)
-                time.sleep(interval_s)
-        with Live(_status(target), console=tables.console(), screen=True) as live:
+                session.ask(lambda manager: _show_status(target, wide, as_json))
+                session.signals.pause(interval_s)
+        shown = session.ask(lambda manager: _status(target))
+        with Live(shown, console=tables.console(), screen=True) as live:
             while True:
-                time.sleep(interval_s)
-                live.update(_status(target))
-    except KeyboardInterrupt:
-        return
+                session.signals.pause(interval_s)
+                live.update(session.ask(lambda manager: _status(target)))
 
 
 def _show_status(target: Target, wide: bool, as_json: bool) -> None:
