@@ -8,6 +8,7 @@ from typing import Any
 
 from resource_manager import __version__
 
+JOB_PLACED = "urn:gpu-manager:job-placed"
 NO_LEASE = "urn:gpu-manager:no-lease"
 TASK_TAKEN = "urn:gpu-manager:task-taken"
 ALREADY_DONE = "urn:gpu-manager:already-done"
@@ -117,6 +118,17 @@ class OtherOwnerError(ResourceManagerError):
         )
         self.lease_id = lease_id
         self.owner = owner
+
+
+class JobPlacedError(ResourceManagerError):
+    """A release of a lease whose job was placed, by somebody who does not know that the job is gone."""
+
+    def __init__(self, lease_id: str, servers: Sequence[str], launcher: str) -> None:
+        super().__init__(
+            f"{lease_id!r} has a job on {', '.join(servers)} (launcher {launcher}), whose GPUs must not be "
+            "granted while it runs: stop it instead"
+        )
+        self.lease_id = lease_id
 
 
 class ServerInUseError(ResourceManagerError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -103,6 +102,9 @@ def submit(manager: Manager, demand: Demand, identity: TaskIdentity) -> Submissi
                 raise
             end_lease(manager, identity, owner)
             status = manager.submit(demand)
+        if status["state"] == "ERROR" and status["revoked"]:
+            end_lease(manager, identity, owner)
+            status = manager.submit(demand)
         # Another owner could end it while this task's job runs under it.
         _require_owner(manager, status, owner)
         if status["state"] == "ERROR":  # it was not renewed for a while, but its task continues
@@ -115,11 +117,16 @@ def submit(manager: Manager, demand: Demand, identity: TaskIdentity) -> Submissi
 
 
 def end_lease(
-    manager: Manager, identity: TaskIdentity, owner: str, outcome: Outcome | None = Outcome.CANCELLED
+    manager: Manager,
+    identity: TaskIdentity,
+    owner: str,
+    outcome: Outcome | None = Outcome.CANCELLED,
+    **why: Any,
 ) -> Action | None:
     """End the task's lease or pending request, with outcome None if it is unknown; return what was done.
 
-    Raises `AirflowException` if it is not the task's own, or if its job may still run.
+    `why` is that of `reconcile.end`. Raises `AirflowException` if it is not the task's own, or if its job may
+    still run.
     """
     entry = manager.status_of(identity.lease_id)
     if entry is None:
@@ -130,7 +137,7 @@ def end_lease(
             f"lease {identity.lease_id!r} names another task in its labels; it was not requested by this "
             "task: release it"
         )
-    return end_entry(manager, entry, outcome)
+    return end_entry(manager, entry, outcome, **why)
 
 
 def _require_owner(manager: Manager, entry: Mapping[str, Any], owner: str) -> None:
@@ -147,10 +154,10 @@ def is_of(entry: Mapping[str, Any], identity: TaskIdentity) -> bool:
     return all(entry["labels"].get(name) == value for name, value in identity.labels.items())
 
 
-def end_entry(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None) -> Action:
+def end_entry(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None, **why: Any) -> Action:
     """End a lease or pending request; raises `AirflowException` if it is another's or its job may run."""
     try:
-        done = reconcile.end(manager, entry, outcome)
+        done = reconcile.end(manager, entry, outcome, **why)
     except ResourceManagerError as error:
         raise AirflowException(str(error)) from error
     if done.action is ActionKind.KEPT:
@@ -165,16 +172,6 @@ def team_of(operator: Any, team: str | None, context: Mapping[str, Any]) -> str:
     if of_airflow := getattr(context.get("dag_run"), "team_name", None):
         return str(of_airflow)
     return "" if operator.pool == DEFAULT_POOL else str(operator.pool)
-
-
-def launcher_labels(launcher: str, conn_id: str | None) -> dict[str, str]:
-    """Return the labels by which any process finds the lease's job."""
-    labels = {"launcher": launcher}
-    if conn_id:
-        labels["launcher_conn_id"] = conn_id
-    if launcher == "local":
-        labels["host"] = socket.gethostname()
-    return labels
 
 
 def seconds(duration: float | str | timedelta) -> float:

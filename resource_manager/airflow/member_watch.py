@@ -43,6 +43,7 @@ class MemberWatch:
         self._executor = executor
         self._copies_log = copies_log
         self._launcher: Launcher | None = None
+        self._pending: asyncio.Future[Any] | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -113,8 +114,11 @@ class MemberWatch:
         await self._call(lambda launcher: launcher.terminate(self.job.key, grace_s))
 
     async def close(self) -> None:
+        """Close the launcher after the call that it carries out: a thread outlives its cancelled trigger."""
         if self.look is not None:
             self.look.cancel()
+        if self._pending is not None:
+            await asyncio.wait([self._pending])
         if self._launcher is not None:
             await in_thread(self._launcher.close)
 
@@ -124,4 +128,5 @@ class MemberWatch:
                 self._launcher = self.job.open()
             return act(self._launcher)
 
-        return await in_thread(call, executor=self._executor)
+        self._pending = asyncio.ensure_future(in_thread(call, executor=self._executor))
+        return await asyncio.shield(self._pending)

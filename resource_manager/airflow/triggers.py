@@ -278,7 +278,7 @@ class JobTrigger(_Trigger):
             stale_grace_s=stale_grace_s,
         )
         self.identity = TaskIdentity(**identity)
-        self.jobs = tuple(RunningJob(**job) for job in jobs)
+        self.jobs = tuple(map(RunningJob.from_dict, jobs))
         self.ttl_s = ttl_s
         self.gpu_conn_id = gpu_conn_id
         self.unreachable_s = unreachable_s

@@ -17,6 +17,7 @@ from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, OneLineErrors, print_json
 from resource_manager.cli.demand import DemandCommand, demand_of
 from resource_manager.cli.target import Target, exit_codes
+from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.errors import UnknownNodeError
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.lazy import lazy_module
@@ -180,6 +181,11 @@ def submit(target: Target, /, lease_id: str, as_json: bool, **options: Any) -> N
 @click.option(
     "--rank", "ranks", type=int, multiple=True, help="End only this member of a gang; quarantine the others."
 )
+@click.option(
+    "--force", is_flag=True, help="Quarantine a lease whose job may run: nobody renews it any more."
+)
+@click.option("--gone", is_flag=True, help="Free the GPUs: you know that its job is gone. Operators only.")
+@click.option("--reason", default="", help="How it is known that the job is gone, for the history.")
 @json_option
 @click.pass_obj
 @exit_codes
@@ -189,17 +195,31 @@ def release(
     fencing_token: int | None,
     outcome: str,
     ranks: tuple[int, ...],
+    force: bool,
+    gone: bool,
+    reason: str,
     as_json: bool,
 ) -> None:
-    """End a lease, or members of a gang."""
+    """End a lease, or members of a gang; one with a job is ended by `stop`, which ends the job first."""
+    if force and (gone or ranks):
+        raise Failure(
+            "--force is for a whole lease of whose job nothing is known: not with --gone or --rank", BAD_INPUT
+        )
+    if gone and not reason.strip():
+        raise Failure("--gone needs --reason: how it is known that nothing runs there any more", BAD_INPUT)
+    job_end = JobEnd.FORCED if force else JobEnd.GONE if gone else JobEnd.UNKNOWN
     if not ranks:
-        done = target.manager.release_resources(task_id, fencing_token=fencing_token, outcome=outcome)
+        result = target.manager.release(
+            task_id, fencing_token=fencing_token, outcome=outcome, job_end=job_end, reason=reason
+        )
     elif fencing_token is None:
         raise Failure("--rank needs --fencing-token: the lease whose members end", BAD_INPUT)
     else:
-        result = target.manager.release_members(task_id, ranks, fencing_token=fencing_token, outcome=outcome)
-        done = result == "released"
-    _done(done, as_json, task_id, "released", f"there is no such lease of {task_id!r}")
+        result = target.manager.release_members(
+            task_id, ranks, fencing_token=fencing_token, outcome=outcome, job_end=job_end
+        )
+    done = result in (ReleaseResult.RELEASED, ReleaseResult.QUARANTINED)
+    _done(done, as_json, task_id, str(result), f"there is no such lease of {task_id!r}")
 
 
 @main.command()

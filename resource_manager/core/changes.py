@@ -33,14 +33,30 @@ class Outcome(StrEnum):
     CANCELLED = "CANCELLED"
     PREEMPTED = "PREEMPTED"
     NOT_STARTED = "NOT_STARTED"
+    EVICTED = "EVICTED"
+    """Preempted, and not queued again: nobody would attend the job in a terminal that has ended."""
 
 
 class ReleaseResult(StrEnum):
-    """Answer to a release: done, or there is no such lease, or it is of another owner or fencing token."""
+    """Answer to a release: done, quarantined as its job may run, or there is no such lease of that holder."""
 
     RELEASED = "released"
+    QUARANTINED = "quarantined"
     NOT_HELD = "not_held"
     OTHER_HOLDER = "other_holder"
+
+
+class JobEnd(StrEnum):
+    """Knowledge of who releases a lease about the end of its placed job.
+
+    ENDED: a launcher saw that it is gone; GONE: a person says so; FORCED: nobody knows, and the lease ends
+    all the same: its GPUs stay allocated until somebody does.
+    """
+
+    UNKNOWN = ""
+    ENDED = "ended"
+    GONE = "gone"
+    FORCED = "forced"
 
 
 @direct_init

@@ -87,7 +87,7 @@ class ClusterState(NodeIndex):
     """Inventory, leases and queue of the cluster, modified only by `apply(change)`.
 
     `version` counts the changes applied, `last_fencing_token` is the last one issued, `sequence` the number
-    of the last request that was queued. `remainders` are the leases whose other members were released, by
+    of the last request that arrived. `remainders` are the leases whose other members were released, by
     `Lease.key`. Nodes keep the order of the inventory. Integer amounts stay exact;
     once a node has no lease left, its float amounts are reset to its totals exactly.
     """
@@ -282,6 +282,8 @@ class ClusterState(NodeIndex):
             self._expiry_heap.push(lease)
         if lease.fencing_token > self.last_fencing_token:
             self.last_fencing_token = lease.fencing_token
+        if lease.sequence > self.sequence:
+            self.sequence = lease.sequence
         self.last_node = placement.node
         pending = self.pending.pop(lease_id, None) if self.pending else None
         if self._undo is not None:

@@ -252,7 +252,7 @@ class Lease:
     ranks: tuple[int, ...] = ()
     """Ranks of the members of a remainder; empty for a whole lease, whose members are in order of rank."""
     sequence: int = 0
-    """The request's number in the order of arrival, kept while leases can be preempted."""
+    """The request's number in the order of arrival, at which it waits again if the lease is given back."""
     preempted_by: str = ""
     """The pending request for which the lease is being preempted; empty if it is not."""
     preempt_until: float = math.inf
@@ -265,6 +265,11 @@ class Lease:
     @property
     def lease_id(self) -> str:
         return self.request.lease_id
+
+    @property
+    def arrived_at(self) -> float:
+        """When its request arrived, in seconds: it waited from then, or was granted at once."""
+        return self.granted_at if self.queued_at is None else self.queued_at
 
     @property
     def placement(self) -> Placement:
@@ -284,7 +289,7 @@ class Lease:
     def without(self, ranks: Collection[int]) -> Lease | None:
         """Return the remainder without these members; None if no member is left.
 
-        What was said of the life of the lease ends with it: its end, its preemption, its checkpoint.
+        What was said of the life of the lease ends with it: its end, preemption, checkpoint, revocation.
         """
         left = [(rank, member) for rank, member in self.ranked if rank not in ranks]
         kept = [index for index, (rank, _) in enumerate(self.ranked) if rank not in ranks]
@@ -300,6 +305,7 @@ class Lease:
             preempted_by="",
             preempt_until=math.inf,
             checkpoint_at=None,
+            revoked=False,
         )
 
     def on(self, node: str) -> Iterator[Placement]:

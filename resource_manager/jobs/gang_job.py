@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import (
     Job,
     JobState,
@@ -40,6 +41,14 @@ class DoneWhen(StrEnum):
 
     ALL = "all"
     RANK0 = "rank0"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Places at which the jobs can be started, by rank, and why not on the other servers."""
+
+    places: tuple[JobPlace, ...]
+    failed: Mapping[str, LauncherError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,29 +97,33 @@ class GangJob:
 
     @classmethod
     def of(cls, allocation: Mapping[str, Any]) -> GangJob | None:
-        """Return the jobs of an allocation, or None for a lease without a launcher."""
+        """Return the placed jobs of an allocation, or None if no job was placed."""
         jobs = RunningJob.all_of(allocation)
-        workers_first = allocation["labels"].get(ORDER_LABEL) == StartupOrder.WORKERS_FIRST
-        order = StartupOrder.WORKERS_FIRST if workers_first else StartupOrder.TOGETHER
-        return cls(jobs, order) if jobs else None
+        return cls(jobs, _order_of(allocation)) if jobs else None
+
+    @classmethod
+    def planned(cls, allocation: Mapping[str, Any], launcher: str, conn_id: str | None) -> GangJob:
+        """Return the jobs of an allocation as they are about to be placed by this launcher."""
+        return cls(RunningJob.planned(allocation, launcher, conn_id), _order_of(allocation))
+
+    def prepare(self, wanted: Sequence[Job]) -> Prepared:
+        """Make ready what the starts need, and start nothing."""
+        by_key = {job.key: job for job in wanted}
+        places, errors = self._try_each(self.jobs, lambda launcher, job: launcher.prepare(by_key[job.key]))
+        failed = {job.server: errors[job.rank] for job in self.jobs if job.rank in errors}
+        return Prepared(tuple(places[rank] for rank in sorted(places)), failed)
 
     def start(self, wanted: Sequence[Job]) -> bool:
         """Start the members that do not run yet, in two phases if there are several; return if any began.
 
-        None is started if one failed before, or if not all can be prepared. Raises `LauncherError`, which
-        names the server, `LauncherUnreachableError` where a member may run.
+        None is started if one failed before. Raises `LauncherError`, which names the server,
+        `LauncherUnreachableError` where a member may run, `AlreadyEndedError` if one was stopped before.
         """
         statuses = self._each(self.jobs, lambda launcher, job: launcher.status(job.key))
-        if len(self.jobs) > 1 and self._is_partly_removed(statuses):
-            if left := self.stop().left:
-                raise next(iter(left.values()))
-            statuses = {rank: JobStatus(JobState.ABSENT) for rank in statuses}
         if any(status.state is JobState.FINISHED and status.exit_code != 0 for status in statuses.values()):
             return False
         absent = [job for job in self.jobs if statuses[job.rank].state is JobState.ABSENT]
         by_key = {job.key: job for job in wanted}
-        if len(self.jobs) > 1:
-            self._each(absent, lambda launcher, job: launcher.prepare(by_key[job.key]))
         for phase in self._in_order(absent):
             self._each(phase, lambda launcher, job: launcher.start(by_key[job.key]))
         return bool(absent)
@@ -119,6 +132,15 @@ class GangJob:
         """Return True if no member has a job yet; raises as `start` does."""
         statuses = self._each(self.jobs, lambda launcher, job: launcher.status(job.key))
         return all(status.state is JobState.ABSENT for status in statuses.values())
+
+    def is_running(self) -> bool:
+        """Return True if a member runs; raises `LauncherError` if that is unknown of one and none does."""
+        statuses, left = self._try_each(self.jobs, lambda launcher, job: launcher.status(job.key))
+        if any(status.state is JobState.RUNNING for status in statuses.values()):
+            return True
+        for error in left.values():
+            raise error
+        return False
 
     def stop(self, grace_s: float = 10.0) -> Stopped:
         """End all members at once and then remove them, those first that are started first."""
@@ -151,17 +173,6 @@ class GangJob:
         tails, _ = self._try_each(self.jobs[:1], lambda launcher, job: launcher.tail(job.key))
         return next(iter(tails.values()), "")
 
-    def _is_partly_removed(self, statuses: Mapping[int, JobStatus]) -> bool:
-        """Return whether some members were removed already, by a process that ended before the others were.
-
-        Members are removed in the order in which they are started, so a start leaves other ones absent.
-        """
-        first, *others = (job.rank for job in self.jobs)
-        absent = {rank for rank, status in statuses.items() if status.state is JobState.ABSENT}
-        if self.order is StartupOrder.TOGETHER:
-            return first in absent and not absent.issuperset(others)
-        return first not in absent and bool(absent)
-
     def _in_order(self, jobs: Sequence[RunningJob]) -> list[list[RunningJob]]:
         first = [job for job in jobs if job.rank == 0]
         others = [job for job in jobs if job.rank != 0]
@@ -186,10 +197,11 @@ class GangJob:
                 with closing(job.open()) as launcher:
                     return act(launcher, job)
             except LauncherError as error:
+                error.server = job.server
                 if len(self.jobs) == 1:
                     return error
                 named = type(error)(f"rank {job.rank} on {job.server}: {error}")
-                named.__cause__ = error
+                named.__cause__, named.server = error, job.server
                 return named
 
         answers: dict[int, T] = {}
@@ -205,3 +217,8 @@ class GangJob:
             else:
                 answers[job.rank] = answer
         return answers, errors
+
+
+def _order_of(allocation: Mapping[str, Any]) -> StartupOrder:
+    workers_first = allocation["labels"].get(ORDER_LABEL) == StartupOrder.WORKERS_FIRST
+    return StartupOrder.WORKERS_FIRST if workers_first else StartupOrder.TOGETHER

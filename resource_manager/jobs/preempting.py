@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from resource_manager.core.changes import Outcome
+from resource_manager.core.changes import JobEnd, Outcome, ReleaseResult
 from resource_manager.jobs.gang_job import GangJob, Preempted
 from resource_manager.manager.results import Allocation
 
@@ -21,9 +21,9 @@ STEP_S = 5.0
 class Manager(Protocol):
     """Methods that this needs of a `GPUResourceManager` or a `ServiceClient`."""
 
-    def release_resources(
-        self, task_id: str, *, fencing_token: int | None = None, outcome: str = ""
-    ) -> bool: ...
+    def release(
+        self, lease_id: str, *, fencing_token: int | None = None, outcome: str = "", job_end: JobEnd = ...
+    ) -> ReleaseResult: ...
     def renew(
         self, lease_id: str, *, fencing_token: int | None = None, checkpoint_at: float | None = None
     ) -> Allocation: ...
@@ -65,6 +65,10 @@ def queue_again(
     """
     if gang is not None and (left := gang.stop().left):
         raise next(iter(left.values()))
-    return manager.release_resources(
-        allocation["task_id"], fencing_token=allocation["fencing_token"], outcome=outcome
+    result = manager.release(
+        allocation["task_id"],
+        fencing_token=allocation["fencing_token"],
+        outcome=outcome,
+        job_end=JobEnd.UNKNOWN if gang is None else JobEnd.ENDED,
     )
+    return result is ReleaseResult.RELEASED

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from resource_manager.core.changes import Outcome, ReleaseResult
+from resource_manager.core.changes import JobEnd, Outcome, ReleaseResult
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob, Stopped
 from resource_manager.jobs.launchers import LauncherError
@@ -40,11 +40,24 @@ class Manager(Protocol):
         """Raise `ResourceManagerError` if this caller may not end the lease or pending request."""
 
     def cancel(self, lease_id: str, *, sequence: int | None = None) -> bool: ...
-    def release_resources(
-        self, task_id: str, *, fencing_token: int | None = None, outcome: str = ""
-    ) -> bool: ...
+    def release(
+        self,
+        lease_id: str,
+        *,
+        fencing_token: int | None = None,
+        outcome: str = "",
+        job_end: JobEnd = ...,
+        reason: str = "",
+        failed_nodes: Collection[str] = (),
+    ) -> ReleaseResult: ...
     def release_members(
-        self, lease_id: str, ranks: Collection[int], *, fencing_token: int, outcome: str = ""
+        self,
+        lease_id: str,
+        ranks: Collection[int],
+        *,
+        fencing_token: int,
+        outcome: str = "",
+        job_end: JobEnd = ...,
     ) -> ReleaseResult: ...
     def renew(
         self, lease_id: str, *, fencing_token: int | None = None, checkpoint_at: float | None = None
@@ -83,13 +96,21 @@ class Action:
     detail: str = ""
 
 
-def end(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None = Outcome.CANCELLED) -> Action:
+def end(
+    manager: Manager,
+    entry: Mapping[str, Any],
+    outcome: Outcome | None = Outcome.CANCELLED,
+    *,
+    reason: str = "",
+    failed_nodes: Collection[str] = (),
+) -> Action:
     """End one lease (its job first) or pending request, given as an entry of `leases()` or `queue()`.
 
     Whose it is comes first: the owner never changes within a fencing token or a sequence, so the job
     stopped, the lease released and the entry cancelled are those that were asked about, or gone. Raises
     `ResourceManagerError` for those of others. The lease is kept if the job cannot be stopped: GPUs that a
-    job may still use must not become free. Of a gang the members that could be stopped are released.
+    job may still use must not become free. Of a gang the members that could be stopped are released. `reason`
+    and `failed_nodes` tell that its job could not be started.
     """
     task_id = entry["task_id"]
     manager.require_owner(entry)
@@ -99,14 +120,22 @@ def end(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None = Ou
         return Action(task_id, kind, "it was pending")
     if entry["labels"].get("scope") == PROCESS_SCOPE:  # which may outlive the end of its task in Airflow
         return Action(task_id, ActionKind.KEPT, "its process may still run; the lease expires after it")
-    job, detail, token = GangJob.of(entry), "it had no job", entry["fencing_token"]
+    job, detail, known = GangJob.of(entry), "it had no job", JobEnd.UNKNOWN
     if job is not None:
         stopped = job.stop()
         if stopped.left:
             return _end_those_stopped(manager, entry, stopped, outcome)
-        detail = "its job was stopped" if stopped.ran else "its job was gone"
-    released = manager.release_resources(task_id, fencing_token=token, outcome=outcome or "")
-    return Action(task_id, ActionKind.RELEASED if released else ActionKind.GONE_BEFORE, detail)
+        detail, known = "its job was stopped" if stopped.ran else "its job was over already", JobEnd.ENDED
+    result = manager.release(
+        task_id,
+        fencing_token=entry["fencing_token"],
+        outcome=outcome or "",
+        job_end=known,
+        reason=reason,
+        failed_nodes=failed_nodes,
+    )
+    kind = ActionKind.RELEASED if result is ReleaseResult.RELEASED else ActionKind.GONE_BEFORE
+    return Action(task_id, kind, detail)
 
 
 def _end_those_stopped(
@@ -117,7 +146,11 @@ def _end_those_stopped(
     if not stopped.ranks:
         return Action(task_id, ActionKind.KEPT, f"its job may still run: {error}")
     done = manager.release_members(
-        task_id, stopped.ranks, fencing_token=entry["fencing_token"], outcome=outcome or ""
+        task_id,
+        stopped.ranks,
+        fencing_token=entry["fencing_token"],
+        outcome=outcome or "",
+        job_end=JobEnd.ENDED,
     )
     kind = ActionKind.PARTLY_RELEASED if done is ReleaseResult.RELEASED else ActionKind.GONE_BEFORE
     return Action(task_id, kind, f"its job may still run: {error}")
@@ -148,10 +181,10 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
     """Compare the leases and pending requests of the Airflow with this instance id with its task instances.
 
     The leases are read before the tasks: a task that has ended after its lease was read will not use it
-    again. What is left of a gang, whose lease id may have been granted again, ends once its job can be
-    stopped, whatever the task does. Leases of other Airflow instances, whose tasks `states` cannot see, are
-    only counted. Leases of no Airflow task (requested through REST or Python) are left to expire by their
-    TTL.
+    again. What is left of a gang, whose lease id may have been granted again, and a lease that was released
+    by force end once their jobs can be stopped, whatever the task does. Leases of other Airflow instances,
+    whose tasks `states` cannot see, are only counted. Leases of no Airflow task (of `gpu-manager run`, REST,
+    Python) have their TTL; one whose job was placed ends here once that job is seen to be over.
     """
     entries: list[Submission] = [*manager.leases(), *manager.queue()]
     of_tasks = [
@@ -163,13 +196,16 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
     unfinished = states.unfinished({identity for _, identity in owned})
     run_is_unfinished = _once(states.run_is_unfinished)
     actions = []
+    for entry in entries:
+        if entry["state"] == "ERROR" and TaskIdentity.from_labels(entry["labels"]) is None:
+            actions += _end_if_over(manager, entry)
     for entry, identity in owned:
         if entry["labels"].get("scope") == RUN_SCOPE:
             wanted = run_is_unfinished(identity.dag_id, identity.run_id)
         else:
             wanted = identity in unfinished
         try:
-            if not wanted or is_remainder(entry):
+            if not wanted or is_remainder(entry) or entry.get("revoked"):
                 actions.append(end(manager, entry))
             elif entry.get("gpu_failed"):
                 manager.require_owner(entry)
@@ -190,6 +226,19 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
     for action in actions:
         logger.info("%s %s: %s", action.action, action.task_id, action.detail)
     return Reconciliation(actions, len(of_tasks) - len(owned))
+
+
+def _end_if_over(manager: Manager, entry: Mapping[str, Any]) -> list[Action]:
+    """End a quarantined lease of no task if its placed job is known to be over; else leave it."""
+    gang = GangJob.of(entry)
+    try:
+        if gang is None or gang.is_running():
+            return []
+        manager.require_owner(entry)
+        return [end(manager, entry, Outcome.FAILED)]
+    except ResourceManagerError as error:  # out of reach from here, or another's
+        logger.info("%s stays quarantined: %s", entry["task_id"], error)
+        return []
 
 
 def is_overdue(entry: Mapping[str, Any]) -> bool:

@@ -1,12 +1,13 @@
-"""Places of a lease's jobs, derived from the lease alone, so that any process finds them."""
+"""Jobs of a lease, each at the place that the lease names: any process finds it, or knows that it cannot."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
 
-from resource_manager.jobs.launchers import Job, Launcher, job_key, open_launcher
+from resource_manager.core.models import JobPlace
+from resource_manager.jobs.launchers import Job, Launcher, job_key, open_at, open_launcher
 
 
 def is_remainder(entry: Mapping[str, Any]) -> bool:
@@ -47,43 +48,66 @@ def job_of(
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """Place of the job of a lease's member on one server; `rank` is the member's, 0 for the only one."""
+    """Job of a lease's member on one server; `rank` is the member's, 0 for the only one.
+
+    Its `place` is stored in the lease, or where it is about to be prepared: then it has no machine yet.
+    """
 
     key: str
     task_id: str
     fencing_token: int
-    launcher: str
-    address: str = ""
-    conn_id: str | None = None
+    place: JobPlace
     rank: int = 0
     server: str = ""
 
     @classmethod
     def all_of(cls, allocation: Mapping[str, Any]) -> tuple[RunningJob, ...]:
-        """Return the jobs of an allocation in the order of their ranks; none for a lease without a launcher.
+        """Return the placed jobs of an allocation in the order of their ranks; none if no job was placed.
 
-        A lease of one server has one job, whose key has no rank.
+        A server is asked at the inventory's address: that of a place is the word of the lease's owner.
         """
-        labels = allocation["labels"]
-        launcher = labels.get("launcher")
-        if launcher is None:
-            return ()
+        places = []
+        for member, stored in zip(allocation["members"], allocation["job_places"], strict=False):
+            place = JobPlace(**stored)
+            places.append(replace(place, address=member["address"]) if place.address else place)
+        return cls._at(allocation, places)
+
+    @classmethod
+    def planned(
+        cls, allocation: Mapping[str, Any], launcher: str, conn_id: str | None
+    ) -> tuple[RunningJob, ...]:
+        """Return the jobs of an allocation that was not placed, as this launcher would run them."""
+        addresses = ("" if launcher == "local" else member["address"] for member in allocation["members"])
+        return cls._at(allocation, [JobPlace(launcher, address, conn_id or "") for address in addresses])
+
+    @classmethod
+    def _at(cls, allocation: Mapping[str, Any], places: Sequence[JobPlace]) -> tuple[RunningJob, ...]:
+        """Return the jobs at these places, one a member; the key for a lease of one server has no rank."""
         lease_id, token = allocation["task_id"], allocation["fencing_token"]
-        is_gang = allocation.get("nodes", 1) > 1
+        is_gang = allocation["nodes"] > 1
         return tuple(
             cls(
-                key=job_key(lease_id, token, member["rank"] if is_gang else None),
-                task_id=lease_id,
-                fencing_token=token,
-                launcher=launcher,
-                address=labels.get("host", "") if launcher == "local" else member["address"],
-                conn_id=labels.get("launcher_conn_id"),
-                rank=member["rank"],
-                server=member["server_name"],
+                job_key(lease_id, token, member["rank"] if is_gang else None),
+                lease_id,
+                token,
+                place,
+                member["rank"],
+                member["server_name"],
             )
-            for member in allocation["members"]
+            for member, place in zip(allocation["members"], places, strict=False)
         )
 
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Self:
+        """Return the job that `to_dict` wrote."""
+        return cls(**{**value, "place": JobPlace(**value["place"])})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the job as plain values."""
+        return asdict(self)
+
     def open(self) -> Launcher:
-        """Open the job's launcher; raises `LauncherError`."""
-        return open_launcher(self.launcher, self.address, self.conn_id)
+        """Open the job's launcher at its place; raises `LauncherError`."""
+        if self.place.machine:
+            return open_at(self.place)
+        return open_launcher(self.place.launcher, self.place.address, self.place.conn_id or None)

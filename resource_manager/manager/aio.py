@@ -43,6 +43,8 @@ class AsyncGPUResourceManager:
     reset_resources = _awaitable(GPUResourceManager.reset_resources)
     allocate_batch = _awaitable(GPUResourceManager.allocate_batch)
     submit = _awaitable(GPUResourceManager.submit)
+    release = _awaitable(GPUResourceManager.release)
+    place_job = _awaitable(GPUResourceManager.place_job)
     release_members = _awaitable(GPUResourceManager.release_members)
     cancel = _awaitable(GPUResourceManager.cancel)
     renew = _awaitable(GPUResourceManager.renew)

@@ -14,13 +14,16 @@ from typing import Any, ClassVar, TypeVar, Unpack
 from resource_manager.core.changes import (
     Change,
     Drained,
+    JobEnd,
+    MembersReleased,
+    Released,
     ReleaseResult,
     Restored,
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
 from resource_manager.core.maintenance import Window
-from resource_manager.core.models import Gpu, Lease, Node, Request
+from resource_manager.core.models import Gpu, JobPlace, Lease, Node, Request
 from resource_manager.core.refusal import RecoveryWindow, Refusal, lock_busy, recovering
 from resource_manager.core.teams import Teams
 from resource_manager.errors import (
@@ -330,16 +333,32 @@ class GPUResourceManager:
         fencing_token: int | None = None,
         owner: str | None = None,
         outcome: str = "",
+        job_end: JobEnd | str = JobEnd.UNKNOWN,
+        reason: str = "",
+        failed_nodes: Collection[str] = (),
         once: Once | None = None,
     ) -> ReleaseResult:
         """End the lease if it has that fencing token and owner, as far as they are given.
 
-        `outcome` (SUCCESS, FAILED, …) is written to the history. The remainder of a gang needs its token.
+        `outcome` (SUCCESS, FAILED, …) and `reason` are written to the history. The remainder of a gang needs
+        its token. `job_end` is what the caller knows of a job that was placed: without it, its release is a
+        `JobPlacedError`; `forced` quarantines the lease. The task's next request avoids `failed_nodes`, on
+        which its job could not be started, for a while.
         """
+        end = _job_end(job_end, reason)
+        check_text(reason=reason)
         return self._release(
             lease_id,
             lambda cluster, now: allocator.release(
-                cluster, lease_id, now, fencing_token=fencing_token, owner=owner, outcome=outcome
+                cluster,
+                lease_id,
+                now,
+                fencing_token=fencing_token,
+                owner=owner,
+                outcome=outcome,
+                job_end=end,
+                reason=reason,
+                failed_nodes=failed_nodes,
             ),
             outcome,
             once,
@@ -347,18 +366,23 @@ class GPUResourceManager:
 
     def _release(self, lease_id: str, decide: Step, outcome: str, once: Once | None) -> ReleaseResult:
         check_text(outcome=outcome)
-        is_live = False
+        is_live, is_over = False, True
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            nonlocal is_live
+            nonlocal is_live, is_over
             is_live = lease_id in cluster.leases
-            return self._commits.with_dispatch(cluster, decide(cluster, now), now)
+            decided = decide(cluster, now)
+            is_over = any(type(change) in (Released, MembersReleased) for change in decided)
+            return self._commits.with_dispatch(cluster, decided, now)
 
         try:
             self._commits.run(step, _nothing, once=repeats.of_reading(once, _nothing))
         except (LeaseNotFoundError, OtherOwnerError) as error:
             logger.warning("not released: %s", error)
             return ReleaseResult.OTHER_HOLDER if is_live else ReleaseResult.NOT_HELD
+        if not is_over:
+            logger.warning("quarantined task %r: released by force, its job may run", lease_id)
+            return ReleaseResult.QUARANTINED
         logger.info("released task %r", lease_id)
         return ReleaseResult.RELEASED
 
@@ -370,6 +394,7 @@ class GPUResourceManager:
         fencing_token: int,
         owner: str | None = None,
         outcome: str = "",
+        job_end: JobEnd | str = JobEnd.UNKNOWN,
         once: Once | None = None,
     ) -> ReleaseResult:
         """End these members of a gang; quarantine the others until they are released by the fencing token.
@@ -377,10 +402,18 @@ class GPUResourceManager:
         Such a remainder has no time to live, and its lease id may be queued again. All members at once, or
         the last ones of a remainder, end it as `release` does.
         """
+        end = _job_end(job_end)
         return self._release(
             lease_id,
             lambda cluster, now: allocator.release_members(
-                cluster, lease_id, ranks, now, fencing_token=fencing_token, owner=owner, outcome=outcome
+                cluster,
+                lease_id,
+                ranks,
+                now,
+                fencing_token=fencing_token,
+                owner=owner,
+                outcome=outcome,
+                job_end=end,
             ),
             outcome,
             once,
@@ -432,6 +465,32 @@ class GPUResourceManager:
             ),
             lambda cluster, now: serializers.allocation(cluster, cluster.leases[lease_id]),
             once=repeats.of_renewal(once, lease_id, serializers.allocation),
+        )
+
+    def place_job(
+        self,
+        lease_id: str,
+        places: Sequence[JobPlace],
+        *,
+        fencing_token: int,
+        owner: str | None = None,
+        once: Once | None = None,
+    ) -> Allocation:
+        """Store where the jobs of a lease are about to start, one place a member; before any of them does.
+
+        From now on the lease is quarantined rather than expired, and released only with a `job_end`. The
+        answer's `job_places` are those of whoever came first. Raises as `renew` does.
+        """
+
+        def view(cluster: ClusterState, now: float) -> Allocation:
+            return serializers.allocation(cluster, cluster.leases[lease_id])
+
+        return self._commits.run(
+            lambda cluster, now: allocator.place_job(
+                cluster, lease_id, places, now, fencing_token=fencing_token, owner=owner
+            ),
+            view,
+            once=repeats.of_reading(once, view),
         )
 
     def preempt(
@@ -883,6 +942,18 @@ class GPUResourceManager:
             self.apply_inventory(self.inventory)
         else:
             self.inventory = stored
+
+
+def _job_end(value: JobEnd | str, reason: str = "") -> JobEnd:
+    """Return the knowledge of a job's end; raises `InvalidRequestError`."""
+    try:
+        end = JobEnd(value)
+    except ValueError:
+        known = ", ".join(repr(str(each)) for each in JobEnd if each)
+        raise InvalidRequestError(f"job_end must be one of {known}, got {value!r}", field="job_end") from None
+    if end is JobEnd.GONE and not reason.strip():
+        raise InvalidRequestError("reason must say how the job is known to be gone", field="reason")
+    return end
 
 
 def _nothing(cluster: ClusterState, now: float) -> None:

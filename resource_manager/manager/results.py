@@ -43,6 +43,18 @@ class Member(TypedDict):
     interface: str
 
 
+class Place(TypedDict):
+    """Where the job of a member is, as `core.models.JobPlace`."""
+
+    launcher: str
+    address: str
+    conn_id: str
+    machine: str
+    folder: str
+    mark: str
+    user: str
+
+
 class Allocation(Requested):
     """A lease. Times are seconds since the epoch by the store's clock; `expires_at` None: never.
 
@@ -50,7 +62,8 @@ class Allocation(Requested):
     `gpu_uuids` are the GPUs' identities, empty if the inventory names none; `gpu_ids` are their numbers now.
     `gpu_failed` is the reason if one of its GPUs failed: its owner must stop the job; else empty.
     `members` has one entry a server; the other keys describe the first. PREEMPTING: the job must end by
-    `until`, for the request `preempted_by`.
+    `until`, for the request `preempted_by`. ERROR: the lease is quarantined, for the `reason`; one that is
+    `revoked` cannot be renewed. `job_places` has one entry a member once the job was placed.
     """
 
     server_id: int
@@ -73,6 +86,9 @@ class Allocation(Requested):
     until: float | None
     checkpoint_at: float | None
     gpu_failed: str
+    job_places: list[Place]
+    revoked: bool
+    reason: str
     members: list[Member]
 
 

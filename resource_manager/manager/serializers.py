@@ -11,7 +11,7 @@ from resource_manager.core.changes import GpuClosed, Granted
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.maintenance import preemptor_in_words
-from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Placement, Request
+from resource_manager.core.models import MILLI_PER_GPU, Amount, JobPlace, Lease, Placement, Request
 from resource_manager.core.node_state import Cleaning
 from resource_manager.core.refusal import RecoveryWindow, RefusalKind, short, silence_of
 from resource_manager.manager.results import (
@@ -21,6 +21,7 @@ from resource_manager.manager.results import (
     ExpectedStart,
     Explanation,
     Member,
+    Place,
     QueueEntry,
     Quotes,
     Requested,
@@ -78,8 +79,39 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
         "until": None if lease.preempt_until == math.inf else lease.preempt_until,
         "checkpoint_at": lease.checkpoint_at,
         "gpu_failed": "" if (failure := cluster.gpu_failure(lease)) is None else failure.reason,
+        "job_places": [_place(place) for place in lease.places],
+        "revoked": lease.revoked,
+        "reason": quarantine_in_words(lease) if lease.quarantined else "",
         "members": members,
         **_demand(request),
+    }
+
+
+def quarantine_in_words(lease: Lease) -> str:
+    """Return why a lease is quarantined: who may still use its GPUs, where, and what ends it."""
+    owner = lease.request.owner or "no owner"
+    servers = ", ".join(dict.fromkeys(member.node for member in lease.members))
+    why = "was released by force" if lease.revoked else "was not renewed"
+    if lease.preempted_by:
+        why = "is held beyond its preemption"
+    where = f"its job on {servers}"
+    if lease.places and lease.places[0].user:
+        where += f" ({lease.places[0].launcher}, user {lease.places[0].user})"
+    return (
+        f"{short(lease.lease_id)} of {owner} {why}, and {where} may still run: stop it, or release it with "
+        "--gone once it is known to be gone"
+    )
+
+
+def _place(place: JobPlace) -> Place:
+    return {
+        "launcher": place.launcher,
+        "address": place.address,
+        "conn_id": place.conn_id,
+        "machine": place.machine,
+        "folder": place.folder,
+        "mark": place.mark,
+        "user": place.user,
     }
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import httpx
 
-from resource_manager.core.changes import ReleaseResult
+from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.core.refusal import Refusal, RefusalKind
 from resource_manager.core.teams import stated
 from resource_manager.errors import (
     ALREADY_DONE,
+    JOB_PLACED,
     NO_LEASE,
     NOT_PREEMPTIBLE,
     TASK_TAKEN,
@@ -22,6 +24,7 @@ from resource_manager.errors import (
     AlreadyDoneError,
     DuplicateTaskError,
     InvalidRequestError,
+    JobPlacedError,
     LeaseNotFoundError,
     NeverFitsError,
     NotPreemptibleError,
@@ -33,7 +36,7 @@ from resource_manager.manager.arguments import DemandArguments, DemandOptions, D
 
 if TYPE_CHECKING:
     from resource_manager.agent.use import ServerUse
-    from resource_manager.core.models import Gpu
+    from resource_manager.core.models import Gpu, JobPlace
     from resource_manager.core.teams import Teams
     from resource_manager.manager.demand import Demand
     from resource_manager.manager.maintenance import WindowForm
@@ -167,12 +170,61 @@ class ServiceClient:
         body = {"task_id": task_id, "fencing_token": fencing_token, "outcome": outcome}
         return self._found("/api/release", body)
 
+    def release(
+        self,
+        lease_id: str,
+        *,
+        fencing_token: int | None = None,
+        outcome: str = "",
+        job_end: JobEnd | str = JobEnd.UNKNOWN,
+        reason: str = "",
+        failed_nodes: Collection[str] = (),
+    ) -> ReleaseResult:
+        """End a lease; raise `JobPlacedError` if its job was placed and `job_end` does not say it is gone."""
+        body = {
+            "task_id": lease_id,
+            "fencing_token": fencing_token,
+            "outcome": outcome,
+            "job_end": job_end,
+            "reason": reason,
+            "failed_nodes": list(failed_nodes),
+        }
+        return self._release(body)
+
     def release_members(
-        self, lease_id: str, ranks: Collection[int], *, fencing_token: int, outcome: str = ""
+        self,
+        lease_id: str,
+        ranks: Collection[int],
+        *,
+        fencing_token: int,
+        outcome: str = "",
+        job_end: JobEnd | str = JobEnd.UNKNOWN,
     ) -> ReleaseResult:
         """End members of a gang; the others stay quarantined."""
-        body = {"task_id": lease_id, "fencing_token": fencing_token, "ranks": list(ranks), "outcome": outcome}
-        return ReleaseResult.RELEASED if self._found("/api/release", body) else ReleaseResult.NOT_HELD
+        body = {
+            "task_id": lease_id,
+            "fencing_token": fencing_token,
+            "ranks": list(ranks),
+            "outcome": outcome,
+            "job_end": job_end,
+        }
+        return self._release(body)
+
+    def _release(self, body: dict[str, Any]) -> ReleaseResult:
+        try:
+            answer = self._post("/api/release", body)
+        except LeaseNotFoundError:
+            return ReleaseResult.NOT_HELD
+        return ReleaseResult.QUARANTINED if answer["quarantined"] else ReleaseResult.RELEASED
+
+    def place_job(self, lease_id: str, places: Sequence[JobPlace], *, fencing_token: int) -> Allocation:
+        """Store where the jobs of a lease are about to start; return the lease with the places it has."""
+        body = {
+            "task_id": lease_id,
+            "fencing_token": fencing_token,
+            "places": [asdict(place) for place in places],
+        }
+        return cast("Allocation", self._post("/api/place", body))
 
     def renew(
         self, lease_id: str, *, fencing_token: int | None = None, checkpoint_at: float | None = None
@@ -410,6 +462,8 @@ def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> Resou
         error = AlreadyDoneError()
     elif kind == NOT_PREEMPTIBLE:
         error = NotPreemptibleError()
+    elif kind == JOB_PLACED:
+        error = JobPlacedError(problem.get("task_id", ""), (), "")
     elif kind == NO_LEASE:
         error = LeaseNotFoundError(problem.get("task_id", ""), problem.get("fencing_token"))
     elif problem.get("kind") == RefusalKind.NEVER_FITS:

@@ -13,6 +13,7 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 from resource_manager.core.refusal import Refusal, RefusalKind, lock_busy
 from resource_manager.errors import (
     ALREADY_DONE,
+    JOB_PLACED,
     NO_LEASE,
     NOT_PREEMPTIBLE,
     SERVER_IN_USE,
@@ -23,6 +24,7 @@ from resource_manager.errors import (
     DuplicateTaskError,
     IdempotencyKeyError,
     InvalidRequestError,
+    JobPlacedError,
     LeaseNotFoundError,
     LockTimeoutError,
     NeverFitsError,
@@ -153,6 +155,8 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             return ProblemError(409, detail, kind=ALREADY_DONE)
         case ServerInUseError():
             return ProblemError(409, detail, kind=SERVER_IN_USE, server=error.server)
+        case JobPlacedError():
+            return ProblemError(409, detail, kind=JOB_PLACED, task_id=error.lease_id)
         case NotPreemptibleError():
             return ProblemError(409, detail, kind=NOT_PREEMPTIBLE)
         case IdempotencyKeyError():

@@ -12,8 +12,8 @@ from resource_manager.agent.accounting import report_of
 from resource_manager.agent.probe import MAX_REPORT_BYTES
 from resource_manager.agent.reports import ReportError, read_report
 from resource_manager.agent.use import use_of
-from resource_manager.core.changes import ReleaseResult
-from resource_manager.core.models import Gpu
+from resource_manager.core.changes import JobEnd, ReleaseResult
+from resource_manager.core.models import Gpu, JobPlace
 from resource_manager.core.refusal import Refusal
 from resource_manager.errors import (
     NO_LEASE,
@@ -52,7 +52,9 @@ from resource_manager.rest.schemas import (
     OpenGpuBody,
     Page,
     PageQuery,
+    PlaceBody,
     PreemptBody,
+    ReleaseAnswer,
     ReleaseBody,
     RenewBody,
     ReportAnswer,
@@ -141,15 +143,24 @@ def submit(service: Service, caller: Identity, body: AllocateBody, once: Once | 
     Role.USER,
     "End a lease; of another owner as operator only",
     body=ReleaseBody,
-    answer=Done,
-    failures=(404,),
+    answer=ReleaseAnswer,
+    failures=(404, 409),
     tags=("leases",),
 )
 def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | None = None) -> Any:
     owner, outcome = owner_required(caller), body.outcome
+    if body.job_end is JobEnd.GONE and not caller.is_operator:
+        raise ProblemError(403, "job_end gone is an operator's word that nothing runs there any more")
     if body.ranks is None or body.fencing_token is None:
         result = service.manager.release(
-            body.task_id, fencing_token=body.fencing_token, owner=owner, outcome=outcome, once=once
+            body.task_id,
+            fencing_token=body.fencing_token,
+            owner=owner,
+            outcome=outcome,
+            job_end=body.job_end,
+            reason=body.reason,
+            failed_nodes=body.failed_nodes,
+            once=once,
         )
     else:
         result = service.manager.release_members(
@@ -158,11 +169,30 @@ def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | 
             fencing_token=body.fencing_token,
             owner=owner,
             outcome=outcome,
+            job_end=body.job_end,
             once=once,
         )
-    if result is not ReleaseResult.RELEASED:
+    if result not in (ReleaseResult.RELEASED, ReleaseResult.QUARANTINED):
         raise not_released(service, caller, body.task_id, body.fencing_token)
-    return {"success": True, "task_id": body.task_id}
+    quarantined = result is ReleaseResult.QUARANTINED
+    return {"success": True, "task_id": body.task_id, "quarantined": quarantined}
+
+
+@routes.add(
+    "POST",
+    "/api/place",
+    Role.USER,
+    "Store where the jobs of a lease are about to start",
+    body=PlaceBody,
+    answer=Allocation,
+    failures=(404,),
+    tags=("leases",),
+)
+def place(service: Service, caller: Identity, body: PlaceBody, once: Once | None = None) -> Any:
+    places = [JobPlace(**place.model_dump()) for place in body.places]
+    return service.manager.place_job(
+        body.task_id, places, fencing_token=body.fencing_token, owner=owner_required(caller), once=once
+    )
 
 
 @routes.add(

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
+from resource_manager.core.changes import JobEnd
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.manager.demand import PRINTABLE, Demand, LeaseId, Text, from_texts
 from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER, Uuid, Vendor
@@ -80,6 +81,16 @@ class ReleaseBody(LeaseBody):
     """`POST /api/release`."""
 
     outcome: Text = Field(default="", description="Outcome of the task, for the history.")
+    job_end: JobEnd = Field(
+        default=JobEnd.UNKNOWN,
+        description="If its job was placed: ended, a launcher saw that it is gone; gone, an operator's word; "
+        "forced, nobody knows: the lease is quarantined. Else such a release is refused with 409.",
+    )
+    reason: Text = Field(default="", description="Reason, for the history; gone needs one.")
+    failed_nodes: Annotated[list[Text], Field(max_length=1000)] = Field(
+        default_factory=list,
+        description="Servers on which the job could not be started; the task's next request avoids them.",
+    )
     ranks: Annotated[list[Annotated[int, Field(strict=True, ge=0)]], Field(min_length=1)] | None = Field(
         default=None,
         description="Members of a gang to end; the others stay quarantined. It needs the fencing token.",
@@ -90,6 +101,27 @@ class ReleaseBody(LeaseBody):
         if self.ranks is not None and self.fencing_token is None:
             raise ValueError("ranks needs fencing_token beside it")
         return self
+
+
+class PlaceOfJob(Body):
+    """Where the job of one member is about to start, as `core.models.JobPlace`."""
+
+    launcher: Annotated[Text, Field(min_length=1)]
+    address: Text = ""
+    conn_id: Text = ""
+    machine: Text = ""
+    folder: Text = ""
+    mark: Text = ""
+    user: Text = ""
+
+
+class PlaceBody(LeaseBody):
+    """`POST /api/place`."""
+
+    fencing_token: Annotated[int, Field(strict=True, ge=0, le=2**53)]
+    places: Annotated[list[PlaceOfJob], Field(min_length=1, max_length=10_000)] = Field(
+        description="Places by member, in the order of the ranks."
+    )
 
 
 class CancelBody(Body):
@@ -328,6 +360,12 @@ class Done(Answer):
     """Confirmation of a change."""
 
     success: bool
+
+
+class ReleaseAnswer(Done):
+    """Confirmation of a release; `quarantined` if the lease was ended by force while its job may run."""
+
+    quarantined: bool
 
 
 class ServerSummary(Answer):

@@ -11,6 +11,8 @@ from resource_manager.core.changes import (
     GpuCleaned,
     GpuOpened,
     Granted,
+    JobEnd,
+    JobPlaced,
     MembersReleased,
     Preempting,
     Quarantined,
@@ -21,12 +23,21 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import cleaning_milli, cleaning_on
-from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Request, new_lease
+from resource_manager.core.models import (
+    MILLI_PER_GPU,
+    JobPlace,
+    Lease,
+    PendingRequest,
+    Request,
+    new_lease,
+)
 from resource_manager.core.node_state import is_rounding_error
 from resource_manager.core.refusal import MAX_REASON, short
 from resource_manager.errors import (
     CapacityError,
     DuplicateTaskError,
+    InvalidRequestError,
+    JobPlacedError,
     LeaseNotFoundError,
     NeverFitsError,
     OtherOwnerError,
@@ -38,7 +49,6 @@ from resource_manager.scheduling.gangs import Members, Prospects, could_start
 from resource_manager.scheduling.maintenance import closed_for, ending, is_restricted, place_now
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.preemption import (
-    arrival_of,
     held_back,
     overdue,
     preemption_of,
@@ -106,7 +116,7 @@ def grant(cluster: ClusterState, request: Request, members: Members, now: float)
             now,
             now + request.ttl_s if cluster.ledger is None else lease_end(cluster.ledger, request, now, now),
             None if pending is None else pending.queued_at,
-            sequence=0 if cluster.ledger is None else arrival_of(cluster, pending),
+            sequence=cluster.sequence + 1 if pending is None else pending.sequence,
         ),
         now,
     )
@@ -152,18 +162,26 @@ def release(
     fencing_token: int | None = None,
     owner: str | None = None,
     outcome: str = "",
+    job_end: JobEnd = JobEnd.UNKNOWN,
     reason: str = "",
     failed_nodes: Collection[str] = (),
 ) -> list[Change]:
-    """Return the release of a lease; `reason` is a sentence for people, cut if it is long.
+    """Return the release of a lease, or by force the quarantine of one whose job may run.
 
-    `failed_nodes` are those on which its job did not start: the next request of that id avoids them. The
-    request of a lease that was preempted, or whose job did not start, is pending again.
+    `reason` is a sentence for people, cut if it is long; `failed_nodes` are those on which its job did not
+    start: the next request of that id avoids them. The request of a lease that was preempted, or whose job
+    did not start, is pending again.
 
     Raises `LeaseNotFoundError` if there is none with that fencing token, `OtherOwnerError` if it is not that
-    owner's, and `UnknownNodeError` for a failed node that is not in the inventory.
+    owner's, `JobPlacedError` if its job was placed and `job_end` does not say that it is gone, and
+    `UnknownNodeError` for a failed node that is not in the inventory.
     """
     lease = _require_lease(cluster, lease_id, fencing_token, owner)
+    if lease.places and job_end in (JobEnd.UNKNOWN, JobEnd.FORCED):
+        if job_end is JobEnd.UNKNOWN:
+            raise _job_placed(lease)
+        # What is left of a gang is nobody's to renew already.
+        return [] if lease.revoked or lease.ranks else [Quarantined(lease_id, lease.fencing_token, now, True)]
     if lease.ranks:
         return [MembersReleased(lease_id, lease.fencing_token, lease.ranks, now, outcome)]
     for name in failed_nodes:
@@ -188,19 +206,44 @@ def release_members(
     fencing_token: int,
     owner: str | None = None,
     outcome: str = "",
+    job_end: JobEnd = JobEnd.UNKNOWN,
 ) -> list[Change]:
     """Return the release of these members of a lease, or of a remainder; all of them end it as a whole.
 
-    Raises `LeaseNotFoundError` if there is none with that fencing token or a member has ended already, and
-    `OtherOwnerError` if it is not that owner's.
+    Raises as `release` does, and `LeaseNotFoundError` if a member has ended already. Members cannot be
+    released by force: the whole lease is.
     """
     lease = _require_lease(cluster, lease_id, fencing_token, owner)
     held = {rank for rank, _ in lease.ranked}
     if not ranks or not held.issuperset(ranks):
         raise LeaseNotFoundError(lease_id, fencing_token)
     if held.issubset(ranks):
-        return release(cluster, lease_id, now, fencing_token=fencing_token, outcome=outcome)
+        return release(cluster, lease_id, now, fencing_token=fencing_token, outcome=outcome, job_end=job_end)
+    if lease.places and job_end in (JobEnd.UNKNOWN, JobEnd.FORCED):
+        raise _job_placed(lease)
     return [MembersReleased(lease_id, fencing_token, tuple(sorted(set(ranks))), now, outcome)]
+
+
+def place_job(
+    cluster: ClusterState,
+    lease_id: str,
+    places: Sequence[JobPlace],
+    now: float,
+    *,
+    fencing_token: int,
+    owner: str | None = None,
+) -> list[Change]:
+    """Return the places of a lease's jobs, one a member, which are about to start there.
+
+    Returns nothing if it has places already: whoever came first starts the jobs. Raises as `renew` does.
+    """
+    lease = _require_whole_lease(cluster, lease_id, fencing_token, owner)
+    if len(places) != len(lease.members):
+        raise InvalidRequestError(
+            f"places must have one entry for each of {len(lease.members)} members, got {len(places)}",
+            field="places",
+        )
+    return [] if lease.places else [JobPlaced(lease_id, fencing_token, tuple(places), now)]
 
 
 def renew(
@@ -242,9 +285,9 @@ def preempt(
 def _require_whole_lease(
     cluster: ClusterState, lease_id: str, fencing_token: int | None, owner: str | None = None
 ) -> Lease:
-    """Return the lease; a remainder is none: it has no life to restart, nor to end for another."""
+    """Return the lease; a remainder or a revoked one has no life to restart, nor to end for another."""
     lease = _require_lease(cluster, lease_id, fencing_token, owner)
-    if lease.ranks:
+    if lease.ranks or lease.revoked:
         raise LeaseNotFoundError(lease_id, fencing_token)
     return lease
 
@@ -263,9 +306,15 @@ def _require_lease(
     return lease
 
 
+def _job_placed(lease: Lease) -> JobPlacedError:
+    nodes = [member.node for member in lease.members]
+    return JobPlacedError(lease.lease_id, nodes, lease.places[0].launcher)
+
+
 def expire(cluster: ClusterState, now: float) -> list[Change]:
     """Return the expiry, or the quarantine, of every lease whose TTL has passed.
 
+    One whose job was placed is quarantined: its end is not known to be that of the job.
     A lease that is still held after the end of its preemption is quarantined. What still runs in a
     maintenance window that preempts is preempted.
     """
@@ -279,7 +328,9 @@ def expire(cluster: ClusterState, now: float) -> list[Change]:
         *late,
         *(change for change in windows if change.lease_id not in gone),
         *(
-            (Quarantined if lease.request.quarantine else Expired)(lease.lease_id, lease.fencing_token, now)
+            (Quarantined if lease.request.quarantine or lease.places else Expired)(
+                lease.lease_id, lease.fencing_token, now
+            )
             for lease in due
         ),
     ]

@@ -24,7 +24,7 @@ from resource_manager.errors import InvalidRequestError, NotPreemptibleError
 from resource_manager.scheduling.gangs import Members
 from resource_manager.scheduling.policies import Policy, nothing_fits
 from resource_manager.scheduling.queue_order import QueueDiscipline
-from resource_manager.scheduling.victims import arrived_at, find_victims, place_of
+from resource_manager.scheduling.victims import find_victims, place_of
 
 MAX_SEARCHES = 32
 """Maximum number of requests for which victims are searched in one pass over the queue."""
@@ -279,18 +279,13 @@ def requeued(lease: Lease, outcome: str, now: float) -> list[Change]:
         request = replace(request, labels=labels, preferred_node=lease.placement.node)
     elif outcome != Outcome.NOT_STARTED:
         return []
-    return [Queued(request, arrived_at(lease), lease.sequence, now)]
+    return [Queued(request, lease.arrived_at, lease.sequence, now)]
 
 
 def restarts_of(labels: Mapping[str, str]) -> int:
     """Return how often the job of a lease with these labels was preempted."""
     text = labels.get(RESTARTS, "0")
     return int(text) if text.isdecimal() and len(text) < 10 else 0
-
-
-def arrival_of(cluster: ClusterState, pending: PendingRequest | None) -> int:
-    """Return the number in the order of arrival of a request that starts now."""
-    return cluster.sequence if pending is None else pending.sequence
 
 
 def overdue(cluster: ClusterState, now: float, due: Collection[str]) -> list[Quarantined]:

@@ -364,12 +364,7 @@ def _is_over(account: Account, lease: Lease, cluster: ClusterState) -> bool:
 def _cheapest_first(lease: Lease) -> Cheapness:
     """Return the sort key of a lease among its team's: lowest priority, least work lost, newest."""
     saved_at = lease.granted_at if lease.checkpoint_at is None else max(lease.checkpoint_at, lease.granted_at)
-    return (lease.request.priority, -saved_at, -arrived_at(lease), lease.lease_id)
-
-
-def arrived_at(lease: Lease) -> float:
-    """Return when the lease's request arrived, in seconds."""
-    return lease.granted_at if lease.queued_at is None else lease.queued_at
+    return (lease.request.priority, -saved_at, -lease.arrived_at, lease.lease_id)
 
 
 def reasons_for(cluster: ClusterState, request: Request, victims: Sequence[Lease]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -116,8 +116,6 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
     )
     pending = [entry for entry in now.pending if entry.lease_id not in queued]
     pending += _pending_before(changes)
-    # A request that is queued again after its preemption keeps its number.
-    sequence = now.sequence - sum(isinstance(c, Queued) and c.queued_at == c.at for c in changes)
     kept, forgotten = _known(changes, leases, pending)
     nodes = next((c.nodes for c in changes if isinstance(c, InventoryChanged)), now.nodes)
     tokens = [c.lease.fencing_token for c in changes if isinstance(c, Granted)]
@@ -125,14 +123,11 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
     before = Snapshot(
         version=version,
         last_fencing_token=min(tokens) - 1 if tokens else now.last_fencing_token,
-        sequence=sequence,
+        sequence=_sequence_before(now, changes, [*leases, *remainders, *pending]),
         nodes=nodes,
         leases=leases,
         remainders=remainders,
-        pending=tuple(
-            replace(entry, sequence=entry.sequence or sequence - len(pending) + place)
-            for place, entry in enumerate(pending, start=1)
-        ),
+        pending=tuple(pending),
         drained=_drained_before(now, changes) if version else (),
         # Those before the first recorded rules are unknown, and taken to be none.
         teams=Teams() if any(isinstance(c, TeamsChanged) for c in changes) else now.teams,
@@ -144,6 +139,19 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         failed_starts=tuple(entry for entry in now.failed_starts if entry not in changes),
     )
     return History(before, tuple(kept), forgotten)
+
+
+def _sequence_before(
+    now: Snapshot, changes: Sequence[Change], present: Iterable[Lease | PendingRequest]
+) -> int:
+    """Return the number of the last request that arrived before, one below the first that arrived later.
+
+    A request that is queued again keeps its number and the time of its arrival.
+    """
+    arrivals = [(c.queued_at, c.sequence) for c in changes if isinstance(c, Queued)]
+    arrivals += [(c.lease.arrived_at, c.lease.sequence) for c in changes if isinstance(c, Granted)]
+    first = min((number for at, number in arrivals if at >= changes[0].at), default=now.sequence + 1)
+    return max([first - 1, *(each.sequence for each in present)])
 
 
 def _pending_before(changes: list[Change]) -> list[PendingRequest]:
@@ -159,11 +167,11 @@ def _pending_before(changes: list[Change]) -> list[PendingRequest]:
         elif isinstance(change, Granted):
             lease = change.lease
             if lease.queued_at is not None and lease.queued_at < changes[0].at and lease.lease_id not in seen:
-                found.append(PendingRequest(lease.request, lease.queued_at, 0))
+                found.append(PendingRequest(lease.request, lease.queued_at, lease.sequence))
             seen.discard(lease.lease_id)
         elif isinstance(change, Cancelled):
             seen.discard(change.lease_id)
-    return sorted(found, key=lambda entry: entry.queued_at)
+    return sorted(found, key=lambda entry: entry.sequence)
 
 
 def _drained_before(now: Snapshot, changes: list[Change]) -> tuple[Drained, ...]:

@@ -179,10 +179,11 @@ def test_a_server_that_cannot_be_asked_for_the_job_keeps_the_lease(late, gpu_lau
 
     operator = training()
     waited_until_50(operator, late, clock, "a", "b")
+    begins(lambda: operator.execute_granted(context_of(), GRANTED))
     clock.now = 101.0
     monkeypatch.setattr(gpu_launcher, "status", silent)
     with pytest.raises(AirflowException, match="no route to a; its GPUs stay allocated"):
-        operator.execute_granted(context_of(), GRANTED)
+        operator.execute(context_of())
     assert len(late.leases()) == 2
 
 

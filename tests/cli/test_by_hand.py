@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +14,8 @@ import psutil
 import pytest
 
 from resource_manager import GPUResourceManager
-from tests.e2e.servers import SSHServer, ssh_server
+from tests.cli.programs import GPU_MANAGER, environment_of, manager_of, piped
+from tests.e2e.servers import ssh_server
 from tests.eventually import wait_for
 from tests.redis_server import RedisServer
 
@@ -25,41 +23,19 @@ __all__ = ["ssh_server"]
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-GPU_MANAGER = [sys.executable, "-m", "resource_manager.cli"]
-
 
 @pytest.fixture(params=["here", "ssh"])
 def environment(
     request: pytest.FixtureRequest, embedded_redis: RedisServer, tmp_path: Path
 ) -> dict[str, str]:
     """Environment of the commands, for a server that is this machine or one that ssh reaches."""
-    address = ""
-    if request.param == "ssh":
-        server: SSHServer = request.getfixturevalue("ssh_server")
-        address = f'address = "root@127.0.0.1:{server.port}"'
-        with_key = tmp_path / "bin" / "ssh"  # the ssh program with a configuration of the test
-        with_key.parent.mkdir()
-        with_key.write_text(
-            f"#!/bin/sh\nexec {shutil.which('ssh')} -F none -i {server.key} -o StrictHostKeyChecking=no "
-            '-o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "$@"\n'
-        )
-        with_key.chmod(0o755)
-    inventory = tmp_path / "servers.toml"
-    inventory.write_text(f'[[servers]]\nname = "s"\ngpus = 2\ncpus = 8\n{address}\n')
-    return {
-        **os.environ,
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        "GPU_MANAGER_STORE": embedded_redis.fresh_url(),
-        "GPU_MANAGER_INVENTORY": str(inventory),
-        "GPU_MANAGER_JOBS_DIR": str(tmp_path / "jobs"),
-    }
+    ssh = request.getfixturevalue("ssh_server") if request.param == "ssh" else None
+    return environment_of(tmp_path, embedded_redis.fresh_url(), ssh)
 
 
 @pytest.fixture
 def manager(environment: dict[str, str]) -> Iterator[GPUResourceManager]:
-    with GPUResourceManager.from_url(
-        environment["GPU_MANAGER_STORE"], inventory=Path(environment["GPU_MANAGER_INVENTORY"])
-    ) as manager:
+    with manager_of(environment) as manager:
         yield manager
         assert manager.leases() == []
         assert manager.queue() == []
@@ -87,11 +63,6 @@ def runs(process: int) -> bool:
         return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def piped(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*GPU_MANAGER, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_the_exit_code_and_the_output_are_the_command_s_own(
@@ -162,8 +133,8 @@ def test_a_closed_terminal_ends_the_command_and_frees_the_gpu(
     wait_for(lambda: not manager.leases() and not runs(job), 30)
 
 
-def test_a_killed_program_leaves_no_command_and_its_lease_has_an_end(
-    terminal: Callable[..., pexpect.spawn], manager: GPUResourceManager
+def test_a_killed_program_leaves_no_command_and_its_lease_ends_once_that_is_known(
+    terminal: Callable[..., pexpect.spawn], environment: dict[str, str], manager: GPUResourceManager
 ) -> None:
     child = terminal("run", "--gpus", "1", "--", "sh", "-c", "echo ready $$; trap '' HUP; sleep 1000")
     child.expect(r"ready (\d+)")
@@ -172,7 +143,11 @@ def test_a_killed_program_leaves_no_command_and_its_lease_has_an_end(
     wait_for(lambda: not runs(job), 30)
     (lease,) = manager.leases()
     assert lease["expires_at"] - time.time() <= 60
-    manager.release_resources(lease["task_id"])
+    stopped = piped(environment, "stop", lease["task_id"])
+    assert (stopped.returncode, stopped.stdout) == (
+        0,
+        f"{lease['task_id']}: released, its job was over already\n",
+    )
 
 
 def test_processes_left_behind_end_with_the_command(

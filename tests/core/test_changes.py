@@ -19,6 +19,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     InventoryChanged,
+    JobPlaced,
     MaintenanceChanged,
     MembersReleased,
     Outcome,
@@ -32,7 +33,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import Window
-from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.core.models import JobPlace, Lease, Placement, Request
 from resource_manager.core.teams import Team, Teams
 from tests.builders import nodes
 
@@ -41,10 +42,11 @@ GANG = (Placement("a", (0,), port=29500), Placement("b", (0,)))
 STEPS: list[Change] = [
     Queued(Request("t", 1), 0.0, 1, 0.0),
     Granted(LEASE, 1.0),
+    JobPlaced("t", 1, (JobPlace("ssh", "a:22", "gpu", "m1 a", "/home/u/jobs", "f00d", "u"),), 1.2),
     Preempting("t", 1, "u", 80.0, 1.5),
     Renewed("t", 1, 2.0, 90.0),
-    Quarantined("t", 1, 90.0),
-    Released("t", 1, 91.0, Outcome.SUCCESS),
+    Quarantined("t", 1, 90.0, revoked=True),
+    Released("t", 1, 91.0, Outcome.SUCCESS, reason="seen to be gone", failed_nodes=("a",)),
     Granted(Lease(Request("u", 1), (Placement("a", (0,)),), 2, 92.0, 93.0), 92.0),
     Expired("u", 2, 93.0),
     Queued(Request("w", 1), 94.0, 2, 94.0),

@@ -19,6 +19,7 @@ from resource_manager.jobs.preempting import end_jobs, grace_of, queue_again
 from resource_manager.manager.results import Allocation
 from resource_manager.scheduling.preemption import restarts_of
 from tests.eventually import wait_for
+from tests.jobs.gangs import place
 
 TRAINING = """
 import json, os, pathlib, signal, sys, time
@@ -62,10 +63,9 @@ def train(manager: GPUResourceManager, grace_s: float = 30.0, signal_name: str =
         server="gpu-server-0",
         preempt_grace=grace_s,
         preempt_signal=signal_name,
-        labels={"launcher": "local"},
     )
     assert found["state"] == "RUNNING"
-    return found
+    return place(manager, found)
 
 
 def start(allocation: Allocation, program: str, *arguments: str) -> GangJob:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -15,13 +15,16 @@ from resource_manager.core.changes import (
     Expired,
     Granted,
     InventoryChanged,
+    Outcome,
     Quarantined,
     Queued,
     Released,
     Renewed,
+    TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Lease, Node, Placement, Request
+from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import (
     CapacityError,
     DuplicateTaskError,
@@ -126,17 +129,52 @@ def test_a_grant_sets_every_field_of_the_lease(cluster: Untouched) -> None:
     cluster.move(held("other", "a", token=7), Queued(Request("t", 2, ttl_s=60.0), 3.0, 1, 3.0))
     request = Request("t", 2, ttl_s=60.0)
     granted = allocator.grant(cluster, request, (Placement("b", (0, 1)),), 5.0)
-    lease = Lease(request, (Placement("b", (0, 1)),), 8, granted_at=5.0, expires_at=65.0, queued_at=3.0)
+    lease = Lease(
+        request, (Placement("b", (0, 1)),), 8, granted_at=5.0, expires_at=65.0, queued_at=3.0, sequence=1
+    )
     assert granted == Granted(lease, 5.0)
     other = Request("u", 2)
     granted = allocator.grant(cluster, other, (Placement("b", (0, 1)),), 5.0)
-    assert granted.lease == Lease(other, (Placement("b", (0, 1)),), 8, 5.0, math.inf, None)
+    assert granted.lease == Lease(other, (Placement("b", (0, 1)),), 8, 5.0, math.inf, None, sequence=2)
 
 
 def test_allocate_grants_a_request_that_fits_and_returns_nothing_otherwise(cluster: Untouched) -> None:
     assert allocator.allocate(cluster, Request("t", 5), FIRST_FIT, 1.0) == []
     (granted,) = allocator.allocate(cluster, Request("t", 4), FIRST_FIT, 1.0)
     assert granted == allocator.grant(cluster, Request("t", 4), (Placement("a", (0, 1, 2, 3)),), 1.0)
+
+
+@pytest.mark.parametrize("rules", [Teams(), Teams((Team("vision", 2),))], ids=["no teams", "teams"])
+def test_leases_granted_at_once_and_given_back_wait_in_the_order_of_their_arrival(rules: Teams) -> None:
+    cluster = ClusterState(nodes("a", 4))
+    cluster.apply(TeamsChanged(rules, 0.0))
+
+    def apply(changes: Iterable[Change]) -> None:
+        for change in changes:
+            cluster.apply(change)
+
+    batch = [Request("first", 1), Request("second", 1)]
+    apply(allocator.allocate_in_order(cluster, batch, FIRST_FIT, FIFO, 1.0))
+    apply(allocator.submit(cluster, Request("third", 2), FIRST_FIT, FIFO, 2.0))
+    apply(allocator.submit(cluster, Request("waits", 4), FIRST_FIT, FIFO, 3.0))
+    for name in ("third", "second", "first"):
+        apply(allocator.release(cluster, name, 4.0, outcome=Outcome.NOT_STARTED))
+    assert [entry.lease_id for entry in FIFO(cluster, 4.0)] == ["first", "second", "third", "waits"]
+    assert [entry.sequence for entry in FIFO(cluster, 4.0)] == [1, 2, 3, 4]
+
+
+def test_a_grant_beside_the_queue_takes_a_number_that_no_later_request_gets() -> None:
+    cluster = ClusterState(nodes("a", 4))
+    for name, gpus in (("runs", 2), ("waits", 4)):
+        request = Request(name, gpus, expected_runtime_s=60.0)
+        cluster.apply(*allocator.submit(cluster, request, FIRST_FIT, BACKFILL, 0.0))
+    asked = [Request("large", 4, expected_runtime_s=9.0), Request("small", 1, expected_runtime_s=9.0)]
+    (granted,) = allocator.allocate_in_order(cluster, asked, FIRST_FIT, BACKFILL, 1.0)
+    assert isinstance(granted, Granted)
+    cluster.apply(granted)
+    (queued,) = allocator.enqueue(cluster, [Request("later", 1)], 2.0)
+    assert isinstance(queued, Queued)
+    assert 2 < granted.lease.sequence < queued.sequence
 
 
 def test_admission_may_refuse_a_request_that_fits(cluster: Untouched) -> None:

@@ -137,7 +137,7 @@ def test_a_lease_given_back_before_its_job_began_waits_at_its_old_place_until_th
     gone = allocator.release(cluster, "x", 125.0, outcome=Outcome.NOT_STARTED)
     assert apply(cluster, allocator.with_dispatch(cluster, gone, FIRST_FIT, FIFO, 125.0)) == []
     waiting = cluster.pending["x"]
-    assert (waiting.queued_at, waiting.sequence, waiting.request.labels) == (100.0, 0, {})
+    assert (waiting.queued_at, waiting.sequence, waiting.request.labels) == (100.0, 1, {})
     assert [entry.lease_id for entry in FIFO(cluster, 125.0)] == ["x", "y"]
     assert apply(cluster, allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 7200.0)) == ["x"]
 

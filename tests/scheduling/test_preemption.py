@@ -67,12 +67,12 @@ def test_the_victim_waits_at_its_old_place_in_time_with_its_server_preferred() -
     queued_at = shared.now
     shared.release("other", "SUCCESS")
     granted = shared.state.leases["x"]
-    assert (granted.queued_at, granted.sequence) == (queued_at, 1)
+    assert (granted.queued_at, granted.sequence) == (queued_at, 2)
     shared.submit("mine", 2, team="vision")
     shared.submit("later", 4, team="nlp")
     shared.release("x")
     pending = shared.state.pending["x"]
-    assert (pending.queued_at, pending.sequence) == (queued_at, 1)
+    assert (pending.queued_at, pending.sequence) == (queued_at, 2)
     assert pending.request.preferred_node == "a"
     assert pending.request.labels == {"model": "bert", "restart_count": "1"}
     assert restarts_of(pending.request.labels) == 1

@@ -20,7 +20,9 @@ from resource_manager.core.changes import (
     GpuCleaned,
     Granted,
     InventoryChanged,
+    JobPlaced,
     MembersReleased,
+    Outcome,
     Preempting,
     Quarantined,
     Queued,
@@ -29,7 +31,7 @@ from resource_manager.core.changes import (
     Restored,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import Lease, Placement, Request, Spread
+from resource_manager.core.models import JobPlace, Lease, Placement, Request, Spread
 from resource_manager.errors import (
     IdempotencyKeyError,
     LockedError,
@@ -42,6 +44,8 @@ from resource_manager.manager import runtime_learner
 from resource_manager.manager.runtime_learner import RuntimeLearner
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.decayed_use import with_use
+from resource_manager.scheduling.policies import get_policy
+from resource_manager.scheduling.queue_order import fifo
 from resource_manager.scheduling.runtime_history import Confidence, RuntimeHistory
 from resource_manager.storage import Store
 from resource_manager.storage.locks import Lock
@@ -216,6 +220,28 @@ def test_a_quarantined_lease_that_is_renewed_is_active_again(open_client: OpenSt
     assert lease.expires_at == now + 900
 
 
+def test_the_places_of_jobs_and_a_revocation_are_read_back(open_client: OpenStore) -> None:
+    """Also by a replica that is read anew, after a renewal, and by what is left of a gang."""
+    store = open_client()
+    mine = started(store)
+    members = (Placement("gpu-server-0", (2,)), Placement("gpu-server-1", (0,)))
+    places = (JobPlace("ssh", "a:22", "gpu", "m1 a", "/jobs", "f00d", "u"), JobPlace("ssh", machine="m2 b"))
+    steps: list[Change] = [
+        Granted(Lease(Request("gang", 1, nodes=2), members, 1, 1.0, 1e12), 1.0),
+        JobPlaced("gang", 1, places, 2.0),
+        Renewed("gang", 1, 3.0, 1e12),
+        Quarantined("gang", 1, 4.0, revoked=True),
+        MembersReleased("gang", 1, (0,), 5.0),
+        Granted(Lease(Request("gang", 1), (Placement("gpu-server-0", (3,)),), 2, 6.0, 1e12), 6.0),
+    ]
+    for step in steps:
+        commit(store, mine, lambda now, step=step: [step])
+        assert fresh(open_client()) == normal(mine.snapshot())
+    (rest,) = mine.remainders.values()
+    assert (rest.places, rest.revoked) == (places[1:], False)
+    assert mine.leases["gang"].places == ()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_every_kind_of_change_is_read_back_as_written(open_client: OpenStore, seed: int) -> None:
     writer, reader = open_client(), open_client()
@@ -233,7 +259,7 @@ def test_every_kind_of_change_is_read_back_as_written(open_client: OpenStore, se
 def test_the_history_applied_to_the_first_state_gives_the_state(open_client: OpenStore) -> None:
     store = open_client()
     mine, walk = started(store), Walk(23)
-    for _ in range(60):
+    for _ in range(80):
         commit(store, mine, lambda now: walk.changes(mine, now))
     history = open_client().history(limit=10_000)
     assert 40 < mine.version <= 100, "the Variable keeps the last 100"
@@ -317,6 +343,41 @@ def test_initialise_and_replace_wait_for_the_lock(open_client: OpenStore) -> Non
         step(first_state())
         timer.join()
         assert len(fresh(other).nodes) == 4
+
+
+def test_a_lease_given_back_has_its_old_number_and_takes_none_from_later_requests(
+    open_client: OpenStore,
+) -> None:
+    """Each client reads the whole state, so the numbers must be in the store."""
+    policy, first = get_policy("first_fit"), Request("first", 8)
+
+    def next_step(decide: Callable[[ClusterState, float], list[Change]]) -> Snapshot:
+        store = open_client()
+        cluster = started(store)
+        commit(store, cluster, lambda now: decide(cluster, now))
+        assert fresh(open_client()) == normal(cluster.snapshot())
+        return normal(cluster.snapshot())
+
+    def submit(request: Request) -> Snapshot:
+        return next_step(lambda cluster, now: allocator.submit(cluster, request, policy, fifo, now))
+
+    def release(lease_id: str, outcome: str) -> Snapshot:
+        return next_step(lambda cluster, now: allocator.release(cluster, lease_id, now, outcome=outcome))
+
+    submit(first)
+    state = submit(Request("second", 8))
+    assert ([lease.sequence for lease in state.leases], state.sequence) == ([1, 2], 2)
+    release("second", Outcome.NOT_STARTED)
+    state = release("first", Outcome.NOT_STARTED)
+    assert [(entry.lease_id, entry.sequence) for entry in state.pending] == [("first", 1), ("second", 2)]
+    assert state.sequence == 2
+    state = next_step(lambda cluster, now: allocator.schedule_pending(cluster, policy, fifo, now))
+    assert ([lease.sequence for lease in state.leases], state.sequence) == ([1, 2], 2)
+    assert submit(Request("third", 8)).leases[-1].sequence == 3
+    assert release("first", Outcome.NOT_STARTED).sequence == 3
+    store = open_client()
+    store.replace(first_state())
+    assert fresh(store).sequence >= 3
 
 
 def test_replace_keeps_version_fencing_token_and_sequence_growing(open_client: OpenStore) -> None:

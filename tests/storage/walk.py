@@ -15,6 +15,7 @@ from resource_manager.core.changes import (
     GpuClosed,
     Granted,
     InventoryChanged,
+    JobEnd,
     MaintenanceChanged,
     Outcome,
     Preempting,
@@ -23,7 +24,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.maintenance import Window
-from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, Spread
+from resource_manager.core.models import Gpu, JobPlace, Lease, Node, Placement, Request, Spread
 from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
@@ -89,7 +90,7 @@ def add_in_child(store: Store, cluster: ClusterState, task_id: str) -> None:
 
 STEPS = (
     "allocate", "submit", "release", "release", "members", "renew", "expire", "cancel", "preempt", "node",
-    "gpu",
+    "gpu", "place", "revoke",
 )  # fmt: skip
 
 
@@ -134,7 +135,13 @@ class Walk:
             lease = cluster.leases[rng.choice(sorted(cluster.leases))]
             failed = [member.node for member in lease.members if lease.fencing_token % 4 == 0]
             ended = allocator.release(
-                cluster, lease.lease_id, now, outcome="success", reason="no route", failed_nodes=failed
+                cluster,
+                lease.lease_id,
+                now,
+                outcome="success",
+                job_end=JobEnd.ENDED,
+                reason="no route",
+                failed_nodes=failed,
             )
             return self._with_dispatch(cluster, ended, now)
         if step == "members" and (held := [*cluster.leases.values(), *cluster.remainders.values()]):
@@ -146,16 +153,27 @@ class Walk:
                 rng.sample(ranks, rng.randint(1, len(ranks))),
                 now,
                 fencing_token=lease.fencing_token,
+                job_end=JobEnd.ENDED,
             )
             return self._with_dispatch(cluster, ended, now)
-        if step == "renew" and cluster.leases:
-            return allocator.renew(cluster, rng.choice(sorted(cluster.leases)), now)
+        if step == "renew" and (held := [lease for lease in cluster.leases.values() if not lease.revoked]):
+            return allocator.renew(cluster, rng.choice(held).lease_id, now)
+        if step == "place" and (held := [lease for lease in cluster.leases.values() if not lease.revoked]):
+            lease = rng.choice(held)
+            places = [JobPlace("ssh", machine=member.node, user="u") for member in lease.members]
+            return allocator.place_job(
+                cluster, lease.lease_id, places, now, fencing_token=lease.fencing_token
+            )
+        if step == "revoke" and (held := [lease for lease in cluster.leases.values() if lease.places]):
+            return allocator.release(cluster, rng.choice(held).lease_id, now, job_end=JobEnd.FORCED)
         if step == "preempt" and cluster.leases:
             lease = cluster.leases[rng.choice(sorted(cluster.leases))]
             until = now + rng.choice((0.0, 60.0))
             if lease.lease_id not in cluster.preempting:
                 return [Preempting(lease.lease_id, lease.fencing_token, "stronger", until, now)]
-            ended = allocator.release(cluster, lease.lease_id, now, outcome=Outcome.PREEMPTED)
+            ended = allocator.release(
+                cluster, lease.lease_id, now, outcome=Outcome.PREEMPTED, job_end=JobEnd.ENDED
+            )
             return self._with_dispatch(cluster, ended, now)
         if step == "node":
             return self._node(cluster, now)

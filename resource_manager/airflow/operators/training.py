@@ -7,12 +7,11 @@ import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from resource_manager.airflow.demand import end_lease, is_of, launcher_labels, seconds
+from resource_manager.airflow.demand import end_lease, is_of, seconds
 from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.outages import outlasting_outages, outlasts_outages
@@ -29,7 +28,6 @@ from resource_manager.airflow.triggers import (
 from resource_manager.airflow.use_meter import GPU_USAGE, usage_line
 from resource_manager.airflow.version_compat import (
     AirflowException,
-    AirflowFailException,
     AirflowTaskTerminated,
     is_first_try_since_cleared,
 )
@@ -37,7 +35,7 @@ from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError
 from resource_manager.jobs.gang_environment import HOSTFILE, gang_environment, hostfile, is_gang
 from resource_manager.jobs.gang_job import ORDER_LABEL, DoneWhen, GangJob, StartupOrder
-from resource_manager.jobs.launchers import Job, LauncherError, LauncherUnreachableError
+from resource_manager.jobs.launchers import AlreadyEndedError, Job, LauncherError, LauncherUnreachableError
 from resource_manager.jobs.preempting import end_jobs, queue_again
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.jobs.running_job import RunningJob, job_of
@@ -147,9 +145,8 @@ class GPUTrainingOperator(GPUOperator):
 
     def _request(self, context: Any, attempt: int = 1) -> Any:
         self._identity, _ = identity_of(context)
-        launcher = self.launcher or ("docker" if self.image else "local")
         manager = self.manager
-        labels = launcher_labels(launcher, self.launcher_conn_id)
+        labels = {"launcher": self._launcher}
         if self.startup_order is not StartupOrder.TOGETHER:
             labels[ORDER_LABEL] = self.startup_order.value
         if attempt > 1:
@@ -161,12 +158,14 @@ class GPUTrainingOperator(GPUOperator):
 
     def _run_job(self, context: Any, manager: Manager, allocation: Allocation) -> Any:
         _, plain_identity = identity_of(context)
-        gang = _gang_of(allocation)
+        gang = GangJob.of(allocation)
         try:
             if self.gives_back(manager, allocation, gang):
                 return self._request(context)
         except LauncherError as error:
             self._not_started(context, manager, allocation, error)
+        if gang is None:
+            allocation, gang = self._placed(context, manager, allocation)
         for member, job in zip(allocation["members"], gang.jobs, strict=True):
             self.log.info(
                 "%sallocated GPUs %s and %s CPUs of %s; job %s",
@@ -188,13 +187,18 @@ class GPUTrainingOperator(GPUOperator):
             if not gang.start([self._job(job, allocation) for job in gang.jobs]):
                 self.log.info("the job was started by an earlier execution; watching it")
                 started_at = allocation["granted_at"]
+        except AlreadyEndedError as error:
+            self.log.warning("%s; asking for GPUs again", error)
+            identity, _ = identity_of(context)
+            self._end(manager, identity, Outcome.CANCELLED)
+            return self._request(context)
         except LauncherError as error:
             self._not_started(context, manager, allocation, error)
         timeout = self.execution_timeout
         return self.defer(
             trigger=JobTrigger(
                 plain_identity,
-                [asdict(job) for job in gang.jobs],
+                [job.to_dict() for job in gang.jobs],
                 seconds(self._ttl),
                 self.gpu_conn_id,
                 self.unreachable_timeout.total_seconds(),
@@ -206,17 +210,52 @@ class GPUTrainingOperator(GPUOperator):
             method_name="execute_ended",
         )
 
+    @property
+    def _launcher(self) -> str:
+        return self.launcher or ("docker" if self.image else "local")
+
+    def _placed(self, context: Any, manager: Manager, allocation: Allocation) -> tuple[Allocation, GangJob]:
+        """Prepare the job, and store where it is about to start; return the allocation with these places.
+
+        Nothing runs if that fails: the lease ends at once, and the next one avoids those servers.
+        """
+        planned = GangJob.planned(allocation, self._launcher, self.launcher_conn_id)
+        prepared = planned.prepare([self._job(job, allocation) for job in planned.jobs])
+        if prepared.failed:
+            error = next(iter(prepared.failed.values()))
+            self._not_started(context, manager, allocation, error, tuple(prepared.failed))
+        try:
+            allocation = manager.place_job(
+                allocation["task_id"], prepared.places, fencing_token=allocation["fencing_token"]
+            )
+        except LeaseNotFoundError as error:
+            raise AirflowException("the lease was ended by another client before its job started") from error
+        gang = GangJob.of(allocation)
+        assert gang is not None  # it was placed just now
+        return allocation, gang
+
     def _not_started(
-        self, context: Any, manager: Manager, allocation: Allocation, error: LauncherError
+        self,
+        context: Any,
+        manager: Manager,
+        allocation: Allocation,
+        error: LauncherError,
+        failed_nodes: Sequence[str] = (),
     ) -> NoReturn:
         """Fail the try; a gang that can be stopped and released starts again after a pause instead.
 
-        What a server out of reach may still run stays quarantined.
+        The next lease avoids the servers on which the job is known not to have started. What a server out of
+        reach may still run stays quarantined.
         """
-        if not is_gang(allocation) and isinstance(error, LauncherUnreachableError):
+        if (
+            allocation["job_places"]
+            and not is_gang(allocation)
+            and isinstance(error, LauncherUnreachableError)
+        ):
             raise AirflowException(f"{error}; {GPUS_STAY_ALLOCATED}") from error
         identity, _ = identity_of(context)
-        self._end(manager, identity, Outcome.FAILED)
+        why = {"reason": str(error), "failed_nodes": failed_nodes or ([error.server] if error.server else [])}
+        self._end(manager, identity, Outcome.FAILED, **why)
         if not is_gang(allocation):
             raise AirflowException(str(error)) from error
         attempt = int(allocation["labels"].get(ATTEMPT_LABEL, 1))
@@ -237,9 +276,9 @@ class GPUTrainingOperator(GPUOperator):
         """Request a lease again after a start that failed."""
         return self._request(context, attempt)
 
-    def _end(self, manager: Manager, identity: TaskIdentity, outcome: Outcome) -> None:
+    def _end(self, manager: Manager, identity: TaskIdentity, outcome: Outcome, **why: Any) -> None:
         """End job and lease, and log what of it may still run."""
-        done = end_lease(manager, identity, self.owner, outcome)
+        done = end_lease(manager, identity, self.owner, outcome, **why)
         if done is not None and done.action is ActionKind.PARTLY_RELEASED:
             self.log.warning("%s; the GPUs of that member stay allocated until it is gone", done.detail)
 
@@ -283,6 +322,9 @@ class GPUTrainingOperator(GPUOperator):
                 return self._request(context)
             return self._preempted(context, manager, entry)
         if event["state"] == TriggerState.LEASE_LOST:
+            entry = manager.status_of(identity.lease_id)
+            if entry is not None and entry["state"] == "ERROR" and entry["revoked"]:
+                self._end(manager, identity, Outcome.CANCELLED)
             raise AirflowException("the lease was ended by another client, so the job was stopped")
         return self._finish(context, event)
 
@@ -325,9 +367,12 @@ class GPUTrainingOperator(GPUOperator):
         A job that still ends with exit code 0 has succeeded. One that cannot be known to be gone keeps its
         GPUs, and is tried again later.
         """
-        gang = _gang_of(allocation)
+        gang = GangJob.of(allocation)
         self.log.warning("the lease is preempted for %s; ending its job", allocation["preempted_by"])
         try:
+            if gang is None:  # its job was not placed
+                queue_again(manager, allocation, None)
+                return self._request(context)
             done = end_jobs(manager, allocation, gang)
             if done.left:
                 raise next(iter(done.left.values()))
@@ -366,14 +411,6 @@ class GPUTrainingOperator(GPUOperator):
         if self._identity is not None and not is_wanted(self._identity):
             end_lease(self.manager, self._identity, self.owner)
             raise AirflowTaskTerminated("the task was ended in Airflow")
-
-
-def _gang_of(allocation: Allocation) -> GangJob:
-    """Return the jobs of the allocation; raises `AirflowFailException` if it has no launcher."""
-    gang = GangJob.of(allocation)
-    if gang is None:
-        raise AirflowFailException(f"lease {allocation['task_id']!r} was granted without a launcher")
-    return gang
 
 
 Choice = TypeVar("Choice", bound=StrEnum)

@@ -137,11 +137,16 @@ def _original(servers: Sequence[dict[str, Any]]) -> Document:
             request = Request(str(task["task_id"]), len(gpu_ids), resources={"cpus": cpus})
             placement = Placement(str(server["server_name"]), gpu_ids)
             began = datetime.fromisoformat(str(task["start_time"])).timestamp()
-            leases.append(Lease(request, (placement,), len(leases) + 1, began, math.inf))
+            number = len(leases) + 1
+            leases.append(Lease(request, (placement,), number, began, math.inf, sequence=number))
     if len({lease.lease_id for lease in leases}) != len(leases):
         raise CorruptStateError("it lists a task twice")
     snapshot = Snapshot(
-        version=0, last_fencing_token=len(leases), sequence=0, nodes=nodes, leases=tuple(leases)
+        version=0,
+        last_fencing_token=len(leases),
+        sequence=len(leases),
+        nodes=nodes,
+        leases=tuple(leases),
     )
     return Document(ClusterState.from_snapshot(snapshot), incarnation="")
 

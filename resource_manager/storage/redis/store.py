@@ -126,6 +126,7 @@ class RedisStore:
             if isinstance(change, Granted):
                 members = change.lease.members
                 fencing, last_node = str(change.lease.fencing_token), members[-1].node
+                sequence = max(sequence, change.lease.sequence)
                 if port := members[0].port:
                     operations += ("port", f"{layout.LAST_PORT}{members[0].node}", str(port))
             elif isinstance(change, Queued):

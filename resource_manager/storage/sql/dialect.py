@@ -243,7 +243,7 @@ def update(commit: Commit) -> str:
 
 
 @lru_cache(maxsize=64)
-def _update(is_known: bool, grants: bool, queues: bool, hands_on: bool, frees: bool, keys: int) -> str:
+def _update(is_known: bool, grants: bool, arrives: bool, hands_on: bool, frees: bool, keys: int) -> str:
     sets = ["version = :new_version", "commit_id = :commit_id"]
     guards = [
         "namespace = :namespace",
@@ -257,8 +257,9 @@ def _update(is_known: bool, grants: bool, queues: bool, hands_on: bool, frees: b
     if grants:
         sets.append("last_fencing_token = :fencing_token")
         guards.append("suspended_until <= {now}")
-    if queues:
-        sets.append("sequence = :sequence")
+    if arrives:
+        # A request that waits again, or is granted after its wait, has its old number.
+        sets.append("sequence = CASE WHEN sequence < :sequence THEN :sequence ELSE sequence END")
     if hands_on:
         heir = f"COALESCE({NEXT_WAITER}, '')" if frees else ":heir"
         sets += [f"lock_token = {heir}", f"lock_expires_at = {{now}} + {HANDED_ON_S}"]

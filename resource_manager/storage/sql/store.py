@@ -149,8 +149,9 @@ class SqlStore:
         lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
-        tokens = [change.lease.fencing_token for change in changes if isinstance(change, Granted)]
-        queued = [change.sequence for change in changes if isinstance(change, Queued)]
+        leases = [change.lease for change in changes if isinstance(change, Granted)]
+        arrived = [change.sequence for change in changes if isinstance(change, Queued)]
+        arrived += [lease.sequence for lease in leases]
         # The id distinguishes a commit sent again, after its answer was lost, from another client's.
         commit = Commit(
             namespace=self.database.namespace,
@@ -160,8 +161,8 @@ class SqlStore:
             decided_at=now,
             lock_token=NO_LOCK if lock is None else lock.token,
             incarnation=self._incarnation,
-            fencing_token=max(tokens, default=None),
-            sequence=max(queued, default=None),
+            fencing_token=max((lease.fencing_token for lease in leases), default=None),
+            sequence=max(arrived, default=None),
             once=[(key.caller, key.key, key.stored(reference)) for key, reference in once],
             heir="" if lock is None else heir_in(self.database.line),
         )

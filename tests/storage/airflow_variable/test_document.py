@@ -130,11 +130,11 @@ def test_tasks_of_the_original_keep_their_gpus_until_release() -> None:
         (),
     )
     state = document.cluster.snapshot()
-    assert (state.version, state.last_fencing_token, state.sequence) == (0, 1, 0)
+    assert (state.version, state.last_fencing_token, state.sequence) == (0, 1, 1)
     (lease,) = state.leases
     began = datetime.fromisoformat("2025-01-02T03:04:05+00:00").timestamp()
     request = Request("train-1", 2, resources={"cpus": 8})
-    assert lease == Lease(request, (Placement("gpu-server-3", (0, 1)),), 1, began, math.inf)
+    assert lease == Lease(request, (Placement("gpu-server-3", (0, 1)),), 1, began, math.inf, sequence=1)
     node = document.cluster.by_name["gpu-server-3"]
     assert (node.node.server_id, node.whole_free, node.free["cpus"]) == (3, 6, 56)
 

@@ -2,7 +2,7 @@
 -- next waiter with it. See store.py for the keys.
 -- ARGV: 1 format, 2 incarnation, 3 version, 4 now in s, 5 tolerance of now in s, 6 lock token, 7 commit id,
 --       8 maximum changes and 9 maximum bytes of the history, 10 recovery window in s, 11 last fencing
---       token, 12 last node, 13 last sequence of a new request or 0, 14 new inventory or '', 15 time to
+--       token, 12 last node, 13 greatest sequence of a request or 0, 14 new inventory or '', 15 time to
 --       live of an unclaimed hand-off of the lock in ms, 16 on: idempotency keys as in once.lua, then for each change: operation, key, JSON ('port', 'use', 'failed' and
 --       those that begin with 'forget' are no changes).
 -- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
@@ -14,7 +14,7 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local begin = 19 + tonumber(ARGV[18])
 
-local status, version, detail, moved_to = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
+local status, version, detail, moved_to, sequence = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
 if status ~= 'ok' then
   return {status, time[1], time[2], version, detail}
 end
@@ -80,6 +80,10 @@ end
 local fields = {'version', version + added}
 if ARGV[11] ~= '' then
   fields = {'version', version + added, 'last_fencing_token', ARGV[11], 'last_node', ARGV[12]}
+end
+-- A request that waits again, or is granted after its wait, has its old number.
+if ARGV[13] ~= '0' and tonumber(ARGV[13]) > tonumber(sequence) then
+  fields[#fields + 1], fields[#fields + 2] = 'sequence', ARGV[13]
 end
 
 -- With its memory full, Redis refuses commands that may use more, but only as the first write of a script.
@@ -233,9 +237,6 @@ for i = begin, #ARGV, 3 do
   end
 end
 keep_once(16, time)
-if ARGV[13] ~= '0' and tonumber(ARGV[13]) > tonumber(redis.call('HGET', meta, 'sequence')) then
-  redis.call('HSET', meta, 'sequence', ARGV[13])
-end
 if ARGV[14] ~= '' then
   redis.call('SET', inventory, ARGV[14])
   redis.call('HSET', meta, 'inventory_version', version)

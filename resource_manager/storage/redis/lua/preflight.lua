@@ -1,7 +1,7 @@
--- Check the state before a script uses it. Returns status, version, and for how many seconds grants are
--- still suspended ('' if they are not), and the store that the state was moved to, if it was.
+-- Check the state before a script uses it. Returns status, version, for how many seconds grants are still
+-- suspended ('' if they are not), the store that the state was moved to, if it was, and the last sequence.
 local function preflight(meta, format, incarnation, now, recovery_window_s)
-  local found = redis.call('HMGET', meta, 'format', 'incarnation', 'version', 'server', 'grants_suspended_until', 'operator_reset', 'moved_to')
+  local found = redis.call('HMGET', meta, 'format', 'incarnation', 'version', 'server', 'grants_suspended_until', 'operator_reset', 'moved_to', 'sequence')
   if not found[1] then
     return 'empty', 0, ''
   end
@@ -28,9 +28,9 @@ local function preflight(meta, format, incarnation, now, recovery_window_s)
     redis.call('HSET', meta, 'server', server, 'version', version, 'grants_suspended_until', grants_suspended_until)
   end
   if now < grants_suspended_until then
-    return 'ok', version, tostring(math.ceil(grants_suspended_until - now)), found[7]
+    return 'ok', version, tostring(math.ceil(grants_suspended_until - now)), found[7], found[8]
   end
-  return 'ok', version, '', found[7]
+  return 'ok', version, '', found[7], found[8]
 end
 
 -- Return the JSON of every change after `known` up to `version`, or nil if the stream lacks any of them.
