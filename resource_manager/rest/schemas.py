@@ -340,12 +340,16 @@ class CleaningGpu(Answer):
 
 
 class ReportAnswer(Answer):
-    """Answer to a report; `next_s` asks for the next one sooner than by the agent's interval."""
+    """Answer to a report; `next_s` asks for the next one sooner than by the agent's interval.
+
+    `jobs` asks it to list the jobs that run on the server.
+    """
 
     server: str
     watched: bool
     cleaning: list[CleaningGpu]
     next_s: float | None = None
+    jobs: bool | None = None
 
 
 class CallerAnswer(Answer):
