@@ -56,11 +56,12 @@ def wait_at(gate: Path) -> None:
 
 def become(user: str) -> None:
     """Go on as another account, with all modules loaded: it may not read those of this one."""
+    import airflow.providers.ssh.hooks.ssh
     import resource_manager.jobs.reconcile
     from resource_manager import GPUResourceManager
 
     with GPUResourceManager() as manager:
-        assert resource_manager.jobs.reconcile and manager.leases()
+        assert resource_manager.jobs.reconcile and airflow.providers.ssh.hooks.ssh and manager.leases()
     account = pwd.getpwnam(user)
     os.setgroups([])
     os.setgid(account.pw_gid)

@@ -33,8 +33,11 @@ def main() -> None:
         while job.poll() is None and time.monotonic() < renewed_at + 0.7 * TTL_S:
             time.sleep(TTL_S / 12)
             try:
-                client.renew(LEASE_ID, fencing_token=lease["fencing_token"])
+                told = client.renew(LEASE_ID, fencing_token=lease["fencing_token"])
                 renewed_at = time.monotonic()
+                if why := told["gpu_failed"] or told["preempted_by"] and f"preempted for {told['preempted_by']}":
+                    print(f"ending: {why}", flush=True)
+                    break
             except LeaseNotFoundError as error:
                 print(f"ending: {error}", flush=True)
                 return
