@@ -21,7 +21,7 @@ from resource_manager.agent.transitions import Rules, transitions
 from resource_manager.core.changes import AgentLost, Change, GpuCleaned, GpuClosed
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.maintenance import to_the_minute
-from resource_manager.errors import StoreFullError, UnknownNodeError
+from resource_manager.errors import StoreFullError
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 from resource_manager.storage import Store
@@ -115,13 +115,13 @@ class ReportReceiver:
             record.received_at = before.received_at  # nothing is known of its GPUs: as if it were silent
 
         def judge(cluster: ClusterState, now: float) -> list[Change]:
-            outcome = transitions(_node(cluster, report.server), report, clean, self._rules, now)
+            outcome = transitions(cluster, report, clean, self._rules, now)
             record.clean = outcome.clean
             return [_with_use(change, uses) for change in outcome.changes]
 
         def read(cluster: ClusterState, now: float) -> tuple[list[Change], dict[str, Any]]:
             changes = judge(cluster, now)
-            state = _node(cluster, report.server)
+            state = cluster.node(report.server)
             self._sample(state, report, before, record, IdleRules(self._manager.settings, cluster.ledger))
             return changes, {} if changes else self._answer(cluster, state)
 
@@ -134,7 +134,7 @@ class ReportReceiver:
             for change in self._manager.commit(judge):
                 _log(change)
             answer = self._manager.look(
-                lambda cluster, now: self._answer(cluster, _node(cluster, report.server)), STATE_MAX_AGE_S
+                lambda cluster, now: self._answer(cluster, cluster.node(report.server)), STATE_MAX_AGE_S
             )
         return answer
 
@@ -259,13 +259,6 @@ def _with_use(change: Change, uses: Mapping[int, LeaseUse]) -> Change:
         return change
     energy_kwh = None if use.energy_kwh is None else round(use.energy_kwh / use.gpus, 6)
     return replace(change, busy=None if use.busy is None else round(use.busy, 4), energy_kwh=energy_kwh)
-
-
-def _node(cluster: ClusterState, name: str) -> NodeState:
-    try:
-        return cluster.by_name[name]
-    except KeyError:
-        raise UnknownNodeError(name, len(cluster.nodes)) from None
 
 
 def _log(change: Change) -> None:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-PROMPT_S = 4.0
+PROMPT_S = 3.0
 """Longest wait for a silent store after a signal, so that the program has ended after 5 s."""
 
 

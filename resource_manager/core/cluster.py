@@ -35,6 +35,7 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.expiry_heap import ExpiryHeap
+from resource_manager.core.failed_starts import FailedStarts, by_lease, in_order, remembered
 from resource_manager.core.gpu_state import GpuChange, begin_cleaning, carry_over, change_gpus, recount
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import (
@@ -79,6 +80,7 @@ class Snapshot:
     remainders: tuple[Lease, ...] = ()
     last_ports: Mapping[str, int] = field(default_factory=dict)
     windows: tuple[Window, ...] = ()
+    failed_starts: tuple[Released, ...] = ()
 
 
 class ClusterState(NodeIndex):
@@ -102,6 +104,8 @@ class ClusterState(NodeIndex):
         """Ledger of what each team holds; None without rules of teams, so that it then costs nothing."""
         self.windows: tuple[Window, ...] = ()
         """The maintenance windows; none on most clusters, so that they then cost nothing."""
+        self.failed_starts: FailedStarts = {}
+        """The releases of leases whose jobs did not start, by lease id; the next try avoids those nodes."""
         self._expiry_heap = ExpiryHeap(self.leases)
         self._undo: list[Callable[[], None]] | None = None
         self.preempting: set[str] = set()
@@ -153,6 +157,7 @@ class ClusterState(NodeIndex):
             remainders=tuple(self.remainders.values()),
             last_ports={state.name: state.last_port for state in self.nodes if state.last_port},
             windows=self.windows,
+            failed_starts=in_order(self.failed_starts),
         )
 
     @classmethod
@@ -178,6 +183,7 @@ class ClusterState(NodeIndex):
             cluster.by_name[name].retired = True
         cluster._set_teams(snapshot.teams, snapshot.use)
         cluster.windows = snapshot.windows
+        cluster.failed_starts = by_lease(snapshot.failed_starts)
         for name, port in snapshot.last_ports.items():
             cluster.by_name[name].last_port = port
         for lease in held:
@@ -245,7 +251,7 @@ class ClusterState(NodeIndex):
         self._undo.append(partial(self._restore_lease, lease))
 
     def suppose_closed(self, why: Drained) -> None:
-        """Close an open node in a trial for a maintenance window; else do nothing."""
+        """Close an open node in a trial, to one request; else do nothing."""
         state = self.by_name.get(why.node)
         if state is not None and state.is_open:
             assert self._undo is not None, "only a trial can suppose something"
@@ -332,6 +338,10 @@ class ClusterState(NodeIndex):
             self._undo.append(partial(self._restore_lease, lease))
         if lease.request.gpus:
             self._clean_after(lease, change.at)
+        if type(change) is Released and change.failed_nodes:
+            if self._undo is not None:
+                self._undo.append(partial(setattr, self, "failed_starts", self.failed_starts))
+            self.failed_starts = remembered(self.failed_starts, change)
 
     def _spend(self, ledger: TeamLedger, ended: Lease, at: float) -> None:
         """Add what an ended lease, or its ended members, held to the use of its team."""

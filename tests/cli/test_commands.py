@@ -17,7 +17,7 @@ from werkzeug.serving import make_server
 
 from demo.stack import free_ports
 from resource_manager import GPUResourceManager, Settings
-from resource_manager.cli import by_hand, commands, main, reconciling, target
+from resource_manager.cli import commands, main, reconciling, target
 from resource_manager.cli.target import Target
 from resource_manager.jobs.reconcile import Action, ActionKind, Reconciliation
 from resource_manager.rest import client
@@ -439,21 +439,6 @@ def test_rules_of_teams_are_tried_applied_and_shown(run: Run, tmp_path: Path) ->
     assert wrong.exit_code == 2
     assert wrong.stderr.startswith(f"Error: {path}:2: teams.vision.guaranteed: the guarantees add up to 99")
     assert wrong.stderr.count("\n") == 1
-
-
-def test_a_command_beside_a_job_ends_when_its_lease_is_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_hand, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(by_hand, "RENEW_EVERY_S", 0.0)
-    with GPUResourceManager.from_url("memory://") as manager:
-        lease = manager.allocate_resources("t", 2, 1)
-        assert lease is not None
-        manager.release("t")
-        assert manager.allocate_resources("t", 2, 1) is not None
-        with subprocess.Popen(["sleep", "60"]) as process:
-            with pytest.raises(by_hand.Interrupted) as ended:
-                by_hand._watch(manager, lease, process, 5.0, renews=False)
-            process.kill()
-        assert ended.value.exit_code == by_hand.TERMINATED, "not because its time is over"
 
 
 def test_each_action_of_a_reconciler_is_apart_from_its_task(capsys: pytest.CaptureFixture[str]) -> None:

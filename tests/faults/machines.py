@@ -191,4 +191,3 @@ class Program:
 
 def python(*words: str) -> tuple[str, ...]:
     return (sys.executable, *words)
-

@@ -35,7 +35,11 @@ def main() -> None:
             try:
                 told = client.renew(LEASE_ID, fencing_token=lease["fencing_token"])
                 renewed_at = time.monotonic()
-                if why := told["gpu_failed"] or told["preempted_by"] and f"preempted for {told['preempted_by']}":
+                if (
+                    why := told["gpu_failed"]
+                    or told["preempted_by"]
+                    and f"preempted for {told['preempted_by']}"
+                ):
                     print(f"ending: {why}", flush=True)
                     break
             except LeaseNotFoundError as error:

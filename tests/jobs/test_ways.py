@@ -253,11 +253,15 @@ def goes_on(*how: str, said: str = "") -> Cell:
 TABLE: dict[str, dict[str, Cell | str]] = {
     "training here": {
         "its job is killed": ends(said="exit code 137"),
-        "its caller is killed": goes_on("the next try", "the job's end", said="started by an earlier execution"),
+        "its caller is killed": goes_on(
+            "the next try", "the job's end", said="started by an earlier execution"
+        ),
         "its caller is stopped": goes_on("it goes on", "the job's end"),
         "its server is cut off": goes_on("the network heals", "the job's end"),
         "its server dies": ends("kept", "release --gone"),
-        "its server reboots": ends("kept", "the next try", said="did not end with an exit code|vanished|failed"),
+        "its server reboots": ends(
+            "kept", "the next try", said="did not end with an exit code|vanished|failed"
+        ),
         "the store is away": goes_on("the job's end"),
         "stopped with another JOBS_DIR and home": ends(said="its job was stopped"),
         "stopped by another user": goes_on("the job's end", said="may still run"),
@@ -268,9 +272,13 @@ TABLE: dict[str, dict[str, Cell | str]] = {
     },
     "training by ssh": {
         "its job is killed": ends(said="exit code 137"),
-        "its caller is killed": goes_on("the next try", "the job's end", said="started by an earlier execution"),
+        "its caller is killed": goes_on(
+            "the next try", "the job's end", said="started by an earlier execution"
+        ),
         "its caller is stopped": goes_on("it goes on", "the next try", "the job's end"),
-        "its server is cut off": goes_on("the network heals", "the next try", "the job's end", said="stay allocated"),
+        "its server is cut off": goes_on(
+            "the network heals", "the next try", "the job's end", said="stay allocated"
+        ),
         "its server dies": ends("kept", "release --gone", said="stay allocated"),
         "its server reboots": ends(said="failed"),
         "the store is away": goes_on("the job's end"),
@@ -571,11 +579,13 @@ def played(
         number = free.get()
         server, desk = machines.servers[2 * number : 2 * number + 2]
         name = re.sub(r"[^a-z0-9]+", "-", f"{test} {way} {fault}".lower())
-        site = Site(machines, server, desk, folder / name, way)
         try:
-            PLAYS[test](site, way, fault)
+            site = Site(machines, server, desk, folder / name, way)
+            try:
+                PLAYS[test](site, way, fault)
+            finally:
+                site.close()
         finally:
-            site.close()
             free.put(number)
 
     pool = ThreadPoolExecutor(count)

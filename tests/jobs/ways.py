@@ -23,9 +23,9 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import ResourceManagerError
+from tests.eventually import wait_for
 from tests.faults.machines import Machine, Machines, Program, python
 from tests.faults.quick import TTL_S
-from tests.eventually import wait_for
 from tests.faults.redis_servers import Server, free_port
 
 BEAT = Path(__file__).parents[1] / "e2e" / "dags" / "beat.py"
@@ -113,9 +113,7 @@ class Site:
             extra |= {"no_host_key_check": False, "host_key": f"{kind} {key}"}
         else:
             extra |= {"no_host_key_check": True}
-        return json.dumps(
-            {"conn_type": "ssh", "host": self.machine.address, "login": "root", "extra": extra}
-        )
+        return json.dumps({"conn_type": "ssh", "host": self.machine.address, "login": "root", "extra": extra})
 
     def spawn(self, *command: str, machine: Machine | None = None, **more: str) -> Program:
         """Start a program on a machine, or here without one."""
@@ -247,7 +245,9 @@ class Site:
         """Let the first GPU fall off the bus."""
         node = self.machine.name
         self.manager.commit(
-            lambda cluster, now: [GpuClosed(node, 0, "", "xid 79; GPU has fallen off the bus", now, stop=True)]
+            lambda cluster, now: [
+                GpuClosed(node, 0, "", "xid 79; GPU has fallen off the bus", now, stop=True)
+            ]
         )
 
     def finish(self) -> None:

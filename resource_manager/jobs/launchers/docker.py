@@ -102,7 +102,7 @@ class DockerLauncher:
         names = [name.lstrip("/") for each in listed for name in each["Names"]]
         # The engine's list may still have one that has just ended.
         running = (name for name in names if self._status(name).state is JobState.RUNNING)
-        check_no_other_lease(job.key, running)
+        check_no_other_lease(job.key, running, self._engine)
         if job.port and self._engine.startswith("unix://"):
             with closing(socket.socket()) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
