@@ -1,4 +1,4 @@
-"""Somebody's own program that takes GPUs from the service and computes itself: python -m tests.jobs.rest_program URL
+"""Somebody's own program that takes GPUs from the service: python -m tests.jobs.rest_program URL COMMAND…
 
 It renews its lease and ends once that is refused, or cannot be renewed in time.
 """
@@ -35,11 +35,8 @@ def main() -> None:
             try:
                 told = client.renew(LEASE_ID, fencing_token=lease["fencing_token"])
                 renewed_at = time.monotonic()
-                if (
-                    why := told["gpu_failed"]
-                    or told["preempted_by"]
-                    and f"preempted for {told['preempted_by']}"
-                ):
+                taken = told["preempted_by"] and f"preempted for {told['preempted_by']}"
+                if why := told["gpu_failed"] or taken:
                     print(f"ending: {why}", flush=True)
                     break
             except LeaseNotFoundError as error:

@@ -1,8 +1,8 @@
 """Every way to GPUs × every fault that can meet it: what happens to the job, to its GPUs, and what is said.
 
 In each cell a job runs, another request waits for its GPUs, and something breaks. Seen from the outside: its
-processes, its lease, the words in the terminal or the task's log. Whenever the GPUs are granted again, no process of
-the job may be there; a server here is a machine to its programs (`tests.faults.machines`).
+processes, its lease, the words in the terminal or the task's log. Whenever the GPUs are granted again, no
+process of the job may be there; a server here is a machine to its programs (`tests.faults.machines`).
 """
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ ENDS: dict[str, Callable[[Site, Program], None]] = {
 class Cell:
     """Outcome: the job `goes on`, or `ends` (`is none` for a lease without one); then its GPUs are `free`.
 
-    Or they are `kept`, and free only after these `ends`, in their order. `said` is a pattern for what any program
-    says. `lost`: they do not serve the other request any more, since one failed; the lease has ended.
+    Or they are `kept`, and free only after these `ends`, in their order. `said` is a pattern for what any
+    program says. `lost`: one failed, so they do not serve the other request any more; the lease has ended.
     """
 
     job: str
@@ -249,6 +249,8 @@ def ends(gpus: str = "free", *how: str, said: str = "") -> Cell:
 def goes_on(*how: str, said: str = "") -> Cell:
     return Cell("goes on", "kept", how, said)
 
+
+OWN_WORD = "nothing of ours was placed: who ends the lease says that its program is over"
 
 TABLE: dict[str, dict[str, Cell | str]] = {
     "training here": {
@@ -302,7 +304,7 @@ TABLE: dict[str, dict[str, Cell | str]] = {
         "stopped from another machine": "it has no job of ours to look for: stop is release",
         "preempted": "a lease of a run is not preempted: its tasks cannot be told",
         "a GPU fails with XID 79": Cell("goes on", "lost", ("the teardown",)),
-        "an operator releases it": "nothing was placed: an operator who releases it says that its tasks are over",
+        "an operator releases it": OWN_WORD,
     },
     "@task.gpu": {
         "its job is killed": ends(said="the try failed"),
@@ -367,17 +369,17 @@ TABLE: dict[str, dict[str, Cell | str]] = {
     "REST": {
         "its job is killed": ends(),
         "its caller is killed": ends(),
-        "its caller is stopped": "who sleeps for longer than its TTL loses its GPUs, and ends its own children",
+        "its caller is stopped": "who sleeps beyond its TTL has lost its GPUs, and ends its own children",
         "its server is cut off": "it computes where its owner started it",
         "its server dies": "it computes where its owner started it",
         "its server reboots": "it computes where its owner started it",
         "the store is away": ends(said="not renewed"),
-        "stopped with another JOBS_DIR and home": "nothing was placed: who ends the lease says that its program is over",
-        "stopped by another user": "nothing was placed: who ends the lease says that its program is over",
-        "stopped from another machine": "nothing was placed: who ends the lease says that its program is over",
+        "stopped with another JOBS_DIR and home": OWN_WORD,
+        "stopped by another user": OWN_WORD,
+        "stopped from another machine": OWN_WORD,
         "preempted": ends(said="preempted"),
         "a GPU fails with XID 79": ends("lost", said="xid 79"),
-        "an operator releases it": "nothing was placed: who ends the lease says that its program is over",
+        "an operator releases it": OWN_WORD,
     },
 }
 
@@ -413,12 +415,12 @@ def play(site: Site, way: str, fault: str) -> None:
 # ---- what never starts, and what would start late ----
 
 NEVER_STARTS: dict[str, dict[str, str]] = {
-    "training here": {"its folder cannot be written": "cannot be started here"},
+    "training here": {"its folder cannot be written": "cannot be started on"},
     "training by ssh": {
         "the host key has changed": "host key",
         "the server is cut off": "does not answer by ssh",
     },
-    "run here": {"its folder cannot be written": "cannot be started here"},
+    "run here": {"its folder cannot be written": "cannot be started on"},
     "run by ssh": {
         "the host key has changed": "host key",
         "the server is cut off": "does not answer by ssh",
@@ -455,7 +457,7 @@ def play_no_start(site: Site, way: str, fault: str) -> None:
 
 
 LATE_STARTS = ("training here", "training by ssh", "run here", "run by ssh")
-"""Ways whose start may be late: its thread or triggerer slept between the placing of the job and its start."""
+"""Ways whose start may be late: its thread or triggerer slept between placing and start."""
 
 
 def play_late_start(site: Site, way: str, fault: str) -> None:
@@ -463,7 +465,8 @@ def play_late_start(site: Site, way: str, fault: str) -> None:
     site.until(site.gate.with_name("gate-held").exists, "a start that is held")
     [lease] = site.leases()
     site.compete()
-    code, said = site.asked("stop", lease["task_id"])
+    asked_there = site.machine if way.endswith("here") else None
+    code, said = site.asked("stop", lease["task_id"], machine=asked_there)
     assert code == 0, said
     site.until(site.has_rival, "the grant of its GPUs to the other request")
     site.gate.touch()
@@ -527,7 +530,7 @@ FREES: dict[str, dict[str, str]] = {
         "the host key has changed": "",
     },
 }
-"""What is said when the GPUs of a job of `run` by ssh become free; empty where they are kept, and a word says so."""
+"""What is said when the GPUs of a job of `run` by ssh become free; empty where they are kept."""
 
 
 def play_ending(site: Site, ending: str, situation: str) -> None:
@@ -578,9 +581,8 @@ def played(
     def play_somewhere(test: str, way: str, fault: str) -> None:
         number = free.get()
         server, desk = machines.servers[2 * number : 2 * number + 2]
-        name = re.sub(r"[^a-z0-9]+", "-", f"{test} {way} {fault}".lower())
         try:
-            site = Site(machines, server, desk, folder / name, way)
+            site = Site(machines, server, desk, folder / f"cell-{chosen.index((test, way, fault))}", way)
             try:
                 PLAYS[test](site, way, fault)
             finally:

@@ -1,8 +1,8 @@
 """Ways to GPUs, what breaks meanwhile, and what is seen from the outside: processes, leases, words.
 
 A `Site` is a store, a server (`machine`) with two GPUs and a second machine (`desk`) from which others ask. A
-request for both GPUs, the rival, waits from the beginning: it is granted once the GPUs count as free, and then no
-process of the first lease may be there.
+request for both GPUs, the rival, waits from the beginning: it is granted once the GPUs count as free, and
+then no process of the first lease may be there.
 """
 
 from __future__ import annotations
