@@ -1,11 +1,12 @@
 """`gpu-manager` that waits seconds where it waits minutes: python -m tests.faults.quick ARGUMENTS…
 
-With `HOLD_START` in the environment it holds, between the placing of a job and its start, until that file exists;
-`PLANTED_BUG` names a bug to plant, `AS_USER` an account that it becomes.
+With `HOLD_START` in the environment it holds, between the placing of a job and its start, until that file
+exists; `PLANTED_BUG` names a bug to plant, `AS_USER` an account that it becomes.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import pwd
 import sys
@@ -35,7 +36,7 @@ def shorten() -> None:
 
 
 def hold_starts() -> None:
-    """Hold each start of a job until the file that `HOLD_START` names exists; `…-held` says that one is held."""
+    """Hold each start of a job until there is the file that `HOLD_START` names; `…-held`: one is held."""
     gate = os.environ.get("HOLD_START")
     if not gate:
         return
@@ -56,11 +57,12 @@ def wait_at(gate: Path) -> None:
 
 def become(user: str) -> None:
     """Go on as another account, with all modules loaded: it may not read those of this one."""
-    import resource_manager.jobs.reconcile
     from resource_manager import GPUResourceManager
 
+    for module in ("airflow.providers.ssh.hooks.ssh", "resource_manager.jobs.reconcile"):
+        importlib.import_module(module)
     with GPUResourceManager() as manager:
-        assert resource_manager.jobs.reconcile and manager.leases()
+        manager.leases()
     account = pwd.getpwnam(user)
     os.setgroups([])
     os.setgid(account.pw_gid)

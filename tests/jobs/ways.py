@@ -1,8 +1,8 @@
 """Ways to GPUs, what breaks meanwhile, and what is seen from the outside: processes, leases, words.
 
 A `Site` is a store, a server (`machine`) with two GPUs and a second machine (`desk`) from which others ask. A
-request for both GPUs, the rival, waits from the beginning: it is granted once the GPUs count as free, and then no
-process of the first lease may be there.
+request for both GPUs, the rival, waits from the beginning: it is granted once the GPUs count as free, and
+then no process of the first lease may be there.
 """
 
 from __future__ import annotations
@@ -144,7 +144,10 @@ class Site:
             if not machine.alive:
                 machine.start()
             for jobs in ("jobs", ".gpu-manager"):  # the next store counts from one again
-                shutil.rmtree(machine.home / jobs, ignore_errors=True)
+                if (place := machine.home / jobs).is_dir():
+                    shutil.rmtree(place)
+                else:
+                    place.unlink(missing_ok=True)
 
     # ---- what is seen ----
 
@@ -215,6 +218,19 @@ class Site:
         return said
 
     # ---- what others do ----
+
+    def begun(self, *, has_job: bool = True) -> None:
+        """Wait until the job computes, or there is the lease of who has none."""
+        if has_job:
+            self.until(self.beats, "the job's first beat")
+        self.until(self.leases, "the lease")
+        [lease] = self.leases()
+        self.lease_id = lease["task_id"]
+
+    def trust_host_key(self) -> None:
+        """From now on only the host key that the server has at this moment is known."""
+        key = (self.machine.home / "host_key.pub").read_text().split()[:2]
+        self.known_hosts.write_text(f"{self.machine.address} {' '.join(key)}\n")
 
     def compete(self) -> None:
         """Let the rival wait for both GPUs."""
