@@ -238,7 +238,7 @@ def renew(target: Target, task_id: str, fencing_token: int | None, as_json: bool
 @click.argument("task_id", shell_complete=completing.leases)
 @click.option(
     "--for",
-    "by",
+    "preemptor",
     shell_complete=completing.pending,
     default="",
     help="Pending request that gets what it held; default: the first that waits for it.",
@@ -247,9 +247,9 @@ def renew(target: Target, task_id: str, fencing_token: int | None, as_json: bool
 @json_option
 @click.pass_obj
 @exit_codes
-def preempt(target: Target, task_id: str, by: str, dry_run: bool, as_json: bool) -> None:
+def preempt(target: Target, task_id: str, preemptor: str, dry_run: bool, as_json: bool) -> None:
     """Take a lease for a pending request: its job saves what it did, then waits again."""
-    taken = target.manager.preempt(task_id, by=by, dry_run=dry_run)
+    taken = target.manager.preempt(task_id, preemptor=preemptor, dry_run=dry_run)
     unchanged = " (--dry-run: not changed)" if dry_run else ""
     line = f"{task_id} is preempted for {taken['preempted_by']}{unchanged}"
     print_json(taken) if as_json else click.echo(line)

@@ -96,14 +96,15 @@ class MembersReleased:
 
 @dataclass(frozen=True, slots=True)
 class Preempting:
-    """A lease is taken for the pending request `by`: its job must end by `until`, else it is quarantined.
+    """A lease is taken for the pending request `preemptor`: its job must end by `until`.
 
-    The lease holds its capacity until it ends; what that frees is reserved for `by`.
+    Else it is quarantined. It holds its capacity until it ends; what that frees is reserved for that
+    request.
     """
 
     lease_id: str
     fencing_token: int
-    by: str
+    preemptor: str
     until: float
     at: float
 

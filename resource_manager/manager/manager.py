@@ -497,12 +497,12 @@ class GPUResourceManager:
         self,
         lease_id: str,
         *,
-        by: str = "",
+        preemptor: str = "",
         fencing_token: int | None = None,
         dry_run: bool = False,
         once: Once | None = None,
     ) -> Allocation:
-        """Take a lease for the pending request `by`, or for the first one that waits for what it holds.
+        """Take a lease for the pending request `preemptor`, or for the first that waits for what it holds.
 
         Its job is told and has its grace to save what it did; then its request waits again at its old place.
         With `dry_run` nothing is changed; the answer is the same. Raises `LeaseNotFoundError`, and
@@ -511,7 +511,13 @@ class GPUResourceManager:
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
             return allocator.preempt(
-                cluster, lease_id, self.policy, self.order, now, fencing_token=fencing_token, by=by
+                cluster,
+                lease_id,
+                self.policy,
+                self.order,
+                now,
+                fencing_token=fencing_token,
+                preemptor=preemptor,
             )
 
         def view(cluster: ClusterState, now: float) -> Allocation:

@@ -234,10 +234,15 @@ class ServiceClient:
         return cast("Allocation", self._post("/api/renew", body))
 
     def preempt(
-        self, lease_id: str, *, by: str = "", fencing_token: int | None = None, dry_run: bool = False
+        self, lease_id: str, *, preemptor: str = "", fencing_token: int | None = None, dry_run: bool = False
     ) -> Allocation:
         """Take a lease for a pending request, as an operator; see `GPUResourceManager.preempt`."""
-        body = {"task_id": lease_id, "by": by, "fencing_token": fencing_token, "dry_run": dry_run}
+        body = {
+            "task_id": lease_id,
+            "preemptor": preemptor,
+            "fencing_token": fencing_token,
+            "dry_run": dry_run,
+        }
         return cast("Allocation", self._post("/api/preempt", body))
 
     def cancel(self, lease_id: str, *, sequence: int | None = None, reason: str = "") -> bool:

@@ -227,7 +227,11 @@ def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None
 )
 def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | None = None) -> Any:
     return service.manager.preempt(
-        body.task_id, by=body.by, fencing_token=body.fencing_token, dry_run=body.dry_run, once=once
+        body.task_id,
+        preemptor=body.preemptor,
+        fencing_token=body.fencing_token,
+        dry_run=body.dry_run,
+        once=once,
     )
 
 

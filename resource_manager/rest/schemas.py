@@ -70,7 +70,7 @@ class RenewBody(LeaseBody):
 class PreemptBody(LeaseBody):
     """`POST /api/preempt`."""
 
-    by: Annotated[str, Field(max_length=1000)] = Field(
+    preemptor: Annotated[str, Field(max_length=1000)] = Field(
         default="",
         description="Pending request that gets what becomes free; omitted: the first that waits for it.",
     )

@@ -330,7 +330,7 @@ class Transactions:
 def _log(due: Sequence[Change]) -> None:
     for change in due:
         if isinstance(change, Preempting):
-            logger.warning("preempted for %s: %r", preemptor_in_words(change.by), change.lease_id)
+            logger.warning("preempted for %s: %r", preemptor_in_words(change.preemptor), change.lease_id)
     late = [change.lease_id for change in due if isinstance(change, Expired | Quarantined)]
     if late:
         logger.warning("not renewed in time: %s", ", ".join(map(repr, late)))

@@ -105,8 +105,8 @@ def describe_event(change: Recorded) -> str:
         )
         return f"{text} on {'; '.join(places)}"
     told = [str(change[name]) for name in ("outcome", "reason") if change.get(name)]
-    if change.get("by"):
-        told.append(preemptor_in_words(change["by"]))
+    if change.get("preemptor"):
+        told.append(f"for {preemptor_in_words(change['preemptor'])}")
     return f"{text}: {', '.join(told)}" if told else text
 
 
