@@ -1,4 +1,8 @@
-"""Changes: the only way to change a state; their list is the audit trail and a replayable trace."""
+"""Changes: the only way to change a state; their list is the audit trail and a replayable trace.
+
+`by` names who asked for a change: a person, a program or a server's agent. It is empty for what time brings,
+and for what a change makes possible for others, such as the grants of requests that waited.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ class Granted:
 
     lease: Lease
     at: float
+    by: str = ""
 
 
 new_granted = direct_new(Granted)
@@ -73,6 +78,7 @@ class Released:
     use: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
     failed_nodes: tuple[str, ...] = ()
+    by: str = ""
 
 
 new_released = direct_new(Released)
@@ -92,6 +98,7 @@ class MembersReleased:
     at: float
     outcome: str = ""
     use: Mapping[str, float] = field(default_factory=dict)
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,7 @@ class Preempting:
     preemptor: str
     until: float
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,7 @@ class Renewed:
     at: float
     expires_at: float = math.inf
     checkpoint_at: float | None = None
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +141,7 @@ class Expired:
     fencing_token: int
     at: float
     use: Mapping[str, float] = field(default_factory=dict)
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +155,7 @@ class Quarantined:
     fencing_token: int
     at: float
     revoked: bool = False
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +166,7 @@ class JobPlaced:
     fencing_token: int
     places: tuple[JobPlace, ...]
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +177,7 @@ class Queued:
     queued_at: float
     sequence: int
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +187,7 @@ class Cancelled:
     lease_id: str
     at: float
     reason: str = ""
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +198,7 @@ class Drained:
     at: float
     reason: str = ""
     failed: bool = False
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +207,7 @@ class Restored:
 
     node: str
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +217,7 @@ class TeamsChanged:
     teams: Teams
     at: float
     use: Mapping[str, float] = field(default_factory=dict)
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +226,7 @@ class MaintenanceChanged:
 
     windows: tuple[Window, ...]
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +235,7 @@ class AgentSeen:
 
     node: str
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +244,7 @@ class AgentLost:
 
     node: str
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +261,7 @@ class GpuClosed:
     reason: str
     at: float
     stop: bool = False
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +271,7 @@ class GpuOpened:
     node: str
     gpu_id: int
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +288,7 @@ class GpuCleaned:
     at: float
     busy: float | None = None
     energy_kwh: float | None = None
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +297,7 @@ class InventoryChanged:
 
     nodes: tuple[Node, ...]
     at: float
+    by: str = ""
 
 
 Change = (

@@ -37,6 +37,7 @@ from resource_manager.errors import (
 )
 from resource_manager.manager import maintenance, repeats, serializers, teams
 from resource_manager.manager.arguments import ORIGINAL_NAMES, DemandArguments, DemandOptions, Dumpable
+from resource_manager.manager.asking import checked_by, this_user
 from resource_manager.manager.commit.group import Reader, Step
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.demand import Demand
@@ -95,7 +96,8 @@ class GPUResourceManager:
     """Leases on named GPUs and CPUs of one server each, kept in a store that many processes share.
 
     `GPUResourceManager()` reads `Settings`; `from_url` takes everything as arguments. All times are
-    seconds of the store's clock. Thread-safe.
+    seconds of the store's clock. Thread-safe. `by` is who asks, for the history: by default the user of this
+    process; `asked_by` names another one for some calls.
 
     A lease is asked for by the fields of a `Demand`, `submit("t", 2, cpus=8)`, or by a whole one in the place
     of `lease_id`.
@@ -114,6 +116,7 @@ class GPUResourceManager:
         store: Store | None = None,
         inventory: Iterable[Node] | None = None,
         observer: Observer | None = None,
+        by: str | None = None,
     ) -> None:
         self.settings = Settings.load() if settings is None else settings
         if inventory is None and self.settings.inventory is not None:
@@ -137,6 +140,7 @@ class GPUResourceManager:
             ),
             lambda: ClusterState(self.inventory).snapshot(),
             self.settings.lock_timeout_s,
+            this_user() if by is None else checked_by(by),
             observer,
         )
         self._initialise()
@@ -150,6 +154,7 @@ class GPUResourceManager:
         policy: str = "first_fit",
         order: str = "priority",
         observer: Observer | None = None,
+        by: str | None = None,
         **settings: Any,
     ) -> GPUResourceManager:
         """Return a manager on the store at `url`; nothing is read from the environment.
@@ -163,6 +168,7 @@ class GPUResourceManager:
             Settings.of({"store": url, "policy": policy, "order": order, **settings}),
             inventory=inventory,
             observer=observer,
+            by=by,
         )
 
     @property
