@@ -126,7 +126,8 @@ class Answering:
 STATUS = (
     b'{"state": "running", "exit_code": null, "ended_at": 1.5, "checkpoint_at": null, "preempted": false}'
 )
-ANSWERS = STATUS + b'\n{"text": "x", "offset": 1, "status": %s}\n{"running": ["gpu-t-00000000-1"]}' % STATUS
+PREPARED = b'{"running": ["gpu-t-00000000-1"], "machine": "m", "folder": "/f", "mark": "1", "user": "u"}'
+ANSWERS = b'%s\n{"text": "x", "offset": 1, "status": %s}\n%s' % (STATUS, STATUS, PREPARED)
 
 
 def parsers() -> dict[str, Parser]:
