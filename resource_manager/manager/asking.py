@@ -75,17 +75,15 @@ def with_by(changes: Sequence[Change], by: str, sequence: int) -> list[Change]:
     The others are what it made possible: grants of requests that had arrived before, those up to `sequence`,
     and preemptions for such requests, which come after what was asked for.
     """
-    return [
-        change if _is_made_possible(change, place, sequence) else _COPIES[type(change)](change, by)
-        for place, change in enumerate(changes)
-    ]
-
-
-def _is_made_possible(change: Change, place: int, sequence: int) -> bool:
-    kind = type(change)
-    if kind is Granted:
-        return change.lease.sequence <= sequence  # type: ignore[union-attr]
-    return kind is Preempting and place > 0
+    stamped: list[Change] = []
+    for change in changes:
+        kind = type(change)
+        if kind is Granted:
+            is_asked = change.lease.sequence > sequence  # type: ignore[union-attr]
+        else:
+            is_asked = kind is not Preempting or not stamped
+        stamped.append(_COPIES[kind](change, by) if is_asked else change)
+    return stamped
 
 
 class _Copies(dict[type, Callable[[Any, str], Change]]):

@@ -23,7 +23,7 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     StoreFullError,
 )
-from resource_manager.manager.asking import Asking, asking
+from resource_manager.manager.asking import asking
 from resource_manager.manager.commit.group import Groups, Operation, Reader, Repeatable, Step
 from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
@@ -119,12 +119,12 @@ class Transactions:
         confirms is decided again for `LOOK_AGAIN_S` under contention. Raises the step's errors,
         `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
         """
-        who = asking() or Asking(self.by)
-        operation = Operation(step, reader, who.by, once, refused)
+        who = asking()
+        operation = Operation(step, reader, self.by if who is None else who.by, once, refused)
         if once is not None and (reference := self.store.recall(once.key)) is not None:
             return self._answer_again(once, reference)
         self._groups.carry_out(operation, self._lock_timeout_s, exclusive=exclusive)
-        if operation.error is None:
+        if who is not None and operation.error is None:
             who.changes += operation.changes
         if once is None:
             return _answer(operation)
