@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from resource_manager.core.models import JobPlace
@@ -62,8 +62,15 @@ class RunningJob:
 
     @classmethod
     def all_of(cls, allocation: Mapping[str, Any]) -> tuple[RunningJob, ...]:
-        """Return the placed jobs of an allocation in the order of their ranks; none if no job was placed."""
-        return cls._at(allocation, [JobPlace(**place) for place in allocation["job_places"]])
+        """Return the placed jobs of an allocation in the order of their ranks; none if no job was placed.
+
+        A server is asked at the inventory's address: that of a place is the word of the lease's owner.
+        """
+        places = []
+        for member, stored in zip(allocation["members"], allocation["job_places"], strict=False):
+            place = JobPlace(**stored)
+            places.append(replace(place, address=member["address"]) if place.address else place)
+        return cls._at(allocation, places)
 
     @classmethod
     def planned(

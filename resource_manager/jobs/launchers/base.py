@@ -15,7 +15,12 @@ from resource_manager.errors import ResourceManagerError
 
 
 class LauncherError(ResourceManagerError):
-    """Job could not be started, watched or stopped; the message says what to do."""
+    """Job could not be started, watched or stopped; the message says what to do.
+
+    `server` is the one of the lease's servers that it is about, empty where that is not known.
+    """
+
+    server: str = ""
 
 
 class LauncherUnreachableError(LauncherError):

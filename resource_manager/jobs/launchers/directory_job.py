@@ -94,10 +94,13 @@ def verify(key: str, place: Mapping[str, str]) -> None:
     if place["machine"] != here:
         reason = ", another machine of that name" if there == asked else ""
     else:
+        mark = os.path.join(place["folder"], "mark")
         try:
-            if _text(os.path.join(place["folder"], "mark")) == place["mark"]:
+            if _text(mark) != place["mark"]:
+                reason = ", where that folder is another one"
+            elif os.stat(mark).st_uid == os.geteuid():
                 return
-            reason = ", where that folder is another one"
+            # Else its owner could have a user with more rights kill a process group of their choice.
         except OSError as error:
             reason = f", where that folder cannot be read: {error.strerror}"
     raise ElsewhereError(
