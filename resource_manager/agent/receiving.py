@@ -19,6 +19,7 @@ from resource_manager.agent.transitions import Rules, transitions
 from resource_manager.core.changes import AgentLost, Change, GpuCleaned, GpuClosed
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.errors import StoreFullError, UnknownNodeError
+from resource_manager.manager.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 from resource_manager.storage import Store
@@ -128,7 +129,9 @@ class ReportReceiver:
         except StoreFullError as error:
             logger.warning("the report of %s was not kept: %s", report.server, error)
         if changes:
-            for change in self._manager.commit(judge):
+            with asked_by(f"agent:{report.server}"):
+                made = self._manager.commit(judge)
+            for change in made:
                 _log(change)
             answer = self._manager.look(
                 lambda cluster, now: self._answer(cluster, _node(cluster, report.server)), STATE_MAX_AGE_S
@@ -209,7 +212,8 @@ def note_silence(manager: GPUResourceManager) -> list[Change]:
         known = (cluster.by_name.get(name) for name in silent)
         return [AgentLost(state.name, now) for state in known if state is not None and state.watched]
 
-    changes = manager.commit(step) if silent else []
+    with asked_by(""):  # silence is nobody's doing
+        changes = manager.commit(step) if silent else []
     for change in changes:
         _log(change)
     return changes

@@ -212,11 +212,15 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class TeamsChanged:
-    """The rules of the teams are replaced; empty ones end them. `use` is what teams used so far."""
+    """The rules of the teams are replaced; empty ones end them. `use` is what teams used so far.
+
+    `lines` say what differs from the rules before, for people; so they do of other parts of the cluster.
+    """
 
     teams: Teams
     at: float
     use: Mapping[str, float] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
     by: str = ""
 
 
@@ -226,6 +230,7 @@ class MaintenanceChanged:
 
     windows: tuple[Window, ...]
     at: float
+    lines: tuple[str, ...] = ()
     by: str = ""
 
 
@@ -297,6 +302,7 @@ class InventoryChanged:
 
     nodes: tuple[Node, ...]
     at: float
+    lines: tuple[str, ...] = ()
     by: str = ""
 
 

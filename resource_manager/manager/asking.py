@@ -18,6 +18,9 @@ from resource_manager.errors import InvalidRequestError
 MAX_BY = 600
 """The most characters of a caller's name: that of a task of Airflow has three ids, two of 250 at most."""
 
+RESERVED = ("airflow:", "unix:", "agent:", "user:")
+"""Beginnings of the names of callers that did not log in."""
+
 
 class Asking:
     """A caller, and the changes that were made because of what they asked for, while they ask."""
@@ -56,6 +59,14 @@ def checked_by(by: str) -> str:
     if len(by) > MAX_BY:
         raise InvalidRequestError(f"by may have {MAX_BY} characters, got {len(by):,}", field="by")
     return by
+
+
+def as_caller(name: str) -> str:
+    """Return the name for the history of somebody who logged in under this one.
+
+    It is never one of those that tasks, agents and users of machines have.
+    """
+    return f"user:{name}" if name.startswith(RESERVED) else name
 
 
 @cache

@@ -67,6 +67,7 @@ from resource_manager.manager.results import (
     WindowView,
 )
 from resource_manager.manager.server_gpus import adoption, replacement, server_detail
+from resource_manager.manager.wording import matches, what_of
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import refusals_of
 from resource_manager.scheduling.policies import Policy, get_policy, nothing_fits
@@ -80,6 +81,8 @@ from resource_manager.storage.once import Once
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+HISTORY_PAGE = 1000
 
 EXPIRE_EVERY_S = 1.0
 """Time after which a process that waits for a request expires the leases that are due."""
@@ -653,8 +656,22 @@ class GPUResourceManager:
         request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
         return self._commits.read(lambda cluster, now: self.explanation_in(cluster, now, request))
 
-    def history(self, after: int = 0, limit: int = 1000) -> list[Recorded]:
-        """Return the changes after version `after`, oldest first: `version` and the change's own keys."""
+    def history(self, after: int = 0, limit: int = 1000, *, by: str = "", what: str = "") -> list[Recorded]:
+        """Return the changes after version `after`, oldest first: `version` and the change's own keys.
+
+        Only those that `by` asked for, where `*` stands for any text, and that do `what` (of `What`), as far
+        as they are given. Raises `InvalidRequestError` for another `what`.
+        """
+        wanted = what_of(what)
+        if not by and wanted is None:
+            return self._recorded(after, limit)
+        found: list[Recorded] = []
+        while len(found) < limit and (page := self._recorded(after, HISTORY_PAGE)):
+            found += (change for change in page if matches(change, by, wanted))
+            after = page[-1]["version"]
+        return found[:limit]
+
+    def _recorded(self, after: int, limit: int) -> list[Recorded]:
         return [
             {"version": version, **codec.change_to_dict(change)}
             for version, change in self.store.history(after, limit)

@@ -79,7 +79,7 @@ def test_a_missing_lease_or_request_is_none_or_false(client: ServiceClient) -> N
 
 
 SMALL = {"required_gpus": 2, "required_cpus": 1}
-TIMES = {"granted_at", "expires_at", "queued_at", "at", "waited_s", "estimated_start", "owner", "until"}
+TIMES = {"granted_at", "expires_at", "queued_at", "at", "waited_s", "estimated_start", "owner", "until", "by"}
 """Keys whose values differ between two calls, or between a named caller and none."""
 
 CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [

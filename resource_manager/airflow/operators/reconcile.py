@@ -32,7 +32,7 @@ class GPUReconcileOperator(BaseOperator):
         self.gpu_conn_id = gpu_conn_id
 
     def execute(self, context: Any) -> dict[str, Any]:
-        manager = GPUManagerHook(self.gpu_conn_id).get_conn()
+        manager = GPUManagerHook(self.gpu_conn_id, task=self).get_conn()
         try:
             if isinstance(manager, GPUResourceManager):  # the service notes silence itself
                 note_silence(manager)
