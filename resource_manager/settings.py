@@ -130,6 +130,13 @@ class Settings(BaseModel):
     idle_after_s: float = Field(
         default=3600.0, gt=0, description="Time for which a lease may be idle without a warning."
     )
+    silent_after_s: float = Field(
+        default=60.0,
+        ge=15,
+        allow_inf_nan=False,
+        description="Time without a report of its agent after which a server takes no new leases; an agent "
+        "that reports more rarely is given three of its intervals.",
+    )
     clean_timeout_s: float = Field(
         default=60.0,
         gt=0,

@@ -92,6 +92,9 @@ BUGS = [
         ("string.sub(operation, 1, 6) ~= 'forget'", "true"),
         ("if watching then", "if false then"),
         ("'watched ' .. member.node) == 1", "'watched ' .. member.node) == 0"),
+        ("operation == 'restore' and redis.call", "operation == 'none' and redis.call"),
+        ("""'{"change":"agentlost"', 1, true) == 1""", """'{"change":', 1, true) == 1"""),
+        ("kept[#kept + 1] = json", "kept = {json}"),
         ("redis.call('HSET', gpus, key, json)", ""),
         ("operation == 'unset gpu' or operation == 'forget gpu'", "operation == 'forget gpu'"),
         ("redis.call('XTRIM', changes, 'MAXLEN', length)", ""),
@@ -205,12 +208,16 @@ def of_python(file: str, tests: tuple[str, ...], *bugs: tuple[str, str]) -> list
     return [Bug(f"resource_manager/{file}.py", right, wrong, tests) for right, wrong in bugs]
 
 
+OPEN = "return self.drained is None and self.silent is None"
+
 BUGS += [
     *of_python(
         "core/node_state",
         ("tests/core/test_node_state.py", "tests/core/test_node_index.py"),
-        ("return self.drained is None and not self.retired", "return self.drained is None"),
-        ("return self.drained is None and not self.retired", "return not self.retired"),
+        (f"{OPEN} and not self.retired", OPEN),
+        (f"{OPEN} and not self.retired", "return self.silent is None and not self.retired"),
+        (f"{OPEN} and not self.retired", "return self.drained is None and not self.retired"),
+        ("or self.silent is not None or self.retired", "or self.retired"),
     ),
     *of_python(
         "core/cluster",

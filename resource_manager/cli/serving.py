@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 import threading
-from collections.abc import Callable
+import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -16,8 +16,8 @@ import click
 
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
 from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.signals import PROMPT_S, Calls, Interrupted, Signals
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.errors import ResourceManagerError
 from resource_manager.rest import tokens
 from resource_manager.rest.tokens import Role, TokenFile, TokenStore
 
@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_RATE = "1000/second"
 EXPIRE_EVERY_S = 10.0
-SILENCE_EVERY_S = 5.0
 ARCHIVE_S = 5.0
 
 tokens_file_option = click.option(
@@ -113,9 +112,10 @@ def serve(
         manager, kept, open_to=opening, rate=rate_limit, airflow_url=airflow_url, max_streams=max_streams
     )
     app = create_app(service, secure_cookies=behind_https)
-    _serve(
+    if not _serve(
         app, service, host, port, threads + max_streams, max_connections_per_address, trusted_proxy, archive
-    )
+    ):
+        target.abandon()
 
 
 def _opening(store: TokenStore, host: str, insecure: bool) -> str:
@@ -152,33 +152,42 @@ def _serve(
     max_per_address: int,
     trusted_proxy: str | None,
     archive: Path | None,
-) -> None:
+) -> bool:
+    """Serve until a signal comes; return False if something still waits for a silent store."""
+    from resource_manager.rest.chores import SILENCE_EVERY_S, regularly
     from resource_manager.rest.http_server import bounded_server
     from resource_manager.storage.archive import extend
 
     server = bounded_server(
         app, host, port, threads=threads, max_per_address=max_per_address, trusted_proxy=trusted_proxy
     )
-    for address in addresses(server):
-        logger.info("serving at %s", address, extra={"address": address})
-    stop = threading.Event()
-    chores = [
-        _regularly("expiry", EXPIRE_EVERY_S, service.manager.expire_and_schedule, stop),
-        _regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, stop),
-    ]
-    if archive is not None:
-        chores.append(_regularly("archive", ARCHIVE_S, lambda: extend(archive, service.manager), stop))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        server.run()
-    except KeyboardInterrupt:
+    with Signals() as signals:
+        for address in addresses(server):
+            logger.info("serving at %s", address, extra={"address": address})
+        stop = threading.Event()
+        chores = [
+            regularly("expiry", EXPIRE_EVERY_S, service.manager.expire_and_schedule, stop),
+            regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, stop),
+        ]
+        if archive is not None:
+            chores.append(regularly("archive", ARCHIVE_S, lambda: extend(archive, service.manager), stop))
+        serving = Calls(signals).begin(server.run)
+        with suppress(Interrupted):
+            signals.result(serving)
         logger.info("stopping")
-    finally:
         stop.set()
-        service.watch.close()
-        server.close()
+        ends_at = time.monotonic() + PROMPT_S
+        closing = Calls(signals).begin(lambda: _close(server, service))
+        is_closed = signals.is_settled(closing, PROMPT_S)
         for chore in chores:
-            chore.join(timeout=5)
+            chore.join(max(ends_at - time.monotonic(), 0.0))
+        return is_closed and not any(chore.is_alive() for chore in chores)
+
+
+def _close(server: Any, service: Service) -> None:
+    """Close live pages, and let requests end that are being answered."""
+    service.watch.close()
+    server.task_dispatcher.shutdown(timeout=PROMPT_S)
 
 
 def addresses(server: Any) -> list[str]:
@@ -188,26 +197,6 @@ def addresses(server: Any) -> list[str]:
         f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         for host, port in sockets or [(server.effective_host, server.effective_port)]
     ]
-
-
-def _regularly(
-    name: str, interval_s: float, work: Callable[[], object], stop: threading.Event
-) -> threading.Thread:
-    """Start a thread that does this work every `interval_s`, also without requests, and once at the end."""
-
-    def run() -> None:
-        stopped = False
-        while not stopped:
-            stopped = stop.wait(interval_s)
-            try:
-                work()
-            except Exception as error:  # such as a bug: leases must expire all the same
-                is_known = isinstance(error, ResourceManagerError | OSError)
-                logger.warning("%s failed: %s", name, error, exc_info=not is_known)
-
-    thread = threading.Thread(target=run, name=f"gpu-manager-{name}", daemon=True)
-    thread.start()
-    return thread
 
 
 @main.group()

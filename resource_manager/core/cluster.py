@@ -35,6 +35,7 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.expiry_heap import ExpiryHeap
+from resource_manager.core.failed_starts import FailedStarts, by_lease, in_order, remembered
 from resource_manager.core.gpu_state import GpuChange, begin_cleaning, carry_over, change_gpus, recount
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import (
@@ -72,12 +73,14 @@ class Snapshot:
     teams: Teams = field(default_factory=Teams)
     use: Mapping[str, Use] = field(default_factory=dict)
     watched: tuple[str, ...] = ()
+    silent: tuple[AgentLost, ...] = ()
     closed_gpus: tuple[GpuClosed, ...] = ()
     opened_gpus: tuple[GpuOpened, ...] = ()
     cleaning: tuple[Cleaning, ...] = ()
     remainders: tuple[Lease, ...] = ()
     last_ports: Mapping[str, int] = field(default_factory=dict)
     windows: tuple[Window, ...] = ()
+    failed_starts: tuple[Released, ...] = ()
 
 
 class ClusterState(NodeIndex):
@@ -101,6 +104,8 @@ class ClusterState(NodeIndex):
         """Ledger of what each team holds; None without rules of teams, so that it then costs nothing."""
         self.windows: tuple[Window, ...] = ()
         """The maintenance windows; none on most clusters, so that they then cost nothing."""
+        self.failed_starts: FailedStarts = {}
+        """The releases of leases whose jobs did not start, by lease id; the next try avoids those nodes."""
         self._expiry_heap = ExpiryHeap(self.leases)
         self._undo: list[Callable[[], None]] | None = None
         self.preempting: set[str] = set()
@@ -145,12 +150,14 @@ class ClusterState(NodeIndex):
             teams=self.teams,
             use={} if self.ledger is None else self.ledger.uses,
             watched=tuple(state.name for state in self.nodes if state.watched),
+            silent=tuple(state.silent for state in self.nodes if state.silent is not None),
             closed_gpus=tuple(each for state in self.nodes for _, each in sorted(state.closed_gpus.items())),
             opened_gpus=tuple(each for state in self.nodes for _, each in sorted(state.opened_gpus.items())),
             cleaning=tuple(each for state in self.nodes for _, each in sorted(state.cleaning.items())),
             remainders=tuple(self.remainders.values()),
             last_ports={state.name: state.last_port for state in self.nodes if state.last_port},
             windows=self.windows,
+            failed_starts=in_order(self.failed_starts),
         )
 
     @classmethod
@@ -164,6 +171,7 @@ class ClusterState(NodeIndex):
         named = {member.node for lease in held for member in lease.members}
         named.update(snapshot.retired, snapshot.last_ports, snapshot.watched)
         named.update(drained.node for drained in snapshot.drained)
+        named.update(lost.node for lost in snapshot.silent)
         named.update(each.node for each in snapshot.closed_gpus)
         named.update(each.node for each in snapshot.opened_gpus)
         named.update(each.node for each in snapshot.cleaning)
@@ -175,6 +183,7 @@ class ClusterState(NodeIndex):
             cluster.by_name[name].retired = True
         cluster._set_teams(snapshot.teams, snapshot.use)
         cluster.windows = snapshot.windows
+        cluster.failed_starts = by_lease(snapshot.failed_starts)
         for name, port in snapshot.last_ports.items():
             cluster.by_name[name].last_port = port
         for lease in held:
@@ -242,7 +251,7 @@ class ClusterState(NodeIndex):
         self._undo.append(partial(self._restore_lease, lease))
 
     def suppose_closed(self, why: Drained) -> None:
-        """Close an open node in a trial for a maintenance window; else do nothing."""
+        """Close an open node in a trial, to one request; else do nothing."""
         state = self.by_name.get(why.node)
         if state is not None and state.is_open:
             assert self._undo is not None, "only a trial can suppose something"
@@ -329,6 +338,10 @@ class ClusterState(NodeIndex):
             self._undo.append(partial(self._restore_lease, lease))
         if lease.request.gpus:
             self._clean_after(lease, change.at)
+        if type(change) is Released and change.failed_nodes:
+            if self._undo is not None:
+                self._undo.append(partial(setattr, self, "failed_starts", self.failed_starts))
+            self.failed_starts = remembered(self.failed_starts, change)
 
     def _spend(self, ledger: TeamLedger, ended: Lease, at: float) -> None:
         """Add what an ended lease, or its ended members, held to the use of its team."""
@@ -456,7 +469,10 @@ class ClusterState(NodeIndex):
         self._change_drained(self.node(change.node), change)
 
     def _restored(self, change: Restored) -> None:
-        self._change_drained(self.node(change.node), None)
+        state = self.node(change.node)
+        self._change_drained(state, None)
+        if state.silent is not None:
+            self._change_agent(state, watched=False, silent=None)
 
     def _change_drained(self, state: NodeState, drained: Drained | None) -> None:
         if self._undo is not None:
@@ -486,6 +502,19 @@ class ClusterState(NodeIndex):
             self._undo.append(partial(setattr, self, "windows", self.windows))
         self.windows = change.windows
 
+    def _agent_changed(self, change: AgentSeen | AgentLost) -> None:
+        silent = change if isinstance(change, AgentLost) else None
+        self._change_agent(self.node(change.node), watched=True, silent=silent)
+
+    def _change_agent(self, state: NodeState, *, watched: bool, silent: AgentLost | None) -> None:
+        if self._undo is not None:
+            self._undo.append(partial(self._set_agent, state, state.watched, state.silent))
+        self._set_agent(state, watched, silent)
+
+    def _set_agent(self, state: NodeState, watched: bool, silent: AgentLost | None) -> None:
+        state.watched, state.silent = watched, silent
+        self._set_open(state)
+
     def _gpus_changed(self, change: GpuChange) -> None:
         state = self.node(change.node)
         self._change_gpus(state, partial(change_gpus, state, change))
@@ -507,6 +536,8 @@ class ClusterState(NodeIndex):
         """Set what a snapshot knows of agents and GPUs; the index is built afterwards."""
         for name in snapshot.watched:
             self.by_name[name].watched = True
+        for lost in snapshot.silent:
+            self.by_name[lost.node].silent = lost
         for closed in snapshot.closed_gpus:
             self.by_name[closed.node].closed_gpus[closed.gpu_id] = closed
         for opened in snapshot.opened_gpus:
@@ -623,8 +654,8 @@ _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {
     Restored: ClusterState._restored,
     TeamsChanged: ClusterState._teams_changed,
     MaintenanceChanged: ClusterState._maintenance_changed,
-    AgentSeen: ClusterState._gpus_changed,
-    AgentLost: ClusterState._gpus_changed,
+    AgentSeen: ClusterState._agent_changed,
+    AgentLost: ClusterState._agent_changed,
     GpuClosed: ClusterState._gpus_changed,
     GpuOpened: ClusterState._gpus_changed,
     GpuCleaned: ClusterState._gpus_changed,

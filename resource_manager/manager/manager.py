@@ -771,7 +771,7 @@ class GPUResourceManager:
         return self._server_change(server, lambda name, now: Drained(name, now, reason, bool(failed)), once)
 
     def restore(self, server: int | str, *, once: Once | None = None) -> ServerSummary:
-        """Reopen a drained server, and grant the pending requests that now fit."""
+        """Reopen a drained or silent server, and grant the pending requests that now fit."""
         return self._server_change(server, Restored, once)
 
     def open_gpu(self, server: int | str, gpu: int | str, *, once: Once | None = None) -> ServerSummary:

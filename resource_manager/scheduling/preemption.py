@@ -142,7 +142,8 @@ def preemptions(cluster: ClusterState, policy: Policy, order: QueueDiscipline, n
                 ledger.rules.preemption_delay_s if delay_s is None else delay_s
             ):
                 continue
-            kind = (request.team, request.priority, request.preemptible, request.owner, request.shape)
+            itself = request.lease_id if request.lease_id in cluster.failed_starts else ""
+            kind = (request.team, request.priority, request.preemptible, request.owner, request.shape, itself)
             if kind in in_vain:
                 continue
             if searches == MAX_SEARCHES:

@@ -9,11 +9,13 @@ from itertools import count
 
 from resource_manager.core.changes import GpuCleaned, Released
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.failed_starts import avoided_until
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.refusal import RefusalKind, leases_in_the_way, short, unreleased_lease
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import standings
 from resource_manager.scheduling.gang_refusals import no_capacity
+from resource_manager.scheduling.gangs import could_start
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.runtime_history import Confidence, RuntimeOf
@@ -81,6 +83,9 @@ def estimate_starts(
         for window in cluster.windows:
             if opening := window.occurrence(now):
                 heapq.heappush(ends, (opening[1], next(ticket), Confidence.GOOD, "", 0))
+        for lease_id, failed in cluster.failed_starts.items():
+            for entry in failed if lease_id in cluster.pending else ():
+                heapq.heappush(ends, (max(avoided_until(entry), now), next(ticket), Confidence.GOOD, "", 0))
         at, confidence = now, Confidence.GOOD
         dirty = any(state.cleaning for state in cluster.nodes)
         for _ in range(MAX_STEPS):
@@ -95,7 +100,7 @@ def estimate_starts(
                 break
             at, _, sure, lease_id, fencing_token = heapq.heappop(ends)
             confidence = min(confidence, sure)
-            if lease_id:  # else the end of a maintenance window
+            if lease_id:  # else a server opens to requests
                 _apply_end(cluster, lease_id, fencing_token, at)
         else:
             too_far = True
@@ -157,6 +162,8 @@ def _why_unknown(
                 detail = standing.refusal.detail
             case RefusalKind.MAINTENANCE:
                 detail = standing.refusal.detail if cluster.windows else None
+            case RefusalKind.NO_CAPACITY if not could_start(cluster, request):
+                detail = None
             case RefusalKind.PRICE:
                 detail = NOT_WORTH_IT
             case _ if too_far:

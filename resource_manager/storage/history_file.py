@@ -133,8 +133,10 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         teams=Teams() if any(isinstance(c, TeamsChanged) for c in changes) else now.teams,
         windows=() if any(isinstance(c, MaintenanceChanged) for c in changes) else now.windows,
         watched=_watched_before(now, changes),
+        silent=_silent_before(now, changes),
         closed_gpus=_closed_gpus_before(now, changes),
         cleaning=_cleaning_before(now, changes),
+        failed_starts=tuple(entry for entry in now.failed_starts if entry not in changes),
     )
     return History(before, tuple(kept), forgotten)
 
@@ -193,6 +195,12 @@ def _watched_before(now: Snapshot, changes: list[Change]) -> tuple[str, ...]:
             first.setdefault(change.node, change)
     still = [node for node in now.watched if node not in first]
     return (*still, *(node for node, change in first.items() if isinstance(change, AgentLost)))
+
+
+def _silent_before(now: Snapshot, changes: list[Change]) -> tuple[AgentLost, ...]:
+    """Return the agents that are silent now and were before."""
+    heard = {change.node for change in changes if isinstance(change, AgentSeen | AgentLost)}
+    return tuple(lost for lost in now.silent if lost.node not in heard)
 
 
 def _closed_gpus_before(now: Snapshot, changes: list[Change]) -> tuple[GpuClosed, ...]:

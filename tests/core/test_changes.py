@@ -57,7 +57,7 @@ STEPS: list[Change] = [
     GpuClosed("a", 1, "GPU-1", "xid 79", 97.2, stop=True),
     GpuOpened("a", 1, 97.3),
     GpuCleaned("a", 1, 2, 97.4, 0.25, 1.5),
-    AgentLost("a", 97.5),
+    AgentLost("a", 97.5, 37.25),
     MaintenanceChanged((Window(1, ("s1",), 100.5, 200.0),), 98.0),
     TeamsChanged(Teams((Team("vision", 1),)), 98.0),
     InventoryChanged(nodes("abc"), 99.0),

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from resource_manager.core.changes import (
+    AgentLost,
     AgentSeen,
     Cancelled,
     Change,
@@ -27,6 +28,7 @@ from resource_manager.core.changes import (
     Queued,
     Released,
     Renewed,
+    Restored,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import JobPlace, Lease, Placement, Request, Spread
@@ -680,6 +682,64 @@ def test_reports_live_for_a_time_and_their_record_longer(open_client: OpenStore)
     store.reports.put("gpu-a", b"{}", b"{}", 0.001)
     wait_for(lambda: not same.reports.reports(["gpu-a"]), 10)
     assert same.reports.records(["gpu-a"]) == {"gpu-a": b"{}"}
+
+
+def test_where_jobs_did_not_start_is_known_to_every_replica_until_it_is_over(open_client: OpenStore) -> None:
+    store = open_client()
+    mine = started(store)
+    ends = [
+        (100.0, "gpu-server-0"),
+        (100.5, "gpu-server-1"),
+        (699.875, "gpu-server-2"),
+        (700.0, "gpu-server-0"),
+    ]
+    known: list[tuple[float, ...]] = []
+    for token, (at, node) in enumerate(ends, start=1):
+        lease = Lease(Request("t", 1), (Placement(node, (2,)),), token, at - 1, 1e12)
+        why = 'host "b":\nrefused'
+        steps = [Granted(lease, at - 1), Released("t", token, at, "FAILED", reason=why, failed_nodes=(node,))]
+        commit(store, mine, lambda now, steps=steps: list(steps))
+        found = fresh(open_client())
+        assert found == normal(mine.snapshot())
+        known.append(tuple(entry.at for entry in found.failed_starts))
+    assert known == [(100.0,), (100.0, 100.5), (100.0, 100.5, 699.875), (100.5, 699.875, 700.0)]
+    before = fresh(store)
+    store.replace(before)
+    assert fresh(open_client()).failed_starts == before.failed_starts
+    again = store.refresh(None)
+    assert again is not None
+    held = Lease(
+        Request("u", 1), (Placement("gpu-server-0", (0,)),), again.last_fencing_token + 1, 701.0, 1e12
+    )
+    commit(store, again, lambda now: [Granted(held, 701.0)])
+    commit(store, again, lambda now: [Released("u", held.fencing_token, 702.0, reason="its user ended it")])
+    assert fresh(open_client()).failed_starts == before.failed_starts
+
+
+def test_a_silent_server_is_closed_for_every_replica_until_its_agent_reports_or_it_is_restored(
+    open_client: OpenStore,
+) -> None:
+    store = open_client()
+    mine = started(store)
+    lost = AgentLost("gpu-server-0", 61.5, 1.25)
+    request = Request("t", 1)
+    steps: list[tuple[Change, tuple[AgentLost, ...], bool]] = [
+        (AgentSeen("gpu-server-0", 1.0), (), True),
+        (Granted(Lease(request, (Placement("gpu-server-0", (2,)),), 1, 2.0, 1e12), 2.0), (), True),
+        (lost, (lost,), True),
+        (Released("t", 1, 62.0), (lost,), True),
+        (AgentSeen("gpu-server-0", 70.0), (), True),
+        (Drained("gpu-server-0", 71.0), (), True),
+        (Restored("gpu-server-0", 72.0), (), True),
+        (lost, (lost,), True),
+        (Restored("gpu-server-0", 80.0), (), False),
+    ]
+    for step, silent, is_watched in steps:
+        commit(store, mine, lambda now, step=step: [step])
+        found = fresh(open_client())
+        assert found == normal(mine.snapshot())
+        assert (found.silent, bool(found.watched)) == (silent, is_watched)
+    assert [entry.gpu_id for entry in mine.snapshot().cleaning] == [2], "released while nobody could see"
 
 
 def test_what_members_of_a_gang_held_is_cleaned_by_every_replica(open_client: OpenStore) -> None:

@@ -132,8 +132,17 @@ class Walk:
             gone = allocator.cancel(cluster, rng.choice(sorted(cluster.pending)), now, "tired")
             return self._with_dispatch(cluster, gone, now)
         if step == "release" and cluster.leases:
-            task_id = rng.choice(sorted(cluster.leases))
-            ended = allocator.release(cluster, task_id, now, outcome="success", job_end=JobEnd.ENDED)
+            lease = cluster.leases[rng.choice(sorted(cluster.leases))]
+            failed = [member.node for member in lease.members if lease.fencing_token % 4 == 0]
+            ended = allocator.release(
+                cluster,
+                lease.lease_id,
+                now,
+                outcome="success",
+                job_end=JobEnd.ENDED,
+                reason="no route",
+                failed_nodes=failed,
+            )
             return self._with_dispatch(cluster, ended, now)
         if step == "members" and (held := [*cluster.leases.values(), *cluster.remainders.values()]):
             lease = rng.choice(held)
@@ -180,7 +189,8 @@ class Walk:
         state = rng.choice(cluster.nodes)
         kind = rng.randrange(5)
         if kind == 0:
-            return [(AgentLost if state.watched and rng.random() < 0.3 else AgentSeen)(state.name, now)]
+            is_lost = state.watched and rng.random() < 0.3
+            return [AgentLost(state.name, now, now - 60.0) if is_lost else AgentSeen(state.name, now)]
         if kind == 1 and not state.closed_gpus:
             return [GpuClosed(state.name, rng.randrange(8), "", "xid 79", now, stop=rng.random() < 0.5)]
         if kind == 2 and state.closed_gpus:
@@ -194,7 +204,7 @@ class Walk:
         if kind == 0 and len(open_nodes) > 2:
             return [Drained(open_nodes[-1].name, now, "fans", failed=self.rng.random() < 0.5)]
         if kind == 1:
-            return [Restored(state.name, now) for state in cluster.nodes if state.drained is not None]
+            return [Restored(state.name, now) for state in cluster.nodes if state.drained or state.silent]
         if kind == 2:
             keep = servers(self.rng.randint(3, 5))
             return [InventoryChanged(tuple(replace(node, address="10.0.0.2") for node in keep), now)]

@@ -42,11 +42,9 @@ def status_of(found: Mapping[str, Any]) -> JobStatus:
 
 def refusal(name: str, reason: str, failed: str) -> LauncherError:
     """Return the error for a refusal of `directory_job`; `failed` says what did not happen."""
-    if name == "AlreadyEndedError":
-        return AlreadyEndedError(reason)
-    return (
-        LauncherUnreachableError(reason) if name == "ElsewhereError" else LauncherError(f"{failed}: {reason}")
-    )
+    if name == "NotStartedError":
+        return LauncherError(f"{failed}: {reason}")
+    return (AlreadyEndedError if name == "AlreadyEndedError" else LauncherUnreachableError)(reason)
 
 
 def placed(place: JobPlace, prepared: Mapping[str, Any]) -> JobPlace:

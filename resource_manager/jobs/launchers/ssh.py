@@ -69,7 +69,7 @@ class _Prepared(_Answer):
 
 
 class _Refused(_Answer):
-    refused: Literal["AlreadyEndedError", "ElsewhereError", "NotStartedError"]
+    refused: Literal["AlreadyEndedError", "ElsewhereError", "NotStartedError", "StillRunsError"]
     reason: str
 
 

@@ -36,6 +36,13 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.failed_starts import (
+    AVOIDED_S,
+    MAX_FAILED_STARTS,
+    FailedStarts,
+    in_order,
+    remembered,
+)
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import KEY_SEPARATOR, Lease, Node, PendingRequest
 from resource_manager.core.team_ledger import Use
@@ -68,7 +75,7 @@ OPERATIONS: dict[type, tuple[str, Callable[[Any], str]]] = {
     TeamsChanged: ("rule", lambda change: TEAMS),
     MaintenanceChanged: ("rule", lambda change: MAINTENANCE),
     AgentSeen: ("set gpu", gpu_layout.field_of),
-    AgentLost: ("unset gpu", gpu_layout.field_of),
+    AgentLost: ("set gpu", gpu_layout.field_of),
     GpuClosed: ("set gpu", gpu_layout.field_of),
     GpuOpened: ("set gpu", gpu_layout.field_of),
     GpuCleaned: ("unset gpu", gpu_layout.field_of),
@@ -86,6 +93,9 @@ TEAMS = "teams"
 
 MAINTENANCE = "maintenance"
 """Field of the rules with the change that made the maintenance windows."""
+
+FAILED_STARTS = "failed_starts"
+"""Field of the rules with the releases of leases whose jobs did not start, a line each."""
 
 LAST_PORT = "last_port:"
 """Prefix of the names of servers in `meta`, where the last port of a gang on them is kept."""
@@ -114,6 +124,13 @@ def use_operations(change: Change) -> list[str]:
     ]
 
 
+def failed_start_operations(change: Change) -> list[str]:
+    """Return the arguments of commit.lua that remember a release because of the nodes that it names."""
+    if not isinstance(change, Released) or not change.failed_nodes:
+        return []
+    return ["failed", f"{MAX_FAILED_STARTS} {AVOIDED_S:g}", change_to_json(change)]
+
+
 def operation(change: Change) -> tuple[str, str, str]:
     """Return the arguments of commit.lua for a change: operation, hash field and JSON."""
     kind, field = OPERATIONS[type(change)]
@@ -134,6 +151,8 @@ def parts_of(snapshot: Snapshot) -> list[str]:
         parts += ("rule", TEAMS, change_to_json(TeamsChanged(snapshot.teams, 0.0)))
     if snapshot.windows:
         parts += ("rule", MAINTENANCE, change_to_json(MaintenanceChanged(snapshot.windows, 0.0)))
+    if snapshot.failed_starts:
+        parts += ("rule", FAILED_STARTS, "\n".join(map(change_to_json, snapshot.failed_starts)))
     for team, use in snapshot.use.items():
         parts += ("rule", f"{USE}{team}", json.dumps(use))
     for field, text in gpu_layout.fields_of(snapshot).items():
@@ -195,7 +214,9 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
             teams=_teams(rules.get(TEAMS.encode())),
             use=_uses(rules),
             windows=_windows(rules.get(MAINTENANCE.encode())),
+            failed_starts=_failed_starts(rules.get(FAILED_STARTS.encode(), b"")),
             watched=tuple(known_gpus.watched),
+            silent=tuple(known_gpus.silent),
             closed_gpus=tuple(known_gpus.closed),
             opened_gpus=tuple(known_gpus.opened),
             cleaning=tuple(known_gpus.cleaning),
@@ -272,6 +293,13 @@ def _windows(text: bytes | None) -> tuple[Window, ...]:
     if text is None:
         return ()
     return _kept(text, MaintenanceChanged, "maintenance windows").windows
+
+
+def _failed_starts(text: bytes) -> tuple[Released, ...]:
+    known: FailedStarts = {}
+    for line in text.splitlines():
+        known = remembered(known, _kept(line, Released, "a release"))
+    return in_order(known)
 
 
 def _uses(rules: Mapping[bytes, bytes]) -> dict[str, Use]:

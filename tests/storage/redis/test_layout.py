@@ -37,6 +37,7 @@ from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import change_from_json, change_to_json
 from resource_manager.storage.redis.layout import (
     Inventory,
+    failed_start_operations,
     inventory_from_json,
     inventory_to_json,
     operation,
@@ -90,7 +91,7 @@ def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, 
         (TeamsChanged(Teams(), 1.0), "rule", "teams"),
         (MaintenanceChanged((), 1.0), "rule", "maintenance"),
         (AgentSeen("a b", 1.0), "set gpu", "watched a b"),
-        (AgentLost("a", 1.0), "unset gpu", "watched a"),
+        (AgentLost("a", 61.0, 1.0), "set gpu", "watched a"),
         (GpuClosed("a", 3, "GPU-1", "xid 79", 1.0), "set gpu", "gpu 3 a"),
         (GpuOpened("a", 3, 1.0), "set gpu", "gpu 3 a"),
         (GpuCleaned("a", 3, 17, 1.0), "unset gpu", "cleaning 3 17 a"),
@@ -189,6 +190,18 @@ def test_a_state_is_read_back_from_its_parts() -> None:
     assert granted.at == 1.0
 
 
+def test_a_release_is_remembered_if_it_names_servers_on_which_its_job_did_not_start() -> None:
+    failed = Released("t", 7, 5.0, "FAILED", reason="refused", failed_nodes=("a",))
+    assert failed_start_operations(Released("t", 7, 5.0, reason="its user ended it")) == []
+    assert failed_start_operations(failed) == ["failed", "256 600", change_to_json(failed)]
+    snapshot = Snapshot(9, 12, 5, NODES, last_node="b", failed_starts=(failed,))
+    parts = parts_of(snapshot)
+    assert parts[:2] == ["rule", "failed_starts"]
+    assert read(rules={"failed_starts": parts[2].encode()}) == snapshot
+    with pytest.raises(CorruptStateError):
+        read(rules={"failed_starts": OTHER})
+
+
 def test_what_is_known_of_gpus_is_read_back_without_nodes_that_left() -> None:
     snapshot = Snapshot(
         9,
@@ -197,6 +210,7 @@ def test_what_is_known_of_gpus_is_read_back_without_nodes_that_left() -> None:
         NODES,
         last_node="b",
         watched=("b",),
+        silent=(AgentLost("b", 99.5, 39.5),),
         closed_gpus=(GpuClosed("a", 1, "GPU-1", "xid 79", 2.5, stop=True),),
         opened_gpus=(GpuOpened("b", 0, 3.5),),
         cleaning=(Cleaning("b", 1, "GPU-7", 7, 400, "t", 1763814469.123457),),

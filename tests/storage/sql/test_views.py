@@ -129,7 +129,8 @@ def compare(store: SqlStore, cluster: ClusterState) -> None:
         if state.retired and state.name not in free:
             continue  # it is there with the next snapshot
         row = free.pop(state.name)
-        assert row["status"] == ("RETIRED" if state.retired else "DRAINED" if state.drained else "ACTIVE")
+        closed = "DRAINED" if state.drained else "SILENT" if state.silent else "ACTIVE"
+        assert row["status"] == ("RETIRED" if state.retired else closed)
         cpus = sum(
             lease.request.resources["cpus"] for lease in state.leases.values() for _ in lease.on(state.name)
         )
