@@ -21,7 +21,7 @@ from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.errors import UnknownNodeError
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.lazy import lazy_module
-from resource_manager.manager.wording import What, matches
+from resource_manager.manager.wording import What, matches, what_of
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
@@ -315,7 +315,7 @@ def open_gpu(target: Target, server: str, gpu: str, as_json: bool) -> None:
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many.")
 @click.option("--all", "renewals", is_flag=True, help="Show renewals of leases, too.")
 @click.option("--by", default="", help="Only what this caller asked for; * stands for any text.")
-@click.option("--what", type=click.Choice(list(What)), help="Only changes that do this.")
+@click.option("--what", type=click.Choice([str(what) for what in What]), help="Only changes that do this.")
 @wide_option
 @click.option(
     "--export",
@@ -336,7 +336,7 @@ def history(
     limit: int,
     renewals: bool,
     by: str,
-    what: What | None,
+    what: str | None,
     wide: bool,
     export: Path | None,
     archive: Path | None,
@@ -364,9 +364,11 @@ def history(
         print_json(written) if as_json else click.echo(f"{export}: {len(recorded.changes)} changes")
         return
 
+    wanted = what_of(what or "")
+
     def is_shown(change: Mapping[str, Any]) -> bool:
         shows_kind = renewals or what is not None or change["change"] != "renewed"
-        return shows_kind and matches(change, by, what)
+        return shows_kind and matches(change, by, wanted)
 
     entries = _changes(target.manager, after, limit, is_shown)
     print_json(entries) if as_json else tables.console(wide=wide).print(tables.history_table(entries))
