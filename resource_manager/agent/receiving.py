@@ -31,6 +31,7 @@ from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease
 from resource_manager.errors import StoreFullError
+from resource_manager.manager.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.scheduling import allocator
 from resource_manager.settings import Settings
@@ -156,7 +157,9 @@ class ReportReceiver:
         except StoreFullError as error:
             logger.warning("the report of %s was not kept: %s", report.server, error)
         if changes:
-            for change in self._manager.commit(judge):
+            with asked_by(f"agent:{report.server}"):
+                made = self._manager.commit(judge)
+            for change in made:
                 _log(change)
             answer = self._manager.look(
                 lambda cluster, now: self._answer(cluster, report, record), STATE_MAX_AGE_S
@@ -249,7 +252,8 @@ class ReportReceiver:
                 if state is not None and state.watched and state.silent is None
             ]
 
-        changes = self._manager.commit(step) if lost else []
+        with asked_by(""):  # silence is nobody's doing
+            changes = self._manager.commit(step) if lost else []
         for change in changes:
             _log(change)
         return changes

@@ -419,7 +419,7 @@ class ClusterState(NodeIndex):
 
     def _preempting(self, change: Preempting) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)
-        self._replace_lease(lease, replace(lease, preempted_by=change.by, preempt_until=change.until))
+        self._replace_lease(lease, replace(lease, preempted_by=change.preemptor, preempt_until=change.until))
 
     def _quarantined(self, change: Quarantined) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)

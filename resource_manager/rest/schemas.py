@@ -8,10 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, mo
 
 from resource_manager.core.changes import JobEnd
 from resource_manager.jobs.task_identity import probe_id
+from resource_manager.manager.asking import MAX_BY
 from resource_manager.manager.demand import PRINTABLE, Demand, LeaseId, Text, from_texts
 from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER, Uuid, Vendor
 from resource_manager.manager.maintenance import WindowForm
 from resource_manager.manager.teams_file import TeamsTable
+from resource_manager.manager.wording import What
 
 MAX_BATCH = 1000
 PAGE_LIMIT = 1000
@@ -70,7 +72,7 @@ class RenewBody(LeaseBody):
 class PreemptBody(LeaseBody):
     """`POST /api/preempt`."""
 
-    by: Annotated[str, Field(max_length=1000)] = Field(
+    preemptor: Annotated[str, Field(max_length=1000)] = Field(
         default="",
         description="Pending request that gets what becomes free; omitted: the first that waits for it.",
     )
@@ -214,6 +216,15 @@ class PageQuery(Body):
     after: Annotated[int, Field(ge=0, le=2**53)] = Field(
         default=0, description="`next` of the previous page."
     )
+
+
+class HistoryQuery(PageQuery):
+    """`GET /api/history`: `limit` counts the changes that are looked at."""
+
+    by: Annotated[str, Field(max_length=MAX_BY)] = Field(
+        default="", description="Only changes that this name asked for; * stands for any text."
+    )
+    what: What | None = Field(default=None, description="Only changes that do this.")
 
 
 class GpusQuery(PageQuery):

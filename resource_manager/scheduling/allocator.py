@@ -275,11 +275,11 @@ def preempt(
     now: float,
     *,
     fencing_token: int | None = None,
-    by: str = "",
+    preemptor: str = "",
 ) -> list[Change]:
     """Return the preemption of a lease for a pending request; raises as `preemption_of` and `release`."""
     lease = _require_whole_lease(cluster, lease_id, fencing_token)
-    return [preemption_of(cluster, lease, policy, order, now, by)]
+    return [preemption_of(cluster, lease, policy, order, now, preemptor)]
 
 
 def _require_whole_lease(
