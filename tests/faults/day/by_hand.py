@@ -89,8 +89,8 @@ class Desks:
         (folder / "bin").mkdir(parents=True)
         ssh = folder / "bin" / "ssh"
         ssh.write_text(
-            f"#!/bin/sh\nexec {shutil.which('ssh')} -F none -i {key} -o User=root -o StrictHostKeyChecking=no "
-            '-o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "$@"\n'
+            f"#!/bin/sh\nexec {shutil.which('ssh')} -F none -i {key} -o User=root "
+            '-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "$@"\n'
         )
         ssh.chmod(0o755)
         self.environment = {**environment, "PATH": f"{ssh.parent}:{environment['PATH']}"}
