@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from resource_manager.core.changes import Change, TeamsChanged
+from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Amount
 from resource_manager.core.refusal import short
@@ -13,6 +13,7 @@ from resource_manager.core.team_ledger import UNNAMED, Account, TeamLedger, mill
 from resource_manager.core.teams import Teams, check_teams, stated
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.results import TeamsChange, TeamsView, TeamView
+from resource_manager.scheduling.decayed_use import rules_changed
 
 MAX_NAMED = 3
 
@@ -51,7 +52,7 @@ def capacity_by_type(cluster: ClusterState) -> Counter[str]:
 def replacement(cluster: ClusterState, teams: Teams, now: float) -> list[Change]:
     """Return the change to these rules, nothing if they are in force; raises `InvalidRequestError`."""
     check(cluster, teams)
-    return [] if teams == cluster.teams else [TeamsChanged(teams, now)]
+    return [] if teams == cluster.teams else [rules_changed(cluster, teams, now)]
 
 
 def difference(before: Teams, after: Teams) -> TeamsChange:
