@@ -84,7 +84,8 @@ class MembersReleased:
 class Preempting:
     """A lease is taken for the pending request `by`: its job must end by `until`, else it is quarantined.
 
-    The lease holds its capacity until it ends; what that frees is reserved for `by`.
+    The lease holds its capacity until it ends; what that frees is reserved for `by`. `by_operator`: a person
+    decided it, not the scheduler.
     """
 
     lease_id: str
@@ -92,6 +93,7 @@ class Preempting:
     by: str
     until: float
     at: float
+    by_operator: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,10 +257,16 @@ class GpuCleaned:
 
 @dataclass(frozen=True, slots=True)
 class InventoryChanged:
-    """The inventory is replaced; a node that left it but is in use stays, retired, until it is free."""
+    """The inventory is replaced; a node that left it but is in use stays, retired, until it is free.
+
+    `replaced` are the nodes of the inventory before that changed or left it, with their places there, and
+    `added` the names of those that are new: see `inventory_before`.
+    """
 
     nodes: tuple[Node, ...]
     at: float
+    replaced: tuple[tuple[int, Node], ...] = ()
+    added: tuple[str, ...] = ()
 
 
 Change = (
