@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from resource_manager.core.changes import Change, InventoryChanged
+from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import leases_on
+from resource_manager.core.inventory import inventory_changed
 from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InvalidRequestError, ServerInUseError, UnknownNodeError
 from resource_manager.manager import serializers
@@ -65,8 +66,9 @@ def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) 
 def replacement(cluster: ClusterState, nodes: tuple[Node, ...], now: float) -> list[Change]:
     """Return the change of the inventory, and the closures of GPUs that have other numbers in it."""
     closures = {closed.uuid: closed for state in cluster.nodes for closed in state.closed_gpus.values()}
+    before = [state.node for state in cluster.nodes if not state.retired]
     return [
-        InventoryChanged(nodes, now),
+        inventory_changed(before, nodes, now),
         *(
             replace(closed, node=node.name, gpu_id=gpu.gpu_id, at=now)
             for node in nodes
