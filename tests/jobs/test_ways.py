@@ -540,7 +540,7 @@ def play_ending(site: Site, ending: str, situation: str) -> None:
     caller.signal(signal.SIGKILL)
     SITUATIONS[situation](site, caller)
     site.until(lambda: not site.processes(), "the job's end")
-    site.until(lambda: site.state_of(site.lease_id) == "ERROR", "its quarantine")
+    site.until(site.is_quarantined, "its quarantine")
     said = ENDINGS[ending](site)
     if FREES[ending][situation]:
         site.until(site.has_rival, "the grant of its GPUs to the other request")

@@ -183,6 +183,10 @@ class Site:
         self.manager.expire_and_schedule()
         return self.lease_id not in {lease["task_id"] for lease in self.leases()}
 
+    def is_quarantined(self) -> bool:
+        self.manager.expire_and_schedule()
+        return self.state_of(self.lease_id) == "ERROR"
+
     def state_of(self, task_id: str) -> str:
         found = self.manager.status_of(task_id)
         return "ABSENT" if found is None else str(found["state"])
