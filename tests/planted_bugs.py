@@ -302,7 +302,8 @@ BUGS += [
     *of_python(
         "scheduling/allocator",
         OF_PREEMPTION,
-        (" if type(change) is not Preempting]", "]"),
+        (" if type(change) is Granted]", " if type(change) is not Queued]"),
+        ("if not grants or granted == new:", "if True:"),
         ("    yield from starting_early(cluster, policy, order, now)\n", ""),
     ),
     *of_python(

@@ -108,7 +108,7 @@ class Preempting:
     """A lease is taken for the pending request `preemptor`: its job must end by `until`.
 
     Else it is quarantined. It holds its capacity until it ends; what that frees is reserved for that
-    request.
+    request. `by_operator`: a person decided it, not the scheduler.
     """
 
     lease_id: str
@@ -116,6 +116,7 @@ class Preempting:
     preemptor: str
     until: float
     at: float
+    by_operator: bool = False
     by: str = ""
 
 
@@ -307,10 +308,16 @@ class GpuCleaned:
 
 @dataclass(frozen=True, slots=True)
 class InventoryChanged:
-    """The inventory is replaced; a node that left it but is in use stays, retired, until it is free."""
+    """The inventory is replaced; a node that left it but is in use stays, retired, until it is free.
+
+    `replaced` are the nodes of the inventory before that changed or left it, with their places there, and
+    `added` the names of those that are new: see `inventory_before`.
+    """
 
     nodes: tuple[Node, ...]
     at: float
+    replaced: tuple[tuple[int, Node], ...] = ()
+    added: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     by: str = ""
 

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from resource_manager.core.changes import Change, InventoryChanged
+from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import leases_on
+from resource_manager.core.inventory import inventory_changed
 from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InvalidRequestError, ServerInUseError, UnknownNodeError
 from resource_manager.manager import serializers
@@ -67,8 +68,9 @@ def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) 
 def replacement(cluster: ClusterState, nodes: tuple[Node, ...], now: float) -> list[Change]:
     """Return the change of the inventory, and the closures of GPUs that have other numbers in it."""
     closures = {closed.uuid: closed for state in cluster.nodes for closed in state.closed_gpus.values()}
+    before = [state.node for state in cluster.nodes if not state.retired]
     return [
-        InventoryChanged(nodes, now, lines=bounded(_difference(cluster, nodes))),
+        replace(inventory_changed(before, nodes, now), lines=bounded(_difference(cluster, nodes))),
         *(
             replace(closed, node=node.name, gpu_id=gpu.gpu_id, at=now)
             for node in nodes

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from resource_manager.core.changes import Change, TeamsChanged
+from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Amount
 from resource_manager.core.refusal import short
@@ -15,6 +16,7 @@ from resource_manager.core.teams import Teams, check_teams, stated
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.results import TeamsChange, TeamsView, TeamView
 from resource_manager.manager.wording import bounded
+from resource_manager.scheduling.decayed_use import rules_changed
 
 MAX_NAMED = 3
 
@@ -56,7 +58,7 @@ def replacement(cluster: ClusterState, teams: Teams, now: float) -> list[Change]
     if teams == cluster.teams:
         return []
     rows = difference(cluster.teams, teams)["differences"]
-    return [TeamsChanged(teams, now, lines=bounded(map(difference_in_words, rows)))]
+    return [replace(rules_changed(cluster, teams, now), lines=bounded(map(difference_in_words, rows)))]
 
 
 def difference(before: Teams, after: Teams) -> TeamsChange:
