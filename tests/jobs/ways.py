@@ -66,7 +66,9 @@ class Site:
             self.machine = server
             self.name, address = server.name, server.address
             self.here, self.settled_s = machines.here, SETTLED_S
-        self.store = Server(folder / "redis", "appendonly yes", "bind 0.0.0.0", "protected-mode no")
+        self.store = Server(
+            folder / "redis", "appendonly yes", "appendfsync always", "bind 0.0.0.0", "protected-mode no"
+        )
         self.inventory = folder / "servers.toml"
         self.inventory.write_text(SERVER.format(name=self.name, address=address))
         self.ledger = folder / "beats"
