@@ -72,6 +72,7 @@ class Course:
         self._callers: list[Program] = []
         self._others: list[Program] = []
         self._later: list[tuple[float, Callable[[], object]]] = []
+        self._ended_by_others: set[str] = set()
 
     # ---- the course ----
 
@@ -119,6 +120,7 @@ class Course:
         with suppress(ResourceManagerError):
             if leases := self._manager.leases():
                 lease = self.rng.choice(leases)
+                self._ended_by_others.add(lease["task_id"])
                 self._others.append(self._spawn(words[0], lease["task_id"], *words[1:], elsewhere=True))
                 self.outcome.kinds[" ".join(words)] += 1
 
@@ -264,7 +266,8 @@ class Course:
             beats = [json.loads(line) for line in self._ledger.read_text().splitlines()]
         self.outcome.complaints += check_ledger(beats, changes)
         succeeded = [caller.said() for caller in self._callers if caller.exit_code == 0]
-        self.outcome.complaints += check_successes(succeeded, changes)
+        alone = [said for said in succeeded if self._ended_by_others.isdisjoint(LEASE_ID.findall(said))]
+        self.outcome.complaints += check_successes(alone, changes)
         self.outcome.operations = self.outcome.kinds.total()
         self.outcome.granted = sum(isinstance(change, Granted) for change in changes)
         if self._jobs():

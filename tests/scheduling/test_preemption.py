@@ -335,7 +335,7 @@ def test_an_operator_takes_nothing_for_a_request_that_is_to_get_its_place_alread
     (victim,) = shared.preempting()
     (other,) = {"x", "y"} - {victim}
     with pytest.raises(NotPreemptibleError, match="need not wait"):
-        allocator.preempt(shared.state, other, first_fit, fifo, shared.now, by="mine")
+        allocator.preempt(shared.state, other, first_fit, fifo, shared.now, preemptor="mine")
 
 
 def test_a_cancelled_preemptor_keeps_nothing() -> None:

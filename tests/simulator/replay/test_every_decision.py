@@ -238,7 +238,7 @@ class Driver:
 
     def do_preempt(self, draw: random.Random) -> None:
         by = draw.choice(["", *sorted(self.state.pending)])
-        self.manager.preempt(self.lease(draw).lease_id, by=by)
+        self.manager.preempt(self.lease(draw).lease_id, preemptor=by)
 
     def do_members(self, draw: random.Random) -> None:
         lease = self.lease(draw, lambda lease: len(lease.members) > 1)
