@@ -348,7 +348,7 @@ class Replay:
                 if token is None or token in self._cleaned_here or event.node not in self.cluster.by_name:
                     return []
                 return [replace(event, fencing_token=token)]
-            case Preempting(lease_id=lease_id, by=by):
+            case Preempting(lease_id=lease_id, preemptor=by):
                 lease = self.cluster.leases.get(lease_id)
                 if lease is None or lease.preempted_by or by not in self.cluster.pending:
                     return []

@@ -315,9 +315,13 @@ class Driver:
 
     def do_agent(self, draw: random.Random) -> None:
         name = draw.choice("abc")
-        self.commit(
-            lambda cluster, now: [(AgentLost if cluster.node(name).watched else AgentSeen)(name, now)]
-        )
+
+        def decide(cluster: ClusterState, now: float) -> list[Change]:
+            state = cluster.node(name)
+            is_silent = not state.watched or state.silent is not None
+            return [AgentSeen(name, now) if is_silent else AgentLost(name, now, now)]
+
+        self.commit(decide)
 
     def do_close(self, draw: random.Random) -> None:
         name, gpu_id, stop = draw.choice("abc"), draw.randrange(4), draw.random() < 0.5
