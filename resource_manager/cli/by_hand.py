@@ -8,7 +8,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -19,7 +19,7 @@ from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, one_line, pri
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.demand import DemandCommand, demand_of
 from resource_manager.cli.session import Session, is_silent, is_undone, say
-from resource_manager.cli.signals import Interrupted
+from resource_manager.cli.signals import Interrupted, interruptible
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
@@ -196,7 +196,8 @@ def stop(target: Target, name: str, retry_for_s: float | None, as_json: bool) ->
     """Stop a lease's job, then release the lease; or take a pending request out of the queue."""
     from resource_manager.jobs.reconcile import ActionKind
 
-    done = _end(target, name) if retry_for_s is None else _end_at_last(target, name, retry_for_s)
+    end = partial(_end, target, name)
+    done = interruptible(end if retry_for_s is None else partial(_at_last, end, retry_for_s))
     if as_json:
         print_json({"task_id": done.task_id, "action": done.action, "detail": done.detail})
     elif done.action is not ActionKind.KEPT:
@@ -211,18 +212,15 @@ def _end(target: Target, name: str) -> Action:
     return reconcile.end(target.manager, _entry_of(target.manager, name))
 
 
-def _end_at_last(target: Target, name: str, retry_for_s: float) -> Action:
-    """End the task once its store and its server answer; one that is not found is looked for once more.
-
-    After that time it is as `_end`.
-    """
+def _at_last(end: Callable[[], Action], retry_for_s: float) -> Action:
+    """Return what `end` did once store and server answered; a task not found is looked for once more."""
     from resource_manager.jobs.reconcile import ActionKind
 
     deadline, was_missing = time.monotonic() + retry_for_s, False
     while True:
         is_last = time.monotonic() + LOOK_AGAIN_S > deadline
         try:
-            done = _end(target, name)
+            done = end()
             if is_last or done.action is not ActionKind.KEPT:
                 return done
             was_missing = False

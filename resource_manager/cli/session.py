@@ -42,7 +42,7 @@ class Session:
 
     def __exit__(self, *error: object) -> None:
         self.signals.__exit__()
-        if self._calls.is_busy:  # it waits for a silent store, and so would the end of this program
+        if self._calls.is_busy:  # it waits for a silent store, and so would closing it
             self._target.abandon()
 
     def begin(self, call: Callable[[Any], T]) -> Future[T]:

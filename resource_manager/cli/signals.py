@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,7 +16,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
 from types import FrameType
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -116,6 +117,26 @@ class Signals:
 
 def _wake_only(number: int, frame: FrameType | None) -> None:
     """Do nothing: the signal's number is in the pipe."""
+
+
+def interruptible(work: Callable[[], T], exit_code: int | None = None) -> T:
+    """Return what the work gives; a signal ends the program at once, whatever the work's threads wait for.
+
+    It ends with this exit code, by default as shells have it.
+    """
+    with Signals() as signals:
+        try:
+            return signals.result(Calls(signals).begin(work))
+        except Interrupted as interrupted:
+            leave(interrupted.exit_code if exit_code is None else exit_code)
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End the program without waiting for its threads."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(exit_code)
 
 
 class Calls:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -39,6 +39,7 @@ def teams(context: click.Context, wide: bool, as_json: bool) -> None:
 @exit_codes
 def apply(target: Target, file: Path, dry_run: bool, as_json: bool) -> None:
     """Replace the rules of the teams by those of a TOML file."""
+    from resource_manager.manager.teams import difference_in_words
     from resource_manager.manager.teams_file import load_teams, located
 
     rules = load_teams(file)
@@ -50,21 +51,8 @@ def apply(target: Target, file: Path, dry_run: bool, as_json: bool) -> None:
         print_json(made)
         return
     for row in made["differences"]:
-        click.echo(_in_words(row))
+        click.echo(difference_in_words(row))
     if made["changed"]:
         click.echo(f"{file}: {'nothing was changed (--dry-run)' if dry_run else 'applied'}")
     else:
         click.echo(f"{file}: these rules are in force already")
-
-
-def _in_words(row: dict[str, Any]) -> str:
-    where = ".".join(filter(None, (row["team"] and f"teams.{row['team']}", row["field"])))
-    return f"{where}: {_value(row['before'])} -> {_value(row['after'])}"
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return "not set"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {_value(item)}" for name, item in value.items()) + "}"
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()

@@ -1,4 +1,8 @@
-"""Changes: the only way to change a state; their list is the audit trail and a replayable trace."""
+"""Changes: the only way to change a state; their list is the audit trail and a replayable trace.
+
+`by` names who asked for a change: a person, a program or a server's agent. It is empty for what time brings,
+and for what a change makes possible for others, such as the grants of requests that waited.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ class Granted:
 
     lease: Lease
     at: float
+    by: str = ""
 
 
 new_granted = direct_new(Granted)
@@ -75,6 +80,7 @@ class Released:
     use: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
     failed_nodes: tuple[str, ...] = ()
+    by: str = ""
 
 
 new_released = direct_new(Released)
@@ -94,20 +100,24 @@ class MembersReleased:
     at: float
     outcome: str = ""
     use: Mapping[str, float] = field(default_factory=dict)
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Preempting:
-    """A lease is taken for the pending request `by`: its job must end by `until`, else it is quarantined.
+    """A lease is taken for the pending request `preemptor`: its job must end by `until`.
 
-    The lease holds its capacity until it ends; what that frees is reserved for `by`.
+    Else it is quarantined. It holds its capacity until it ends; what that frees is reserved for that
+    request. `by_operator`: a person decided it, not the scheduler.
     """
 
     lease_id: str
     fencing_token: int
-    by: str
+    preemptor: str
     until: float
     at: float
+    by_operator: bool = False
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +133,7 @@ class Renewed:
     at: float
     expires_at: float = math.inf
     checkpoint_at: float | None = None
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +144,7 @@ class Expired:
     fencing_token: int
     at: float
     use: Mapping[str, float] = field(default_factory=dict)
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +158,7 @@ class Quarantined:
     fencing_token: int
     at: float
     revoked: bool = False
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +169,7 @@ class JobPlaced:
     fencing_token: int
     places: tuple[JobPlace, ...]
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +180,7 @@ class Queued:
     queued_at: float
     sequence: int
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +190,7 @@ class Cancelled:
     lease_id: str
     at: float
     reason: str = ""
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +201,7 @@ class Drained:
     at: float
     reason: str = ""
     failed: bool = False
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,15 +210,21 @@ class Restored:
 
     node: str
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TeamsChanged:
-    """The rules of the teams are replaced; empty ones end them. `use` is what teams used so far."""
+    """The rules of the teams are replaced; empty ones end them. `use` is what teams used so far.
+
+    `lines` say what differs from the rules before, for people; so they do of other parts of the cluster.
+    """
 
     teams: Teams
     at: float
     use: Mapping[str, float] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +233,8 @@ class MaintenanceChanged:
 
     windows: tuple[Window, ...]
     at: float
+    lines: tuple[str, ...] = ()
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +246,7 @@ class AgentSeen:
 
     node: str
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +259,7 @@ class AgentLost:
     node: str
     at: float
     since: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +276,7 @@ class GpuClosed:
     reason: str
     at: float
     stop: bool = False
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +286,7 @@ class GpuOpened:
     node: str
     gpu_id: int
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,14 +303,23 @@ class GpuCleaned:
     at: float
     busy: float | None = None
     energy_kwh: float | None = None
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class InventoryChanged:
-    """The inventory is replaced; a node that left it but is in use stays, retired, until it is free."""
+    """The inventory is replaced; a node that left it but is in use stays, retired, until it is free.
+
+    `replaced` are the nodes of the inventory before that changed or left it, with their places there, and
+    `added` the names of those that are new: see `inventory_before`.
+    """
 
     nodes: tuple[Node, ...]
     at: float
+    replaced: tuple[tuple[int, Node], ...] = ()
+    added: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    by: str = ""
 
 
 Change = (

@@ -10,6 +10,11 @@ from typing import Any, Self
 from resource_manager.core.names import task_of
 
 
+def task_as_caller(instance: str, dag_id: str, task_id: str = "") -> str:
+    """Return the name in the history of what a task of that Airflow asks for, or a DAG without a task."""
+    return "/".join(filter(None, (f"airflow:{instance}", dag_id, task_id)))
+
+
 @dataclass(frozen=True, slots=True)
 class TaskIdentity:
     """Task instance without its tries; `map_index` is -1 for a task that is not mapped.
@@ -53,6 +58,11 @@ class TaskIdentity:
         if self.map_index >= 0:
             parts.append(str(self.map_index))
         return f"{self.instance}:{'/'.join(parts)}"
+
+    @property
+    def by(self) -> str:
+        """Name of the task in the history."""
+        return task_as_caller(self.instance, self.dag_id, self.task_id)
 
     @property
     def labels(self) -> dict[str, str]:

@@ -39,6 +39,7 @@ from resource_manager.errors import (
 )
 from resource_manager.manager import maintenance, repeats, serializers, teams
 from resource_manager.manager.arguments import ORIGINAL_NAMES, DemandArguments, DemandOptions, Dumpable
+from resource_manager.manager.asking import checked_by, this_user
 from resource_manager.manager.commit.group import Reader, Step
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.demand import Demand
@@ -68,6 +69,7 @@ from resource_manager.manager.results import (
     WindowView,
 )
 from resource_manager.manager.server_gpus import adoption, replacement, server_detail
+from resource_manager.manager.wording import matches, what_of
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import refusals_of
 from resource_manager.scheduling.policies import Policy, get_policy, nothing_fits
@@ -81,6 +83,8 @@ from resource_manager.storage.once import Once
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+HISTORY_PAGE = 1000
 
 EXPIRE_EVERY_S = 1.0
 """Time after which a process that waits for a request expires the leases that are due."""
@@ -97,7 +101,8 @@ class GPUResourceManager:
     """Leases on named GPUs and CPUs of one server each, kept in a store that many processes share.
 
     `GPUResourceManager()` reads `Settings`; `from_url` takes everything as arguments. All times are
-    seconds of the store's clock. Thread-safe.
+    seconds of the store's clock. Thread-safe. `by` is who asks, for the history: by default the user of this
+    process; `asked_by` names another one for some calls.
 
     A lease is asked for by the fields of a `Demand`, `submit("t", 2, cpus=8)`, or by a whole one in the place
     of `lease_id`.
@@ -116,6 +121,7 @@ class GPUResourceManager:
         store: Store | None = None,
         inventory: Iterable[Node] | None = None,
         observer: Observer | None = None,
+        by: str | None = None,
     ) -> None:
         self.settings = Settings.load() if settings is None else settings
         if inventory is None and self.settings.inventory is not None:
@@ -139,6 +145,7 @@ class GPUResourceManager:
             ),
             lambda: ClusterState(self.inventory).snapshot(),
             self.settings.lock_timeout_s,
+            this_user() if by is None else checked_by(by),
             observer,
         )
         self._initialise()
@@ -152,6 +159,7 @@ class GPUResourceManager:
         policy: str = "first_fit",
         order: str = "priority",
         observer: Observer | None = None,
+        by: str | None = None,
         **settings: Any,
     ) -> GPUResourceManager:
         """Return a manager on the store at `url`; nothing is read from the environment.
@@ -165,6 +173,7 @@ class GPUResourceManager:
             Settings.of({"store": url, "policy": policy, "order": order, **settings}),
             inventory=inventory,
             observer=observer,
+            by=by,
         )
 
     @property
@@ -500,12 +509,12 @@ class GPUResourceManager:
         self,
         lease_id: str,
         *,
-        by: str = "",
+        preemptor: str = "",
         fencing_token: int | None = None,
         dry_run: bool = False,
         once: Once | None = None,
     ) -> Allocation:
-        """Take a lease for the pending request `by`, or for the first one that waits for what it holds.
+        """Take a lease for the pending request `preemptor`, or for the first that waits for what it holds.
 
         Its job is told and has its grace to save what it did; then its request waits again at its old place.
         With `dry_run` nothing is changed; the answer is the same. Raises `LeaseNotFoundError`, and
@@ -514,7 +523,13 @@ class GPUResourceManager:
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
             return allocator.preempt(
-                cluster, lease_id, self.policy, self.order, now, fencing_token=fencing_token, by=by
+                cluster,
+                lease_id,
+                self.policy,
+                self.order,
+                now,
+                fencing_token=fencing_token,
+                preemptor=preemptor,
             )
 
         def view(cluster: ClusterState, now: float) -> Allocation:
@@ -664,8 +679,22 @@ class GPUResourceManager:
         request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
         return self._commits.read(lambda cluster, now: self.explanation_in(cluster, now, request))
 
-    def history(self, after: int = 0, limit: int = 1000) -> list[Recorded]:
-        """Return the changes after version `after`, oldest first: `version` and the change's own keys."""
+    def history(self, after: int = 0, limit: int = 1000, *, by: str = "", what: str = "") -> list[Recorded]:
+        """Return the changes after version `after`, oldest first: `version` and the change's own keys.
+
+        Only those that `by` asked for, where `*` stands for any text, and that do `what` (of `What`), as far
+        as they are given. Raises `InvalidRequestError` for another `what`.
+        """
+        wanted = what_of(what)
+        if not by and wanted is None:
+            return self._recorded(after, limit)
+        found: list[Recorded] = []
+        while len(found) < limit and (page := self._recorded(after, HISTORY_PAGE)):
+            found += (change for change in page if matches(change, by, wanted))
+            after = page[-1]["version"]
+        return found[:limit]
+
+    def _recorded(self, after: int, limit: int) -> list[Recorded]:
         return [
             {"version": version, **codec.change_to_dict(change)}
             for version, change in self.store.history(after, limit)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from resource_manager.core.changes import Change, TeamsChanged
+from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Amount
 from resource_manager.core.names import listed, name_of, short
@@ -13,6 +15,8 @@ from resource_manager.core.team_ledger import UNNAMED, Account, TeamLedger, mill
 from resource_manager.core.teams import Teams, check_teams, stated
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.results import TeamsChange, TeamsView, TeamView
+from resource_manager.manager.wording import bounded
+from resource_manager.scheduling.decayed_use import rules_changed
 
 
 def check(cluster: ClusterState, teams: Teams) -> None:
@@ -48,7 +52,10 @@ def capacity_by_type(cluster: ClusterState) -> Counter[str]:
 def replacement(cluster: ClusterState, teams: Teams, now: float) -> list[Change]:
     """Return the change to these rules, nothing if they are in force; raises `InvalidRequestError`."""
     check(cluster, teams)
-    return [] if teams == cluster.teams else [TeamsChanged(teams, now)]
+    if teams == cluster.teams:
+        return []
+    rows = difference(cluster.teams, teams)["differences"]
+    return [replace(rules_changed(cluster, teams, now), lines=bounded(map(difference_in_words, rows)))]
 
 
 def difference(before: Teams, after: Teams) -> TeamsChange:
@@ -70,6 +77,20 @@ def difference(before: Teams, after: Teams) -> TeamsChange:
             if mine.get(name) != other.get(name)
         ]
     return {"changed": bool(rows), "differences": rows}
+
+
+def difference_in_words(row: Mapping[str, Any]) -> str:
+    """Return one of the differences as a line."""
+    where = ".".join(filter(None, (row["team"] and f"teams.{row['team']}", row["field"])))
+    return f"{where}: {_value(row['before'])} -> {_value(row['after'])}"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_value(item)}" for name, item in value.items()) + "}"
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 def view(cluster: ClusterState) -> TeamsView:

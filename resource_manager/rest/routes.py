@@ -25,6 +25,7 @@ from resource_manager.errors import (
     UnknownNodeError,
 )
 from resource_manager.manager.report import ReportQuery
+from resource_manager.manager.wording import matches
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console.what_if import what_if
 from resource_manager.rest.openapi import document
@@ -45,6 +46,7 @@ from resource_manager.rest.schemas import (
     Explanation,
     GpusQuery,
     Health,
+    HistoryQuery,
     HoursReport,
     MaintenanceAnswer,
     MaintenanceBody,
@@ -231,8 +233,11 @@ def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None
 )
 def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | None = None) -> Any:
     lease_id, token = _meant(service, body.task_id, body.fencing_token, pending=False, exact=body.exact)
-    by = _meant(service, body.by, None, pending=True, exact=body.exact or not body.by)[0]
-    return service.manager.preempt(lease_id, by=by, fencing_token=token, dry_run=body.dry_run, once=once)
+    is_exact = body.exact or not body.preemptor
+    preemptor = _meant(service, body.preemptor, None, pending=True, exact=is_exact)[0]
+    return service.manager.preempt(
+        lease_id, preemptor=preemptor, fencing_token=token, dry_run=body.dry_run, once=once
+    )
 
 
 @routes.add(
@@ -550,13 +555,14 @@ def queue(service: Service, caller: Identity, query: PageQuery) -> Any:
     "/api/history",
     Role.READER,
     "Changes in the history, oldest first",
-    query=PageQuery,
+    query=HistoryQuery,
     answer=Page,
     tags=("history",),
 )
-def history(service: Service, caller: Identity, query: PageQuery) -> Any:
+def history(service: Service, caller: Identity, query: HistoryQuery) -> Any:
     page = service.manager.history(query.after, query.limit)
-    return {"items": page, "next": page[-1]["version"] if len(page) == query.limit else None}
+    found = [change for change in page if matches(change, query.by, query.what)]
+    return {"items": found, "next": page[-1]["version"] if len(page) == query.limit else None}
 
 
 @routes.add(

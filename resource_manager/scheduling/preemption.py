@@ -82,11 +82,16 @@ def awaiting_release(cluster: ClusterState, lease_id: str, now: float) -> Refusa
 
 
 def preemption_of(
-    cluster: ClusterState, lease: Lease, policy: Policy, order: QueueDiscipline, now: float, by: str = ""
+    cluster: ClusterState,
+    lease: Lease,
+    policy: Policy,
+    order: QueueDiscipline,
+    now: float,
+    preemptor: str = "",
 ) -> Preempting:
-    """Return the preemption of one lease that a person decides on, for the pending request `by`.
+    """Return the preemption of one lease that a person decides on, for the pending request `preemptor`.
 
-    Without `by` it is for the first in the queue that waits for what this lease holds. Rules of teams do not
+    Without one it is for the first in the queue that waits for what this lease holds. Rules of teams do not
     matter, but `preemptible` does. Raises `NotPreemptibleError` if it must not, or need not, be preempted.
     """
     lease_id, name = lease.lease_id, name_of(lease)
@@ -95,11 +100,15 @@ def preemption_of(
         raise NotPreemptibleError(f"{name} is being preempted for {winner} already")
     if not lease.request.preemptible:
         raise NotPreemptibleError(f"{name} is not preemptible, as it asked: stop its job instead")
-    if by and by not in cluster.pending:
-        raise InvalidRequestError(f"by must be a pending request, got {by!r}", field="by")
+    if preemptor and preemptor not in cluster.pending:
+        raise InvalidRequestError(
+            f"preemptor must be a pending request, got {preemptor!r}", field="preemptor"
+        )
     with cluster.trial():
         served = _plan(cluster, policy, order, now)
-        queue = [cluster.pending[by]] if by else order.starting(cluster, now)
+        queue = order.starting(cluster, now)
+        if preemptor:
+            queue = [] if preemptor in served else [cluster.pending[preemptor]]
         stuck = [
             pending
             for pending in queue
@@ -110,10 +119,11 @@ def preemption_of(
         for pending in stuck[:MAX_SEARCHES]:
             if place_of(cluster, pending, policy, order, now) is not None:
                 until = now + lease.request.preempt_grace_s
-                return Preempting(lease_id, lease.fencing_token, pending.request.lease_id, until, now)
-    if by:
+                winner = pending.request.lease_id
+                return Preempting(lease_id, lease.fencing_token, winner, until, now, by_operator=True)
+    if preemptor:
         raise NotPreemptibleError(
-            f"{name_in(cluster, by)} would not start if {name} ended, or need not wait for it"
+            f"{name_in(cluster, preemptor)} would not start if {name} ended, or need not wait for it"
         )
     raise NotPreemptibleError(f"nobody waits for what {name} holds: stop its job instead")
 
@@ -209,7 +219,8 @@ def _place(
     members = place_of(cluster, pending, policy, order, now)
     if members is None:
         return None
-    lease = Lease(pending.request, members, cluster.last_fencing_token + 1, now)
+    # Quarantined, since nobody can be given what is only planned.
+    lease = Lease(pending.request, members, cluster.last_fencing_token + 1, now, quarantined=True)
     cluster.apply(Granted(lease, now))
     return lease
 

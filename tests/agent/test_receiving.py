@@ -255,6 +255,15 @@ def test_an_operator_who_removed_an_agent_restores_its_server(pair: Service) -> 
     assert pair.server["watched"]
 
 
+def test_what_a_report_shows_is_by_its_agent_and_silence_by_nobody(pair: Service) -> None:
+    pair.report(gpu(0), gpu(1, lost=True))
+    report_b(pair, 100)
+    found = [(entry["change"], entry["node"], entry.get("by")) for entry in pair.manager.history()]
+    assert ("gpuclosed", "gpu-a", "agent:gpu-a") in found
+    assert ("agentlost", "gpu-a", None) in found
+    assert {by for change, _, by in found if change != "agentlost"} == {"agent:gpu-a", "agent:gpu-b"}
+
+
 def test_an_agent_that_reports_rarely_is_given_three_of_its_intervals(pair: Service) -> None:
     pair.report(gpu(0), gpu(1), interval_s=40.0)
     assert report_b(pair, 110) == []

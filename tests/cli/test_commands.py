@@ -18,6 +18,7 @@ from werkzeug.serving import make_server
 from demo.stack import free_ports
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.cli import commands, main, reconciling, target
+from resource_manager.cli.signals import Interrupted, Signals
 from resource_manager.cli.target import Target
 from resource_manager.jobs.reconcile import Action, ActionKind, Reconciliation
 from resource_manager.rest import client
@@ -424,12 +425,12 @@ def test_every_command_has_json_and_a_help_text() -> None:
 def test_watch_repeats_the_state(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     naps: list[float] = []
 
-    def nap(seconds: float) -> None:
+    def nap(signals: Signals, seconds: float) -> None:
         naps.append(seconds)
         if len(naps) == 3:
-            raise KeyboardInterrupt
+            raise Interrupted(130)
 
-    monkeypatch.setattr(commands.time, "sleep", nap)
+    monkeypatch.setattr(Signals, "pause", nap)
     result = run("status", "--watch", "0.5", "--json")
     assert result.exit_code == 0
     assert naps == [0.5, 0.5, 0.5]

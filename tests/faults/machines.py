@@ -1,7 +1,7 @@
 """Servers that can be cut off, die with all that runs on them, and boot again: namespaces on one bridge.
 
-Each has a network, a process tree, a machine id, a boot id, a home and an sshd of its own, so that programs find
-there what they would find on a machine.
+Each has a network, a process tree, a machine id, a boot id, a home and an sshd of its own, so that programs
+find there what they would find on a machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ exec {sshd} -D -e -f {home}/config
 
 SSH = """\
 #!/bin/sh
-exec {ssh} -F none -i {key} -o UserKnownHostsFile={known} -o StrictHostKeyChecking={checking} -o LogLevel=ERROR "$@"
+exec {ssh} -F none -i {key} -o UserKnownHostsFile={known} -o StrictHostKeyChecking={checking} \\
+    -o LogLevel=ERROR -o ConnectTimeout=2 "$@"
 """
 
 
@@ -132,7 +133,7 @@ class Machines(GangServers):  # type: ignore[misc]
 
 
 class Program:
-    """Program on a machine, or here without one: itself and its output; `pid` is its own, not that of a wrapper."""
+    """Program on a machine, or here without one, and its output; `pid` is its own, not that of a wrapper."""
 
     def __init__(
         self,

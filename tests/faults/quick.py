@@ -1,7 +1,7 @@
 """`gpu-manager` that waits seconds where it waits minutes: python -m tests.faults.quick ARGUMENTS…
 
-With `HOLD_START` in the environment it holds, between the placing of a job and its start, until that file exists;
-`PLANTED_BUG` names a bug to plant, `AS_USER` an account that it becomes.
+With `HOLD_START` in the environment it holds, between the placing of a job and its start, until that file
+exists; `PLANTED_BUG` names a bug to plant, `AS_USER` an account that it becomes.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import os
 import pwd
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from resource_manager.cli import attended, by_hand, main, session, signals
-from resource_manager.jobs.launchers import ssh, terminal
+from resource_manager.jobs.launchers import LauncherError, ssh, terminal
 
 TTL_S = 6.0
 """Time to live of a lease of `run` here, a tenth of the real one."""
@@ -35,7 +36,7 @@ def shorten() -> None:
 
 
 def hold_starts() -> None:
-    """Hold each start of a job until the file that `HOLD_START` names exists; `…-held` says that one is held."""
+    """Hold each start of a job until there is the file that `HOLD_START` names; `…-held`: one is held."""
     gate = os.environ.get("HOLD_START")
     if not gate:
         return
@@ -56,11 +57,16 @@ def wait_at(gate: Path) -> None:
 
 def become(user: str) -> None:
     """Go on as another account, with all modules loaded: it may not read those of this one."""
-    import resource_manager.jobs.reconcile
     from resource_manager import GPUResourceManager
+    from resource_manager.jobs.reconcile import reconcile
+    from resource_manager.jobs.running_job import RunningJob
 
+    assert reconcile
     with GPUResourceManager() as manager:
-        assert resource_manager.jobs.reconcile and manager.leases()
+        for lease in manager.leases():
+            for job in RunningJob.all_of(lease):
+                with suppress(LauncherError):
+                    job.open().close()
     account = pwd.getpwnam(user)
     os.setgroups([])
     os.setgid(account.pw_gid)

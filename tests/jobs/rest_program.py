@@ -1,4 +1,4 @@
-"""Somebody's own program that takes GPUs from the service and computes itself: python -m tests.jobs.rest_program URL
+"""Somebody's own program that takes GPUs from the service: python -m tests.jobs.rest_program URL COMMAND…
 
 It renews its lease and ends once that is refused, or cannot be renewed in time.
 """
@@ -33,8 +33,12 @@ def main() -> None:
         while job.poll() is None and time.monotonic() < renewed_at + 0.7 * TTL_S:
             time.sleep(TTL_S / 12)
             try:
-                client.renew(LEASE_ID, fencing_token=lease["fencing_token"])
+                told = client.renew(LEASE_ID, fencing_token=lease["fencing_token"])
                 renewed_at = time.monotonic()
+                taken = told["preempted_by"] and f"preempted for {told['preempted_by']}"
+                if why := told["gpu_failed"] or taken:
+                    print(f"ending: {why}", flush=True)
+                    break
             except LeaseNotFoundError as error:
                 print(f"ending: {error}", flush=True)
                 return

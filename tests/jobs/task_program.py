@@ -1,8 +1,7 @@
-"""One try of a task in a process of its own, as worker and triggerer: python -m tests.jobs.task_program KIND TRY
+"""One try of a task in a process of its own: python -m tests.jobs.task_program KIND TRY
 
-It goes through the operator's steps and triggers as Airflow does; what Airflow stores between them lies in files
-under `TASK_NOTES`. Killed, the worker and the triggerer are gone; started again, it is the next try, or the same
-one that the next triggerer continues.
+It goes through the operator's steps and triggers as Airflow does; what Airflow stores between them lies in
+files under `TASK_NOTES`. Killed, the worker and the triggerer are gone; started again, it is the next try.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Every way to GPUs × every fault that can meet it: what happens to the job, to its GPUs, and what is said.
 
 In each cell a job runs, another request waits for its GPUs, and something breaks. Seen from the outside: its
-processes, its lease, the words in the terminal or the task's log. Whenever the GPUs are granted again, no process of
-the job may be there; a server here is a machine to its programs (`tests.faults.machines`).
+processes, its lease, the words in the terminal or the task's log. Whenever the GPUs are granted again, no
+process of the job may be there; a server here is a machine to its programs (`tests.faults.machines`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -62,7 +63,7 @@ def lease_around(site: Site, *, attempt: int = 1, **more: str) -> Program:
 
 
 def hold(site: Site, *, attempt: int = 1, **more: str) -> Program:
-    return site.gpu_manager("hold", "--gpus", "2", "--for", f"{SETTLED_S:g}s", **more)
+    return site.gpu_manager("hold", "--gpus", "2", "--for", f"{site.settled_s:g}s", **more)
 
 
 def by_rest(site: Site, *, attempt: int = 1, **more: str) -> Program:
@@ -91,9 +92,10 @@ def kill_job(site: Site, caller: Program) -> None:
 
 
 def kill_caller(site: Site, caller: Program) -> None:
-    """Kill the caller; of a function in a worker with all its children, as the end of its container does."""
+    """Kill the caller; one that computes itself with all its children, as the end of its container does."""
     own = psutil.Process(caller.pid)
-    for process in [*(own.children(recursive=True) if site.way == "@task.gpu" else []), own]:
+    is_itself = site.way in ("@task.gpu", "REST")
+    for process in [*(own.children(recursive=True) if is_itself else []), own]:
         process.kill()
 
 
@@ -102,16 +104,16 @@ def stop_caller(site: Site, caller: Program) -> None:
 
 
 def cut(site: Site, caller: Program) -> None:
-    site.machine.cut()
+    site.server.cut()
 
 
 def kill_server(site: Site, caller: Program) -> None:
-    site.machine.die()
+    site.server.die()
 
 
 def reboot(site: Site, caller: Program) -> None:
-    site.machine.die()
-    site.machine.boot()
+    site.server.die()
+    site.server.boot()
 
 
 def silence_store(site: Site, caller: Program) -> None:
@@ -175,11 +177,11 @@ def resume(site: Site, caller: Program) -> None:
 
 
 def heal(site: Site, caller: Program) -> None:
-    site.machine.join()
+    site.server.join()
 
 
 def boot(site: Site, caller: Program) -> None:
-    site.machine.boot()
+    site.server.boot()
 
 
 def retry(site: Site, caller: Program) -> None:
@@ -231,8 +233,8 @@ ENDS: dict[str, Callable[[Site, Program], None]] = {
 class Cell:
     """Outcome: the job `goes on`, or `ends` (`is none` for a lease without one); then its GPUs are `free`.
 
-    Or they are `kept`, and free only after these `ends`, in their order. `said` is a pattern for what any program
-    says. `lost`: they do not serve the other request any more, since one failed; the lease has ended.
+    Or they are `kept`, and free only after these `ends`, in their order. `said` is a pattern for what any
+    program says. `lost`: one failed, so they do not serve the other request any more; the lease has ended.
     """
 
     job: str
@@ -249,6 +251,8 @@ def goes_on(*how: str, said: str = "") -> Cell:
     return Cell("goes on", "kept", how, said)
 
 
+OWN_WORD = "nothing of ours was placed: who ends the lease says that its program is over"
+
 TABLE: dict[str, dict[str, Cell | str]] = {
     "training here": {
         "its job is killed": ends(said="exit code 137"),
@@ -263,10 +267,8 @@ TABLE: dict[str, dict[str, Cell | str]] = {
         ),
         "the store is away": goes_on("the job's end"),
         "stopped with another JOBS_DIR and home": ends(said="its job was stopped"),
-        "stopped by another user": goes_on("the job's end", said="another user|not allowed|permi"),
-        "stopped from another machine": goes_on(
-            "the job's end", said="not on this machine|elsewhere|another"
-        ),
+        "stopped by another user": goes_on("the job's end", said="may still run"),
+        "stopped from another machine": goes_on("the job's end", said="ask from there"),
         "preempted": ends(said="preempted"),
         "a GPU fails with XID 79": ends("lost", said="xid 79"),
         "an operator releases it": goes_on("the job's end", said="stop it instead"),
@@ -276,7 +278,7 @@ TABLE: dict[str, dict[str, Cell | str]] = {
         "its caller is killed": goes_on(
             "the next try", "the job's end", said="started by an earlier execution"
         ),
-        "its caller is stopped": goes_on("it goes on", "the job's end"),
+        "its caller is stopped": goes_on("it goes on", "the next try", "the job's end"),
         "its server is cut off": goes_on(
             "the network heals", "the next try", "the job's end", said="stay allocated"
         ),
@@ -284,7 +286,7 @@ TABLE: dict[str, dict[str, Cell | str]] = {
         "its server reboots": ends(said="failed"),
         "the store is away": goes_on("the job's end"),
         "stopped with another JOBS_DIR and home": ends(said="its job was stopped"),
-        "stopped by another user": goes_on("the job's end", said="another user|not allowed|permi"),
+        "stopped by another user": goes_on("the job's end", said="may still run"),
         "stopped from another machine": ends(said="its job was stopped"),
         "preempted": ends(said="preempted"),
         "a GPU fails with XID 79": ends("lost", said="xid 79"),
@@ -303,7 +305,7 @@ TABLE: dict[str, dict[str, Cell | str]] = {
         "stopped from another machine": "it has no job of ours to look for: stop is release",
         "preempted": "a lease of a run is not preempted: its tasks cannot be told",
         "a GPU fails with XID 79": Cell("goes on", "lost", ("the teardown",)),
-        "an operator releases it": "nothing was placed: an operator who releases it says that its tasks are over",
+        "an operator releases it": OWN_WORD,
     },
     "@task.gpu": {
         "its job is killed": ends(said="the try failed"),
@@ -329,7 +331,7 @@ TABLE: dict[str, dict[str, Cell | str]] = {
         "its server reboots": ends("kept", "stop"),
         "the store is away": goes_on("the job's end", said="could not be renewed"),
         "stopped with another JOBS_DIR and home": ends(said="its job was stopped"),
-        "stopped by another user": goes_on("the job's end", said="another user|not allowed|permi"),
+        "stopped by another user": goes_on("the job's end", said="may still run"),
         "stopped from another machine": ends(said="its job was stopped"),
         "preempted": ends(said="preempted for rival"),
         "a GPU fails with XID 79": ends("lost", said="xid 79"),
@@ -344,21 +346,43 @@ TABLE: dict[str, dict[str, Cell | str]] = {
         "its server reboots": ends(),
         "the store is away": goes_on("the job's end", said="could not be renewed"),
         "stopped with another JOBS_DIR and home": ends(said="its job was stopped"),
-        "stopped by another user": goes_on("the job's end", said="another user|not allowed|permi"),
+        "stopped by another user": goes_on("the job's end", said="may still run"),
         "stopped from another machine": ends(said="its job was stopped"),
         "preempted": ends(said="preempted for rival"),
         "a GPU fails with XID 79": ends("lost", said="xid 79"),
         "an operator releases it": goes_on("the job's end", said="stop it instead"),
     },
+    "hold": {
+        "its job is killed": "it has no job",
+        "its caller is killed": "it ends when the GPUs are granted",
+        "its caller is stopped": "it ends when the GPUs are granted",
+        "its server is cut off": Cell("is none", "free"),
+        "its server dies": Cell("is none", "free"),
+        "its server reboots": Cell("is none", "free"),
+        "the store is away": Cell("is none", "free"),
+        "stopped with another JOBS_DIR and home": Cell("is none", "free", said="it had no job"),
+        "stopped by another user": Cell("is none", "free", said="it had no job"),
+        "stopped from another machine": Cell("is none", "free", said="it had no job"),
+        "preempted": Cell("is none", "free"),
+        "a GPU fails with XID 79": Cell("is none", "lost"),
+        "an operator releases it": Cell("is none", "free"),
+    },
+    "REST": {
+        "its job is killed": ends(),
+        "its caller is killed": ends(),
+        "its caller is stopped": "who sleeps beyond its TTL has lost its GPUs, and ends its own children",
+        "its server is cut off": "it computes where its owner started it",
+        "its server dies": "it computes where its owner started it",
+        "its server reboots": "it computes where its owner started it",
+        "the store is away": ends(said="not renewed"),
+        "stopped with another JOBS_DIR and home": OWN_WORD,
+        "stopped by another user": OWN_WORD,
+        "stopped from another machine": OWN_WORD,
+        "preempted": ends(said="preempted"),
+        "a GPU fails with XID 79": ends("lost", said="xid 79"),
+        "an operator releases it": OWN_WORD,
+    },
 }
-
-
-CELLS = [
-    pytest.param(way, fault, id=f"{way}: {fault}")
-    for way, row in TABLE.items()
-    for fault, cell in row.items()
-    if isinstance(cell, Cell)
-]
 
 
 def play(site: Site, way: str, fault: str) -> None:
@@ -366,18 +390,16 @@ def play(site: Site, way: str, fault: str) -> None:
     cell = TABLE[way][fault]
     assert isinstance(cell, Cell)
     caller = WAYS[way](site)
-    site.until(lambda: site.beats(), "the job's first beat")
-    [lease] = site.leases()
-    site.lease_id = lease["task_id"]
+    site.begun(has_job=cell.job != "is none")
     if fault != "preempted":
         site.compete()
     FAULTS[fault](site, caller)
     if cell.job == "ends":
         site.until(lambda: not site.processes(), "the job's end")
-    else:
-        site.holds(site.processes, "the job should go on", SETTLED_S)
+    elif cell.job == "goes on":
+        site.holds(site.processes, "the job should go on", site.settled_s)
     if cell.gpus == "kept":
-        site.holds(lambda: not site.has_rival(), "its GPUs must be kept", SETTLED_S)
+        site.holds(lambda: not site.has_rival(), "its GPUs must be kept", site.settled_s)
     for end in cell.ends:
         assert not site.has_rival(), f"its GPUs were granted before {end}"
         ENDS[end](site, caller)
@@ -388,57 +410,288 @@ def play(site: Site, way: str, fault: str) -> None:
     else:
         site.until(site.has_rival, "the grant of its GPUs to the other request")
     if cell.said:
-        site.until(lambda: re.search(cell.said, site.words(), re.I), f"the words {cell.said!r}", 10.0)
+        site.until(lambda: re.search(cell.said, site.words(), re.I), f"the words {cell.said!r}")
 
 
-@pytest.fixture(scope="module")
-def played(
-    request: pytest.FixtureRequest,
-) -> Iterator[dict[tuple[str, str], Future[None]]]:
-    """Play all cells that were chosen, some at once; each test waits for its own."""
-    if reason := what_is_missing():
-        pytest.skip(reason)
-    chosen = [
-        (item.callspec.params["way"], item.callspec.params["fault"])
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.originalname == test_a_cell.__name__
-    ]
-    folder = Path(tempfile.mkdtemp(prefix="ways-"))
+# ---- what never starts, and what would start late ----
+
+NEVER_STARTS: dict[str, dict[str, str]] = {
+    "training here": {"its folder cannot be written": "cannot be started on"},
+    "training by ssh": {
+        "the host key has changed": "host key",
+        "the server is cut off": "does not answer by ssh",
+    },
+    "run here": {"its folder cannot be written": "cannot be started on"},
+    "run by ssh": {
+        "the host key has changed": "host key",
+        "the server is cut off": "does not answer by ssh",
+    },
+}
+"""What is said where it is known that no job was started: its GPUs are free at once."""
+
+
+def change_host_key(site: Site) -> None:
+    site.trust_host_key()
+    site.server.new_host_key()
+
+
+def spoil_folder(site: Site) -> None:
+    (site.server.home / "jobs").touch()
+
+
+SPOILING: dict[str, Callable[[Site], None]] = {
+    "the host key has changed": change_host_key,
+    "the server is cut off": lambda site: site.server.cut(),
+    "its folder cannot be written": spoil_folder,
+}
+
+
+def play_no_start(site: Site, way: str, fault: str) -> None:
+    SPOILING[fault](site)
+    caller = WAYS[way](site)
+    site.until(lambda: caller.exit_code, "the failure of the start")
+    assert re.search(NEVER_STARTS[way][fault], caller.said(), re.I), site.words()
+    site.compete()
+    assert site.has_rival(), site.words()
+    [released] = [change for change in site.manager.history() if change["change"] == "released"]
+    assert re.search(NEVER_STARTS[way][fault], released["reason"], re.I), released
+
+
+LATE_STARTS = ("training here", "training by ssh", "run here", "run by ssh")
+"""Ways whose start may be late: its thread or triggerer slept between placing and start."""
+
+
+def play_late_start(site: Site, way: str, fault: str) -> None:
+    caller = WAYS[way](site, HOLD_START=str(site.gate))
+    site.until(site.gate.with_name("gate-held").exists, "a start that is held")
+    [lease] = site.leases()
+    site.compete()
+    asked_there = site.machine if way.endswith("here") else None
+    code, said = site.asked("stop", lease["task_id"], machine=asked_there)
+    assert code == 0, said
+    site.until(site.has_rival, "the grant of its GPUs to the other request")
+    site.gate.touch()
+    site.holds(lambda: not site.processes(), "it must not start any more", 4.0)
+    assert site.beats() == []
+    site.until(lambda: re.search("has ended already|was ended", caller.said()), "a word about it")
+
+
+# ---- ways to end a job ----
+
+
+def asks(*words: str) -> Callable[[Site], None]:
+    def ask(site: Site) -> None:
+        site.asked(*words, site.lease_id)
+
+    return ask
+
+
+ENDINGS: dict[str, Callable[[Site], object]] = {
+    "stop": asks("stop"),
+    "release": asks("release"),
+    "release --force": asks("release", "--force"),
+    "release --gone": asks("release", "--gone", "--reason", "seen by me", "--"),
+    "the console's Release": lambda site: site.press("release"),
+    "the console's Stop": lambda site: site.press("stop"),
+    "reconcile": lambda site: site.reconcile(),
+}
+
+SITUATIONS: dict[str, Callable[[Site, Program], None]] = {
+    "its caller is killed": kill_caller,
+    "its server is cut off": cut,
+    "its server is dead": kill_server,
+    "its server has rebooted": reboot,
+    "the host key has changed": lambda site, caller: change_host_key(site),
+}
+
+FREES: dict[str, dict[str, str]] = {
+    "stop": {
+        "its caller is killed": "its job was over already",
+        "its server is cut off": "",
+        "its server is dead": "",
+        "its server has rebooted": "its job was over already",
+        "the host key has changed": "",
+    },
+    "release": dict.fromkeys(SITUATIONS, ""),
+    "release --force": dict.fromkeys(SITUATIONS, ""),
+    "release --gone": dict.fromkeys(SITUATIONS, "released"),
+    "the console's Release": dict.fromkeys(SITUATIONS, ""),
+    "the console's Stop": {
+        "its caller is killed": "its job was over already",
+        "its server is cut off": "",
+        "its server is dead": "",
+        "its server has rebooted": "its job was over already",
+        "the host key has changed": "",
+    },
+    "reconcile": {
+        "its caller is killed": "its job was over already",
+        "its server is cut off": "",
+        "its server is dead": "",
+        "its server has rebooted": "its job was over already",
+        "the host key has changed": "",
+    },
+}
+"""What is said when the GPUs of a job of `run` by ssh become free; empty where they are kept."""
+
+
+def play_ending(site: Site, ending: str, situation: str) -> None:
+    caller = WAYS["run by ssh"](site)
+    site.begun()
+    site.compete()
+    caller.signal(signal.SIGKILL)
+    SITUATIONS[situation](site, caller)
+    site.until(lambda: not site.processes(), "the job's end")
+    site.until(site.is_quarantined, "its quarantine")
+    said = ENDINGS[ending](site)
+    if FREES[ending][situation]:
+        site.until(site.has_rival, "the grant of its GPUs to the other request")
+        assert FREES[ending][situation] in f"{said}{site.words()}", site.words()
+        return
+    site.holds(lambda: not site.has_rival(), "its GPUs must be kept", 3.0)
+    assert re.search("may still run|stop it instead|stays allocated|quarantined", f"{said}{site.words()}")
+    say_gone(site, caller)
+    site.until(site.has_rival, "the grant of its GPUs to the other request")
+
+
+# ---- all of them ----
+
+Key = tuple[str, str, str]
+"""Name of the test, way and fault of a cell."""
+
+
+@contextmanager
+def playing(
+    machines: Machines | None, keys: Sequence[Key], folder: Path
+) -> Iterator[dict[Key, Future[None]]]:
+    """Play these cells, some at once: on machines of their own, or all on this one."""
     folder.chmod(0o755)  # another user may go through, and is kept out of the jobs by their own folder
-    count = min(SITES, len(chosen))
-    machines = Machines(folder, 2 * count)
+    count = max(min(SITES, len(keys)), 1)
     free: SimpleQueue[int] = SimpleQueue()
     for number in range(count):
         free.put(number)
 
-    def play_somewhere(way: str, fault: str) -> None:
+    def play_somewhere(key: Key) -> None:
+        test, way, fault = key
         number = free.get()
-        server, desk = machines.servers[2 * number : 2 * number + 2]
-        name = re.sub(r"[^a-z0-9]+", "-", f"{way} {fault}".lower())
-        site = Site(machines, server, desk, folder / name, way)
         try:
-            play(site, way, fault)
+            site = Site(machines, number, folder / f"cell-{keys.index(key)}", way)
+            try:
+                PLAYS[test](site, way, fault)
+            finally:
+                site.close()
         finally:
-            site.close()
             free.put(number)
 
     pool = ThreadPoolExecutor(count)
     try:
-        yield {cell: pool.submit(play_somewhere, *cell) for cell in chosen}
+        yield {key: pool.submit(play_somewhere, key) for key in keys}
     finally:
         pool.shutdown(cancel_futures=True)
-        machines.close()
         shutil.rmtree(folder)
 
 
-@pytest.mark.e2e
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("way", "fault"), CELLS)
-def test_a_cell(way: str, fault: str, played: dict[tuple[str, str], Future[None]]) -> None:
-    played[way, fault].result()
+def chosen(request: pytest.FixtureRequest, *, here: bool) -> list[Key]:
+    """Return the cells among the tests of this session."""
+    return [
+        (item.originalname, *item.callspec.params.values())
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.originalname in PLAYS
+        and (item.originalname == test_a_cell_on_this_machine.__name__) is here
+    ]
+
+
+@pytest.fixture(scope="module")
+def played(request: pytest.FixtureRequest) -> Iterator[dict[Key, Future[None]]]:
+    """Play all cells that were chosen; each test waits for its own."""
+    if reason := what_is_missing():
+        pytest.skip(reason)
+    keys = chosen(request, here=False)
+    home = Path(tempfile.mkdtemp(prefix="machines-"))
+    home.chmod(0o755)
+    machines = Machines(home, 2 * min(SITES, len(keys)))
+    try:
+        with playing(machines, keys, Path(tempfile.mkdtemp(prefix="ways-"))) as played:
+            yield played
+    finally:
+        machines.close()
+        shutil.rmtree(home)
+
+
+@pytest.fixture(scope="module")
+def played_here(request: pytest.FixtureRequest) -> Iterator[dict[Key, Future[None]]]:
+    with playing(None, chosen(request, here=True), Path(tempfile.mkdtemp(prefix="ways-"))) as played:
+        yield played
+
+
+def cells(table: Mapping[str, Mapping[str, object]]) -> pytest.MarkDecorator:
+    chosen = [
+        pytest.param(way, fault, id=f"{way}: {fault}")
+        for way, row in table.items()
+        for fault, cell in row.items()
+        if isinstance(cell, Cell) or row is not TABLE.get(way)
+    ]
+    return pytest.mark.parametrize(("way", "fault"), chosen)
+
+
+def on_machines(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.e2e(pytest.mark.timeout(900)(test))
+
+
+HERE = {
+    "training here": {"its job is killed": True},
+    "gpu_lease": {"its job is killed": True},
+    "@task.gpu": {"its job is killed": True},
+    "run here": {"stopped with another JOBS_DIR and home": True},
+    "hold": {"an operator releases it": True},
+    "REST": {"its job is killed": True},
+}
+"""One quick cell of each way that needs no other machine."""
+
+
+@pytest.mark.slow
+@cells(HERE)
+def test_a_cell_on_this_machine(way: str, fault: str, played_here: dict[Key, Future[None]]) -> None:
+    played_here["test_a_cell_on_this_machine", way, fault].result()
+
+
+@cells(TABLE)
+@on_machines
+def test_a_cell(way: str, fault: str, played: dict[Key, Future[None]]) -> None:
+    played["test_a_cell", way, fault].result()
+
+
+@cells(NEVER_STARTS)
+@on_machines
+def test_what_never_started_is_free_at_once(way: str, fault: str, played: dict[Key, Future[None]]) -> None:
+    played["test_what_never_started_is_free_at_once", way, fault].result()
+
+
+@cells({way: {"started late": True} for way in LATE_STARTS})
+@on_machines
+def test_a_start_that_comes_after_the_stop_starts_nothing(
+    way: str, fault: str, played: dict[Key, Future[None]]
+) -> None:
+    played["test_a_start_that_comes_after_the_stop_starts_nothing", way, fault].result()
+
+
+@cells(FREES)
+@on_machines
+def test_a_job_ends_by_who_knows_it(way: str, fault: str, played: dict[Key, Future[None]]) -> None:
+    played["test_a_job_ends_by_who_knows_it", way, fault].result()
+
+
+PLAYS: dict[str, Callable[[Site, str, str], None]] = {
+    "test_a_cell": play,
+    "test_a_cell_on_this_machine": play,
+    "test_what_never_started_is_free_at_once": play_no_start,
+    "test_a_start_that_comes_after_the_stop_starts_nothing": play_late_start,
+    "test_a_job_ends_by_who_knows_it": play_ending,
+}
 
 
 def test_the_table_is_complete() -> None:
     """A fault that cannot meet a way says why."""
+    assert TABLE.keys() == WAYS.keys()
     for way, row in TABLE.items():
         assert row.keys() == FAULTS.keys(), way

@@ -317,6 +317,27 @@ def test_a_preemptor_takes_nothing_early_of_what_another_is_to_get() -> None:
     assert "large" in shared.state.leases
 
 
+def test_nothing_is_taken_of_what_is_only_planned() -> None:
+    """`mine` is to get what `x` holds: there is no lease of it yet that `more` could take."""
+    shared = Shared(Team("vision", 4), Team("nlp", 2))
+    shared.submit("x", 4, team="nlp")
+    shared.submit("mine", 4, team="vision")
+    changes = shared.submit("more", 4, team="vision", priority=5)
+    assert [type(change) for change in changes] == [Queued]
+    assert shared.preempting() == {"x": "mine"}
+
+
+def test_an_operator_takes_nothing_for_a_request_that_is_to_get_its_place_already() -> None:
+    shared = Shared(Team("vision", 4))
+    shared.submit("x", 2, team="nlp")
+    shared.submit("y", 2, team="nlp")
+    shared.submit("mine", 2, team="vision")
+    (victim,) = shared.preempting()
+    (other,) = {"x", "y"} - {victim}
+    with pytest.raises(NotPreemptibleError, match="need not wait"):
+        allocator.preempt(shared.state, other, first_fit, fifo, shared.now, preemptor="mine")
+
+
 def test_a_cancelled_preemptor_keeps_nothing() -> None:
     shared = Shared(Team("vision", 4))
     shared.submit("x", 2, team="nlp")
@@ -470,9 +491,9 @@ def test_a_placement_in_the_trial_is_not_left_behind() -> None:
 
 def by_hand(shared: Shared, lease_id: str, by: str = "") -> str:
     """Preempt a lease and return the request for which it ends."""
-    [change] = shared.do(allocator.preempt(shared.state, lease_id, first_fit, fifo, shared.now, by=by))
+    [change] = shared.do(allocator.preempt(shared.state, lease_id, first_fit, fifo, shared.now, preemptor=by))
     assert isinstance(change, Preempting)
-    return change.by
+    return change.preemptor
 
 
 def test_by_hand_a_lease_ends_for_the_first_that_waits_for_it() -> None:
@@ -495,8 +516,8 @@ def test_by_hand_a_lease_has_its_grace_and_ends_for_the_request_that_is_named() 
     for name in ("first", "second"):
         shared.submit(name, 4, team="nlp")
     token, now = shared.state.leases["x"].fencing_token, shared.now
-    changes = allocator.preempt(shared.state, "x", first_fit, fifo, now, by="second")
-    assert changes == [Preempting("x", token, "second", now + 7.0, now)]
+    changes = allocator.preempt(shared.state, "x", first_fit, fifo, now, preemptor="second")
+    assert changes == [Preempting("x", token, "second", now + 7.0, now, by_operator=True)]
 
 
 @pytest.mark.parametrize(
@@ -504,7 +525,7 @@ def test_by_hand_a_lease_has_its_grace_and_ends_for_the_request_that_is_named() 
     [
         ("x", "", "nobody waits for what x vnpm holds: stop its job instead"),
         ("x", "large", "large 3hmc would not start if x vnpm ended, or need not wait for it"),
-        ("x", "gone", "by must be a pending request, got 'gone'"),
+        ("x", "gone", "preemptor must be a pending request, got 'gone'"),
         ("fixed", "", "fixed f462 is not preemptible, as it asked: stop its job instead"),
     ],
 )
@@ -516,7 +537,7 @@ def test_by_hand_nobody_is_taken_in_vain(lease_id: str, by: str, why: str) -> No
     before = dict(shared.state.leases), dict(shared.state.pending), shared.state.version
     with pytest.raises(InvalidRequestError if by == "gone" else NotPreemptibleError, match=why) as raised:
         by_hand(shared, lease_id, by)
-    assert getattr(raised.value, "field", None) == ("by" if by == "gone" else None)
+    assert getattr(raised.value, "field", None) == ("preemptor" if by == "gone" else None)
     assert (shared.state.leases, shared.state.pending, shared.state.version) == before
 
 

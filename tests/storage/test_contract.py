@@ -264,6 +264,7 @@ def test_the_history_applied_to_the_first_state_gives_the_state(open_client: Ope
     history = open_client().history(limit=10_000)
     assert 40 < mine.version <= 100, "the Variable keeps the last 100"
     assert [version for version, _ in history] == list(range(1, mine.version + 1))
+    assert {change.by for _, change in history} == {"", "ada", "unix:bob@gpu-a"}
     assert store.history(after=5, limit=3) == history[5:8]
     assert store.history(after=mine.version) == []
     replay = ClusterState.from_snapshot(first_state())

@@ -120,6 +120,13 @@ class Walk:
         )
 
     def changes(self, cluster: ClusterState, now: float) -> list[Change]:
+        """Return the changes of a step, some of which a caller asked for."""
+        changes = self._changes(cluster, now)
+        if changes and self.rng.random() < 0.5:
+            changes[0] = replace(changes[0], by=self.rng.choice(("ada", "unix:bob@gpu-a")))
+        return changes
+
+    def _changes(self, cluster: ClusterState, now: float) -> list[Change]:
         rng = self.rng
         step = rng.choice(STEPS)
         if step == "allocate":

@@ -24,6 +24,7 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     StoreFullError,
 )
+from resource_manager.manager.asking import asking
 from resource_manager.manager.commit.group import Groups, Operation, Reader, Repeatable, Step
 from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
@@ -59,7 +60,7 @@ class Transactions:
     """Runner of steps against a store; thread-safe.
 
     `policy` and `order` schedule pending requests whenever leases expire; `first_state` is written if the
-    store holds no state.
+    store holds no state. `by` asks where nobody says who does.
     """
 
     def __init__(
@@ -69,11 +70,13 @@ class Transactions:
         order: QueueDiscipline,
         first_state: Callable[[], Snapshot],
         lock_timeout_s: float,
+        by: str,
         observer: Observer | None = None,
     ) -> None:
         self.store = store
         self.learner = RuntimeLearner(store, always=order.uses_attained)
         self.order = order.learning_from(self.learner.runtime_of, self.learner.attained_gpu_s)
+        self.by = by
         self.observer = observer
         self.usual_policy = policy
         self._lock_timeout_s = lock_timeout_s
@@ -94,7 +97,9 @@ class Transactions:
         return self._recovery.remaining_s(now)
 
     def with_dispatch(self, cluster: ClusterState, changes: Sequence[Change], now: float) -> list[Change]:
-        """Return the changes and the grants to pending requests that they allow."""
+        """Return the changes and the grants to pending requests that they allow; none for no changes."""
+        if not changes:  # what time alone allows is nobody's doing
+            return []
         return allocator.with_dispatch(cluster, changes, self.policy, self.order, now)
 
     # ---- changing and reading ----
@@ -115,12 +120,15 @@ class Transactions:
         confirms is decided again for `LOOK_AGAIN_S` under contention. Raises the step's errors,
         `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
         """
-        operation = Operation(step, reader, once, refused)
-        if once is None:
-            return self._result(operation, exclusive=exclusive)
-        if (reference := self.store.recall(once.key)) is not None:
+        who = asking()
+        operation = Operation(step, reader, self.by if who is None else who.by, once, refused)
+        if once is not None and (reference := self.store.recall(once.key)) is not None:
             return self._answer_again(once, reference)
         self._groups.carry_out(operation, self._lock_timeout_s, exclusive=exclusive)
+        if who is not None and operation.error is None:
+            who.changes += operation.changes
+        if once is None:
+            return _answer(operation)
         if operation.stored is not None:
             return self._answer_again(once, once.key.reference_in(operation.stored))
         # Without an effect it may have been decided after the same request, sent a moment earlier.
@@ -131,7 +139,8 @@ class Transactions:
     def expire_and_schedule(self) -> list[Change]:
         """Expire leases that are due and grant pending requests that fit; return the changes."""
         operation = _Expirations(self)
-        self._result(operation)
+        self._groups.carry_out(operation, self._lock_timeout_s)
+        _answer(operation)
         return operation.changes
 
     def read(self, reader: Reader[T], max_age_s: float = 0.0) -> T:
@@ -165,10 +174,6 @@ class Transactions:
                 assert once is not None
                 once.reference_in(error.stored)
             self._replica.drop()
-
-    def _result(self, operation: Operation[T], *, exclusive: bool = False) -> T:
-        self._groups.carry_out(operation, self._lock_timeout_s, exclusive=exclusive)
-        return _answer(operation)
 
     def _answer_again(self, once: Repeatable[T], reference: str) -> T:
         return self.read(lambda cluster, now: once.answer(cluster, now, json.loads(reference)))
@@ -331,7 +336,7 @@ class Transactions:
 def _log(cluster: ClusterState, due: Sequence[Change]) -> None:
     for change in due:
         if isinstance(change, Preempting):
-            winner = name_in(cluster, preemptor_in_words(change.by))
+            winner = name_in(cluster, preemptor_in_words(change.preemptor))
             logger.warning("preempted for %s: %s", winner, name_in(cluster, change.lease_id))
     late = [name_in(cluster, each.lease_id) for each in due if isinstance(each, Expired | Quarantined)]
     if late:
@@ -351,6 +356,10 @@ class _Expirations(Operation[None]):
 
     def __init__(self, transactions: Transactions) -> None:
         super().__init__(
-            lambda cluster, now: transactions.with_dispatch(cluster, self.due, now), lambda cluster, now: None
+            lambda cluster, now: allocator.with_dispatch(
+                cluster, self.due, transactions.policy, transactions.order, now
+            ),
+            lambda cluster, now: None,
+            by="",
         )
         self.due: Sequence[Change] = ()

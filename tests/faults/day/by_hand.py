@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from resource_manager.cli.attended import PREEMPTED
+from resource_manager.cli.base import UNREACHABLE
 from resource_manager.core.changes import Change, Granted, Queued
 from tests.faults.day import plan
 
@@ -25,7 +26,10 @@ AGAIN_S = 2.0
 
 @dataclass(slots=True)
 class Desk:
-    """One person with one job: calls `run` until it succeeds; one that was preempted costs no try."""
+    """One person with one job: calls `run` until it succeeds.
+
+    A job that was preempted costs no try, and a store that does not answer before there is a lease neither.
+    """
 
     job: plan.DayJob
     environment: Mapping[str, str]
@@ -33,18 +37,19 @@ class Desk:
     folder: Path
     tries: int = 0
     state: str = "running"
+    calls: int = 0
     lease_ids: list[str] = field(default_factory=list)
 
     def work(self) -> None:
         """Run the job until it succeeds, or after `MAX_TRIES`."""
         while self.tries < MAX_TRIES:
-            self.tries += 1
+            leases = len(self.lease_ids)
             code = self._call()
+            has_asked_in_vain = code == UNREACHABLE and len(self.lease_ids) == leases
+            self.tries += not (code == PREEMPTED or has_asked_in_vain)
             if code == 0:
                 self.state = "success"
                 return
-            if code == PREEMPTED:
-                self.tries -= 1
             time.sleep(AGAIN_S)
         self.state = "failed"
 
@@ -56,7 +61,8 @@ class Desk:
         words += [] if job.preemptible else ["--not-preemptible"]
         command = ["env", f"SAVES_TO={self.ledger}-{job.name}-0", "BEAT_S=1", "GPU_RESTART_COUNT=0", *saves]
         command += ["python3", str(BEAT), str(self.ledger), str(job.seconds), "0"]
-        said = self.folder / f"{job.name}-{len(self.lease_ids)}"
+        self.calls += 1
+        said = self.folder / f"{job.name}-{self.calls}"
         with said.open("wb") as file:
             done = subprocess.run(
                 [*words, "--", *command],
@@ -83,8 +89,8 @@ class Desks:
         (folder / "bin").mkdir(parents=True)
         ssh = folder / "bin" / "ssh"
         ssh.write_text(
-            f"#!/bin/sh\nexec {shutil.which('ssh')} -F none -i {key} -o User=root -o StrictHostKeyChecking=no "
-            '-o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "$@"\n'
+            f"#!/bin/sh\nexec {shutil.which('ssh')} -F none -i {key} -o User=root "
+            '-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "$@"\n'
         )
         ssh.chmod(0o755)
         self.environment = {**environment, "PATH": f"{ssh.parent}:{environment['PATH']}"}

@@ -59,7 +59,7 @@ def remove_tombstones(launcher):
     """Remove the volumes that would tell the engine for a day of the jobs of this test."""
     for volume in launcher._api.volumes(filters={"label": ENDED_LABEL})["Volumes"] or ():
         if f"contract-{os.getpid()}-" in volume["Name"]:
-            launcher._api.remove_volume(volume["Name"], force=True)
+            launcher._api.remove_volume(volume["Name"])
 
 
 @pytest.fixture

@@ -73,9 +73,7 @@ def test_a_day_later_nothing_is_left_of_a_stopped_job(launcher, job, monkeypatch
     launcher.stop(stopped.key)
     launcher.stop(recent.key)
     if isinstance(launcher, docker.DockerLauncher):
-        engine = launcher._api.info()
-        later = datetime.fromisoformat(engine["SystemTime"]) + timedelta(days=1, seconds=60)
-        monkeypatch.setattr(launcher._api, "info", lambda: {**engine, "SystemTime": later.isoformat()})
+        make_later(launcher, monkeypatch, stopped)
     else:
         tombstone = os.path.join(launcher.root, "ended", stopped.key)
         os.utime(tombstone, (time.time() - DAY_S - 60,) * 2)
@@ -83,6 +81,30 @@ def test_a_day_later_nothing_is_left_of_a_stopped_job(launcher, job, monkeypatch
     launcher.prepare(stopped)
     launcher.start(stopped)
     assert wait_until_ended(launcher, stopped.key).exit_code == 0
+    monkeypatch.undo()
+
+
+def make_later(launcher, monkeypatch, job):
+    """Let the engine's clock be a day later, and its list of tombstones have that of this job only."""
+    own = launcher._api.volumes(filters={"name": job.key})
+    engine = launcher._api.info()
+    later = datetime.fromisoformat(engine["SystemTime"]) + timedelta(days=1, seconds=60)
+    monkeypatch.setattr(launcher._api, "info", lambda: {**engine, "SystemTime": later.isoformat()})
+    monkeypatch.setattr(launcher._api, "volumes", lambda filters: own)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("launcher", ["docker"], indirect=True)
+def test_a_job_is_stopped_while_two_processes_remove_an_old_tombstone(launcher, job, monkeypatch):
+    old, running = job("true"), job("sleep 60")
+    launcher.stop(old.key)
+    launcher.prepare(running)
+    launcher.start(running)
+    make_later(launcher, monkeypatch, old)
+    launcher._api.remove_volume(f"{old.key}-ended")
+    launcher.stop(running.key, 0.0)
+    monkeypatch.undo()
+    assert refuses(launcher, running)
 
 
 @pytest.mark.parametrize("launcher", ["local", pytest.param("docker", marks=pytest.mark.e2e)], indirect=True)

@@ -78,6 +78,7 @@ def on(store: MemoryStore, lock_timeout_s: float = 20.0, observer: Notes | None 
         get_order("fifo"),
         lambda: ClusterState(nodes).snapshot(),
         lock_timeout_s,
+        "",
         observer,
     )
 
