@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
 from resource_manager import __version__
@@ -24,7 +25,7 @@ from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.errors import UnknownNodeError
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.lazy import lazy_module
-from resource_manager.manager.serializers import name_in_words, recorded_name
+from resource_manager.manager.serializers import name_in_words
 from resource_manager.manager.wording import What, matches, what_of
 
 if TYPE_CHECKING:
@@ -37,9 +38,6 @@ T = TypeVar("T")
 
 PROGRAM = "gpu-manager"
 DAY_S = 86_400
-
-MAX_LOOKED_AT = 20_000
-"""Number of changes looked through for those that name a lease."""
 
 _SILENCE = logging.NullHandler()
 
@@ -405,36 +403,41 @@ def _changes(
     return list(islice(filter(is_shown, changes), limit))[::-1]
 
 
-def _names(manager: Any, shown: list[Any]) -> dict[int, str]:
-    """Return by version the names of leases that were granted or queued before they changed."""
-    from resource_manager.manager.newest_changes import newest_changes
+def _names(manager: Any, shown: list[Any]) -> dict[int, dict[str, str]]:
+    """Return by version the names of the leases that the changes shown, in order, mention."""
+    from resource_manager.manager.newest_changes import MAX_LOOKED_AT, names_at, newest_changes
 
-    names: dict[int, str] = {}
-    wanted = {change["version"] for change in shown if change.get("lease_id")}
-    unnamed: dict[str, list[int]] = {}
     newest = shown[-1]["version"] if shown else 0
-    for change in islice(newest_changes(manager.history, newest), MAX_LOOKED_AT):
-        if wanted <= names.keys():
-            break
-        if change["version"] in wanted:
-            unnamed.setdefault(change["lease_id"], []).append(change["version"])
-        elif name := recorded_name(change):
-            request = change.get("lease", change)["request"]
-            names |= dict.fromkeys(unnamed.pop(request["lease_id"], ()), name)
-    return names
+    return names_at(shown, islice(newest_changes(manager.history, newest), MAX_LOOKED_AT))
 
 
 @main.command(cls=DemandCommand)
+@click.argument("name", required=False, shell_complete=completing.tasks)
 @wide_option
 @json_option
 @click.pass_obj
 @exit_codes
-def explain(target: Target, /, wide: bool, as_json: bool, **options: Any) -> None:
-    """Show whether this request would be granted now, where, or why not; exit with 1 if not."""
-    answer = target.manager.explain(demand_of(probe_id(), options))
+def explain(target: Target, /, name: str | None, wide: bool, as_json: bool, **options: Any) -> None:
+    """Show whether a request would be granted now, where, or why not; exit with 1 if not.
+
+    NAME is that of a pending request or a lease; without it the options say what is asked for.
+    """
+    if name is not None:
+        _reject_demand(options)
+        answer = target.manager.explain_named(name)
+    else:
+        answer = target.manager.explain(demand_of(probe_id(), options))
     print_json(answer) if as_json else tables.console(wide=wide).print(tables.explanation(answer))
     if not answer["would_be_granted"]:
         raise SystemExit(REFUSED)
+
+
+def _reject_demand(options: Mapping[str, Any]) -> None:
+    """Raise `Failure` for an option that says what is asked for, where a request that is made has a name."""
+    context = click.get_current_context()
+    given = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        raise Failure(f"NAME and {given[0]}: say either a name or what is asked for", BAD_INPUT)
 
 
 @main.command()

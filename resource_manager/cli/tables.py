@@ -320,8 +320,8 @@ def explanation(answer: Row) -> Group:
     return Group(verdict, table)
 
 
-def history_table(changes: Sequence[Row], names: Mapping[int, str]) -> FittedTable:
-    """Return the changes in the order given; `names` are those of their leases by version."""
+def history_table(changes: Sequence[Row], names: Mapping[int, Mapping[str, str]]) -> FittedTable:
+    """Return the changes in the order given; `names` are those of leases by version and id."""
     table = FittedTable(
         Column("version", 1, justify="right"),
         Column("time"),
@@ -331,7 +331,7 @@ def history_table(changes: Sequence[Row], names: Mapping[int, str]) -> FittedTab
     )
     for change in changes:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(change["at"]))
-        what = describe(change, names.get(change["version"], ""))
+        what = describe(change, names[change["version"]])
         table.add_row(str(change["version"]), at, change["change"], what, change.get("by", ""))
     return table
 

@@ -39,8 +39,8 @@ from resource_manager.errors import (
 )
 from resource_manager.manager import maintenance, repeats, serializers, teams
 from resource_manager.manager.arguments import ORIGINAL_NAMES, DemandArguments, DemandOptions, Dumpable
-from resource_manager.manager.asking import checked_by, this_user
-from resource_manager.manager.commit.group import Reader, Step
+from resource_manager.manager.asking import Step, checked_by, this_user
+from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.demand import Demand
 from resource_manager.manager.inventory_edit import gpus_replaced
@@ -678,6 +678,18 @@ class GPUResourceManager:
         """Explain if and where the request would be granted now, or why not and when; changes nothing."""
         request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
         return self._commits.read(lambda cluster, now: self.explanation_in(cluster, now, request))
+
+    def explain_named(self, name: str) -> Explanation:
+        """Explain why the pending request of that name waits, and when it should start.
+
+        It may be a full lease id, a short id, `dag.task[3]` or `dag.task`, as of `named`. What has a lease
+        has that as its reason.
+        """
+
+        def view(cluster: ClusterState, now: float) -> Explanation:
+            return self.explanation_in(cluster, now, find(cluster, name).request)
+
+        return self._commits.read(view)
 
     def history(self, after: int = 0, limit: int = 1000, *, by: str = "", what: str = "") -> list[Recorded]:
         """Return the changes after version `after`, oldest first: `version` and the change's own keys.

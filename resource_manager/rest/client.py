@@ -33,6 +33,7 @@ from resource_manager.errors import (
     redact,
 )
 from resource_manager.manager.arguments import DemandArguments, DemandOptions, Dumpable, arguments_of
+from resource_manager.manager.serializers import name_in_words
 
 if TYPE_CHECKING:
     from resource_manager.agent.use import ServerUse
@@ -259,7 +260,7 @@ class ServiceClient:
         owner = entry.get("owner") or ""
         if caller["role"] != "operator" and owner != caller["name"]:
             raise ServiceError(
-                403, f"task {entry['task_id']!r} belongs to {owner or 'no owner'}, not to {caller['name']}"
+                403, f"{name_in_words(entry)} belongs to {owner or 'no owner'}, not to {caller['name']}"
             )
 
     def drain(self, server: int | str, *, reason: str = "", failed: bool = False) -> ServerSummary:
@@ -374,6 +375,10 @@ class ServiceClient:
             for name, value in _plain((lease_id, gpus, cpus, prefer_server), options).items()
         }
         return cast("Explanation", self._get("/api/explain", query))
+
+    def explain_named(self, name: str) -> Explanation:
+        """Return why the pending request of that name waits; see `GPUResourceManager.explain_named`."""
+        return cast("Explanation", self._get("/api/task/explain", {"name": name}))
 
     def close(self) -> None:
         self._http.close()

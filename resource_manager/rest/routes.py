@@ -52,6 +52,7 @@ from resource_manager.rest.schemas import (
     MaintenanceBody,
     MaintenanceRemoveAnswer,
     MaintenanceRemoveBody,
+    NameQuery,
     NoBody,
     OpenGpuBody,
     Page,
@@ -576,6 +577,19 @@ def history(service: Service, caller: Identity, query: HistoryQuery) -> Any:
 )
 def explain(service: Service, caller: Identity, query: ExplainQuery) -> Any:
     return what_if(service, query)
+
+
+@routes.add(
+    "GET",
+    "/api/task/explain",
+    Role.READER,
+    "Explain why a pending request waits, and when it should start",
+    query=NameQuery,
+    answer=Explanation,
+    tags=("queue",),
+)
+def explain_task(service: Service, caller: Identity, query: NameQuery) -> Any:
+    return service.manager.explain_named(query.name)
 
 
 @routes.add(

@@ -264,6 +264,12 @@ class TaskQuery(Body):
     )
 
 
+class NameQuery(Body):
+    """`GET /api/task/explain`."""
+
+    name: LeaseId = Field(description="Full lease id, short id, dag.task[3] or dag.task.")
+
+
 class ExplainQuery(RestDemand):
     """`GET /api/explain`; in a query, lists and pairs repeat their key: `gpu_types=A100&gpu_types=H100`."""
 

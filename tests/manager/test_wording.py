@@ -76,7 +76,9 @@ def test_a_change_says_what_it_is_about_and_what_it_does(change: Change, words: 
 
 def test_what_a_change_does_not_bring_is_told_by_its_name() -> None:
     released = codec.change_to_dict(Released("here:d/r/t", 1, 0.0, "FAILED"))
-    assert describe(released, "d.t k7wd") == "d.t k7wd FAILED"
+    assert describe(released, {"here:d/r/t": "d.t k7wd"}) == "d.t k7wd FAILED"
+    preempted = codec.change_to_dict(Preempting("a", 1, "b", 9.0, 0.0))
+    assert describe(preempted, {"b": "d.t k7wd"}) == "a for d.t k7wd"
 
 
 def test_who_asked_comes_after_what_was_done() -> None:

@@ -24,8 +24,8 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     StoreFullError,
 )
-from resource_manager.manager.asking import asking
-from resource_manager.manager.commit.group import Groups, Operation, Reader, Repeatable, Step
+from resource_manager.manager.asking import Step, asking
+from resource_manager.manager.commit.group import Groups, Operation, Reader, Repeatable
 from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.runtime_learner import RuntimeLearner
@@ -121,7 +121,8 @@ class Transactions:
         `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
         """
         who = asking()
-        operation = Operation(step, reader, self.by if who is None else who.by, once, refused)
+        by, step = (self.by, step) if who is None else (who.by, who.noting(step))
+        operation = Operation(step, reader, by, once, refused)
         if once is not None and (reference := self.store.recall(once.key)) is not None:
             return self._answer_again(once, reference)
         self._groups.carry_out(operation, self._lock_timeout_s, exclusive=exclusive)

@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.manager.newest_changes import newest_changes
+from resource_manager.manager.newest_changes import MAX_LOOKED_AT, newest_changes
 from resource_manager.manager.results import Recorded
 from resource_manager.manager.serializers import recorded_name
-
-MAX_LOOKED_AT = 20_000
-"""Number of changes that a page looks through for those it shows."""
 
 
 def newest(manager: GPUResourceManager, version: int) -> Iterator[Recorded]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from resource_manager.agent.use import GpuUse, use_of
@@ -13,6 +14,7 @@ from resource_manager.errors import LeaseNotFoundError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.manager import serializers
+from resource_manager.manager.newest_changes import names_at
 from resource_manager.manager.results import Recorded
 from resource_manager.manager.wording import by_whom, content_of
 from resource_manager.rest.auth import Identity
@@ -89,6 +91,7 @@ def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
     events = [change for change in changes if lease_of(change) == lease_id][:MAX_EVENTS]
     if not events and found["lease"] is None and found["waiting"] is None:
         raise ProblemError(404, f"{name} has no lease, waits for none, and is not in the kept history")
+    names_of = names_at(events, changes)
     names = [] if found["lease"] is None else [member["server_name"] for member in found["lease"]["members"]]
     uses = use_of(service.manager, names) if names else []
     shown = [serializers.name_in_words(entry) for entry in (found["lease"], found["waiting"]) if entry]
@@ -97,7 +100,7 @@ def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
         **found,
         "lease_id": lease_id,
         "name": [*shown, short(lease_id)][0],
-        "events": events,
+        "events": [(change["at"], describe_event(change, names_of[change["version"]])) for change in events],
         "uses": _uses(uses, lease_id),
     }
 
@@ -120,10 +123,10 @@ def _uses(uses: Any, lease_id: str) -> list[tuple[str, GpuUse]]:
     ]
 
 
-def describe_event(change: Recorded) -> str:
-    """Return an event of a lease as a phrase."""
+def describe_event(change: Recorded, names: Mapping[str, str]) -> str:
+    """Return an event of a lease as a phrase; `names` are those of what it mentions, by lease id."""
     text = WORDS.get(change["change"], str(change["change"]))
-    content = content_of(change)
+    content = content_of(change, names)
     joined = f"{text} on {content}" if "lease" in change else f"{text}: {content}" if content else text
     return by_whom(joined, change)
 

@@ -187,7 +187,7 @@ def side(service: Service, caller: Identity) -> Any:
 @routes.add("GET", "/lease", Role.READER, "One lease or pending request", query=LeaseQuery, page=True)
 def lease(service: Service, caller: Identity, query: LeaseQuery) -> Any:
     shown = lease_page.look_at(service, caller, query.id)
-    return _page("lease.html", service, caller, describe=lease_page.describe_event, **shown)
+    return _page("lease.html", service, caller, **shown)
 
 
 @routes.add("GET", "/leases", Role.READER, "Leases", query=ListQuery, page=True)
