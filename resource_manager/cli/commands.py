@@ -435,7 +435,12 @@ def explain(target: Target, /, name: str | None, wide: bool, as_json: bool, **op
 def _reject_demand(options: Mapping[str, Any]) -> None:
     """Raise `Failure` for an option that says what is asked for, where a request that is made has a name."""
     context = click.get_current_context()
-    given = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    params = context.command.get_params(context)
+    given = [
+        param.opts[0]
+        for param in params
+        if param.name in options and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+    ]
     if given:
         raise Failure(f"NAME and {given[0]}: say either a name or what is asked for", BAD_INPUT)
 

@@ -95,3 +95,25 @@ def test_the_history_names_what_has_ended(run: Run) -> None:
 def test_what_nobody_is_called_is_told_in_the_caller_s_words(run: Run, name: str) -> None:
     assert refused(run("release", name)) == f"no lease is called '{name}'"
     assert refused(run("cancel", name)) == f"no pending request is called '{name}'"
+
+
+def test_a_request_is_explained_by_each_of_its_names(run: Run) -> None:
+    holder = submit(run, 1, 3, "--gpus", "8", "--server", "0")
+    waits = submit(run, 2, 4, "--gpus", "8", "--server", "0")
+    for name in (waits, "my_dag.train[4]", "here:my_dag/run2/train/4"):
+        told = run("explain", name)
+        assert (told.exit_code, told.stdout.startswith("Not now: ")) == (1, True)
+        assert " ".join(told.stdout.split()).count(f"my_dag.train[3] {holder}") == 1
+    assert json.loads(run("explain", waits, "--json").stdout)["task_id"] == "here:my_dag/run2/train/4"
+    assert refused(run("explain", "my_dag.train")).startswith("'my_dag.train' names 2: ")
+    assert "the task has a lease already" in run("explain", holder).stdout
+    both = run("explain", waits, "--gpus", "2")
+    assert both.exit_code == 2
+    assert both.stderr.strip() == "Error: NAME and --gpus: say either a name or what is asked for"
+
+
+def test_no_log_that_a_person_reads_is_without_names(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        run("release", submit(run, 1))
+    told = [record.getMessage() for record in caplog.records if "my_dag" in record.getMessage()]
+    assert all("here:my_dag" not in line for line in told), told
