@@ -208,7 +208,7 @@ def place(service: Service, caller: Identity, body: PlaceBody, once: Once | None
     "Renew a lease: its TTL starts again now",
     body=RenewBody,
     answer=Allocation,
-    failures=(404,),
+    failures=(404, 409),
     tags=("leases",),
 )
 def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None = None) -> Any:
@@ -248,7 +248,7 @@ def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | 
     "Remove a pending request from the queue",
     body=CancelBody,
     answer=Done,
-    failures=(404,),
+    failures=(404, 409),
     tags=("queue",),
 )
 def cancel(service: Service, caller: Identity, body: CancelBody, once: Once | None = None) -> Any:
@@ -521,7 +521,7 @@ def preempting(service: Service, caller: Identity) -> Any:
     "Lease or pending request of a task",
     query=TaskQuery,
     answer=Submission,
-    failures=(404,),
+    failures=(404, 409),
     tags=("leases",),
 )
 def task(service: Service, caller: Identity, query: TaskQuery) -> Any:
@@ -586,6 +586,7 @@ def explain(service: Service, caller: Identity, query: ExplainQuery) -> Any:
     "Explain why a pending request waits, and when it should start",
     query=NameQuery,
     answer=Explanation,
+    failures=(404, 409),
     tags=("queue",),
 )
 def explain_task(service: Service, caller: Identity, query: NameQuery) -> Any:
