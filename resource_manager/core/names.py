@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from resource_manager.core.models import Lease, PendingRequest
 
@@ -16,15 +17,17 @@ MAX_LISTED = 4
 ALPHABET = "bcdfghjkmnprtvwx2345679"
 """Characters of short ids: no vowels, which make words, and none that is easily taken for another one."""
 
+PAIRS: tuple[str, ...] = tuple(first + second for first in ALPHABET for second in ALPHABET)
+
 SHORT, LONG = 4, 5
-SCRAMBLES = {SHORT: 163_170, LONG: 3_033_936}
+SCRAMBLES: dict[int, int] = {SHORT: 163_170, LONG: 3_033_936}
 """Factors that scramble the numbers of each length.
 
 They are chosen so that any two of 12 in a row differ in every character, and any two of 2900 in two at least.
 """
 
-SHORT_IDS = len(ALPHABET) ** SHORT
-CYCLE = SHORT_IDS + len(ALPHABET) ** LONG
+SHORT_IDS: int = len(ALPHABET) ** SHORT
+CYCLE: int = SHORT_IDS + len(ALPHABET) ** LONG
 """Number of short ids, 279,841 of four and 6,436,343 of five characters; then they are given again.
 
 None is given again within 30 days while fewer than 223,000 requests a day arrive.
@@ -44,12 +47,12 @@ def short_id(sequence: int) -> str:
     """
     number = sequence % CYCLE
     length = SHORT if number < SHORT_IDS else LONG
-    rest = (number if length == SHORT else number - SHORT_IDS) * SCRAMBLES[length] % len(ALPHABET) ** length
-    text = ""
-    for _ in range(length):
-        rest, digit = divmod(rest, len(ALPHABET))
-        text = ALPHABET[digit] + text
-    return text
+    if length == SHORT:
+        first, second = divmod(number * SCRAMBLES[SHORT] % SHORT_IDS, len(PAIRS))
+        return PAIRS[first] + PAIRS[second]
+    rest, second = divmod((number - SHORT_IDS) * SCRAMBLES[LONG] % (CYCLE - SHORT_IDS), len(PAIRS))
+    head, first = divmod(rest, len(PAIRS))
+    return ALPHABET[head] + PAIRS[first] + PAIRS[second]
 
 
 def number_of(text: str) -> int | None:
@@ -71,11 +74,15 @@ def task_of(labels: Mapping[str, str]) -> tuple[str, str, str, int] | None:
     Labels are what a lease's owner says, and the ids become parts of the paths of Airflow's pages and API:
     none may be a step to another page, as `..` is however it is quoted.
     """
-    dag_id, run_id, task_id = (labels.get(key, "") for key in ("dag_id", "run_id", "task_id"))
-    map_index = labels.get("map_index") or "-1"
+    get = labels.get
+    return _task(get("dag_id", ""), get("run_id", ""), get("task_id", ""), get("map_index") or "-1")
+
+
+@lru_cache
+def _task(dag_id: str, run_id: str, task_id: str, map_index: str) -> tuple[str, str, str, int] | None:
     if not (_ID.fullmatch(dag_id) and _ID.fullmatch(task_id) and _MAP_INDEX.fullmatch(map_index)):
         return None
-    if {"", ".", ".."} & {dag_id, run_id, task_id}:
+    if any(each in ("", ".", "..") for each in (dag_id, run_id, task_id)):
         return None
     return dag_id, run_id, task_id, int(map_index)
 

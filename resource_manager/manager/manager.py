@@ -377,12 +377,12 @@ class GPUResourceManager:
 
     def _release(self, lease_id: str, decide: Step, outcome: str, once: Once | None) -> ReleaseResult:
         check_text(outcome=outcome)
-        is_live, is_over, name = False, True, short(lease_id)
+        is_over = True
+        lease: Lease | None = None
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            nonlocal is_live, is_over, name
+            nonlocal is_over, lease
             lease = cluster.leases.get(lease_id)
-            is_live, name = lease is not None, name if lease is None else name_of(lease)
             decided = decide(cluster, now)
             is_over = any(type(change) in (Released, MembersReleased) for change in decided)
             return self._commits.with_dispatch(cluster, decided, now)
@@ -391,11 +391,12 @@ class GPUResourceManager:
             self._commits.run(step, _nothing, once=repeats.of_reading(once, _nothing))
         except (LeaseNotFoundError, OtherOwnerError) as error:
             logger.warning("not released: %s", error)
-            return ReleaseResult.OTHER_HOLDER if is_live else ReleaseResult.NOT_HELD
+            return ReleaseResult.NOT_HELD if lease is None else ReleaseResult.OTHER_HOLDER
         if not is_over:
-            logger.warning("quarantined %s: released by force, its job may run", name)
+            logger.warning("quarantined %s: released by force, its job may run", _called(lease, lease_id))
             return ReleaseResult.QUARANTINED
-        logger.info("released %s", name)
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("released %s", _called(lease, lease_id))
         return ReleaseResult.RELEASED
 
     def release_members(
@@ -953,7 +954,7 @@ class GPUResourceManager:
                 answers.append(result)
             else:
                 lease, answer = result
-                for member in lease.members:
+                for member in lease.members if logger.isEnabledFor(logging.INFO) else ():
                     gpu_ids = ",".join(map(str, member.gpu_ids))
                     logger.info("%s holds GPUs %s of %s", name_of(lease), gpu_ids, member.node)
                 answers.append(answer)
@@ -1031,3 +1032,8 @@ def _granted(result: Allocation | Refusal) -> Allocation | None:
 
 
 __all__ = ["GPUResourceManager", "Observer"]
+
+
+def _called(lease: Lease | None, lease_id: str) -> str:
+    """Return the name of a lease; its id if it is a remainder, or was not there."""
+    return short(lease_id) if lease is None else name_of(lease)
