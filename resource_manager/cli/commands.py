@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import get_completion_class
 
-from resource_manager import __version__
+from resource_manager import STORED_FORMAT, __version__
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, OneLineErrors, print_json
 from resource_manager.cli.demand import DemandCommand, demand_of
@@ -50,7 +50,7 @@ _SILENCE = logging.NullHandler()
     type=click.Path(dir_okay=False, path_type=Path),
     help="TOML file with the servers; overrides GPU_MANAGER_INVENTORY.",
 )
-@click.version_option(__version__, prog_name=PROGRAM)
+@click.version_option(message=f"{PROGRAM} {__version__}, stored format {STORED_FORMAT}", version=__version__)
 @click.pass_context
 def main(context: click.Context, /, **given: Any) -> None:
     """Show, request and release leases on named GPUs and CPUs.

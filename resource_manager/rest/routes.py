@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import flask
 
+from resource_manager import STORED_FORMAT, __version__
 from resource_manager.agent.accounting import report_of
 from resource_manager.agent.probe import MAX_REPORT_BYTES
 from resource_manager.agent.reports import ReportError, read_report
@@ -612,7 +613,7 @@ def healthz(service: Service, caller: Identity | None) -> Any:
         raise ProblemError(
             503, "the store does not answer: see the log of the service", headers={"Retry-After": "5"}
         ) from error
-    return {"status": "ok"}
+    return {"status": "ok", "version": __version__, "format": STORED_FORMAT}
 
 
 @routes.add("GET", "/metrics", Role.READER, "Prometheus metrics")

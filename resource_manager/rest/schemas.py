@@ -481,9 +481,11 @@ class Explanation(Answer):
 
 
 class Health(Answer):
-    """Health of the service: `ok` if it reaches its store."""
+    """Health of the service: `ok` if it reaches its store, whose format is the number `format`."""
 
     status: str
+    version: str
+    format: int
 
 
 class Problem(Answer):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from resource_manager import STORED_FORMAT
 from resource_manager.core.changes import (
     Cancelled,
     Change,
@@ -162,4 +163,4 @@ def test_fields_at_their_defaults_are_not_written() -> None:
 def test_a_newer_format_is_refused() -> None:
     value = codec.snapshot_to_dict(ClusterState([NODE]).snapshot())
     with pytest.raises(CorruptStateError, match="upgrade"):
-        codec.snapshot_from_dict({**value, "format": codec.FORMAT_VERSION + 1})
+        codec.snapshot_from_dict({**value, "format": STORED_FORMAT + 1})
