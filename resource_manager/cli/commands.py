@@ -270,46 +270,44 @@ def cancel(target: Target, task_id: str, reason: str, as_json: bool) -> None:
     _done(done, as_json, task_id, "cancelled", f"{task_id!r} has no pending request")
 
 
+gpu_option = click.option("--gpu", help="One GPU of the server, by number or UUID.")
+
+
 @main.command()
 @click.argument("server", shell_complete=completing.servers)
+@gpu_option
 @click.option("--reason", default="", help="Reason, shown to every user.")
 @click.option("--failed", is_flag=True, help="Mark the server as broken, not only closed.")
 @json_option
 @click.pass_obj
 @exit_codes
-def drain(target: Target, server: str, reason: str, failed: bool, as_json: bool) -> None:
-    """Grant no new leases on a server (id or name); its current leases continue."""
-    view = known_server(lambda: target.manager.drain(server_of(server), reason=reason, failed=failed))
-    running = view["running_tasks"]
-    print_json(view) if as_json else click.echo(f"{view['server_name']}: drained, {running} still running")
+def drain(target: Target, server: str, gpu: str | None, reason: str, failed: bool, as_json: bool) -> None:
+    """Grant no new leases on a server (id or name) or one of its GPUs; its current leases continue."""
+    view = known_server(lambda: target.manager.drain(server_of(server), gpu, reason=reason, failed=failed))
+    if as_json:
+        print_json(view)
+    elif gpu is None:
+        click.echo(f"{view['server_name']}: drained, {view['running_tasks']} still running")
+    else:
+        click.echo(f"{view['server_name']}: GPU {gpu} drained")
 
 
 @main.command()
 @click.argument("server", shell_complete=completing.servers)
+@gpu_option
 @json_option
 @click.pass_obj
 @exit_codes
-def restore(target: Target, server: str, as_json: bool) -> None:
-    """Allow new leases on a drained server (id or name) again."""
-    view = known_server(lambda: target.manager.restore(server_of(server)))
-    print_json(view) if as_json else click.echo(f"{view['server_name']}: takes leases again")
-
-
-@main.command(name="open-gpu")
-@click.argument("server", shell_complete=completing.servers)
-@click.argument("gpu")
-@json_option
-@click.pass_obj
-@exit_codes
-def open_gpu(target: Target, server: str, gpu: str, as_json: bool) -> None:
-    """Allow new leases on a closed GPU (number or UUID) of a server (id or name) again."""
-    view = known_server(lambda: target.manager.open_gpu(server_of(server), server_of(gpu)))
+def resume(target: Target, server: str, gpu: str | None, as_json: bool) -> None:
+    """Allow new leases on a drained server (id or name), or on one closed GPU of it, again."""
+    view = known_server(lambda: target.manager.resume(server_of(server), gpu))
     if as_json:
         print_json(view)
         return
     closed = [str(each["gpu_id"]) for each in view["gpus_closed"]]
     rest = f"; still closed: GPU {', '.join(closed)}" if closed else ""
-    click.echo(f"{view['server_name']}: GPU {gpu} takes leases again{rest}")
+    where = "takes" if gpu is None else f"GPU {gpu} takes"
+    click.echo(f"{view['server_name']}: {where} leases again{rest}")
 
 
 @main.command()

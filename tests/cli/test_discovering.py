@@ -291,7 +291,7 @@ def test_the_page_verifies_and_adopts_a_server(
 def test_the_pages_commands_for_one_machine_run(state: State, tmp_path: Path) -> None:
     commands = [text.strip() for text in blocks("sh") if "--key" not in text][1:]
     opened, looked = commands.pop(2), commands.pop(-1)
-    assert (opened.partition(" gpu-a")[0], looked) == ("gpu-manager open-gpu", "gpu-manager top")
+    assert (opened.partition(" gpu-a")[0], looked) == ("gpu-manager resume", "gpu-manager top")
     inventory = tmp_path / "servers.toml"
     inventory.write_text('[[servers]]\nname = "gpu-a"\ngpus = 1\ncpus = 1\n')
     store = f"gpu-manager --store memory:// --inventory {inventory}"

@@ -114,7 +114,7 @@ def manager_with_everything() -> GPUResourceManager:
     manager.renew("t1")
     manager.drain(3, reason="fan")
     manager.release_resources("t0", outcome="SUCCESS")
-    manager.restore(3)
+    manager.resume(3)
     name = "gpu-server-1"
     manager.commit(lambda cluster, now: [AgentSeen(name, now), GpuClosed(name, 7, "", "xid 79", now)])
     manager.release_resources("t1")
