@@ -28,6 +28,7 @@ from resource_manager.manager.wording import What, matches, what_of
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
+    from resource_manager.manager.demand import Demand
 else:  # loads rich, which no command with --json needs
     tables = lazy_module("resource_manager.cli.tables")
 
@@ -144,11 +145,15 @@ def queue(target: Target, wide: bool, as_json: bool) -> None:
 
 @main.command(cls=DemandCommand)
 @click.argument("lease_id", metavar="TASK_ID")
+@click.option("--wait", is_flag=True, help="Queue for them, and wait; Ctrl-C gives the place up.")
 @json_option
 @click.pass_obj
 @exit_codes
-def allocate(target: Target, /, lease_id: str, as_json: bool, **options: Any) -> None:
-    """Grant GPUs now, or print why not and exit with 1."""
+def allocate(target: Target, /, lease_id: str, wait: bool, as_json: bool, **options: Any) -> None:
+    """Grant GPUs now, or print why not and exit with 1; with --wait, once they are free."""
+    if wait:
+        _allocate_in_time(target, demand_of(lease_id, options), as_json)
+        return
     from resource_manager.core.refusal import (  # which the manager and the client load anyway
         Refusal,
         RefusalKind,
@@ -156,8 +161,19 @@ def allocate(target: Target, /, lease_id: str, as_json: bool, **options: Any) ->
 
     lease = target.manager.try_allocate(demand_of(lease_id, options))
     if isinstance(lease, Refusal):
-        waits = "" if lease.kind is RefusalKind.NEVER_FITS else f" (`{PROGRAM} submit` waits)"
+        waits = "" if lease.kind is RefusalKind.NEVER_FITS else " (--wait queues for them)"
         raise Failure(f"not granted: {lease.detail}{waits}", REFUSED)
+    print_json(lease) if as_json else click.echo(tables.lease_line(lease))
+
+
+def _allocate_in_time(target: Target, demand: Demand, as_json: bool) -> None:
+    from resource_manager.cli.by_hand import wait_for_grant
+
+    try:
+        with Session(target) as session:
+            lease = wait_for_grant(session, demand)
+    except Interrupted as interrupted:
+        raise SystemExit(interrupted.exit_code) from None
     print_json(lease) if as_json else click.echo(tables.lease_line(lease))
 
 

@@ -70,7 +70,7 @@ def test_a_pending_request_is_shown_explained_and_cancelled(run: Run) -> None:
     full = "no server with 2 GPUs: none is free anywhere"
     assert (refused.exit_code, refused.stderr.strip().removeprefix("Error: ")) == (
         1,
-        f"not granted: {full} (`gpu-manager submit` waits)",
+        f"not granted: {full} (--wait queues for them)",
     )
     told = " ".join(run("queue").stdout.split())
     assert "unknown" in told

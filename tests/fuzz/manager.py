@@ -79,7 +79,7 @@ BODIES: tuple[tuple[type[BaseModel], bytes], ...] = (
     (bodies.RenewBody, b'{"task_id": "t", "checkpoint_at": 1.5}'),
     (bodies.PreemptBody, b'{"task_id": "t", "preemptor": "u", "dry_run": true}'),
     (bodies.AdoptBody, b'{"gpus": [{"gpu_id": 0, "uuid": "GPU-1", "type": "A100", "memory_mib": 40960}]}'),
-    (bodies.OpenGpuBody, b'{"gpu": "GPU-1"}'),
+    (bodies.ResumeBody, b'{"gpu": "GPU-1"}'),
     (
         bodies.TeamsBody,
         b'{"preemption": true, "teams": {"a": {"guaranteed": {"A100": 2}, "max_runtime": "3d"}}}',
