@@ -208,9 +208,7 @@ class _Progress:
         """Yield the changes since the last call."""
         now = {
             **{name_in_words(entry): "waits" for entry in queue},
-            **{
-                name_in_words(lease): f"runs on {' '.join(map(_place, lease['members']))}" for lease in leases
-            },
+            **{name_in_words(lease): f"on {' '.join(map(_place, lease['members']))}" for lease in leases},
         }
         ended = {task: "ended" for task in self._shown if task not in now}
         news = [f"{task} {what}" for task, what in {**ended, **now}.items() if self._shown.get(task) != what]

@@ -28,7 +28,7 @@ from resource_manager.core.changes import (
     Queued,
     Released,
     Renewed,
-    Restored,
+    Resumed,
 )
 from resource_manager.core.cluster import Snapshot
 from resource_manager.core.maintenance import is_window
@@ -148,9 +148,7 @@ class Operations:
                 self._decided(change)
             case Quarantined(revoked=False) | Expired():
                 self._expiry(change).external.append(change)
-            case (
-                AgentSeen() | AgentLost() | GpuClosed() | GpuOpened() | GpuCleaned() | Drained() | Restored()
-            ):
+            case AgentSeen() | AgentLost() | GpuClosed() | GpuOpened() | GpuCleaned() | Drained() | Resumed():
                 # A new inventory closes the GPUs again that have other numbers in it.
                 is_part = self._kind is Kind.INVENTORY and isinstance(change, GpuClosed)
                 self._join(change.at, Kind.INVENTORY if is_part else Kind.REPORT).external.append(change)

@@ -27,7 +27,7 @@ from resource_manager.core.changes import (
     Quarantined,
     Released,
     Renewed,
-    Restored,
+    Resumed,
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
@@ -99,7 +99,7 @@ class Job:
 
 
 ServerChange = (
-    Drained | Restored | TeamsChanged | MaintenanceChanged | GpuClosed | GpuOpened | InventoryChanged
+    Drained | Resumed | TeamsChanged | MaintenanceChanged | GpuClosed | GpuOpened | InventoryChanged
 )
 """A change that people and events outside of scheduling make to servers and rules."""
 
