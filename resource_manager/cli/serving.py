@@ -17,7 +17,7 @@ import click
 from resource_manager import __version__
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
 from resource_manager.cli.commands import json_option, main
-from resource_manager.cli.signals import PROMPT_S, Calls, Interrupted, Signals
+from resource_manager.cli.signals import PROMPT_S, Calls, Interrupted, Signals, leave
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.rest import tokens
 from resource_manager.rest.tokens import Role, TokenFile, TokenStore
@@ -116,7 +116,7 @@ def serve(
     if not _serve(
         app, service, host, port, threads + max_streams, max_connections_per_address, trusted_proxy, archive
     ):
-        target.abandon()
+        leave(0)
 
 
 def _opening(store: TokenStore, host: str, insecure: bool) -> str:
