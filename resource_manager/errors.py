@@ -22,6 +22,9 @@ STORE_FULL = "urn:gpu-manager:store-full"
 _WORD = re.compile(r"(?<![\w'\"/.-])([a-z]+(?:_[a-z]+)*)(=|(?![\w'\"/-]))")
 
 
+NO_SERVERS = "no servers yet: gpu-manager apply FILE"
+
+
 def place_in(location: Iterable[int | str]) -> list[str]:
     """Return the parts of a place in a value from outside, each without what could break a line."""
     return [part if part.isprintable() else ascii(part) for part in map(str, location)]
@@ -61,6 +64,13 @@ class InvalidRequestError(ResourceManagerError, ValueError):
 
 class NeverFitsError(InvalidRequestError):
     """A request within the limits that fits no server of the inventory, even an empty one."""
+
+
+class NoServersError(InvalidRequestError):
+    """A request to a store whose cluster nobody has applied yet."""
+
+    def __init__(self) -> None:
+        super().__init__(NO_SERVERS)
 
 
 class UnknownNodeError(InvalidRequestError):
@@ -159,12 +169,12 @@ class PolicyError(ResourceManagerError):
     """A placement policy or queue order that is unknown or violated its contract."""
 
 
-class InventoryError(ResourceManagerError, ValueError):
-    """An invalid inventory file; the message names file, line and reason."""
+class ClusterFileError(ResourceManagerError, ValueError):
+    """An invalid file of the cluster; the message names file, line, column and reason."""
 
 
-class TeamsFileError(ResourceManagerError, ValueError):
-    """An invalid teams file; the message names file, line and reason."""
+class ClusterChangedError(ResourceManagerError):
+    """A cluster that somebody changed since the difference that is to be applied was shown."""
 
 
 class SettingsError(ResourceManagerError, ValueError):

@@ -11,16 +11,16 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from resource_manager.agent.health import load_health_table
+from resource_manager.agent.health import health_table
 from resource_manager.agent.lease_use import GpuSample, IdleRules, LeaseUse, sample_gpus, sample_leases
 from resource_manager.agent.reports import Report, ReportError
 from resource_manager.agent.sending import CLEANING_INTERVAL_S
 from resource_manager.agent.transitions import Rules, transitions
 from resource_manager.core.changes import AgentLost, Change, GpuCleaned, GpuClosed
 from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.errors import StoreFullError, UnknownNodeError
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.settings import Settings
 from resource_manager.storage import Store
 
 logger = logging.getLogger(__name__)
@@ -81,9 +81,9 @@ class Record:
         return found
 
 
-def rules_of(settings: Settings) -> Rules:
-    """Return the rules of these settings; raises `HealthTableError`."""
-    return Rules(load_health_table(settings.health), settings.rogue == "avoid", settings.clean_timeout_s)
+def rules_of(settings: ClusterSettings) -> Rules:
+    """Return the rules of these settings."""
+    return Rules(health_table(settings.health), settings.rogue == "avoid", settings.clean_timeout_s)
 
 
 class ReportReceiver:
@@ -92,7 +92,6 @@ class ReportReceiver:
     def __init__(self, manager: GPUResourceManager) -> None:
         self._manager = manager
         self._store = manager.store
-        self._rules = rules_of(manager.settings)
         self._lock = threading.Lock()
         self._second = 0
         self._fast = 0
@@ -112,14 +111,14 @@ class ReportReceiver:
             record.received_at = before.received_at  # nothing is known of its GPUs: as if it were silent
 
         def judge(cluster: ClusterState, now: float) -> list[Change]:
-            outcome = transitions(_node(cluster, report.server), report, clean, self._rules, now)
+            outcome = transitions(_node(cluster, report.server), report, clean, rules_of(cluster.settings), now)
             record.clean = outcome.clean
             return [_with_use(change, uses) for change in outcome.changes]
 
         def read(cluster: ClusterState, now: float) -> tuple[list[Change], dict[str, Any]]:
             changes = judge(cluster, now)
             state = _node(cluster, report.server)
-            self._sample(state, report, before, record, IdleRules(self._manager.settings, cluster.ledger))
+            self._sample(state, report, before, record, IdleRules(cluster))
             return changes, {} if changes else self._answer(cluster, state)
 
         changes, answer = self._manager.look(read, STATE_MAX_AGE_S)

@@ -39,13 +39,6 @@ _SILENCE = logging.NullHandler()
 @click.option("--url", envvar="GPU_MANAGER_URL", help="URL of the service; without it, the store is used.")
 @click.option("--token", envvar="GPU_MANAGER_TOKEN", help="Bearer token for the service.")
 @click.option("--store", help="Store (redis://…, airflow://, memory://); overrides GPU_MANAGER_STORE.")
-@click.option("--policy", help="Placement policy; overrides GPU_MANAGER_POLICY.")
-@click.option("--order", help="Queue order; overrides GPU_MANAGER_ORDER.")
-@click.option(
-    "--inventory",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="TOML file with the servers; overrides GPU_MANAGER_INVENTORY.",
-)
 @click.version_option(__version__, prog_name=PROGRAM)
 @click.pass_context
 def main(context: click.Context, /, **given: Any) -> None:

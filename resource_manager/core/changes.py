@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.direct_init import direct_init, direct_new
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import JobPlace, Lease, Node, Request
@@ -269,9 +270,21 @@ class GpuCleaned:
 
 @dataclass(frozen=True, slots=True)
 class InventoryChanged:
-    """The inventory is replaced; a node that left it but is in use stays, retired, until it is free."""
+    """The inventory is replaced; a node that left it but is in use stays, retired, until it is free.
+
+    `adopted` names the node whose GPUs were adopted as its server reports them.
+    """
 
     nodes: tuple[Node, ...]
+    at: float
+    adopted: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettingsChanged:
+    """The settings of the cluster are replaced."""
+
+    settings: ClusterSettings
     at: float
 
 
@@ -296,4 +309,5 @@ Change = (
     | GpuOpened
     | GpuCleaned
     | InventoryChanged
+    | ClusterSettingsChanged
 )

@@ -19,7 +19,7 @@ from resource_manager.core.fit import (
 from resource_manager.core.gpu_state import withheld
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
 from resource_manager.core.node_state import ClosedByWindow, NodeState
-from resource_manager.errors import LockTimeoutError
+from resource_manager.errors import NO_SERVERS, LockTimeoutError
 
 MAX_SHOWN = 120
 """Maximum length of a name in a sentence; names may have a thousand characters."""
@@ -49,6 +49,7 @@ class RefusalKind(StrEnum):
     LOCK_BUSY = "lock_busy"
     MAINTENANCE = "maintenance"
     AWAITING_RELEASE = "awaiting_release"
+    MISCONFIGURED = "misconfigured"
     NEVER_FITS = "never_fits"
 
 
@@ -88,6 +89,16 @@ def recovering(window: RecoveryWindow) -> Refusal:
 def lock_busy(waited_s: float) -> Refusal:
     """Return the refusal of a request for which the lock could not be acquired in time."""
     return Refusal(RefusalKind.LOCK_BUSY, str(LockTimeoutError(waited_s)))
+
+
+def misconfigured(detail: str) -> Refusal:
+    """Return the refusal of every request while somebody has to set the cluster, or this process, right."""
+    return Refusal(RefusalKind.MISCONFIGURED, f"misconfigured: {detail}")
+
+
+def no_servers() -> Refusal:
+    """Return the refusal of every request while the store has no cluster."""
+    return misconfigured(NO_SERVERS)
 
 
 def never_fits(cluster: ClusterState, request: Request) -> Refusal | None:

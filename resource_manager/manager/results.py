@@ -243,6 +243,26 @@ class TeamsChange(TypedDict):
     differences: list[dict[str, Any]]
 
 
+class ClusterDiff(TypedDict):
+    """Difference of a file from the stored cluster, in lines.
+
+    `refused` has the reasons why it cannot be applied; `revision` is that of the stored cluster.
+    """
+
+    changed: bool
+    lines: list[str]
+    refused: list[str]
+    revision: str
+
+
+class ClusterView(TypedDict):
+    """Stored cluster: `sections` in the form of its file, `toml` as its text."""
+
+    revision: str
+    sections: dict[str, Any]
+    toml: str
+
+
 WindowView = TypedDict(
     "WindowView",
     {

@@ -59,14 +59,17 @@ def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) 
         for other in cluster.nodes
         if not other.retired
     )
-    return replacement(cluster, tuple(nodes), now)
+    return replacement(cluster, tuple(nodes), now, adopted=name)
 
 
-def replacement(cluster: ClusterState, nodes: tuple[Node, ...], now: float) -> list[Change]:
+def replacement(
+    cluster: ClusterState, nodes: tuple[Node, ...], now: float, *, adopted: str = ""
+) -> list[Change]:
     """Return the change of the inventory, and the closures of GPUs that have other numbers in it."""
-    closures = {closed.uuid: closed for state in cluster.nodes for closed in state.closed_gpus.values()}
+    present = (closed for state in cluster.nodes for closed in state.closed_gpus.values())
+    closures = {closed.uuid: closed for closed in (*cluster.absent_closed_gpus.values(), *present)}
     return [
-        InventoryChanged(nodes, now),
+        InventoryChanged(nodes, now, adopted),
         *(
             replace(closed, node=node.name, gpu_id=gpu.gpu_id, at=now)
             for node in nodes

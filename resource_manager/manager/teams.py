@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
-from resource_manager.core.changes import Change, TeamsChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Amount
 from resource_manager.core.refusal import short
 from resource_manager.core.team_ledger import UNNAMED, Account, TeamLedger, milli_of
 from resource_manager.core.teams import Teams, check_teams, stated
 from resource_manager.errors import InvalidRequestError
+from resource_manager.manager.cluster_file.positions import dotted
 from resource_manager.manager.results import TeamsChange, TeamsView, TeamView
 
 MAX_NAMED = 3
 
 
-def check(cluster: ClusterState, teams: Teams) -> None:
-    """Raise `InvalidRequestError` if the rules contradict each other or the servers, or drop a used team."""
-    for name, field, reason in check_teams(teams, capacity_by_type(cluster)):
+def check(cluster: ClusterState, teams: Teams, capacity: Mapping[str, int]) -> None:
+    """Raise `InvalidRequestError` if the rules contradict each other or the servers, or drop a used team.
+
+    `capacity` has the GPUs of the servers by type.
+    """
+    for name, field, reason in check_teams(teams, capacity):
         raise _wrong(name, field, reason)
     named = {team.name for team in teams.teams}
     for team in cluster.teams.teams:
@@ -36,7 +40,7 @@ def check(cluster: ClusterState, teams: Teams) -> None:
 
 def _wrong(team: str, field: str, reason: str) -> InvalidRequestError:
     parts = [part for part in ("teams", team, field) if part]
-    return InvalidRequestError(f"{'.'.join(map(short, parts))}: {reason}", field=".".join(parts))
+    return InvalidRequestError(f"{'.'.join(map(short, parts))}: {reason}", field=dotted(parts))
 
 
 def capacity_by_type(cluster: ClusterState) -> Counter[str]:
@@ -46,12 +50,6 @@ def capacity_by_type(cluster: ClusterState) -> Counter[str]:
         if not state.retired:
             found.update(gpu.gpu_type for gpu in state.node.gpus)
     return found
-
-
-def replacement(cluster: ClusterState, teams: Teams, now: float) -> list[Change]:
-    """Return the change to these rules, nothing if they are in force; raises `InvalidRequestError`."""
-    check(cluster, teams)
-    return [] if teams == cluster.teams else [TeamsChanged(teams, now)]
 
 
 def difference(before: Teams, after: Teams) -> TeamsChange:

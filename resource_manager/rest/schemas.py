@@ -8,10 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, mo
 
 from resource_manager.core.changes import JobEnd
 from resource_manager.jobs.task_identity import probe_id
+from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER, Uuid, Vendor
+from resource_manager.manager.cluster_file.teams import TeamsTable
 from resource_manager.manager.demand import PRINTABLE, Demand, LeaseId, Text, from_texts
-from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER, Uuid, Vendor
 from resource_manager.manager.maintenance import WindowForm
-from resource_manager.manager.teams_file import TeamsTable
 
 MAX_BATCH = 1000
 PAGE_LIMIT = 1000

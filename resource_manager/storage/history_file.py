@@ -14,6 +14,7 @@ from resource_manager.core.changes import (
     AgentSeen,
     Cancelled,
     Change,
+    ClusterSettingsChanged,
     Drained,
     Expired,
     GpuClosed,
@@ -32,6 +33,7 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import Snapshot
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Lease, PendingRequest
 from resource_manager.core.node_state import Cleaning
 from resource_manager.core.teams import Teams
@@ -132,11 +134,17 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         # Those before the first recorded rules are unknown, and taken to be none.
         teams=Teams() if any(isinstance(c, TeamsChanged) for c in changes) else now.teams,
         windows=() if any(isinstance(c, MaintenanceChanged) for c in changes) else now.windows,
+        settings=_settings_before(now, changes),
         watched=_watched_before(now, changes),
         closed_gpus=_closed_gpus_before(now, changes),
         cleaning=_cleaning_before(now, changes),
     )
     return History(before, tuple(kept), forgotten)
+
+
+def _settings_before(now: Snapshot, changes: Iterable[Change]) -> ClusterSettings:
+    """Return the settings before the first change; before the first recorded ones, which those were."""
+    return next((c.settings for c in changes if isinstance(c, ClusterSettingsChanged)), now.settings)
 
 
 def _sequence_before(

@@ -22,7 +22,7 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.fit import could_ever_fit, count_gpus
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Request
 from resource_manager.errors import InvalidRequestError
-from resource_manager.manager.inventory_file import MAX_GPUS, MAX_GPUS_OF_SERVER
+from resource_manager.manager.cluster_file.servers import MAX_GPUS, MAX_GPUS_OF_SERVER
 from resource_manager.scheduling.gang_refusals import never_fits
 from simulator.errors import InputError
 from simulator.io.rows import MAX_VALUE, Row, read_csv, read_json, read_json_lines

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from resource_manager.cli import discovering
-from resource_manager.manager.inventory_file import load_inventory
+from resource_manager.manager.cluster_file.servers import load_inventory
 from tests.e2e.servers import SSHD, SSHServer
 from tests.nvml.standin import State, gpu, library, mig, state, uuid_of
 from tests.redis_server import RedisServer

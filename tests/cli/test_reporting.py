@@ -12,7 +12,7 @@ import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu, Node
-from resource_manager.manager.teams_file import load_teams
+from resource_manager.manager.cluster_file.teams import load_teams
 from resource_manager.storage.memory import MemoryStore
 from tests.builders import Clock
 from tests.cli.targets import Run, running_on

@@ -10,7 +10,7 @@ import pytest
 
 from resource_manager.core.changes import Expired, Granted, Outcome, Preempting, Released
 from resource_manager.core.teams import NO_TEAMS
-from resource_manager.manager.teams_file import load_teams
+from resource_manager.manager.cluster_file.teams import load_teams
 from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
 from tests.e2e.test_faults import containers, needs_docker
 

@@ -25,7 +25,7 @@ from resource_manager.core.changes import Outcome as LeaseOutcome
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.errors import NewerFormatError
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.codec import FORMAT_VERSION
 from resource_manager.storage.redis.client import RedisClient

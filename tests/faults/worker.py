@@ -21,7 +21,7 @@ from resource_manager.core.changes import Outcome, ReleaseResult
 from resource_manager.core.models import Node
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.scheduling.preemption import restarts_of
 from tests.faults.access_paths import ACCESS_PATHS

@@ -16,7 +16,7 @@ from resource_manager.agent.reports import check_report, read_report
 from resource_manager.agent.running import NoReportError, read_answer
 from resource_manager.jobs.launchers import Job
 from resource_manager.jobs.launchers.ssh import SSHLauncher
-from resource_manager.manager.inventory_file import load_inventory
+from resource_manager.manager.cluster_file.servers import load_inventory
 from tests.agent import test_tools as texts
 from tests.fuzz.parser import Parser, file
 

@@ -16,8 +16,8 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InvalidRequestError
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.demand import Demand, fraction_advice
-from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.manager.requests import build_request, checked, gpu_range
 from resource_manager.settings import Settings
 from tests.builders import nodes

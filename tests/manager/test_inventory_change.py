@@ -8,7 +8,7 @@ from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.core.changes import Drained, InventoryChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Node, Request
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
 

@@ -9,7 +9,7 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu
 from resource_manager.errors import InventoryError
-from resource_manager.manager.inventory_file import default_inventory, load_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory, load_inventory
 
 GOOD = """
 [[servers]]

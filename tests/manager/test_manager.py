@@ -24,7 +24,7 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     UnknownNodeError,
 )
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.serializers import summary
 from resource_manager.scheduling.allocator import check
 from resource_manager.storage.codec import snapshot_from_dict

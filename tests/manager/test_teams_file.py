@@ -9,7 +9,7 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.core.teams import Team, Teams, stated
 from resource_manager.errors import InvalidRequestError, TeamsFileError
-from resource_manager.manager.teams_file import TeamsTable, load_teams, located
+from resource_manager.manager.cluster_file.teams import TeamsTable, load_teams, located
 
 GOOD = """
 preemption = true

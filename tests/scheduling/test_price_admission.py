@@ -13,7 +13,7 @@ from resource_manager.core.changes import Queued
 from resource_manager.core.cluster import NodeState
 from resource_manager.core.models import Gpu, Node, Request, Utility
 from resource_manager.errors import InvalidRequestError, SettingsError
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.storage.codec import change_from_json, change_to_json
 from tests.builders import Clock

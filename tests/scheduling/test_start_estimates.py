@@ -11,7 +11,7 @@ from resource_manager.core.changes import Drained, Granted, Quarantined, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request, Utility
 from resource_manager.manager import runtime_learner
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.serializers import estimate
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.price_admission import PriceAdmission

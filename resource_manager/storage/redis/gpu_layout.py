@@ -70,7 +70,7 @@ class KnownGpus:
 
 
 def read(stored: Mapping[bytes, bytes], names: Collection[str]) -> KnownGpus:
-    """Parse the hash; entries of nodes that are not among `names` have left the inventory.
+    """Parse the hash; entries of nodes that are not among `names` have left: only their closures stay.
 
     Raises `CorruptStateError`.
     """
@@ -79,7 +79,7 @@ def read(stored: Mapping[bytes, bytes], names: Collection[str]) -> KnownGpus:
         name, text = key.decode(errors="replace"), value.decode(errors="replace")
         change = _cleaning(name, text) if name.startswith("cleaning ") else change_from_json(text)
         match change:
-            case AgentSeen() | GpuClosed() | GpuOpened() | Cleaning() if change.node not in names:
+            case AgentSeen() | GpuOpened() | Cleaning() if change.node not in names:
                 pass
             case AgentSeen():
                 known.watched.append(change.node)

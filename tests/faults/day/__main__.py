@@ -15,7 +15,7 @@ import httpx
 
 from demo.stack import REPOSITORY, StackError
 from resource_manager.errors import ResourceManagerError
-from resource_manager.manager.teams_file import load_teams
+from resource_manager.manager.cluster_file.teams import load_teams
 from resource_manager.rest import tokens
 from resource_manager.rest.tokens import Role, TokenFile
 from tests.e2e.bench import Bench

@@ -23,10 +23,10 @@ from resource_manager.errors import (
     StaleStateError,
     StateUnconfirmedError,
 )
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit import group, protocol
 from resource_manager.manager.commit.group import Step
 from resource_manager.manager.commit.protocol import TRIES_WITHOUT_LOCK, Transactions
-from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import get_order

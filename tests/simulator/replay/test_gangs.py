@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.cluster import ClusterState
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import get_order

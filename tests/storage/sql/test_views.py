@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage import Store, open_store
 from resource_manager.storage.sql import store as sql_store
