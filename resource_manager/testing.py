@@ -60,5 +60,5 @@ def gpu_launcher(gpu_manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatc
 
     launcher = FakeLauncher()
     for name in LAUNCHERS:
-        monkeypatch.setitem(LAUNCHERS, name, lambda address, conn_id: launcher)
+        monkeypatch.setitem(LAUNCHERS, name, lambda place: launcher)
     return launcher

@@ -205,12 +205,16 @@ def of_python(file: str, tests: tuple[str, ...], *bugs: tuple[str, str]) -> list
     return [Bug(f"resource_manager/{file}.py", right, wrong, tests) for right, wrong in bugs]
 
 
+OPEN = "return self.drained is None and self.silent is None"
+
 BUGS += [
     *of_python(
         "core/node_state",
         ("tests/core/test_node_state.py", "tests/core/test_node_index.py"),
-        ("return self.drained is None and not self.retired", "return self.drained is None"),
-        ("return self.drained is None and not self.retired", "return not self.retired"),
+        (f"{OPEN} and not self.retired", OPEN),
+        (f"{OPEN} and not self.retired", "return self.silent is None and not self.retired"),
+        (f"{OPEN} and not self.retired", "return self.drained is None and not self.retired"),
+        ("or self.silent is not None or self.retired", "or self.retired"),
     ),
     *of_python(
         "core/cluster",
@@ -395,9 +399,9 @@ BUGS += [
     *of_python(
         "manager/commit/protocol",
         ("tests/manager/commit/test_protocol.py",),
-        ("return nothing_fits if self._recovery.suspends_grants else self.usual_policy",
-         "return self.usual_policy"),
-        ("return nothing_fits if self._recovery.suspends_grants else self.usual_policy",
+        ("return nothing_fits if self._recovery.suspends_grants else self.usual_policy(cluster)",
+         "return self.usual_policy(cluster)"),
+        ("return nothing_fits if self._recovery.suspends_grants else self.usual_policy(cluster)",
          "return nothing_fits"),
         ("group += self._groups.newcomers()", "self._groups.newcomers()"),
         ("group += self._groups.newcomers()", "pass"),

@@ -30,7 +30,7 @@ from demo.stack import free_ports
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.core.changes import Change
 from resource_manager.jobs.launchers.registry import LAUNCHERS
-from resource_manager.manager.cluster_file.servers import load_inventory
+from resource_manager.manager.cluster_file.reading import load_inventory
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone

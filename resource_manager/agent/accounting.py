@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from resource_manager.agent.receiving import records_of
 from resource_manager.manager.manager import GPUResourceManager

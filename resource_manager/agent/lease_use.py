@@ -144,16 +144,14 @@ class IdleRules:
     def below(self, lease: Lease) -> float:
         """Return the utilization in percent below which a GPU of the lease counts as idle."""
         team = self._team(lease)
-        return _first(
-            lease.request.idle_below, team and team.idle_below, self.cluster.settings.idle_below
-        )
+        usual = self.cluster.settings.idle_below
+        return _first(lease.request.idle_below, None if team is None else team.idle_below, usual)
 
     def after_s(self, lease: Lease) -> float:
         """Return the time for which the lease may be idle without a warning."""
         team = self._team(lease)
-        return _first(
-            lease.request.idle_after_s, team and team.idle_after_s, self.cluster.settings.idle_after_s
-        )
+        usual = self.cluster.settings.idle_after_s
+        return _first(lease.request.idle_after_s, None if team is None else team.idle_after_s, usual)
 
     def _team(self, lease: Lease) -> Team | None:
         ledger = self.cluster.ledger

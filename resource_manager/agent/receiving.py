@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -15,10 +16,12 @@ from resource_manager.agent.health import health_table
 from resource_manager.agent.lease_use import GpuSample, IdleRules, LeaseUse, sample_gpus, sample_leases
 from resource_manager.agent.reports import Report, ReportError
 from resource_manager.agent.sending import CLEANING_INTERVAL_S
+from resource_manager.agent.silence import SILENT_INTERVALS, LastReport, SilenceWatch
 from resource_manager.agent.transitions import Rules, transitions
 from resource_manager.core.changes import AgentLost, Change, GpuCleaned, GpuClosed
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.cluster_settings import ClusterSettings
+from resource_manager.core.maintenance import to_the_minute
 from resource_manager.errors import StoreFullError, UnknownNodeError
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage import Store
@@ -26,9 +29,6 @@ from resource_manager.storage import Store
 logger = logging.getLogger(__name__)
 
 DEFAULT_INTERVAL_S = 10.0
-SILENT_INTERVALS = 3
-"""Number of intervals without a report after which an agent is lost and its last report dropped."""
-
 MAX_CLOCK_OFFSET_S = 6 * 3600.0
 """Largest difference of a server's clock from the store's; a report with a larger one is old."""
 
@@ -62,7 +62,7 @@ class Record:
 
     @property
     def silent_at(self) -> float:
-        """The time at which the agent counts as lost."""
+        """The time at which what the agent last reported says nothing of now."""
         return self.received_at + SILENT_INTERVALS * self.interval_s
 
     def to_json(self) -> bytes:
@@ -95,12 +95,15 @@ class ReportReceiver:
         self._lock = threading.Lock()
         self._second = 0
         self._fast = 0
+        self._has_received = False
+        self.silence = SilenceWatch(ClusterSettings().silent_after_s)
 
     def receive(self, report: Report, text: bytes) -> dict[str, Any]:
         """Commit what the report shows, keep it, and return what its agent should know.
 
         Raises `ReportError` for a report that is out of order, and `UnknownNodeError`.
         """
+        self._has_received = True
         now = self._store.now()
         before = Record.from_json(self._store.reports.records([report.server]).get(report.server))
         check_order(report, before, now)
@@ -111,7 +114,9 @@ class ReportReceiver:
             record.received_at = before.received_at  # nothing is known of its GPUs: as if it were silent
 
         def judge(cluster: ClusterState, now: float) -> list[Change]:
-            outcome = transitions(_node(cluster, report.server), report, clean, rules_of(cluster.settings), now)
+            outcome = transitions(
+                _node(cluster, report.server), report, clean, rules_of(cluster.settings), now
+            )
             record.clean = outcome.clean
             return [_with_use(change, uses) for change in outcome.changes]
 
@@ -181,37 +186,47 @@ class ReportReceiver:
             return self._fast <= MAX_FAST_REPORTS_PER_S
 
     def note_silence(self) -> list[Change]:
-        """Commit the loss of every agent that has been silent for too long; return the changes."""
-        return note_silence(self._manager)
+        """Commit the loss of every agent that has been silent for too long; return the changes.
+
+        To be called regularly. A process that receives no reports cannot tell a silent agent from one that
+        does not reach it: before its first report it finds none.
+        """
+        if not self._has_received:
+            return []
+        names = self._manager.look(
+            lambda cluster, now: [s.name for s in cluster.nodes if s.watched and s.silent is None]
+        )
+        records = records_of(self._store, names)
+        now = self._store.now()
+        agents = {
+            name: LastReport(-math.inf, DEFAULT_INTERVAL_S)
+            if (record := records.get(name)) is None
+            else LastReport(record.received_at, record.interval_s)
+            for name in names
+        }
+        self.silence.silent_after_s = self._manager.look(
+            lambda cluster, now: cluster.settings.silent_after_s, STATE_MAX_AGE_S
+        )
+        lost = self.silence.lost(agents, now)
+
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            known = (cluster.by_name.get(name) for name in lost)
+            return [
+                AgentLost(state.name, now, agents[state.name].at if state.name in records else now)
+                for state in known
+                if state is not None and state.watched and state.silent is None
+            ]
+
+        changes = self._manager.commit(step) if lost else []
+        for change in changes:
+            _log(change)
+        return changes
 
 
 def records_of(store: Store, servers: Iterable[str]) -> dict[str, Record]:
     """Return the records of those of the servers that have reported."""
     found = {name: Record.from_json(text) for name, text in store.reports.records(servers).items()}
     return {name: record for name, record in found.items() if record is not None}
-
-
-def note_silence(manager: GPUResourceManager) -> list[Change]:
-    """Commit the loss of every agent that has been silent for too long; return the changes."""
-    watched = manager.look(lambda cluster, now: [state.name for state in cluster.nodes if state.watched])
-    if not watched:
-        return []
-    records = records_of(manager.store, watched)
-    now = manager.store.now()
-    silent = []
-    for name in watched:
-        record = records.get(name)
-        if record is None or record.silent_at < now:
-            silent.append(name)
-
-    def step(cluster: ClusterState, now: float) -> list[Change]:
-        known = (cluster.by_name.get(name) for name in silent)
-        return [AgentLost(state.name, now) for state in known if state is not None and state.watched]
-
-    changes = manager.commit(step) if silent else []
-    for change in changes:
-        _log(change)
-    return changes
 
 
 def check_order(report: Report, before: Record | None, now: float) -> None:
@@ -262,4 +277,8 @@ def _log(change: Change) -> None:
         case GpuClosed():
             logger.warning("GPU %d of %s is closed: %s", change.gpu_id, change.node, change.reason)
         case AgentLost():
-            logger.warning("the agent of %s is silent", change.node)
+            logger.warning(
+                "%s has been silent since %s: it takes no new leases until its agent reports",
+                change.node,
+                to_the_minute(change.since),
+            )

@@ -65,10 +65,13 @@ def is_pinned(state: NodeState) -> bool:
 def transitions(state: NodeState, report: Report, clean: dict[int, int], rules: Rules, now: float) -> Outcome:
     """Return what the report changes; `clean` is that of the report before.
 
-    A report without GPUs because of an error says nothing, and so does one of a server without pinned UUIDs.
+    A report without GPUs because of an error says nothing, and one of a server without pinned UUIDs only that
+    its agent is not silent.
     """
-    if report.error is not None or not is_pinned(state):
+    if report.error is not None:
         return Outcome()
+    if not is_pinned(state):
+        return Outcome([] if state.silent is None else [AgentSeen(state.name, now)])
     return _Reading(state, report, clean, rules, now).outcome()
 
 
@@ -89,7 +92,7 @@ class _Reading:
 
     def outcome(self) -> Outcome:
         changes: list[Change] = []
-        if not self._state.watched and self._lists_processes():
+        if self._state.silent is not None or (not self._state.watched and self._lists_processes()):
             changes.append(AgentSeen(self._state.name, self._now))
         changes += self._cleaned()
         for gpu_id in self._state.gpu_free:

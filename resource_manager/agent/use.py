@@ -18,7 +18,7 @@ from resource_manager.core.gpu_state import cleaning_on, leases_on
 from resource_manager.core.models import Gpu
 from resource_manager.core.node_state import NodeState
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.manager.serializers import server_state
+from resource_manager.manager.serializers import closed_because, server_state
 from resource_manager.storage.base import Store
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class GpuUse(TypedDict):
 class ServerUse(TypedDict):
     """One server, which takes new leases if `is_open`; `age_s` is the time since its last report, or None.
 
-    `error` is the report's.
+    `drain_reason` is why it was drained, or since when its agent is silent. `error` is the report's.
     """
 
     server_id: int
@@ -170,7 +170,7 @@ def server_use(
         "server_name": state.name,
         "state": server_state(state),
         "is_open": state.is_open,
-        "drain_reason": "" if state.drained is None else state.drained.reason,
+        "drain_reason": closed_because(state),
         "watched": state.watched,
         "age_s": None if kept is None else max(now - kept.received_at, 0.0),
         "error": "" if kept is None else kept.report.error or "",

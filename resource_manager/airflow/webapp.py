@@ -28,6 +28,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import build, persistence_of
 from resource_manager.rest.auth import Identity, TokenAuthenticator
+from resource_manager.rest.chores import SILENCE_EVERY_S, regularly
 from resource_manager.rest.events import CLIENT_GONE
 from resource_manager.rest.problems import TITLES
 from resource_manager.rest.sessions import MemorySessions
@@ -160,6 +161,7 @@ def _bridge() -> Any:
         embedded=True,
         max_streams=MAX_STREAMS,
     )
+    regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, threading.Event())
     app: Any = create_app(service)
     return WSGIMiddleware(app, workers=WORKERS + MAX_STREAMS)
 

@@ -261,6 +261,9 @@ def _attended(
 
     With `owns` the lease is renewed meanwhile, and released once every process of the job is gone.
     """
+    from contextlib import closing
+
+    from resource_manager.core.models import JobPlace
     from resource_manager.jobs.launchers import terminal
 
     (member, *_) = lease["members"]
@@ -272,7 +275,9 @@ def _attended(
         )
     process = None
     try:
-        process = terminal.attend(member["address"], job, here)
+        with closing(terminal.open_terminal(JobPlace("terminal", member["address"]), here)) as launcher:
+            place = launcher.prepare(job)
+        process = terminal.attend(place, job, here)
         code = _watch(target.manager, lease, process, time_s, renews=owns)
     except Interrupted as interrupted:
         code = interrupted.exit_code
@@ -343,12 +348,12 @@ def _end(address: str, here: bool, key: str) -> str | None:
     """End what is left of the job; return None once it is known to be gone, else the reason."""
     from contextlib import closing
 
+    from resource_manager.core.models import JobPlace
     from resource_manager.jobs.launchers import LauncherError
-    from resource_manager.jobs.launchers.local import LocalLauncher
     from resource_manager.jobs.launchers.terminal import open_terminal
 
     try:
-        with closing(LocalLauncher() if here else open_terminal(address)) as launcher:
+        with closing(open_terminal(JobPlace("terminal", address), here)) as launcher:
             launcher.stop(key, GRACE_S)
     except LauncherError as error:
         return f"the job may still run: {error}"

@@ -102,12 +102,24 @@ def _show_status(target: Target, wide: bool, as_json: bool) -> None:
         print_json(target.manager.get_resource_summary())
     else:
         shown = _status(target)  # before rich is loaded, since this may fail
+        _show_notices(target)
         tables.console(wide=wide).print(shown)
 
 
 def _status(target: Target) -> Any:
     manager = target.manager
     return tables.status(manager.get_resource_summary(), manager.leases(), manager.queue())
+
+
+def _show_notices(target: Target) -> None:
+    """Print on standard error what is wrong with the cluster, or with the file that this process names."""
+    summary, path = target.manager.get_resource_summary(), target.configured().inventory
+    if path is None and not summary.get("misconfigured"):
+        return
+    from resource_manager.manager.notices import notices_of
+
+    for line in notices_of(summary, path, target.manager.diff):
+        click.echo(line, err=True)
 
 
 @main.command()

@@ -52,7 +52,6 @@ def reconcile(
     Leases of other Airflow instances on the same store are only counted. A lease whose job is unreachable is
     kept. The jobs' connections (ssh, docker) are Airflow's, so run this where Airflow is installed.
     """
-    from resource_manager.agent.receiving import note_silence
     from resource_manager.jobs.airflow_api import AirflowTaskStates, AirflowUnavailableError
     from resource_manager.jobs.reconcile import reconcile as reconcile_once
 
@@ -69,8 +68,6 @@ def reconcile(
                     airflow_url, token=airflow_token, user=airflow_user, password=airflow_password
                 )
             of = _instance_of(states, airflow_url, instance)
-            if not target.url:  # the service notes silence itself
-                note_silence(target.manager)
             _show(reconcile_once(target.manager, states, of), as_json, once=interval_s is None)
         except (InvalidRequestError, WrongInstanceError):
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,7 +31,7 @@ FIELDS = ("granted", "used", "idle", "failed", "preempted", "quarantined", "unkn
 @click.pass_obj
 @exit_codes
 def report(target: Target, by: str, since: str, as_csv: bool, wide: bool, as_json: bool) -> None:
-    """Show the GPU-hours granted, what became of them, the hours waited, and the cost by the cluster's prices.
+    """Show the GPU-hours granted, what became of them, hours waited, and costs by the cluster's prices.
 
     granted = used + idle + failed + preempted + quarantined + unknown.
     """

@@ -6,7 +6,6 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -17,19 +16,18 @@ import click
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.errors import ResourceManagerError
 from resource_manager.rest import tokens
 from resource_manager.rest.tokens import Role, TokenFile, TokenStore
 
 if TYPE_CHECKING:  # imported at run time only by the commands that need them
     from resource_manager.manager.manager import GPUResourceManager
     from resource_manager.rest.service import Service
+    from resource_manager.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_RATE = "1000/second"
 EXPIRE_EVERY_S = 10.0
-SILENCE_EVERY_S = 5.0
 ARCHIVE_S = 5.0
 
 tokens_file_option = click.option(
@@ -74,6 +72,7 @@ tokens_file_option = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     help="Append every change to this file, before the store drops it.",
 )
+@click.option("--example", is_flag=True, help="Give an empty store 4 servers with 8 GPUs each, to try it.")
 @tokens_file_option
 @click.pass_obj
 @exit_codes
@@ -92,9 +91,11 @@ def serve(
     log_format: str | None,
     log_level: str,
     archive: Path | None,
+    example: bool,
     tokens_file: Path | None,
 ) -> None:
     """Serve the REST API and the console."""
+    from resource_manager.errors import NO_SERVERS
     from resource_manager.rest.app import create_app
     from resource_manager.rest.assemble import persistence_of, standalone
     from resource_manager.rest.observability import logs
@@ -105,6 +106,8 @@ def serve(
     settings = target.settings()
     kept = persistence_of(settings, tokens_file)
     opening = _opening(kept.tokens, host, insecure)
+    if example:
+        _add_example(settings)
     manager: GPUResourceManager = target.manager
     if archive is not None:
         extend(archive, manager)
@@ -112,10 +115,20 @@ def serve(
     service = standalone(
         manager, kept, open_to=opening, rate=rate_limit, airflow_url=airflow_url, max_streams=max_streams
     )
+    if not manager.inventory:
+        logger.warning("%s", NO_SERVERS)
     app = create_app(service, secure_cookies=behind_https)
     _serve(
         app, service, host, port, threads + max_streams, max_connections_per_address, trusted_proxy, archive
     )
+
+
+def _add_example(settings: Settings) -> None:
+    """Write the servers of the original to an empty store; raises `SettingsError` if it has others."""
+    from resource_manager.manager.cluster_file.servers import default_inventory
+    from resource_manager.manager.manager import GPUResourceManager
+
+    GPUResourceManager(settings, inventory=default_inventory()).close()
 
 
 def _opening(store: TokenStore, host: str, insecure: bool) -> str:
@@ -153,6 +166,7 @@ def _serve(
     trusted_proxy: str | None,
     archive: Path | None,
 ) -> None:
+    from resource_manager.rest.chores import SILENCE_EVERY_S, regularly
     from resource_manager.rest.http_server import bounded_server
     from resource_manager.storage.archive import extend
 
@@ -163,11 +177,11 @@ def _serve(
         logger.info("serving at %s", address, extra={"address": address})
     stop = threading.Event()
     chores = [
-        _regularly("expiry", EXPIRE_EVERY_S, service.manager.expire_and_schedule, stop),
-        _regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, stop),
+        regularly("expiry", EXPIRE_EVERY_S, service.manager.expire_and_schedule, stop),
+        regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, stop),
     ]
     if archive is not None:
-        chores.append(_regularly("archive", ARCHIVE_S, lambda: extend(archive, service.manager), stop))
+        chores.append(regularly("archive", ARCHIVE_S, lambda: extend(archive, service.manager), stop))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         server.run()
@@ -188,26 +202,6 @@ def addresses(server: Any) -> list[str]:
         f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         for host, port in sockets or [(server.effective_host, server.effective_port)]
     ]
-
-
-def _regularly(
-    name: str, interval_s: float, work: Callable[[], object], stop: threading.Event
-) -> threading.Thread:
-    """Start a thread that does this work every `interval_s`, also without requests, and once at the end."""
-
-    def run() -> None:
-        stopped = False
-        while not stopped:
-            stopped = stop.wait(interval_s)
-            try:
-                work()
-            except Exception as error:  # such as a bug: leases must expire all the same
-                is_known = isinstance(error, ResourceManagerError | OSError)
-                logger.warning("%s failed: %s", name, error, exc_info=not is_known)
-
-    thread = threading.Thread(target=run, name=f"gpu-manager-{name}", daemon=True)
-    thread.start()
-    return thread
 
 
 @main.group()

@@ -188,7 +188,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A drained node takes new leases again."""
+    """A drained node takes new leases again; one whose agent is silent does so as a node without an agent."""
 
     node: str
     at: float
@@ -213,7 +213,10 @@ class MaintenanceChanged:
 
 @dataclass(frozen=True, slots=True)
 class AgentSeen:
-    """A node is watched from now on: what a lease held there is freed only once it is seen to be clean."""
+    """A node is watched from now on: what a lease held there is freed only once it is seen to be clean.
+
+    One whose agent was silent takes new leases again.
+    """
 
     node: str
     at: float
@@ -221,10 +224,14 @@ class AgentSeen:
 
 @dataclass(frozen=True, slots=True)
 class AgentLost:
-    """A node is no longer watched; GPUs that are being cleaned stay closed until somebody confirms them."""
+    """The agent of a node is silent: it takes no new leases until it is seen again; its leases stay.
+
+    `since` is the time of its last report.
+    """
 
     node: str
     at: float
+    since: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ class Snapshot:
     teams: Teams = field(default_factory=Teams)
     use: Mapping[str, Use] = field(default_factory=dict)
     watched: tuple[str, ...] = ()
+    silent: tuple[AgentLost, ...] = ()
     closed_gpus: tuple[GpuClosed, ...] = ()
     opened_gpus: tuple[GpuOpened, ...] = ()
     cleaning: tuple[Cleaning, ...] = ()
@@ -172,6 +173,7 @@ class ClusterState(NodeIndex):
             teams=self.teams,
             use={} if self.ledger is None else self.ledger.uses,
             watched=tuple(state.name for state in self.nodes if state.watched),
+            silent=tuple(state.silent for state in self.nodes if state.silent is not None),
             closed_gpus=(
                 *(each for state in self.nodes for _, each in sorted(state.closed_gpus.items())),
                 *(each for _, each in sorted(self.absent_closed_gpus.items())),
@@ -195,6 +197,7 @@ class ClusterState(NodeIndex):
         held = (*snapshot.leases, *snapshot.remainders)
         named = {member.node for lease in held for member in lease.members}
         named.update(snapshot.retired, snapshot.last_ports, snapshot.watched)
+        named.update(lost.node for lost in snapshot.silent)
         named.update(each.node for each in snapshot.opened_gpus)
         named.update(each.node for each in snapshot.cleaning)
         if unknown := sorted(named - cluster.by_name.keys()):
@@ -491,7 +494,10 @@ class ClusterState(NodeIndex):
         self._change_drained(self.node(change.node), change)
 
     def _restored(self, change: Restored) -> None:
-        self._change_drained(self.node(change.node), None)
+        state = self.node(change.node)
+        self._change_drained(state, None)
+        if state.silent is not None:
+            self._change_agent(state, watched=False, silent=None)
 
     def _change_drained(self, state: NodeState, drained: Drained | None) -> None:
         if self._undo is not None:
@@ -526,6 +532,19 @@ class ClusterState(NodeIndex):
             self._undo.append(partial(setattr, self, "settings", self.settings))
         self.settings = change.settings
 
+    def _agent_changed(self, change: AgentSeen | AgentLost) -> None:
+        silent = change if isinstance(change, AgentLost) else None
+        self._change_agent(self.node(change.node), watched=True, silent=silent)
+
+    def _change_agent(self, state: NodeState, *, watched: bool, silent: AgentLost | None) -> None:
+        if self._undo is not None:
+            self._undo.append(partial(self._set_agent, state, state.watched, state.silent))
+        self._set_agent(state, watched, silent)
+
+    def _set_agent(self, state: NodeState, watched: bool, silent: AgentLost | None) -> None:
+        state.watched, state.silent = watched, silent
+        self._set_open(state)
+
     def _gpus_changed(self, change: GpuChange) -> None:
         state = self.node(change.node)
         self._change_gpus(state, partial(change_gpus, state, change))
@@ -547,6 +566,8 @@ class ClusterState(NodeIndex):
         """Set what a snapshot knows of agents and GPUs; the index is built afterwards."""
         for name in snapshot.watched:
             self.by_name[name].watched = True
+        for lost in snapshot.silent:
+            self.by_name[lost.node].silent = lost
         for closed in snapshot.closed_gpus:
             if (state := self.by_name.get(closed.node)) is None:
                 self.absent_closed_gpus[closed.node, closed.gpu_id] = closed
@@ -696,8 +717,8 @@ _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {
     Restored: ClusterState._restored,
     TeamsChanged: ClusterState._teams_changed,
     MaintenanceChanged: ClusterState._maintenance_changed,
-    AgentSeen: ClusterState._gpus_changed,
-    AgentLost: ClusterState._gpus_changed,
+    AgentSeen: ClusterState._agent_changed,
+    AgentLost: ClusterState._agent_changed,
     GpuClosed: ClusterState._gpus_changed,
     GpuOpened: ClusterState._gpus_changed,
     GpuCleaned: ClusterState._gpus_changed,

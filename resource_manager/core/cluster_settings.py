@@ -45,6 +45,7 @@ class ClusterSettings:
     maintenance_guard_s: float = 28_800.0
     confirmation_window_s: float = 60.0
     clean_timeout_s: float = 60.0
+    silent_after_s: float = 60.0
     rogue: str = "avoid"
     idle_below: float = 5.0
     idle_after_s: float = 3600.0

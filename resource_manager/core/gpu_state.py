@@ -1,4 +1,4 @@
-"""State of a node's GPUs beyond their leases: watched or not, closed, and being cleaned after a lease."""
+"""State of a node's GPUs beyond their leases: closed, and being cleaned after a lease."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 
-from resource_manager.core.changes import AgentLost, AgentSeen, GpuCleaned, GpuClosed, GpuOpened
+from resource_manager.core.changes import GpuCleaned, GpuClosed, GpuOpened
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Placement
 from resource_manager.core.node_state import Cleaning, NodeState
 
 MAX_SHOWN = 3
 """Maximum number of GPUs named in a sentence."""
 
-GpuChange = AgentSeen | AgentLost | GpuClosed | GpuOpened | GpuCleaned
-"""The changes that are about one node's GPUs or its agent."""
+GpuChange = GpuClosed | GpuOpened | GpuCleaned
+"""The changes that are about one node's GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Before:
     """State of a node's GPUs before a change, by which `_restore` undoes it."""
 
-    watched: bool
     closed: dict[int, GpuClosed]
     opened: dict[int, GpuOpened]
     cleaning: dict[tuple[int, int], Cleaning]
@@ -33,11 +32,8 @@ def change_gpus(state: NodeState, change: GpuChange) -> Callable[[], None]:
 
     Opening an open GPU, or cleaning one of which nothing is being cleaned, changes nothing.
     """
-    before = _Before(state.watched, dict(state.closed_gpus), dict(state.opened_gpus), dict(state.cleaning))
+    before = _Before(dict(state.closed_gpus), dict(state.opened_gpus), dict(state.cleaning))
     match change:
-        case AgentSeen() | AgentLost():
-            state.watched = isinstance(change, AgentSeen)
-            return partial(_restore, state, before, ())
         case GpuClosed():
             state.closed_gpus[change.gpu_id] = change
             state.opened_gpus.pop(change.gpu_id, None)
@@ -53,7 +49,6 @@ def change_gpus(state: NodeState, change: GpuChange) -> Callable[[], None]:
 
 
 def _restore(state: NodeState, before: _Before, gpu_ids: Iterable[int]) -> None:
-    state.watched = before.watched
     state.closed_gpus, state.opened_gpus = before.closed, before.opened
     state.cleaning = before.cleaning
     recount(state, gpu_ids)
@@ -85,7 +80,7 @@ def carry_over(old: NodeState, new: NodeState) -> None:
     A closure stays if both inventories have the GPU's number with the same UUID; what is being cleaned
     follows its UUID, as leases do. `new` must have its leases already.
     """
-    new.watched = old.watched
+    new.watched, new.silent = old.watched, old.silent
     identities = {gpu.gpu_id: gpu.uuid for gpu in new.node.gpus}
     stayed = {gpu.gpu_id for gpu in old.node.gpus if identities.get(gpu.gpu_id) == gpu.uuid}
     new.closed_gpus = {gpu_id: change for gpu_id, change in old.closed_gpus.items() if gpu_id in stayed}

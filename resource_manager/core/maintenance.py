@@ -69,6 +69,11 @@ def preemptor_in_words(preemptor: str) -> str:
     return preemptor.removeprefix(KEY_SEPARATOR)
 
 
+def to_the_minute(at: float) -> str:
+    """Return the minute of a time as text in UTC, such as `2026-12-01T08:00Z`."""
+    return as_text(at - at % 60)
+
+
 def as_text(at: float) -> str:
     """Return a time as text in UTC, such as `2026-12-01T08:00Z`, to the minute unless it has seconds."""
     days, second = divmod(int(at), 86_400)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from operator import eq as _is_same
 
-from resource_manager.core.changes import Drained, GpuClosed, GpuOpened
+from resource_manager.core.changes import AgentLost, Drained, GpuClosed, GpuOpened
 from resource_manager.core.fit import (
     FreeCapacity,
     accepts_node,
@@ -49,9 +49,10 @@ class NodeState:
     counts entirely free GPUs. `gpu_types` has one entry if all GPUs are of one type, else one for each GPU.
     `gpu_uuids` are the known UUIDs by GPU id; `has_mig` is True if a GPU is a MIG device, `uniform` if a
     request that accepts one GPU accepts all. `drained` is the change that closed the node, if any.
-    `watched` is True while an agent reports its GPUs; then `cleaning` has, by GPU id at the grant and fencing
-    token, what ended leases held. A GPU in `closed_gpus` has nothing free; `opened_gpus` has the last change
-    that opened one.
+    `watched` is True if an agent reports its GPUs; then `cleaning` has, by GPU id at the grant and fencing
+    token, what ended leases held. `silent` is the loss of that agent, until it reports again; the node is
+    closed meanwhile. A GPU in `closed_gpus` has nothing free; `opened_gpus` has the last change that opened
+    one.
     `last_port` is the last port given to a gang, or 0.
     """
 
@@ -73,6 +74,7 @@ class NodeState:
         "opened_gpus",
         "placement_without_gpus",
         "retired",
+        "silent",
         "uniform",
         "watched",
         "whole_free",
@@ -96,6 +98,7 @@ class NodeState:
         self.drained: Drained | None = None
         self.retired = False
         self.watched = False
+        self.silent: AgentLost | None = None
         self.closed_gpus: dict[int, GpuClosed] = {}
         self.opened_gpus: dict[int, GpuOpened] = {}
         self.cleaning: dict[tuple[int, int], Cleaning] = {}
@@ -113,7 +116,7 @@ class NodeState:
     @property
     def is_open(self) -> bool:
         """Return True if the node takes new leases."""
-        return self.drained is None and not self.retired
+        return self.drained is None and self.silent is None and not self.retired
 
     def fits(self, request: Request) -> bool:
         """Return True if the node is open and the request fits what is free: `fit.fits`, made fast."""
@@ -124,7 +127,7 @@ class NodeState:
         for name, amount in request.resources.items():
             if free.get(name, 0) < amount:
                 return False
-        if self.drained is not None or self.retired:
+        if self.drained is not None or self.silent is not None or self.retired:
             return False
         if request.required_node is not None and request.required_node != self.name:
             return False
@@ -156,7 +159,7 @@ class NodeState:
         return FreeCapacity(gpus, total.amounts)
 
     def could_fit(self, request: Request) -> bool:
-        """Return True if the request would fit the node once all its leases had ended, ignoring a drain."""
+        """Return True if the request would fit the node once its leases had ended, even if it is closed."""
         if not self.closed_gpus:
             return could_ever_fit(self.node, request)
         return fits(self.node, request, self.capacity_without_leases)

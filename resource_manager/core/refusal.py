@@ -17,6 +17,7 @@ from resource_manager.core.fit import (
     has_mig_devices_for,
 )
 from resource_manager.core.gpu_state import withheld
+from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
 from resource_manager.core.node_state import ClosedByWindow, NodeState
 from resource_manager.errors import NO_SERVERS, LockTimeoutError
@@ -146,7 +147,7 @@ def no_capacity(cluster: ClusterState, request: Request) -> Refusal:
         state for state in usable if state.is_open and (not state.closed_gpus or state.could_fit(request))
     ]
     if not is_open:
-        return Refusal(RefusalKind.MAINTENANCE, closed_servers(usable, request))
+        return Refusal(kind_of_closed(usable), closed_servers(usable, request))
     detail = _among_labelled(request) + _nearest(is_open, request)
     if unreleased := unreleased_lease(is_open, request):
         return Refusal(RefusalKind.AWAITING_RELEASE, f"{detail}; {unreleased}")
@@ -307,6 +308,17 @@ def lack_of(states: list[NodeState], request: Request, *, ever: bool = False) ->
     return "" if ever else f"no server has {'both' if _parts(request) == 2 else 'all of it'} free at once"
 
 
+def kind_of_closed(states: Iterable[NodeState]) -> RefusalKind:
+    """Return the kind of a refusal by these closed servers: capacity that is missing, or maintenance."""
+    is_missing = any(state.silent is not None for state in states)
+    return RefusalKind.NO_CAPACITY if is_missing else RefusalKind.MAINTENANCE
+
+
+def silence_of(state: NodeState) -> str:
+    """Return since when the server's agent is silent, `silent since 2026-12-01T14:03Z`, or nothing."""
+    return "" if state.silent is None else f"silent since {to_the_minute(state.silent.since)}"
+
+
 def closed_servers(states: list[NodeState], request: Request) -> str:
     """Describe the closed servers or GPUs: `s3 has 8 but is drained: broken fan`."""
     parts = []
@@ -324,6 +336,9 @@ def closed_servers(states: list[NodeState], request: Request) -> str:
             parts.append(
                 f"{short(state.name)} {has} but is closed to it: {short(drained.reason, MAX_REASON)}"
             )
+            continue
+        if drained is None and state.silent is not None:
+            parts.append(f"{short(state.name)} {has} but has been {silence_of(state)}")
             continue
         closed = "marked as failed" if drained is not None and drained.failed else "drained"
         why = f": {short(drained.reason)}" if drained is not None and drained.reason else ""

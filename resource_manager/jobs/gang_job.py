@@ -197,10 +197,11 @@ class GangJob:
                 with closing(job.open()) as launcher:
                     return act(launcher, job)
             except LauncherError as error:
+                error.server = job.server
                 if len(self.jobs) == 1:
                     return error
                 named = type(error)(f"rank {job.rank} on {job.server}: {error}")
-                named.__cause__ = error
+                named.__cause__, named.server = error, job.server
                 return named
 
         answers: dict[int, T] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from resource_manager.core.models import JobPlace
@@ -62,18 +62,23 @@ class RunningJob:
 
     @classmethod
     def all_of(cls, allocation: Mapping[str, Any]) -> tuple[RunningJob, ...]:
-        """Return the placed jobs of an allocation in the order of their ranks; none if no job was placed."""
-        return cls._at(allocation, [JobPlace(**place) for place in allocation["job_places"]])
+        """Return the placed jobs of an allocation in the order of their ranks; none if no job was placed.
+
+        A server is asked at the inventory's address: that of a place is the word of the lease's owner.
+        """
+        places = []
+        for member, stored in zip(allocation["members"], allocation["job_places"], strict=False):
+            place = JobPlace(**stored)
+            places.append(replace(place, address=member["address"]) if place.address else place)
+        return cls._at(allocation, places)
 
     @classmethod
     def planned(
         cls, allocation: Mapping[str, Any], launcher: str, conn_id: str | None
     ) -> tuple[RunningJob, ...]:
         """Return the jobs of an allocation that was not placed, as this launcher would run them."""
-        return cls._at(
-            allocation,
-            [JobPlace(launcher, member["address"], conn_id or "") for member in allocation["members"]],
-        )
+        addresses = ("" if launcher == "local" else member["address"] for member in allocation["members"])
+        return cls._at(allocation, [JobPlace(launcher, address, conn_id or "") for address in addresses])
 
     @classmethod
     def _at(cls, allocation: Mapping[str, Any], places: Sequence[JobPlace]) -> tuple[RunningJob, ...]:

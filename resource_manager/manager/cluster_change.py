@@ -42,6 +42,9 @@ class ApplyOptions:
     force: bool = False
 
 
+NO_OPTIONS = ApplyOptions()
+
+
 @dataclass(slots=True)
 class Plan:
     """Lines of a difference, the changes that make it, and the reasons why it is refused."""
@@ -132,15 +135,13 @@ class _Planning:
 
     def _checked(self, settings: ClusterSettings) -> ClusterSettings:
         """Return the settings with the package of the policy, which must be installed here."""
-        try:
-            get_policy(settings.policy)
-        except PolicyError as error:
-            self._refuse("~", f"policy {settings.policy}", str(error), "cluster.policy")
-            return settings
-        try:
-            get_order(settings.order)
-        except PolicyError as error:
-            self._refuse("~", f"order {settings.order}", str(error), "cluster.order")
+        for key, look_up in (("policy", get_policy), ("order", get_order)):
+            name = getattr(settings, key)
+            try:
+                look_up(name)
+            except PolicyError as error:
+                self._refuse("~", f"{key} {name}", str(error), f"cluster.{key}")
+                return settings
         return replace(settings, policy_package=package_of(settings.policy))
 
     def _health(self, before: Sequence[HealthRule], after: Sequence[HealthRule]) -> None:

@@ -39,7 +39,7 @@ from resource_manager.errors import (
 )
 from resource_manager.manager import maintenance, repeats, serializers, teams
 from resource_manager.manager.arguments import ORIGINAL_NAMES, DemandArguments, DemandOptions, Dumpable
-from resource_manager.manager.cluster_change import ApplyOptions, cluster_view, plan, revision_of
+from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan, revision_of
 from resource_manager.manager.cluster_file.reading import load_inventory
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm, settings_of
 from resource_manager.manager.cluster_file.servers import default_inventory
@@ -73,8 +73,8 @@ from resource_manager.manager.results import (
 from resource_manager.manager.server_gpus import adoption, server_detail
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import refusals_of
-from resource_manager.scheduling.policies import nothing_fits
-from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.scheduling.policies import get_policy, nothing_fits, package_of
+from resource_manager.scheduling.queue_order import QueueDiscipline, get_order
 from resource_manager.scheduling.start_estimates import Start, estimate_starts
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, codec, open_store
@@ -87,8 +87,6 @@ T = TypeVar("T")
 HOW_TO_CHANGE = "gpu-manager apply changes it"
 
 CLUSTER_FIELDS = {field.name for field in fields(ClusterSettings)} - {"policy_package"}
-
-NO_OPTIONS = ApplyOptions()
 
 EXPIRE_EVERY_S = 1.0
 """Time after which a process that waits for a request expires the leases that are due."""
@@ -211,9 +209,13 @@ class GPUResourceManager:
 
     def get_resource_summary(self) -> Summary:
         """Return the free and allocated capacity of every server; at most `cache_ttl_s` old."""
-        return self._commits.read(
-            lambda cluster, now: serializers.summary(cluster), self.settings.cache_ttl_s
-        )
+
+        def view(cluster: ClusterState, now: float) -> Summary:
+            wrong = self._commits.misconfigured(cluster)
+            found = serializers.summary(cluster)
+            return found if wrong is None else {**found, "misconfigured": wrong.detail}
+
+        return self._commits.read(view, self.settings.cache_ttl_s)
 
     def reset_resources(self, *, once: Once | None = None) -> bool:
         """Drop all leases and the queue, keep the cluster; return False if the lock is not free.
@@ -719,7 +721,7 @@ class GPUResourceManager:
         return self._server_change(server, lambda name, now: Drained(name, now, reason, bool(failed)), once)
 
     def restore(self, server: int | str, *, once: Once | None = None) -> ServerSummary:
-        """Reopen a drained server, and grant the pending requests that now fit."""
+        """Reopen a drained or silent server, and grant the pending requests that now fit."""
         return self._server_change(server, Restored, once)
 
     def open_gpu(self, server: int | str, gpu: int | str, *, once: Once | None = None) -> ServerSummary:
@@ -785,16 +787,18 @@ class GPUResourceManager:
         return self._commits.read(lambda cluster, now: cluster_view(cluster))
 
     def diff(
-        self, definition: ClusterDefinition | ClusterForm, options: ApplyOptions = NO_OPTIONS
+        self, definition: ClusterDefinition | ClusterForm, options: ApplyOptions | None = None
     ) -> ClusterDiff:
         """Return what `apply` would change; raises `InvalidRequestError`."""
         defined = definition if isinstance(definition, ClusterDefinition) else definition.definition()
-        return self._commits.read(lambda cluster, now: plan(cluster, defined, options, now).view())
+        return self._commits.read(
+            lambda cluster, now: plan(cluster, defined, options or NO_OPTIONS, now).view()
+        )
 
     def apply(
         self,
         definition: ClusterDefinition | ClusterForm,
-        options: ApplyOptions = NO_OPTIONS,
+        options: ApplyOptions | None = None,
         *,
         revision: str | None = None,
         once: Once | None = None,
@@ -808,7 +812,7 @@ class GPUResourceManager:
         made: list[ClusterDiff] = []
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            found = plan(cluster, defined, options, now)
+            found = plan(cluster, defined, options or NO_OPTIONS, now)
             if revision is not None and revision != found.revision:
                 raise ClusterChangedError(
                     "the cluster was changed since its difference was shown: look again"
@@ -819,7 +823,7 @@ class GPUResourceManager:
             return found.changes
 
         def again(cluster: ClusterState, now: float) -> ClusterDiff:
-            return plan(cluster, defined, options, now).view()
+            return plan(cluster, defined, options or NO_OPTIONS, now).view()
 
         def answer(cluster: ClusterState, now: float) -> ClusterDiff:
             return {**made[0], "revision": revision_of(cluster)} if made else again(cluster, now)
@@ -952,7 +956,9 @@ class GPUResourceManager:
 
         Raises `SettingsError` if the stored cluster is not what this manager was told.
         """
-        settings = settings_of(self._stated)
+        stated = settings_of(self._stated)
+        get_policy(stated.policy), get_order(stated.order)
+        settings = replace(stated, policy_package=package_of(stated.policy))
         if self._stated or self._nodes is not None or self._has_servers:
             try:
                 is_first = self._commits.initialise(ClusterState(self._first_nodes()), settings)
@@ -985,8 +991,7 @@ class GPUResourceManager:
         try:
             known = self._commits.read(lambda cluster, now: cluster.snapshot())
         except (CorruptStateError, StateLostError):
-            settings = settings_of(self._stated)
-            known = replace(ClusterState(self._first_nodes()).snapshot(), settings=settings)
+            known = replace(ClusterState(self._first_nodes()).snapshot(), settings=settings_of(self._stated))
         empty = ClusterState(node for node in known.nodes if node.name not in known.retired).snapshot()
         return replace(
             empty,

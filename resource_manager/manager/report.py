@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from resource_manager.errors import SettingsError, place_in
 from resource_manager.manager.cluster_file.durations import Duration
 from resource_manager.scheduling.gpu_hours import CATEGORIES, GpuHours, Hours, Measure, account, hours_by
 from resource_manager.storage.history_file import HistorySource, collect

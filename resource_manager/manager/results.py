@@ -144,7 +144,7 @@ class CleaningGpu(TypedDict):
 class ServerSummary(TypedDict):
     """One server; `closed_…` is unused capacity that takes no new leases, in none of the free ones.
 
-    `watched`: an agent reports its GPUs.
+    `watched`: an agent reports its GPUs. `silent_since`: the time of its last report, if it has stopped to.
     """
 
     server_id: int
@@ -166,6 +166,7 @@ class ServerSummary(TypedDict):
     gpu_types: list[str]
     free_gpu_milli: dict[str, int]
     watched: bool
+    silent_since: float | None
     gpus_closed: list[ClosedGpu]
     gpus_cleaning: list[CleaningGpu]
 
@@ -197,6 +198,8 @@ class Summary(TypedDict):
     queue_length: int
     version: int
     next: NotRequired[int | None]
+    misconfigured: NotRequired[str]
+    """Why nothing is granted, if the cluster or this process is to be set right."""
 
 
 class TeamView(TypedDict):

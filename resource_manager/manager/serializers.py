@@ -13,7 +13,7 @@ from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.models import MILLI_PER_GPU, Amount, JobPlace, Lease, Placement, Request
 from resource_manager.core.node_state import Cleaning
-from resource_manager.core.refusal import Refusal, RefusalKind, short
+from resource_manager.core.refusal import Refusal, RefusalKind, short, silence_of
 from resource_manager.manager.results import (
     Allocation,
     CleaningGpu,
@@ -211,17 +211,22 @@ def _demand(request: Request) -> Requested:
 def server_state(state: NodeState) -> str:
     """Return IDLE, PARTIAL, FULL or ERROR (original design, section 5.2), or DRAINED.
 
-    ERROR: the server was marked as failed, or a lease on it is quarantined.
+    ERROR: the server was marked as failed, its agent is silent, or a lease on it is quarantined.
     """
-    if (state.drained is not None and state.drained.failed) or any(
-        lease.quarantined for lease in state.leases.values()
-    ):
+    is_broken = state.silent is not None or (state.drained is not None and state.drained.failed)
+    if is_broken or any(lease.quarantined for lease in state.leases.values()):
         return "ERROR"
     if state.drained is not None or state.retired:
         return "DRAINED"
     if not state.leases:
         return "IDLE"
     return "FULL" if state.gpu_free and state.free_milli == 0 else "PARTIAL"
+
+
+def closed_because(state: NodeState) -> str:
+    """Return why the server takes no new leases: its operator's reason, and the silence of its agent."""
+    silence = silence_of(state) and f"{silence_of(state)}; if its agent was removed, restore the server"
+    return "; ".join(filter(None, ("" if state.drained is None else state.drained.reason, silence)))
 
 
 RowT = TypeVar("RowT", bound=Mapping[str, Any])
@@ -326,9 +331,9 @@ def _cleaning_gpu(entry: Cleaning) -> CleaningGpu:
 def server(state: NodeState) -> ServerSummary:
     """Return one server of the summary (original design, section 6.1.3), extended by closed capacity.
 
-    `closed_gpus` and `closed_cpus` are the unused capacity of a drained, failed or retired server, and the
-    unused GPUs that are closed or being cleaned; none of it is in `available_gpus`, `available_cpus` or
-    `free_gpu_milli`.
+    `closed_gpus` and `closed_cpus` are the unused capacity of a drained, failed, silent or retired server,
+    and the unused GPUs that are closed or being cleaned; none of it is in `available_gpus`, `available_cpus`
+    or `free_gpu_milli`.
     """
     gpus, milli, cpus = gpu_usage(state), gpu_milli_usage(state), cpu_usage(state)
     return {
@@ -353,6 +358,7 @@ def server(state: NodeState) -> ServerSummary:
             str(gpu_id): free if state.is_open else 0 for gpu_id, free in state.gpu_free.items()
         },
         "watched": state.watched,
+        "silent_since": None if state.silent is None else state.silent.since,
         "gpus_closed": [_closed_gpu(each) for _, each in sorted(state.closed_gpus.items())],
         "gpus_cleaning": [_cleaning_gpu(each) for _, each in sorted(state.cleaning.items())],
     }

@@ -147,8 +147,8 @@ def build(
     watch = StateFollower(manager.store)
     metrics = Metrics(watch)
     manager.observer = metrics.manager
-    metrics.registry.register(GpuGauges(watch, manager))
     receiver = ReportReceiver(manager)
+    metrics.registry.register(GpuGauges(watch, manager, receiver.silence))
     return Service(manager, authenticator, Limits(rate), watch, metrics, receiver, secret, **more)
 
 

@@ -26,6 +26,7 @@ from resource_manager.core.refusal import (
     leases_in_the_way,
     needs,
     short,
+    silence_of,
 )
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.backfill import MAX_RESERVATIONS, Reservations
@@ -302,6 +303,8 @@ def _reasons(state: NodeState, request: Request) -> list[str]:
         else:
             why = f": {state.drained.reason}" if state.drained.reason else ""
             reasons.append(("failed" if state.drained.failed else "drained") + why)
+    if state.silent is not None:
+        reasons.append(f"has been {silence_of(state)}")
     never = {(shortage.kind, shortage.name): shortage for shortage in shortages(state.node, request)}
     # Unused capacity of a closed server does not count as free: only what it never has is said of it.
     found = list(shortages(state.node, request, state.capacity)) if state.is_open else never.values()

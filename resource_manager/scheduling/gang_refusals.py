@@ -86,7 +86,7 @@ def no_capacity(cluster: ClusterState, request: Request) -> Refusal:
     opened = [state for state in states if state.is_open]
     if not any(takes_ever(cluster, request, mask & cluster.open_mask) for mask in areas.values()):
         closed = [state for state in states if not state.is_open]
-        return Refusal(RefusalKind.MAINTENANCE, f"{detail}; {refusal.closed_servers(closed, request)}")
+        return Refusal(refusal.kind_of_closed(closed), f"{detail}; {refusal.closed_servers(closed, request)}")
     lacking = [state for state in opened if not slots_now(state, request)]
     if unreleased := refusal.unreleased_lease(lacking, request):
         return Refusal(RefusalKind.AWAITING_RELEASE, f"{detail}; {unreleased}")

@@ -14,6 +14,7 @@ from resource_manager.core.refusal import RefusalKind, leases_in_the_way, short,
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import standings
 from resource_manager.scheduling.gang_refusals import no_capacity
+from resource_manager.scheduling.gangs import could_start
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.runtime_history import Confidence, RuntimeOf
@@ -157,6 +158,8 @@ def _why_unknown(
                 detail = standing.refusal.detail
             case RefusalKind.MAINTENANCE:
                 detail = standing.refusal.detail if cluster.windows else None
+            case RefusalKind.NO_CAPACITY if not could_start(cluster, request):
+                detail = None
             case RefusalKind.PRICE:
                 detail = NOT_WORTH_IT
             case _ if too_far:

@@ -136,6 +136,7 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         windows=() if any(isinstance(c, MaintenanceChanged) for c in changes) else now.windows,
         settings=_settings_before(now, changes),
         watched=_watched_before(now, changes),
+        silent=_silent_before(now, changes),
         closed_gpus=_closed_gpus_before(now, changes),
         cleaning=_cleaning_before(now, changes),
     )
@@ -201,6 +202,12 @@ def _watched_before(now: Snapshot, changes: list[Change]) -> tuple[str, ...]:
             first.setdefault(change.node, change)
     still = [node for node in now.watched if node not in first]
     return (*still, *(node for node, change in first.items() if isinstance(change, AgentLost)))
+
+
+def _silent_before(now: Snapshot, changes: list[Change]) -> tuple[AgentLost, ...]:
+    """Return the agents that are silent now and were before."""
+    heard = {change.node for change in changes if isinstance(change, AgentSeen | AgentLost)}
+    return tuple(lost for lost in now.silent if lost.node not in heard)
 
 
 def _closed_gpus_before(now: Snapshot, changes: list[Change]) -> tuple[GpuClosed, ...]:

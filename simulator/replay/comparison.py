@@ -175,9 +175,7 @@ def check(
         files = ClusterFiles([teams])
         for team, field, reason in check_teams(files.definition.teams or NO_TEAMS, types):
             raise files.located(
-                InvalidRequestError(
-                    f"team {team!r}: {field}: {reason}", field=dotted(("teams", team, field))
-                )
+                InvalidRequestError(f"team {team!r}: {field}: {reason}", field=dotted(("teams", team, field)))
             )
 
 

@@ -10,10 +10,12 @@ import pytest
 from resource_manager.agent.lease_use import idle_leases
 from resource_manager.agent.receiving import records_of
 from resource_manager.agent.use import use_of
+from resource_manager.core.changes import AgentLost
 from resource_manager.core.teams import Team, Teams
 from resource_manager.rest.assemble import persistence_of, standalone
 from tests.agent.reporting import gpu, process, server, uuid
 from tests.agent.test_receiving import Service
+from tests.builders import redefine
 
 
 @pytest.fixture
@@ -23,8 +25,7 @@ def service() -> Service:
 
 def idle(service: Service) -> dict[str, float]:
     uses = {name: record.leases for name, record in records_of(service.manager.store, ["gpu-a"]).items()}
-    settings = service.manager.settings
-    return service.manager.look(lambda cluster, now: idle_leases(cluster, uses, settings, now))
+    return service.manager.look(lambda cluster, now: idle_leases(cluster, uses, now))
 
 
 def shown_idle(service: Service) -> list[tuple[bool, list[float | None]]]:
@@ -79,7 +80,7 @@ def test_a_task_says_itself_when_it_is_idle_and_what_is_unknown_is_not_idle(serv
 
 def test_a_team_says_when_its_leases_are_idle_and_a_task_says_otherwise(service: Service) -> None:
     modest = Team("modest", idle_below=1.0, idle_after_s=30.0)
-    service.manager.apply_teams(Teams((modest, Team("plain"))))
+    redefine(service.manager, teams=Teams((modest, Team("plain"))))
     service.allocate("own", 1, team="modest", gpu_milli=500)
     service.allocate("asked", 1, team="modest", gpu_milli=500, idle_after=1000)
     for _ in range(5):
@@ -123,3 +124,25 @@ def test_the_gauges_say_whose_a_gpu_is_and_what_it_does(service: Service, tmp_pa
     assert closed
     assert held
     assert (closed[1], held[1]) == ("1.0", "1.0")
+    assert found['gpu_manager_server_silent{server="gpu-a"}'] == "0.0"
+    assert "gpu_manager_agents_silent_together 0.0" in text
+
+
+def test_gauges_say_which_server_is_silent_and_how_many_fell_silent_together(
+    service: Service, tmp_path: Path
+) -> None:
+    kept = persistence_of(service.manager.settings, tmp_path / "tokens.json")
+    app = standalone(service.manager, kept, open_to="loopback")
+    service.receiver = app.receiver
+    try:
+        service.report(gpu(0), gpu(1))
+        service.pass_time(80)
+        held = app.metrics.text().decode()
+        service.manager.commit(lambda cluster, now: [AgentLost("gpu-a", now, now - 60)])
+        lost = app.metrics.text().decode()
+    finally:
+        app.watch.close()
+    assert "gpu_manager_agents_silent_together 1.0" in held
+    assert 'gpu_manager_server_silent{server="gpu-a"} 0.0' in held
+    assert 'gpu_manager_server_silent{server="gpu-a"} 1.0' in lost
+    assert 'gpu_manager_server_open{server="gpu-a"} 0.0' in lost

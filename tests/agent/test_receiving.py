@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from resource_manager import GPUResourceManager, MemoryStore
-from resource_manager.agent.receiving import ReportReceiver, note_silence
+from resource_manager.agent.receiving import ReportReceiver
 from resource_manager.agent.reports import ReportError, read_report
-from resource_manager.core.changes import Change
-from resource_manager.core.models import Node
+from resource_manager.core.changes import AgentLost, Change
+from resource_manager.core.models import Gpu, Node
 from resource_manager.core.refusal import Refusal
 from resource_manager.errors import UnknownNodeError
 from resource_manager.manager.commit.group import Step
@@ -26,9 +26,21 @@ class Service:
         self.clock = Clock()
         self.clock.now = 1e6
         self.manager = GPUResourceManager(
-            Settings(store="memory://", **settings), store=MemoryStore(clock=self.clock), inventory=nodes
+            Settings(store="memory://"),
+            cluster=settings,
+            store=MemoryStore(clock=self.clock),
+            inventory=nodes,
         )
         self.receiver = ReportReceiver(self.manager)
+
+    def pass_time(self, seconds: float) -> list[str]:
+        """Let the time pass in which the service looks every five seconds; return the agents it loses."""
+        lost: list[str] = []
+        for _ in range(int(seconds // 5)):
+            self.clock.now += 5
+            lost += [change.node for change in self.receiver.note_silence() if isinstance(change, AgentLost)]
+        self.clock.now += seconds % 5
+        return lost
 
     def report(self, *gpus: dict[str, Any], after_s: float = 10.0, **known: Any) -> dict[str, Any]:
         self.clock.now += after_s
@@ -82,7 +94,7 @@ def test_a_server_that_has_just_become_watched_is_not_silent(
     def commit_and_look(step: Step) -> list[Change]:
         made = commit(step)
         monkeypatch.undo()
-        silent.extend(note_silence(service.manager))
+        silent.extend(service.receiver.note_silence())
         return made
 
     monkeypatch.setattr(service.manager, "commit", commit_and_look)
@@ -147,21 +159,152 @@ def test_what_is_not_clean_in_time_is_closed_with_its_processes_and_recovers(ser
     assert service.server["available_gpus"] == 2
 
 
-def test_a_lost_agent_leaves_gpus_uncleaned_until_somebody_confirms(service: Service) -> None:
+@pytest.fixture
+def pair() -> Service:
+    """Two servers whose agents report."""
+    service = Service(server(), second())
     service.report(gpu(0), gpu(1))
+    service.report(gpu(8), gpu(9), name="gpu-b", after_s=0)
+    service.receiver.note_silence()
+    return service
+
+
+def second(name: str = "gpu-b", number: int = 1) -> Node:
+    gpus = tuple(Gpu(n, "A100", uuid=uuid(8 * number + n)) for n in range(2))
+    return Node(name, number, {"cpus": 64}, gpus)
+
+
+def report_b(pair: Service, seconds: float) -> list[str]:
+    """Let time pass in which the second server reports every ten seconds; return the agents that are lost."""
+    lost = []
+    for _ in range(int(seconds // 10)):
+        pair.report(gpu(8), gpu(9), name="gpu-b")
+        lost += [change.node for change in pair.receiver.note_silence() if isinstance(change, AgentLost)]
+    return lost
+
+
+def test_a_silent_server_takes_no_new_leases_until_its_agent_reports(pair: Service) -> None:
+    pair.allocate("t", 2, server="gpu-a")
+    assert report_b(pair, 50) == []
+    assert report_b(pair, 20) == ["gpu-a"]
+    assert report_b(pair, 20) == [], "once"
+    row = pair.server
+    assert (row["state"], row["silent_since"], row["closed_gpus"]) == ("ERROR", 1e6 + 10, 0)
+    assert pair.manager.status_of("t")["state"] == "RUNNING", "its leases stay"  # type: ignore[index]
+    refusal = pair.manager.allocate("u", 1, 1, server="gpu-a")
+    assert isinstance(refusal, Refusal)
+    assert refusal.kind == "no_capacity"
+    assert refusal.detail == "gpu-a has 0 but has been silent since 1970-01-12T13:46Z"
+    assert pair.manager.explain("u", 1, 1)["servers"][0]["reasons"] == [
+        "has been silent since 1970-01-12T13:46Z"
+    ]
+    pair.allocate("u", 2)
+    pair.manager.submit("v", 2, 1)
+    pair.manager.release_resources("t")
+    pair.report(gpu(0), gpu(1))
+    assert pair.server["silent_since"] is None
+    assert pair.manager.status_of("v")["server_name"] == "gpu-a"  # type: ignore[index]
+    assert pair.kinds[-4:] == ["agentseen", "gpucleaned", "gpucleaned", "granted"]
+
+
+def test_a_queued_request_is_told_which_silent_server_could_take_it(pair: Service) -> None:
+    report_b(pair, 80)
+    pair.allocate("t", 2)
+    pair.manager.submit("u", 2, 1)
+    [entry] = pair.manager.queue()
+    assert (entry["kind"], entry["reason"]) == (
+        "no_capacity",
+        "no server with 2 GPUs: none is free anywhere; gpu-a has 2 but has been silent since "
+        "1970-01-12T13:46Z",
+    )
+
+
+def test_an_agent_whose_driver_hangs_is_as_good_as_silent(pair: Service) -> None:
+    for _ in range(8):
+        pair.report(error="the GPU driver hangs", after_s=0.5)
+        report_b(pair, 10)
+    assert pair.server["silent_since"] == 1e6 + 10
+
+
+def test_what_is_released_on_a_silent_server_is_cleaned_before_it_is_granted_again(pair: Service) -> None:
+    pair.allocate("t", 2, server="gpu-a")
+    report_b(pair, 80)
+    pair.manager.release_resources("t")
+    left = process(lease_id="t", lease_source="environment")
+    pair.report(gpu(0, processes=[left]), gpu(1))
+    assert pair.server["available_gpus"] == 1
+    assert [entry["gpu_id"] for entry in pair.server["gpus_cleaning"]] == [0]
+
+
+def test_a_lost_agent_leaves_gpus_uncleaned_until_somebody_confirms(pair: Service) -> None:
+    pair.allocate("t", 2, server="gpu-a")
+    pair.manager.release_resources("t")
+    assert report_b(pair, 80) == ["gpu-a"]
+    assert "gpu-a" not in pair.manager.store.reports.reports(["gpu-a"])
+    assert pair.manager.restore("gpu-a")["available_gpus"] == 0
+    assert pair.manager.open_gpu("gpu-a", 1)["available_gpus"] == 1, "an operator confirms"
+    pair.report(gpu(0), gpu(1))
+    assert pair.server["available_gpus"] == 2, "an agent confirms"
+
+
+def test_an_operator_who_removed_an_agent_restores_its_server(pair: Service) -> None:
+    report_b(pair, 80)
+    row = pair.manager.restore("gpu-a")
+    assert (row["silent_since"], row["watched"], row["available_gpus"]) == (None, False, 2)
+    assert report_b(pair, 200) == [], "it has no agent that could be silent"
+    pair.report(gpu(0), gpu(1))
+    assert pair.server["watched"]
+
+
+def test_an_agent_that_reports_rarely_is_given_three_of_its_intervals(pair: Service) -> None:
+    pair.report(gpu(0), gpu(1), interval_s=40.0)
+    assert report_b(pair, 110) == []
+    assert report_b(pair, 20) == ["gpu-a"]
+
+
+def test_silence_counts_from_the_first_look_of_a_service_that_has_received_a_report(pair: Service) -> None:
+    """Records of before it started say nothing: agents may have sent reports that nobody took."""
+    pair.clock.now += 3600
+    pair.receiver = ReportReceiver(pair.manager)
+    assert pair.pass_time(300) == [], "a process that receives nothing finds nobody silent"
+    assert report_b(pair, 60) == []
+    assert report_b(pair, 10) == ["gpu-a"]
+
+
+def test_after_a_pause_of_the_service_silence_counts_anew(pair: Service) -> None:
+    pair.clock.now += 600
+    assert report_b(pair, 60) == []
+    assert report_b(pair, 10) == ["gpu-a"]
+
+
+def test_if_over_half_fall_silent_together_none_is_closed_and_one_warning_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service = Service(server(), second(), second("gpu-c", 2))
+    names = {"gpu-a": 0, "gpu-b": 8, "gpu-c": 16}
+    for name, first in names.items():
+        service.report(gpu(first), gpu(first + 1), name=name, after_s=3)
+    assert service.pass_time(600) == []
+    assert service.receiver.silence.held == 3
     service.allocate("t", 2)
-    service.manager.release_resources("t")
-    service.clock.now += 29
-    assert note_silence(service.manager) == []
-    service.clock.now += 2
-    assert [type(change).__name__ for change in note_silence(service.manager)] == ["AgentLost"]
-    assert note_silence(service.manager) == [], "once"
-    assert not service.server["watched"]
-    assert service.manager.store.reports.reports(["gpu-a"]) == {}
-    assert service.server["available_gpus"] == 0
-    assert service.manager.open_gpu("gpu-a", 1)["available_gpus"] == 1, "an operator confirms"
+    together = [
+        record.getMessage() for record in caplog.records if "fell silent together" in record.getMessage()
+    ]
+    assert together == [
+        "over half of the watched servers fell silent together (gpu-a, gpu-b, gpu-c): this service or the "
+        "network is the likely cause, so none of them is closed"
+    ]
+    for name in ("gpu-a", "gpu-b"):
+        service.report(gpu(names[name]), gpu(names[name] + 1), name=name, after_s=1)
+    assert service.pass_time(5) == []
+    assert service.receiver.silence.held == 0, "the others report again"
+
+
+def test_a_single_watched_server_is_more_than_half_of_all(service: Service) -> None:
     service.report(gpu(0), gpu(1))
-    assert service.server["available_gpus"] == 2, "an agent confirms"
+    assert service.pass_time(600) == []
+    assert service.server["available_gpus"] == 2
+    assert service.receiver.silence.held == 1
 
 
 def test_a_gpu_that_cannot_be_seen_says_nothing_of_its_processes(service: Service) -> None:
@@ -343,7 +486,6 @@ def test_a_report_with_an_error_is_kept_and_says_nothing_of_the_gpus(service: Se
     for _ in range(4):
         service.report(error="the GPU driver hangs")
     assert service.closed == {}
-    assert [type(change).__name__ for change in note_silence(service.manager)] == ["AgentLost"]
     assert b"the GPU driver hangs" in service.manager.store.reports.reports(["gpu-a"])["gpu-a"]
 
 

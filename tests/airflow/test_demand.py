@@ -13,6 +13,7 @@ with warnings.catch_warnings():
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
 
+from resource_manager.core.models import JobPlace
 from tests.airflow.asking import ask
 from tests.airflow.tasks import TASK, context_of
 
@@ -81,8 +82,10 @@ def test_a_quarantined_lease_is_renewed_by_the_request_of_its_task(manager):
 
 
 def test_a_lease_with_an_unreachable_job_is_not_ended(manager):
-    ask(manager, TASK, 2, labels={"launcher": "local", "host": "elsewhere"})
-    with pytest.raises(AirflowException, match=r"is on elsewhere.*stay allocated until it is gone"):
+    lease = ask(manager, TASK, 2)
+    elsewhere = JobPlace("local", machine="elsewhere", folder="/jobs", mark="f00d", user="ada")
+    manager.place_job(TASK.lease_id, [elsewhere], fencing_token=lease["fencing_token"])
+    with pytest.raises(AirflowException, match=r"elsewhere.*stay allocated until it is gone"):
         end_lease(manager, TASK, "")
     assert len(manager.leases()) == 1
 

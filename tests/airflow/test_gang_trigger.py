@@ -10,7 +10,6 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from resource_manager.airflow import triggers
-    from resource_manager.airflow.demand import launcher_labels
     from resource_manager.airflow.triggers import JobTrigger, TriggerState
 
 from resource_manager.jobs.launchers import LAUNCHERS, JobState
@@ -37,12 +36,12 @@ def trained(manager, monkeypatch, tmp_path, fast_triggers):
     started = []
 
     def start(command, **arguments):
-        lease = ask(manager, TASK, 2, labels=launcher_labels("local", None))
+        lease = ask(manager, TASK, 2)
         allocation = gang_allocation(token=lease["fencing_token"], lease_id=TASK.lease_id)
         gang, wanted = gang_of(allocation, command)
         gang.start(wanted)
         started.append(gang)
-        jobs = [asdict(job) for job in gang.jobs]
+        jobs = [job.to_dict() for job in gang.jobs]
         return JobTrigger(asdict(TASK), jobs, **{"ttl_s": 60.0, "stale_grace_s": 5.0, **arguments})
 
     yield start
@@ -115,10 +114,10 @@ def test_a_member_that_vanished_is_the_cause_of_the_others_ends(trained, tmp_pat
 def test_members_within_reach_are_ended_if_another_stays_out_of_reach(trained):
     trigger = trained(SLEEP, unreachable_s=0.3)
     jobs = list(trigger.jobs)
-    trigger.jobs = (*jobs[:2], replace(jobs[2], address="elsewhere"))
+    trigger.jobs = (*jobs[:2], replace(jobs[2], place=replace(jobs[2].place, machine="elsewhere")))
     event = fire(trigger)
     assert (event["state"], event["rank"], event["server"]) == (TriggerState.JOB_UNREACHABLE, 2, "gpu-2")
-    assert "the job is on elsewhere" in event["detail"]
+    assert "is on elsewhere" in event["detail"]
     assert states(trigger) == [JobState.FINISHED, JobState.FINISHED, JobState.RUNNING]
 
 
@@ -130,10 +129,10 @@ def test_a_server_that_never_answers_does_not_hold_up_the_end_of_the_others(trai
     silent = SimpleNamespace(status=lambda key: answer.wait(60), close=lambda: None)
     local = LAUNCHERS["local"]
     monkeypatch.setitem(
-        LAUNCHERS, "local", lambda host, conn_id: silent if host == "cut off" else local(host, conn_id)
+        LAUNCHERS, "local", lambda place: silent if place.address == "cut off" else local(place)
     )
     jobs = list(trigger.jobs)
-    trigger.jobs = (*jobs[:2], replace(jobs[2], address="cut off"))
+    trigger.jobs = (*jobs[:2], replace(jobs[2], place=replace(jobs[2].place, address="cut off")))
     try:
         event = fire(trigger)
     finally:
@@ -145,5 +144,5 @@ def test_a_server_that_never_answers_does_not_hold_up_the_end_of_the_others(trai
 
 def test_all_members_of_a_gang_without_a_lease_are_stopped(trained, manager):
     trigger = trained(SLEEP, ttl_s=0.1)
-    assert fire(trigger, lambda: manager.release_resources(TASK.lease_id)) == {"state": "lease_lost"}
+    assert fire(trigger, lambda: manager.release(TASK.lease_id)) == {"state": "lease_lost"}
     assert states(trigger) == [JobState.ABSENT] * 3

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +51,7 @@ from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.console.cells import task_link
 from resource_manager.storage.airflow_variable.access import DatabaseAccess
 from tests.eventually import wait_for
+from tests.jobs.gangs import place
 
 OURS = TaskIdentity("production", "etl", "nightly", "train")
 THEIRS = replace(OURS, instance="staging")
@@ -147,9 +147,8 @@ def both_allocate(instance):
 
 def start_job(manager, identity):
     """Start a job of `sleep` under its own lease; return its key."""
-    labels = {**identity.labels, "launcher": "local", "host": socket.gethostname()}
-    lease = manager.submit(identity.lease_id, 2, 1, ttl=60, labels=labels, quarantine=True)
-    [job] = RunningJob.all_of(lease)
+    lease = manager.submit(identity.lease_id, 2, 1, ttl=60, labels=identity.labels, quarantine=True)
+    [job] = RunningJob.all_of(place(manager, lease))
     key = job.key
     LocalLauncher().start(Job(key, ("sleep", "60")))
     return key

@@ -13,7 +13,6 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from resource_manager.airflow import triggers
-    from resource_manager.airflow.demand import launcher_labels
     from resource_manager.airflow.triggers import JobTrigger, TriggerState
     from resource_manager.airflow.use_meter import UseMeter, usage_line
 
@@ -28,7 +27,9 @@ from resource_manager.manager.maintenance import WindowForm
 from tests.agent.reporting import server
 from tests.airflow.asking import ask, report_of
 from tests.airflow.tasks import TASK, fire
+from tests.builders import redefine
 from tests.eventually import wait_for
+from tests.jobs.gangs import place
 
 
 @pytest.fixture
@@ -52,11 +53,11 @@ def trained(manager, notes, monkeypatch, tmp_path, fast_triggers):
     monkeypatch.setattr(triggers, "noted", noted)
 
     def start(command, idle_after=None, **arguments):
-        allocation = ask(manager, TASK, 2, labels=launcher_labels("local", None), idle_after=idle_after)
+        allocation = place(manager, ask(manager, TASK, 2, idle_after=idle_after))
         [job] = RunningJob.all_of(allocation)
         with closing(job.open()) as launcher:
             launcher.start(Job(job.key, ("/bin/sh", "-c", command)))
-        return JobTrigger(asdict(TASK), [asdict(job)], **{"ttl_s": 60.0, **arguments})
+        return JobTrigger(asdict(TASK), [job.to_dict()], **{"ttl_s": 60.0, **arguments})
 
     yield start
     entry = manager.status_of(TASK.lease_id)
@@ -236,9 +237,10 @@ def test_a_restart_of_the_triggerer_does_not_restart_the_timeout(trained):
     assert fire(JobTrigger(**arguments)) == {"state": TriggerState.TIMED_OUT}
 
 
-def test_a_job_whose_lease_was_ended_by_another_client_is_stopped(trained, manager):
+@pytest.mark.parametrize("job_end", ["gone", "forced"])
+def test_a_job_whose_lease_was_ended_by_another_client_is_stopped(trained, manager, job_end):
     trigger = trained("sleep 60", ttl_s=0.1)
-    event = fire(trigger, lambda: manager.release_resources(TASK.lease_id))
+    event = fire(trigger, lambda: manager.release(TASK.lease_id, job_end=job_end, reason="by mistake"))
     assert event == {"state": TriggerState.LEASE_LOST}
     with closing(trigger.jobs[0].open()) as launcher:
         assert launcher.status(trigger.jobs[0].key).state is JobState.ABSENT
@@ -262,7 +264,7 @@ def test_a_job_whose_gpu_failed_is_stopped_with_that_reason(trained, manager, mo
 def test_the_job_trigger_fires_after_timeout_or_if_unreachable(trained):
     assert fire(trained("sleep 60", timeout_s=0.05)) == {"state": TriggerState.TIMED_OUT}
     lost = trained("sleep 60", unreachable_s=0.05)
-    lost.jobs = (replace(lost.jobs[0], address="elsewhere"),)
+    lost.jobs = (replace(lost.jobs[0], place=replace(lost.jobs[0].place, machine="elsewhere")),)
     assert fire(lost)["state"] == TriggerState.JOB_UNREACHABLE
 
 
@@ -280,7 +282,7 @@ def test_a_killed_trigger_ends_only_a_job_whose_task_has_ended(trained, manager,
 @pytest.fixture
 def take(manager):
     """Return a function by which a stronger request takes the lease of the task."""
-    manager.apply_teams(Teams((Team("vision", 32),), True, 0.0, 0.0))
+    redefine(manager, teams=Teams((Team("vision", 32),), True, 0.0, 0.0))
 
     def take():
         [lease] = manager.leases()

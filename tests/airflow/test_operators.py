@@ -28,11 +28,13 @@ from resource_manager.core.changes import Outcome
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import CorruptStateError, LockTimeoutError, StoreUnavailableError
-from resource_manager.jobs.launchers.base import job_key
+from resource_manager.jobs.launchers import LAUNCHERS, LauncherUnreachableError, job_key
+from resource_manager.jobs.launchers.fake import FakeLauncher
 from resource_manager.rest.client import ServiceUnavailableError
 from tests.agent.reporting import server
 from tests.airflow.asking import report_of
 from tests.airflow.tasks import TASK, context_of, fire
+from tests.builders import redefine
 from tests.eventually import wait_for
 
 
@@ -157,7 +159,7 @@ def test_a_task_ended_by_a_user_does_not_start_its_job(manager, gpu_launcher, mo
 @pytest.fixture
 def preempted(manager):
     """Return a function that lets a stronger request take the lease of the task, if it has one."""
-    manager.apply_teams(Teams((Team("vision", 32),), True, 0.0, 0.0))
+    redefine(manager, teams=Teams((Team("vision", 32),), True, 0.0, 0.0))
 
     def take():
         manager.submit("stronger", 8, team="vision", server=manager.leases()[0]["server_name"])
@@ -225,7 +227,7 @@ def test_a_wait_counts_from_the_preemption_not_from_the_first_request(manager, g
     assert fire(trigger)["waited_s"] == pytest.approx(waited_s), "without the time that its job ran"
 
 
-@pytest.mark.parametrize("call", ["status_of", "release_resources", "submit"])
+@pytest.mark.parametrize("call", ["status_of", "release", "submit"])
 @pytest.mark.parametrize(
     "error",
     [StoreUnavailableError("no answer"), ServiceUnavailableError(503, "no answer"), LockTimeoutError(5.0)],
@@ -260,7 +262,7 @@ def test_an_error_of_the_manager_that_is_no_outage_fails_the_try(
     def wrong(*_, **__):
         raise CorruptStateError("cannot be read")
 
-    monkeypatch.setattr(manager, "release_resources", wrong)
+    monkeypatch.setattr(manager, "release", wrong)
     with pytest.raises(CorruptStateError):
         operator.execute_ended(context_of(), event)
 
@@ -277,7 +279,7 @@ def test_a_new_process_of_the_task_ends_the_job_of_its_preempted_lease(manager, 
 def test_a_task_whose_lease_another_process_queued_again_goes_on(manager, gpu_launcher, preempted, event):
     operator = trains(gpu_launcher)
     taken = preempted()
-    manager.release_resources(taken["task_id"], outcome=Outcome.PREEMPTED)
+    manager.release(taken["task_id"], outcome=Outcome.PREEMPTED, job_end="ended")
     ended = {"state": event, "exit_code": 143, "last_line": "", "fencing_token": taken["fencing_token"]}
     waits_again(operator, lambda: operator.execute_ended(context_of(), ended))
 
@@ -381,3 +383,65 @@ def test_a_cleared_task_starts_anew_only_if_it_is_asked_to(
     first = execute(max_tries=1)
     again = execute(try_number=try_number, max_tries=max_tries)
     assert (len(gpu_launcher.jobs), again == first) == (jobs, jobs == 1)
+
+
+class Refuses(FakeLauncher):
+    """Launcher that no connection is made to."""
+
+    def prepare(self, job):
+        raise LauncherUnreachableError("server gpu-server-0 does not answer by ssh: host key changed")
+
+
+def test_a_job_that_was_never_started_frees_its_gpus_at_once_and_says_why(manager, monkeypatch):
+    """No connection was made, so nothing can run: the next try gets other GPUs."""
+    for name in LAUNCHERS:
+        monkeypatch.setitem(LAUNCHERS, name, lambda place: Refuses())
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", launcher="ssh")
+    with pytest.raises(AirflowException, match=r"^server gpu-server-0 does not answer by ssh: host key"):
+        operator.execute(context_of())
+    assert manager.leases() == []
+    ended = manager.history()[-1]
+    assert (ended["outcome"], ended["failed_nodes"]) == ("FAILED", ["gpu-server-0"])
+    assert ended["reason"].startswith("server gpu-server-0 does not answer by ssh")
+
+
+def test_a_job_that_was_stopped_before_its_start_asks_for_gpus_again(manager, gpu_launcher, monkeypatch):
+    """As after a worker was killed between the end of the job and the release of its lease."""
+    gpu_launcher.runs("train")
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train")
+    with pytest.raises(TaskDeferred):
+        operator.execute(context_of())
+    [before] = manager.leases()
+    gpu_launcher.stop(gpu_launcher.jobs[0].key)
+    with pytest.raises(TaskDeferred):
+        operator.execute(context_of(try_number=2))
+    [after] = manager.leases()
+    assert after["fencing_token"] > before["fencing_token"]
+    assert len(gpu_launcher.jobs) == 2
+
+
+def test_the_lease_says_where_the_job_is_before_it_starts(manager, gpu_launcher, monkeypatch):
+    seen = []
+    start = gpu_launcher.start
+
+    def starting(job):
+        seen.append(manager.status_of(TASK.lease_id)["job_places"])
+        start(job)
+
+    monkeypatch.setattr(gpu_launcher, "start", starting)
+    with pytest.raises(TaskDeferred):
+        GPUTrainingOperator(task_id="t", gpus=8, command="train").execute(context_of())
+    assert [place["machine"] for [place] in seen] == ["fake"]
+
+
+def test_a_lease_that_was_revoked_is_ended_by_its_task(manager, gpu_launcher):
+    gpu_launcher.runs("train")
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train")
+    with pytest.raises(TaskDeferred):
+        operator.execute(context_of())
+    token = manager.status_of(TASK.lease_id)["fencing_token"]
+    manager.release(TASK.lease_id, job_end="forced")
+    with pytest.raises(AirflowException, match="the lease was ended by another client"):
+        operator.execute_ended(context_of(), {"state": TriggerState.LEASE_LOST, "fencing_token": token})
+    assert manager.leases() == []
+    assert len(gpu_launcher.stopped) == 1

@@ -17,6 +17,8 @@ with warnings.catch_warnings():
     )
 
 from resource_manager import GPUResourceManager
+from resource_manager.core.models import JobPlace
+from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 from tests.airflow.asking import ask
 from tests.airflow.tasks import TASK, fire
@@ -97,7 +99,7 @@ def test_triggers_fire_for_free_gpus_and_for_the_end_of_a_lease(manager, monkeyp
 
 
 def test_triggers_survive_serialization():
-    job = {"key": "k", "task_id": "d/r/t", "fencing_token": 1, "launcher": "local"}
+    job = RunningJob("k", "d/r/t", 1, JobPlace("ssh", "gpu-a", machine="m")).to_dict()
     for trigger in (
         GrantTrigger(asdict(TASK), "c", 5.0, 1.0),
         FreeCapacityTrigger({"task_id": "x", "gpus": 2, "cpus": 1}),

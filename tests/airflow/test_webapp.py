@@ -125,6 +125,7 @@ def test_an_agent_reports_to_airflow(client: Client, manager: GPUResourceManager
     headers = token_of(manager, Role.AGENT, "gpu-a")
     answer = client.request("POST", "/gpu/api/reports", content=body(manager), headers=headers)
     assert (answer.status_code, answer.json()["watched"]) == (200, True)
+    assert "gpu-manager-silence of agents" in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize(

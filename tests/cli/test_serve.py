@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,22 +14,7 @@ import httpx
 import pytest
 from waitress.server import create_server
 
-from resource_manager.cli.serving import _regularly, addresses
-
-
-def test_what_a_service_does_regularly_goes_on_after_an_error_of_any_kind() -> None:
-    calls, stop, again = [], threading.Event(), threading.Event()
-
-    def work() -> None:
-        calls.append(1)
-        if len(calls) == 1:
-            raise KeyError("a bug")
-        again.set()
-
-    thread = _regularly("expiry", 0.01, work, stop)
-    assert again.wait(30)
-    stop.set()
-    thread.join()
+from resource_manager.cli.serving import addresses
 
 
 @pytest.mark.parametrize("options", [[], ["--trusted-proxy", "127.0.0.1", "--behind-https"]])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +12,7 @@ from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
     Change,
+    Drained,
     Expired,
     GpuCleaned,
     GpuClosed,
@@ -16,11 +20,13 @@ from resource_manager.core.changes import (
     Granted,
     InventoryChanged,
     Released,
+    Restored,
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import condition_of, recount, withheld, withheld_milli
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request, Spread
 from resource_manager.core.node_state import Cleaning
+from resource_manager.errors import CorruptStateError
 from resource_manager.scheduling import allocator
 from tests.builders import nodes
 
@@ -87,11 +93,47 @@ def test_on_a_watched_node_exactly_what_the_lease_held_is_cleaned_first() -> Non
     for cleaned in (GpuCleaned("a", 0, 1, 7.0), GpuCleaned("a", 2, 3, 7.0), GpuCleaned("a", 1, 99, 7.0)):
         cluster.apply(cleaned)
     assert free(cluster) == [750, 0, 1000], "the token names the lease"
-    cluster.apply(AgentLost("a", 8.0))
+    cluster.apply(AgentLost("a", 68.0, 8.0))
     assert free(cluster) == [750, 0, 1000], "nobody can say that the other is clean"
-    cluster.apply(Released("u", 2, 9.0))
-    assert free(cluster) == [1000, 0, 1000], "no longer watched"
+    cluster.apply(Released("u", 2, 69.0))
+    assert free(cluster) == [750, 0, 1000], "nor what is left now"
+    cluster.apply(Restored("a", 70.0))
+    assert free(cluster) == [750, 0, 1000]
+    cluster.apply(granted("w", 4, 0, milli=250))
+    cluster.apply(Released("w", 4, 71.0))
+    assert free(cluster) == [750, 0, 1000], "no longer watched"
     allocator.check(cluster)
+
+
+def test_a_node_whose_agent_is_silent_is_closed_until_it_reports_or_is_restored() -> None:
+    cluster = state_of(AgentSeen("a", 0.0), granted("t", 1, 0), AgentLost("a", 61.0, 1.0))
+    state, request = cluster.node("a"), Request("u", 1)
+    assert (state.is_open, state.watched, state.fits(request)) == (False, True, False)
+    assert [node.name for node in cluster.candidates(request)] == ["b"]
+    assert list(cluster.leases) == ["t"]
+    for change, is_watched in ((AgentSeen("a", 62.0), True), (Restored("a", 62.0), False)):
+        with cluster.trial():
+            cluster.apply(change)
+            assert (state.is_open, state.watched, state.silent) == (True, is_watched, None)
+            assert [node.name for node in cluster.candidates(request)] == ["a", "b"]
+        assert state.silent == AgentLost("a", 61.0, 1.0)
+    cluster.apply(Drained("a", 63.0))
+    cluster.apply(AgentSeen("a", 64.0))
+    assert (state.is_open, state.silent) == (False, None), "it is drained all the same"
+    cluster.apply(Restored("a", 65.0))
+    assert (state.is_open, state.watched) == (True, True)
+
+
+def test_silence_outlives_another_inventory_copies_and_snapshots() -> None:
+    cluster = state_of(AgentSeen("a", 0.0), AgentLost("a", 61.0, 1.0))
+    assert cluster.node("a").copy().silent == AgentLost("a", 61.0, 1.0)
+    assert not cluster.part([0]).node("a").is_open
+    cluster.apply(InventoryChanged(nodes("abc", gpus=2), 62.0))
+    assert not cluster.node("a").is_open
+    again = ClusterState.from_snapshot(cluster.snapshot())
+    assert (again.node("a").silent, again.open_mask) == (AgentLost("a", 61.0, 1.0), 0b110)
+    with pytest.raises(CorruptStateError, match="'z'"):
+        ClusterState.from_snapshot(replace(cluster.snapshot(), silent=(AgentLost("z", 2.0, 1.0),)))
 
 
 def test_on_other_nodes_the_end_of_a_lease_frees_at_once() -> None:
@@ -192,6 +234,7 @@ STEPS = st.lists(
     st.one_of(
         st.builds(lambda node: ("watch", node), NAMES),
         st.builds(lambda node: ("lose", node), NAMES),
+        st.builds(lambda node: ("restore", node), NAMES),
         st.builds(lambda node, gpu, stop: ("close", node, gpu, stop), NAMES, IDS, st.booleans()),
         st.builds(lambda node, gpu: ("open", node, gpu), NAMES, IDS),
         st.builds(lambda gpus, milli: ("grant", gpus, milli), IDS, st.sampled_from((250, 1000))),
@@ -209,7 +252,9 @@ def changes_of(cluster: ClusterState, step: tuple[object, ...], number: int) -> 
         case ("watch", str(node)):
             return [AgentSeen(node, at)]
         case ("lose", str(node)):
-            return [AgentLost(node, at)]
+            return [AgentLost(node, at, at - 60.0)]
+        case ("restore", str(node)):
+            return [Restored(node, at)]
         case ("close", str(node), int(gpu_id), bool(stop)):
             return [GpuClosed(node, gpu_id, "", "xid 48", at, stop)]
         case ("open", str(node), int(gpu_id)):
@@ -245,6 +290,7 @@ def test_the_fold_agrees_with_its_definition_its_snapshots_and_its_trials(
         for change in changes:
             if isinstance(change, Granted):
                 node = cluster.node(change.lease.placement.node)
+                assert node.silent is None
                 assert not set(change.lease.placement.gpu_ids) & node.closed_gpus.keys()
             cluster.apply(change)
         allocator.check(cluster)
@@ -253,10 +299,11 @@ def test_the_fold_agrees_with_its_definition_its_snapshots_and_its_trials(
 
 def by_key(cluster: ClusterState) -> tuple[object, ...]:
     now = cluster.snapshot()
-    return now.watched, now.closed_gpus, now.opened_gpus, now.cleaning, sorted(cluster.leases)
+    return now.watched, now.silent, now.closed_gpus, now.opened_gpus, now.cleaning, sorted(cluster.leases)
 
 
 def assert_same(one: ClusterState, other: ClusterState) -> None:
+    assert one.open_mask == other.open_mask
     assert [free(one, name) for name in "ab"] == [free(other, name) for name in "ab"]
     assert one.whole_free_masks == other.whole_free_masks
     assert (one.any_milli_mask, one.open_mask) == (other.any_milli_mask, other.open_mask)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resource_manager.core.changes import Drained, Granted
+from resource_manager.core.changes import AgentLost, Drained, Granted
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.fit import accepts_node, could_ever_fit
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
@@ -154,10 +154,14 @@ def test_a_free_gpu_of_another_type_does_not_fit() -> None:
 
 
 def test_no_request_fits_a_closed_node() -> None:
-    for closed in ("drained", "retired"):
+    for closed, change in (
+        ("drained", Drained("n", 0.0)),
+        ("retired", True),
+        ("silent", AgentLost("n", 60.0, 0.0)),
+    ):
         state = NodeState(UNIFORM, 0)
         assert state.is_open
-        setattr(state, closed, Drained("n", 0.0) if closed == "drained" else True)
+        setattr(state, closed, change)
         assert not state.is_open
         assert not state.fits(Request("t"))
         assert not state.fits(Request("t", 1))

@@ -7,7 +7,15 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core.changes import Drained, GpuClosed, Granted, InventoryChanged, Quarantined, Queued
+from resource_manager.core.changes import (
+    AgentLost,
+    Drained,
+    GpuClosed,
+    Granted,
+    InventoryChanged,
+    Quarantined,
+    Queued,
+)
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, Utility
 from resource_manager.core.refusal import (
@@ -56,7 +64,9 @@ def reason(
     window: RecoveryWindow | None = None,
 ) -> tuple[str, str]:
     before = cluster.snapshot()
-    refusal = refusals_of(cluster, [request], FIRST_FIT, order, 10.0, window)[request.lease_id]
+    refusal = refusals_of(cluster, [request], FIRST_FIT, order, 10.0, window and recovering(window))[
+        request.lease_id
+    ]
     assert cluster.snapshot() == before
     assert str(refusal) == refusal.detail
     return str(refusal.kind), refusal.detail
@@ -249,7 +259,7 @@ def test_a_retired_server_never_takes_it() -> None:
     hold(cluster, "a", "s2", 1)
     cluster.apply(InventoryChanged((server("s1", 1, 2),), 2.0))
     request = Request("t", 8)
-    answer = explanation(cluster, request, "first_fit", FIRST_FIT, FIFO, 3.0)
+    answer = explanation(cluster, request, FIRST_FIT, FIFO, 3.0)
     assert (answer["kind"], answer["could_ever_fit"]) == ("never_fits", False)
     assert [row["could_fit"] for row in answer["servers"]] == [False, False]
 
@@ -268,6 +278,24 @@ def test_closed_servers_do_not_count_as_free_and_are_named() -> None:
     assert reason(cluster, Request("t", resources={"cpus": 64}, required_node="s3"))[1] == (
         "s3 could take it but is marked as failed"
     )
+
+
+def test_a_silent_server_is_missing_capacity_that_an_operator_need_not_give_back() -> None:
+    cluster = cluster_of(server("s1", 0, gpus=2), server("s2", 1), server("s3", 2))
+    cluster.apply(Drained("s2", 50.0, "fan"))
+    cluster.apply(AgentLost("s3", 100.0, 39.5))
+    assert reason(cluster, Request("t", 8, required_node="s3")) == (
+        "no_capacity",
+        "s3 has 8 but has been silent since 1970-01-01T00:00Z",
+    )
+    assert reason(cluster, Request("t", 4)) == (
+        "no_capacity",
+        "s2 has 8 but is drained: fan; s3 has 8 but has been silent since 1970-01-01T00:00Z",
+    )
+    cluster.apply(Drained("s3", 110.0, "its disk"))
+    assert reason(cluster, Request("t", 4, required_node="s3"))[1] == "s3 has 8 but is drained: its disk"
+    [_, _, verdict] = explain(cluster, Request("t", 4))
+    assert verdict.reasons == ("drained: its disk", "has been silent since 1970-01-01T00:00Z")
 
 
 def test_a_quarantined_lease_is_named_if_its_release_would_help() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from resource_manager import GPUResourceManager
-from resource_manager.agent.receiving import ReportReceiver, note_silence
+from resource_manager.agent.receiving import ReportReceiver
 from resource_manager.agent.reports import ReportError, read_report
 from resource_manager.core.changes import (
     AgentLost,
@@ -27,12 +27,14 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     Released,
+    Restored,
 )
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node
 from resource_manager.errors import CapacityError
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
 from tests.agent.reporting import as_text, gpu, process, report
+from tests.builders import redefine
 from tests.faults.outcomes import Outcome
 from tests.faults.redis_servers import Server
 
@@ -59,12 +61,13 @@ def servers(count: int) -> list[Node]:
 
 
 def check_gpus(history: Sequence[tuple[int, Change]], seen: Sequence[Seen]) -> list[str]:
-    """Every grant of a GPU that is closed or held, or on a watched server not there or not clean.
+    """Every grant on a silent server, of a closed or held GPU, or on a watched one not there or not clean.
 
     Devices go by UUID, whatever their numbers become.
     """
     complaints: list[str] = []
     watched: set[str] = set()
+    silent: set[str] = set()
     closed: dict[tuple[str, int], str] = {}
     live: dict[int, Lease] = {}
     parts: dict[int, int] = {}
@@ -72,8 +75,13 @@ def check_gpus(history: Sequence[tuple[int, Change]], seen: Sequence[Seen]) -> l
         match change:
             case AgentSeen():
                 watched.add(change.node)
+                silent.discard(change.node)
             case AgentLost():
-                watched.discard(change.node)
+                silent.add(change.node)
+            case Restored():
+                if change.node in silent:
+                    watched.discard(change.node)
+                silent.discard(change.node)
             case GpuClosed():
                 closed[change.node, change.gpu_id] = change.uuid
             case GpuOpened():
@@ -87,6 +95,8 @@ def check_gpus(history: Sequence[tuple[int, Change]], seen: Sequence[Seen]) -> l
                 for member in lease.members:
                     last = [each for each in seen if each.server == member.node and each.version < version]
                     for gpu_id, uuid in zip(member.gpu_ids, member.gpu_uuids, strict=True):
+                        if member.node in silent:
+                            complaints.append(f"version {version}: a grant on {member.node}, which is silent")
                         which = f"version {version}: {lease.lease_id} got GPU {gpu_id} of {member.node}"
                         holders = [each for each in live.values() if uuid in each.placement.gpu_uuids]
                         taken = sum(each.request.gpu_milli for each in holders)
@@ -261,14 +271,20 @@ class Course:
             self._deliver(self.last[name], {})
 
     def silence(self) -> None:
-        self.pass_time(1.0)
-        note_silence(self.manager())
+        """The agent of a server is lost for a while; sometimes an operator takes it for removed."""
+        name = self.rng.choice(list(self.devices))
+        manager = self.manager()
+        manager.commit(
+            lambda cluster, now: [AgentLost(name, now, now - 60.0)] if cluster.node(name).watched else []
+        )
+        if self.rng.random() < 0.3:
+            manager.restore(name)
         self.start_jobs()
 
     def renumber(self) -> None:
         """An operator pins the same devices under other numbers."""
         manager = self.manager()
-        manager.apply_inventory(
+        renumbered = [
             replace(
                 node,
                 gpus=tuple(
@@ -277,7 +293,8 @@ class Course:
                 ),
             )
             for node in manager.inventory
-        )
+        ]
+        redefine(manager, nodes=renumbered)
         self.start_jobs()
 
     def open(self) -> None:

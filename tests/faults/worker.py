@@ -213,7 +213,7 @@ class Worker:
 
             return [ServiceClient(url, timeout_s=LOCK_TIMEOUT_S + 3) for url in self.assignment.services]
         settings: dict[str, Any] = {"lease_ttl_s": TTL_S, "lock_timeout_s": LOCK_TIMEOUT_S}
-        settings["lease_confirmation_window_s"] = TTL_S
+        settings["confirmation_window_s"] = TTL_S
         if self.assignment.redis_url:
             settings["redis_url"] = self.assignment.redis_url
         servers = inventory()

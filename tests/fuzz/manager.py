@@ -15,8 +15,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.changes import AgentSeen, GpuClosed, GpuOpened
 from resource_manager.core.teams import check_teams
 from resource_manager.errors import redact
-from resource_manager.manager.cluster_file.servers import load_inventory
-from resource_manager.manager.cluster_file.teams import load_teams
+from resource_manager.manager.cluster_file.reading import load_inventory, load_teams
 from resource_manager.manager.manager import price_admission
 from resource_manager.manager.report import load_prices
 from resource_manager.rest import schemas as bodies

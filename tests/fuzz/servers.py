@@ -16,7 +16,7 @@ from resource_manager.agent.reports import check_report, read_report
 from resource_manager.agent.running import NoReportError, read_answer
 from resource_manager.jobs.launchers import Job
 from resource_manager.jobs.launchers.ssh import SSHLauncher
-from resource_manager.manager.cluster_file.servers import load_inventory
+from resource_manager.manager.cluster_file.reading import load_inventory
 from tests.agent import test_tools as texts
 from tests.fuzz.parser import Parser, file
 
@@ -126,7 +126,8 @@ class Answering:
 STATUS = (
     b'{"state": "running", "exit_code": null, "ended_at": 1.5, "checkpoint_at": null, "preempted": false}'
 )
-ANSWERS = STATUS + b'\n{"text": "x", "offset": 1, "status": %s}\n{"running": ["gpu-t-00000000-1"]}' % STATUS
+PREPARED = b'{"running": ["gpu-t-00000000-1"], "machine": "m", "folder": "/f", "mark": "1", "user": "u"}'
+ANSWERS = b'%s\n{"text": "x", "offset": 1, "status": %s}\n%s' % (STATUS, STATUS, PREPARED)
 
 
 def parsers() -> dict[str, Parser]:

@@ -1,6 +1,6 @@
 """Leases of several members, as the manager's answers have them."""
 
-import socket
+from dataclasses import asdict
 
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.launchers import Job
@@ -12,7 +12,8 @@ def gang_allocation(nodes=3, gpus=2, token=1, lease_id="d/r/gang", **labels):
         "task_id": lease_id,
         "fencing_token": token,
         "nodes": nodes,
-        "labels": {"launcher": "local", "host": socket.gethostname(), **labels},
+        "labels": {"launcher": "local", **labels},
+        "job_places": [],
         "members": [
             {
                 "rank": rank,
@@ -33,9 +34,25 @@ def gang_allocation(nodes=3, gpus=2, token=1, lease_id="d/r/gang", **labels):
 
 
 def gang_of(allocation, command, **more):
-    """Return the jobs of the allocation and what they run: the shell command with its rank as MY_RANK."""
-    gang = GangJob.of(allocation)
-    wanted = [
-        Job(job.key, ("/bin/sh", "-c", command), {"MY_RANK": str(job.rank)}, **more) for job in gang.jobs
-    ]
-    return gang, wanted
+    """Return the jobs of the allocation, which is placed, and what they run: the command with its MY_RANK."""
+    wanted = wanted_of(GangJob.planned(allocation, "local", None), command, **more)
+    if not allocation["job_places"]:
+        prepared = GangJob.planned(allocation, "local", None).prepare(wanted)
+        assert not prepared.failed
+        allocation["job_places"] = [asdict(place) for place in prepared.places]
+    return GangJob.of(allocation), wanted
+
+
+def wanted_of(gang, command, **more):
+    """Return what the jobs run: the shell command with its rank as MY_RANK."""
+    return [Job(job.key, ("/bin/sh", "-c", command), {"MY_RANK": str(job.rank)}, **more) for job in gang.jobs]
+
+
+def place(manager, allocation):
+    """Prepare the jobs of a lease on this machine; return the allocation with their places."""
+    planned = GangJob.planned(allocation, "local", None)
+    prepared = planned.prepare([Job(job.key, ("true",)) for job in planned.jobs])
+    assert not prepared.failed
+    return manager.place_job(
+        allocation["task_id"], prepared.places, fencing_token=allocation["fencing_token"]
+    )

@@ -1,5 +1,6 @@
 """Jobs of several members, as real processes of the local launcher: started, resumed and ended together."""
 
+import re
 import socket
 from contextlib import closing
 from dataclasses import replace
@@ -7,10 +8,15 @@ from dataclasses import replace
 import pytest
 
 from resource_manager.jobs.gang_job import GangJob, StartupOrder
-from resource_manager.jobs.launchers import JobState, LauncherError, LauncherUnreachableError
+from resource_manager.jobs.launchers import (
+    AlreadyEndedError,
+    JobState,
+    LauncherError,
+    LauncherUnreachableError,
+)
 from resource_manager.jobs.launchers.local import LocalLauncher
 from tests.eventually import wait_for
-from tests.jobs.gangs import gang_allocation, gang_of
+from tests.jobs.gangs import gang_allocation, gang_of, wanted_of
 
 SLEEP = "exec sleep 600"
 
@@ -52,33 +58,44 @@ def test_all_members_run_and_are_stopped_together(gang):
 
 
 def test_keys_are_stable_by_lease_and_rank():
-    first, again, later = (GangJob.of(gang_allocation(token=token)).jobs for token in (1, 1, 2))
+    def planned(**given):
+        return GangJob.planned(gang_allocation(**given), "local", None).jobs
+
+    first, again, later = (planned(token=token) for token in (1, 1, 2))
     assert first == again
     assert len({job.key for job in (*first, *later)}) == 6
-    [rest] = GangJob.of({**gang_allocation(), "members": gang_allocation()["members"][2:]}).jobs
-    assert rest == first[2]
-    [single] = GangJob.of(gang_allocation(nodes=1)).jobs
+    rest = {**gang_allocation(), "members": gang_allocation()["members"][2:]}
+    assert GangJob.planned(rest, "local", None).jobs == first[2:]
+    [single] = planned(nodes=1)
     assert single.key == first[0].key.removesuffix(".0")
 
 
-def test_no_member_starts_if_one_cannot_be_prepared(gang, jobs_dir):
-    all_of_it, wanted = gang(f"touch {jobs_dir}/began-$MY_RANK; {SLEEP}")
+def test_a_lease_without_places_has_no_jobs():
+    assert GangJob.of(gang_allocation()) is None
+
+
+def test_no_member_starts_if_one_cannot_be_prepared(jobs_dir):
+    planned = GangJob.planned(gang_allocation(), "local", None)
+    wanted = wanted_of(planned, f"touch {jobs_dir}/began-$MY_RANK; {SLEEP}")
     with closing(socket.socket()) as taken:
         taken.bind(("", 0))
         taken.listen()
         wanted[1] = replace(wanted[1], port=taken.getsockname()[1])
-        with pytest.raises(LauncherError, match=r"^rank 1 on gpu-1: .*port \d+ cannot be bound: Address"):
-            all_of_it.start(wanted)
-    assert states(all_of_it.jobs) == ["absent"] * 3
+        prepared = planned.prepare(wanted)
+    assert len(prepared.places) == 2
+    [(server, error)] = prepared.failed.items()
+    assert server == "gpu-1"
+    assert re.search(r"^rank 1 on gpu-1: .*port \d+ cannot be bound: Address", str(error))
+    assert states(planned.jobs) == ["absent"] * 3
     assert not list(jobs_dir.glob("began-*"))
 
 
 def test_a_member_out_of_reach_is_named_and_none_starts(gang):
     all_of_it, wanted = gang(SLEEP)
     jobs = list(all_of_it.jobs)
-    jobs[2] = replace(jobs[2], address="elsewhere")
+    jobs[2] = replace(jobs[2], place=replace(jobs[2].place, machine="elsewhere"))
     cut = GangJob(tuple(jobs))
-    with pytest.raises(LauncherUnreachableError, match=r"^rank 2 on gpu-2: the job is on elsewhere"):
+    with pytest.raises(LauncherUnreachableError, match=r"^rank 2 on gpu-2: .*elsewhere"):
         cut.start(wanted)
     assert states(all_of_it.jobs) == ["absent"] * 3
     all_of_it.start(wanted)
@@ -100,16 +117,19 @@ def test_a_start_that_broke_off_between_two_members_is_continued(gang, jobs_dir,
 
 
 @pytest.mark.parametrize("order", StartupOrder)
-def test_an_end_that_broke_off_between_two_members_is_finished_before_a_start(gang, jobs_dir, order):
-    """A member that was removed must not join others that ran without it."""
+def test_an_end_that_broke_off_between_two_members_starts_nothing(gang, jobs_dir, order):
+    """A member that was removed must not join others that ran without it: its lease is over."""
     allocation = gang_allocation(startup_order=order.value)
     all_of_it, wanted = gang(f"echo $MY_RANK >> {jobs_dir}/began; {SLEEP}", allocation)
     all_of_it.start(wanted)
     wait_for(lambda: len((jobs_dir / "began").read_text().split()) == 3)
     LocalLauncher().stop(wanted[0 if order is StartupOrder.TOGETHER else 1].key)
-    assert all_of_it.start(wanted)
-    wait_for(lambda: sorted((jobs_dir / "began").read_text().split()) == ["0", "0", "1", "1", "2", "2"])
-    assert states(all_of_it.jobs) == ["running"] * 3
+    with pytest.raises(AlreadyEndedError):
+        all_of_it.start(wanted)
+    assert all_of_it.stop().ran == 2
+    with pytest.raises(AlreadyEndedError):
+        all_of_it.start(wanted)
+    assert len((jobs_dir / "began").read_text().split()) == 3
 
 
 @pytest.mark.parametrize("order", StartupOrder)
@@ -136,15 +156,15 @@ def test_a_member_that_failed_is_not_started_again(gang, jobs_dir):
 def test_the_next_lease_does_not_start_beside_the_job_of_an_earlier_one(gang):
     earlier, wanted = gang(SLEEP)
     earlier.start(wanted)
-    later, next_wanted = gang(SLEEP, gang_allocation(token=2))
-    with pytest.raises(LauncherError, match=r"rank 0 on gpu-0: job \S+-1\.\d of an earlier lease"):
-        later.start(next_wanted)
+    later = GangJob.planned(gang_allocation(token=2), "local", None)
+    failed = later.prepare(wanted_of(later, SLEEP)).failed
+    assert re.search(r"rank 0 on gpu-0: job \S+-1\.\d of an earlier lease", str(failed["gpu-0"]))
     earlier.stop()
-    assert later.start(next_wanted)
+    assert not later.prepare(wanted_of(later, SLEEP)).failed
 
 
-def test_the_job_of_one_server_starts_as_before(gang):
-    alone, wanted = gang("exit 3", gang_allocation(nodes=1), port=1)
+def test_the_job_of_one_server_starts_alone(gang):
+    alone, wanted = gang("exit 3", gang_allocation(nodes=1))
     assert alone.start(wanted)
     [job] = alone.jobs
     wait_for(lambda: LocalLauncher().status(job.key).state is JobState.FINISHED)

@@ -1,20 +1,23 @@
 """Leases and jobs of tasks that have ended, with real jobs of the local launcher."""
 
-import socket
 from time import time as real_time
 
 import pytest
 
 from resource_manager import GPUResourceManager
-from resource_manager.core.changes import GpuClosed
+from resource_manager.core.changes import GpuClosed, Quarantined
+from resource_manager.core.models import JobPlace
 from resource_manager.core.teams import Team, Teams
+from resource_manager.errors import LeaseNotFoundError
 from resource_manager.jobs import reconcile as reconcile_module
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.reconcile import reconcile as reconcile_instance
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
+from tests.builders import redefine
 from tests.eventually import wait_until_ended
+from tests.jobs.gangs import place
 
 
 class States:
@@ -53,7 +56,7 @@ def submit(manager, task, gpus=8, **labels):
 
 
 def start_job(manager, task, command):
-    allocation = submit(manager, task, launcher="local", host=socket.gethostname())
+    allocation = place(manager, submit(manager, task))
     [job] = RunningJob.all_of(allocation)
     key = job.key
     LocalLauncher().start(Job(key, ("/bin/sh", "-c", command)))
@@ -74,11 +77,57 @@ def test_the_job_of_an_ended_task_is_stopped_before_its_gpus_are_free(manager):
 
 
 def test_a_lease_is_kept_while_its_job_is_unreachable(manager):
-    submit(manager, identity("over"), launcher="local", host="elsewhere")
+    allocation = submit(manager, identity("over"))
+    elsewhere = JobPlace("local", machine="elsewhere", folder="/jobs", mark="f00d", user="ada")
+    manager.place_job(allocation["task_id"], [elsewhere], fencing_token=allocation["fencing_token"])
     (action,) = reconcile(manager, States())
     assert action.action == "kept"
-    assert "the job is on elsewhere" in action.detail
+    assert "elsewhere" in action.detail
     assert len(manager.leases()) == 1
+
+
+def test_a_lease_whose_job_was_not_placed_is_released_wherever_its_task_ran(manager):
+    """Nothing can run: a start would have to place it first, and finds no lease then."""
+    allocation = submit(manager, identity("over"), launcher="ssh")
+    (action,) = reconcile(manager, States())
+    assert (action.action, action.detail) == ("released", "it had no job")
+    with pytest.raises(LeaseNotFoundError):
+        place(manager, allocation)
+
+
+def placed_by_hand(manager, command):
+    """Return the key of a job of `gpu-manager run`, whose caller is gone and whose lease is quarantined."""
+    allocation = place(manager, manager.submit("hand:ada@desk/1", 8, 8, ttl=60))
+    [job] = RunningJob.all_of(allocation)
+    LocalLauncher().start(Job(job.key, ("/bin/sh", "-c", command)))
+    manager.commit(lambda cluster, now: [Quarantined(job.task_id, job.fencing_token, now)])
+    assert manager.leases()[0]["state"] == "ERROR"
+    return job.key
+
+
+def test_a_quarantined_lease_of_no_task_ends_once_its_job_is_seen_to_be_over(manager):
+    key = placed_by_hand(manager, "exit 0")
+    wait_until_ended(LocalLauncher(), key)
+    (action,) = reconcile(manager, States())
+    assert (action.action, action.detail) == ("released", "its job was over already")
+    assert manager.leases() == []
+
+
+def test_a_quarantined_lease_of_no_task_stays_while_its_job_runs(manager):
+    key = placed_by_hand(manager, "sleep 600")
+    assert reconcile(manager, States()) == []
+    assert LocalLauncher().status(key).state is JobState.RUNNING
+    assert len(manager.leases()) == 1
+    LocalLauncher().stop(key, 0)
+
+
+def test_a_lease_released_by_force_ends_with_its_job_whatever_its_task_does(manager):
+    task = identity("forced")
+    key = start_job(manager, task, "sleep 600")
+    assert manager.release(task.lease_id, job_end="forced") == "quarantined"
+    (action,) = reconcile(manager, States(unfinished=[task]))
+    assert (action.action, action.detail) == ("released", "its job was stopped")
+    assert LocalLauncher().status(key).state is JobState.ABSENT
 
 
 def test_the_pending_request_of_an_ended_task_is_cancelled(manager):
@@ -139,7 +188,7 @@ def test_the_job_of_a_lease_whose_gpu_failed_is_stopped_and_its_task_ends_the_le
 @pytest.fixture
 def take(manager):
     """Return a function that preempts the lease of a task, as if that began some seconds ago."""
-    manager.apply_teams(Teams((Team("vision", 32),), True, 0.0, 0.0))
+    redefine(manager, teams=Teams((Team("vision", 32),), True, 0.0, 0.0))
 
     def take(task, seconds_ago):
         server = manager.status_of(task.lease_id)["server_name"]

@@ -80,10 +80,10 @@ class ManagerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.model = Model(now=1e9)
-        settings = Settings(lease_ttl_s=TTL_S)
+        rules = {"lease_ttl_s": TTL_S}
         inventory = default_inventory(SERVERS)
         self.managers = [
-            GPUResourceManager(settings, store=store, inventory=inventory)
+            GPUResourceManager(Settings(), store=store, inventory=inventory, cluster=rules)
             for store in type(self).make_stores(lambda: self.model.now)
         ]
         self.turn = 0

@@ -24,7 +24,10 @@ from resource_manager.storage.memory import MemoryStore
 from tests.builders import Clock
 
 PLACE = JobPlace("ssh", "gpu-a:22", "gpu_ssh", "0123 gpu-a", "/home/ada/.gpu-manager/jobs", "f00d", "ada")
-NODES = [Node(name, number, {"cpus": 8}, tuple(map(Gpu, range(2)))) for number, name in enumerate(("a", "b"))]
+NODES = [
+    Node(name, number, {"cpus": 8}, tuple(map(Gpu, range(2))), f"10.0.0.{number}")
+    for number, name in enumerate("ab")
+]
 
 
 @pytest.fixture

@@ -29,7 +29,6 @@ CHANGES = (
     "/api/servers/0/adopt",
     "/api/servers/0/open-gpu",
     "/api/reset",
-    "/api/teams",
     "/api/maintenance",
     "/api/maintenance/remove",
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from resource_manager.core.changes import Drained, Quarantined
+from resource_manager.core.changes import AgentLost, Drained, Quarantined
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request, Spread
 from resource_manager.core.refusal import RefusalKind
@@ -86,6 +86,16 @@ def test_drained_servers_and_quarantined_leases_are_said_to_be_in_the_way() -> N
     assert (refusal.kind, refusal.detail) == (
         RefusalKind.MAINTENANCE,
         "0 of 2 servers have 2 GPUs free; b has 2 but is drained: fan",
+    )
+
+
+def test_a_silent_server_keeps_a_gang_waiting_for_capacity() -> None:
+    cluster = cluster_of("ab")
+    cluster.apply(AgentLost("b", 66.0, 6.0))
+    refusal = no_capacity(cluster, gang("g", 2))
+    assert (refusal.kind, refusal.detail) == (
+        RefusalKind.NO_CAPACITY,
+        "1 of 2 servers have 2 GPUs free; b has 2 but has been silent since 1970-01-01T00:00Z",
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
-from resource_manager.core.changes import Drained, Granted, Quarantined, Queued
+from resource_manager.core.changes import AgentLost, Drained, Granted, Quarantined, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request, Utility
 from resource_manager.manager import runtime_learner
@@ -116,6 +116,19 @@ def test_the_lease_that_is_named_is_on_a_server_that_could_take_the_request() ->
     assert starts["closed"].detail == "gpu-server-0 has 0 but is drained"
 
 
+def test_a_request_that_only_a_silent_server_could_take_has_no_estimate_and_is_told_so() -> None:
+    cluster = busy(600.0, 600.0)
+    cluster.apply(AgentLost("gpu-server-0", 70.0, 10.0))
+    cluster.apply(Queued(Request("w", 8, required_node="gpu-server-0"), 71.0, 1, 71.0))
+    cluster.apply(Queued(Request("x", 8), 72.0, 2, 72.0))
+    starts = estimate_starts(cluster, FIRST_FIT, FIFO, 80.0)
+    assert (starts["w"].at, starts["w"].detail) == (
+        None,
+        "gpu-server-0 has 0 but has been silent since 1970-01-01T00:00Z",
+    )
+    assert (starts["x"].at, starts["x"].node) == (600.0, "gpu-server-1")
+
+
 def test_a_request_behind_another_has_the_same_detail() -> None:
     cluster = busy(None, 600.0)
     cluster.apply(Queued(Request("head", 8, required_node="gpu-server-0"), 1.0, 1, 1.0))
@@ -142,7 +155,8 @@ def manager(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> GPUResourceManager
     """Manager of one server of 8 GPUs with backfill, which learns runtimes at every query."""
     monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
     return GPUResourceManager(
-        Settings(store="memory://", order="fifo+backfill"),
+        Settings(store="memory://"),
+        cluster={"order": "fifo+backfill"},
         store=MemoryStore(clock=clock),
         inventory=default_inventory(1, 8, 64),
     )

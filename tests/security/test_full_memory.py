@@ -115,7 +115,7 @@ def test_a_browser_logs_in_and_out_with_full_memory(server: RedisServer) -> None
 
 def test_a_lock_hand_off_and_a_restart_work_with_full_memory(server: RedisServer) -> None:
     """Even the lock writes, and so does the first read of a Redis after its restart."""
-    with GPUResourceManager.from_url(server.url, lease_confirmation_window_s=0) as manager:
+    with GPUResourceManager.from_url(server.url, confirmation_window_s=0) as manager:
         manager.allocate_resources("t", 8, 1)
         fill(server)
         lock = RedisLock(RedisClient.from_url(server.url))

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import (
     Job,
     LauncherError,
+    LauncherUnreachableError,
     build_docker_cmd,
     directory_job,
     job_key,
+    open_at,
     open_launcher,
 )
 from resource_manager.jobs.launchers.local import LocalLauncher
@@ -175,11 +179,42 @@ def test_an_invalid_address_is_an_error_in_one_line(address: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def lease_at(place: JobPlace) -> dict[str, Any]:
+    """Return a lease whose owner says that its job is there."""
+    member = {"rank": 0, "server_name": "a", "address": "real"}
+    labels = {"key": "../..", "address": "evil"}
+    lease = {"task_id": "../..", "fencing_token": 1, "labels": labels, "members": [member], "nodes": 1}
+    return {**lease, "job_places": [asdict(place)]}
+
+
 def test_a_lease_cannot_make_a_job_key_that_is_a_path(tmp_path: Path) -> None:
     """Only `job_key` makes the key of a lease's job; labels of the lease cannot name another job."""
-    labels = {"launcher": "local", "host": socket.gethostname(), "key": "../..", "address": "evil"}
-    member = {"rank": 0, "server_name": "a", "address": "real"}
-    lease = {"task_id": "../..", "fencing_token": 1, "labels": labels, "members": [member]}
-    [job] = RunningJob.all_of(lease)
+    [job] = RunningJob.all_of(lease_at(JobPlace("ssh", "evil", machine="m")))
     assert job.key == job_key("../..", 1)
     assert directory_job.status(str(tmp_path), job.key)["state"] == "absent"
+
+
+def test_the_owner_of_a_lease_cannot_send_others_to_a_server_of_their_choice() -> None:
+    """Reconciler and console log in with their own credentials, so only where the inventory says."""
+    [job] = RunningJob.all_of(lease_at(JobPlace("ssh", "evil", machine="m")))
+    assert job.place.address == "real"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of another user")
+def test_a_folder_of_another_user_is_not_looked_at_whoever_asks(tmp_path: Path) -> None:
+    """Its owner could write another's process group into it, to be killed by one with more rights."""
+    victim = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    launcher = LocalLauncher(str(tmp_path))
+    place = launcher.prepare(Job("gpu-x-00000000-1", ("true",)))
+    job = tmp_path / "gpu-x-00000000-1"
+    (job / "lock").touch()
+    (job / "group").write_text(str(victim.pid))
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        os.chown(path, 65534, 65534)
+    try:
+        with pytest.raises(LauncherUnreachableError, match=r"of user .*ask from there, as that user"):
+            open_at(place).stop("gpu-x-00000000-1", 0)
+        assert victim.poll() is None
+    finally:
+        victim.kill()
+        victim.wait()

@@ -23,6 +23,7 @@ from resource_manager.agent.sending import ReportRefusedError, ReportSender
 from resource_manager.cli import main
 from resource_manager.cli.base import Failure
 from resource_manager.cli.target import Target
+from resource_manager.core.models import JobPlace
 from resource_manager.jobs import running_job
 from resource_manager.jobs.launchers import (
     Job,
@@ -74,7 +75,8 @@ def test_a_command_reaches_its_server_word_for_word(
     show = "import json, os, sys; json.dump([sys.argv[1:], os.environ['EVIL']], open('said', 'w'))"
     evil = "$(touch pwned)\n'\"; touch pwned"
     job = Job("gpu-t-00000000-1", (sys.executable, "-c", show, *words), {"EVIL": evil})
-    assert terminal.attend("-oProxyCommand=touch pwned@h", job, here).wait(60) == 0
+    place = LocalLauncher(place=JobPlace("terminal", "-oProxyCommand=touch pwned@h")).prepare(job)
+    assert terminal.attend(place, job, here).wait(60) == 0
     assert json.loads((tmp_path / "said").read_text()) == [words, evil]
     assert not (tmp_path / "pwned").exists()
 

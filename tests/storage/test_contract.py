@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from resource_manager.core.changes import (
+    AgentLost,
     AgentSeen,
     Cancelled,
     Change,
@@ -29,6 +30,7 @@ from resource_manager.core.changes import (
     Queued,
     Released,
     Renewed,
+    Restored,
 )
 from resource_manager.core.cluster import Adoption, ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
@@ -738,6 +740,32 @@ def test_reports_live_for_a_time_and_their_record_longer(open_client: OpenStore)
     store.reports.put("gpu-a", b"{}", b"{}", 0.001)
     wait_for(lambda: not same.reports.reports(["gpu-a"]), 10)
     assert same.reports.records(["gpu-a"]) == {"gpu-a": b"{}"}
+
+
+def test_a_silent_server_is_closed_for_every_replica_until_its_agent_reports_or_it_is_restored(
+    open_client: OpenStore,
+) -> None:
+    store = open_client()
+    mine = started(store)
+    lost = AgentLost("gpu-server-0", 61.5, 1.25)
+    request = Request("t", 1)
+    steps: list[tuple[Change, tuple[AgentLost, ...], bool]] = [
+        (AgentSeen("gpu-server-0", 1.0), (), True),
+        (Granted(Lease(request, (Placement("gpu-server-0", (2,)),), 1, 2.0, 1e12), 2.0), (), True),
+        (lost, (lost,), True),
+        (Released("t", 1, 62.0), (lost,), True),
+        (AgentSeen("gpu-server-0", 70.0), (), True),
+        (Drained("gpu-server-0", 71.0), (), True),
+        (Restored("gpu-server-0", 72.0), (), True),
+        (lost, (lost,), True),
+        (Restored("gpu-server-0", 80.0), (), False),
+    ]
+    for step, silent, is_watched in steps:
+        commit(store, mine, lambda now, step=step: [step])
+        found = fresh(open_client())
+        assert found == normal(mine.snapshot())
+        assert (found.silent, bool(found.watched)) == (silent, is_watched)
+    assert [entry.gpu_id for entry in mine.snapshot().cleaning] == [2], "released while nobody could see"
 
 
 def test_what_members_of_a_gang_held_is_cleaned_by_every_replica(open_client: OpenStore) -> None:

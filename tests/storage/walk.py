@@ -53,9 +53,9 @@ def first_state(count: int = 4) -> Snapshot:
     return Snapshot(version=0, last_fencing_token=0, sequence=0, nodes=servers(count))
 
 
-def started(store: Store) -> ClusterState:
+def started(store: Store, settings: ClusterSettings = ClusterSettings()) -> ClusterState:  # noqa: B008
     """Return a replica of the first state, which is written if the store is empty."""
-    store.initialise(first_state())
+    store.initialise(replace(first_state(), settings=settings))
     replica = store.refresh(None)
     assert replica is not None
     return replica
@@ -182,7 +182,8 @@ class Walk:
         state = rng.choice(cluster.nodes)
         kind = rng.randrange(5)
         if kind == 0:
-            return [(AgentLost if state.watched and rng.random() < 0.3 else AgentSeen)(state.name, now)]
+            is_lost = state.watched and rng.random() < 0.3
+            return [AgentLost(state.name, now, now - 60.0) if is_lost else AgentSeen(state.name, now)]
         if kind == 1 and not state.closed_gpus:
             return [GpuClosed(state.name, rng.randrange(8), "", "xid 79", now, stop=rng.random() < 0.5)]
         if kind == 2 and state.closed_gpus:
@@ -196,7 +197,7 @@ class Walk:
         if kind == 0 and len(open_nodes) > 2:
             return [Drained(open_nodes[-1].name, now, "fans", failed=self.rng.random() < 0.5)]
         if kind == 1:
-            return [Restored(state.name, now) for state in cluster.nodes if state.drained is not None]
+            return [Restored(state.name, now) for state in cluster.nodes if state.drained or state.silent]
         if kind == 2:
             keep = servers(self.rng.randint(3, 5))
             adopted = self.rng.choice(("", keep[0].name))

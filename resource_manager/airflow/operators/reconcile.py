@@ -8,14 +8,12 @@ from typing import Any
 
 from airflow.sdk import DAG, BaseOperator
 
-from resource_manager.agent.receiving import note_silence
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.task_state import ExecutionTaskStates
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.reconcile import reconcile
-from resource_manager.manager.manager import GPUResourceManager
 
 
 class GPUReconcileOperator(BaseOperator):
@@ -34,8 +32,6 @@ class GPUReconcileOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         manager = GPUManagerHook(self.gpu_conn_id).get_conn()
         try:
-            if isinstance(manager, GPUResourceManager):  # the service notes silence itself
-                note_silence(manager)
             done = reconcile(manager, ExecutionTaskStates(), instance_id())
         except ResourceManagerError as error:
             raise AirflowException(str(error)) from error

@@ -1,6 +1,7 @@
 """Launchers, which run the job of a granted lease: a protocol and its implementations by name."""
 
 from resource_manager.jobs.launchers.base import (
+    AlreadyEndedError,
     Job,
     JobState,
     JobStatus,
@@ -10,10 +11,11 @@ from resource_manager.jobs.launchers.base import (
     job_key,
 )
 from resource_manager.jobs.launchers.docker_command import build_docker_cmd
-from resource_manager.jobs.launchers.registry import LAUNCHERS, open_launcher
+from resource_manager.jobs.launchers.registry import LAUNCHERS, open_at, open_launcher
 
 __all__ = [
     "LAUNCHERS",
+    "AlreadyEndedError",
     "Job",
     "JobState",
     "JobStatus",
@@ -22,5 +24,6 @@ __all__ = [
     "LauncherUnreachableError",
     "build_docker_cmd",
     "job_key",
+    "open_at",
     "open_launcher",
 ]

@@ -10,16 +10,25 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from resource_manager.core.models import MILLI_PER_GPU
+from resource_manager.core.models import MILLI_PER_GPU, JobPlace
 from resource_manager.errors import ResourceManagerError
 
 
 class LauncherError(ResourceManagerError):
-    """Job could not be started, watched or stopped; the message says what to do."""
+    """Job could not be started, watched or stopped; the message says what to do.
+
+    `server` is the one of the lease's servers that it is about, empty where that is not known.
+    """
+
+    server: str = ""
 
 
 class LauncherUnreachableError(LauncherError):
     """Machine of the job does not answer, so it is unknown whether the job still runs."""
+
+
+class AlreadyEndedError(LauncherError):
+    """Job was stopped within the last day, maybe before it was started: it is not started again."""
 
 
 class JobState(StrEnum):
@@ -81,16 +90,25 @@ class Job:
 
 
 class Launcher(Protocol):
-    """Runner of jobs on one machine; every method is idempotent by the job's key, from any process."""
+    """Runner of jobs on one machine; every method is idempotent by the job's key, from any process.
 
-    def prepare(self, job: Job) -> None:
-        """Make ready what a start needs, and start nothing; raises `LauncherError` if it would fail.
+    One that was opened at a job's place, or has prepared a job, looks nowhere else: where another machine,
+    folder or engine answers, every method raises `LauncherUnreachableError`.
+    """
 
-        It also fails while a job of an earlier lease of the same id runs there, or if `port` is taken.
+    def prepare(self, job: Job) -> JobPlace:
+        """Make ready what a start needs, and start nothing; return where the job will be.
+
+        Raises `LauncherError` if a start would fail, while a job of an earlier lease of the same id runs
+        there, or if `port` is taken, and `AlreadyEndedError` after a `stop`.
         """
 
     def start(self, job: Job) -> None:
-        """Start the job detached from this process, unless it was started before."""
+        """Start the job detached from this process, unless it was started before.
+
+        Raises `AlreadyEndedError` after a `stop`, `LauncherUnreachableError` if it is unknown whether the job
+        runs; after any other `LauncherError` no process of it does.
+        """
 
     def status(self, key: str) -> JobStatus:
         """Return the job's status; raises `LauncherUnreachableError` if it cannot be known."""
@@ -109,11 +127,15 @@ class Launcher(Protocol):
 
         Returns once the job has ended, or after `wait_s`; call it again until it has. The grace is that of
         the first call and counts from then, whichever process made it; the job finds it in the file that
-        `$GPU_PREEMPT_FILE` names. Raises `LauncherError` if it is unknown whether the job ended.
+        `$GPU_PREEMPT_FILE` names. Raises as `stop` does.
         """
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:
-        """End the job as `terminate` does, and remove it; return once it is gone."""
+        """End the job as `terminate` does, and remove it; return once it is gone.
+
+        From then on for a day no `start` of it succeeds, also if there was no job. Raises
+        `LauncherUnreachableError` if it is unknown whether the job is gone.
+        """
 
     def close(self) -> None:
         """Close the connection; the jobs continue."""

@@ -3,6 +3,8 @@
 `<root>/<key>/` holds `log`, `group` (the process group), `exit_code` once the job has ended, `lock`, and
 `preempted` once the job was told that its lease is taken. `<root>/kept/<key without its lease's fencing
 token>/` is the job's own: it stays for the next lease of the same id, until a job has succeeded.
+`<root>/ended/<key>` is the tombstone of a job that was stopped, kept for a day: it is not started again.
+`<root>/mark` has a number that only this folder has, so that nobody takes another for it.
 Every process of the job inherits a flock on `lock`, so the lock is free only when the job is gone, even if
 some of its processes were killed or process ids were reused. A process that closed the inherited
 descriptor, as Python's subprocesses do, is found by `GPU_JOB_LOCK` in its environment when the job is
@@ -16,7 +18,9 @@ import errno
 import fcntl
 import json
 import os
+import pwd
 import re
+import select
 import shutil
 import signal
 import socket
@@ -30,14 +34,24 @@ from typing import Any
 DEFAULT_ROOT = "~/.gpu-manager/jobs"
 CHECKPOINT = "checkpoint"
 PREEMPTED = "preempted"
+SIGN = "sign"
+KEPT = "kept"
+ENDED = "ended"
+ENDED_S = 86400.0
 LOG_CHUNK_BYTES = 256 * 1024
 STARTER_TIMEOUT_S = 10.0
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 ENDING = (signal.SIGTERM, signal.SIGHUP)
+ENDED_CODE = 128 + signal.SIGTERM
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTTOU)
 
-# The outer shell exits at once, so that the job has no parent here. If it cannot write `group`, as on a full
-# disk, it starts nothing, since a job without this file would be started twice. The inner shell writes the
-# exit code; it traps the signals that end the job, and a trapped signal is reset to its default in children.
+# The outer shell exits at once, so that the job has no parent here. It looks for the tombstone when `stop`
+# already sees it, so a start that was halted before starts nothing. If it cannot write `group`, as on a full
+# disk, it starts nothing either, since a job without this file would be started twice. The inner shell writes
+# the exit code; it traps the signals that end the job; a trapped signal is reset to its default in children.
 WRAPPER = """
+ended=$1; shift
+[ ! -e "$ended" ] || exit
 echo $$ > group.new && mv group.new group || exit
 (
     trap : TERM INT HUP USR2
@@ -48,13 +62,64 @@ echo $$ > group.new && mv group.new group || exit
 """
 
 
+class RefusedError(Exception):
+    """The call was refused, for a reason that its caller has to tell from other errors."""
+
+
+class ElsewhereError(RefusedError):
+    """The job is on another machine, in another folder or another user's: its state is unknown here."""
+
+
+class NotStartedError(RefusedError):
+    """The job was not started, and no process of it runs."""
+
+
+class AlreadyEndedError(NotStartedError):
+    """The job was stopped, so it is not started again."""
+
+
+def machine() -> str:
+    """Return what tells this machine from others: its name, which a container has too, and its id."""
+    try:
+        with open("/etc/machine-id") as file:
+            return f"{socket.gethostname()}/{file.read().strip()}"
+    except OSError:
+        return socket.gethostname()
+
+
+def verify(key: str, place: Mapping[str, str]) -> None:
+    """Raise `ElsewhereError` unless the job's place, as `prepare` returns it, is this machine and folder."""
+    here, reason = machine(), ""
+    there, asked = (name.partition("/")[0] for name in (place["machine"], here))
+    if place["machine"] != here:
+        reason = ", another machine of that name" if there == asked else ""
+    else:
+        mark = os.path.join(place["folder"], "mark")
+        try:
+            if _text(mark) != place["mark"]:
+                reason = ", where that folder is another one"
+            elif os.stat(mark).st_uid == os.geteuid():
+                return
+            # Else its owner could have a user with more rights kill a process group of their choice.
+        except OSError as error:
+            reason = f", where that folder cannot be read: {error.strerror}"
+    raise ElsewhereError(
+        f"job {key} is on {there} in {place['folder']} of user {place['user']}, but {asked} was asked as "
+        f"{_user()}{reason}: ask from there, as that user"
+    )
+
+
 def prepare(root: str, key: str, port: int = 0) -> dict[str, Any]:
     """Make the job's directory and test that a start can write there and that `port`, if any, is free.
 
-    Returns {"running": the other jobs of this root that run}. Raises `OSError`.
+    Returns {"running": the other jobs of this root that run}, and the job's place as "machine", "folder",
+    "mark" and "user". Raises `OSError`, or `AlreadyEndedError`.
     """
+    _refuse_ended(root, key)
     directory = _directory(root, key)
-    os.makedirs(directory, mode=0o700, exist_ok=True)
+    folder = os.path.dirname(directory)
+    for path in (directory, os.path.join(folder, ENDED)):
+        os.makedirs(path, mode=0o700, exist_ok=True)
     with open(os.path.join(directory, "prepared"), "w") as file:
         file.write("1\n")
     if port:
@@ -64,8 +129,13 @@ def prepare(root: str, key: str, port: int = 0) -> dict[str, Any]:
                 probe.bind(("", port))
             except OSError as error:
                 raise OSError(f"port {port} cannot be bound: {error.strerror}") from error
-    others = [name for name in os.listdir(os.path.dirname(directory)) if name not in (key, "kept")]
-    return {"running": [name for name in others if status(root, name)["state"] == "running"]}
+    return {
+        "running": [name for name in _jobs(root) if name != key and status(root, name)["state"] == "running"],
+        "machine": machine(),
+        "folder": folder,
+        "mark": _mark(folder),
+        "user": _user(),
+    }
 
 
 def start(
@@ -76,133 +146,177 @@ def start(
     working_dir: str = ".",
     files: Mapping[str, str] | None = None,
 ) -> None:
-    """Start `command` in a new session, unless this job was started before; raises `RuntimeError`.
+    """Start `command` in a new session, unless this job was started before.
 
-    Each of the variables in `files` has the path of a file with the text given there.
+    Each of the variables in `files` has the path of a file with the text given there. Raises
+    `NotStartedError` if no process of the job runs; after any other error it is unknown.
     """
     directory = _directory(root, key)
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    paths = {variable: os.path.join(directory, variable.lower()) for variable in files or {}}
-    own = _own_directory(root, key)
-    os.makedirs(own, mode=0o700, exist_ok=True)
     deadline = time.monotonic() + STARTER_TIMEOUT_S
-    while not os.path.exists(os.path.join(directory, "group")):
-        with _locked(directory, fcntl.LOCK_EX) as lock:
-            if lock is not None:
-                for variable, path in paths.items():
-                    with open(path, "w") as file:
-                        file.write((files or {})[variable])
-                started = subprocess.run(
-                    ["/bin/sh", "-c", WRAPPER, "sh", *command],
-                    cwd=directory,
-                    env={
-                        **os.environ,
-                        **environment,
-                        **paths,
-                        "GPU_JOB_DIR": own,
-                        "GPU_CHECKPOINT_FILE": os.path.join(own, CHECKPOINT),
-                        "GPU_PREEMPT_FILE": os.path.join(directory, PREEMPTED),
-                        "GPU_JOB_WORKING_DIR": os.path.abspath(working_dir),
-                        "GPU_JOB_LOCK": os.path.join(directory, "lock"),
-                    },
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=(lock,),
-                    start_new_session=True,
-                    stderr=subprocess.PIPE,
-                )
-                if started.returncode != 0:
-                    reason = started.stderr.decode("utf-8", "replace").strip()
-                    raise RuntimeError(f"{directory} cannot be written: {reason}")
-                return
+    while True:
+        _refuse_ended(root, key)
+        try:
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            with _locked(directory, fcntl.LOCK_EX, os.O_CREAT) as lock:
+                if _exists(os.path.join(directory, "group")):
+                    return
+                if lock is not None:
+                    started = _spawn(root, key, lock, command, environment, working_dir, files or {})
+        except OSError as error:
+            if _exists(os.path.join(directory, "lock")):
+                raise
+            raise NotStartedError(str(error)) from error
+        if lock is not None:
+            break
         if time.monotonic() > deadline:
             raise RuntimeError(f"another process holds {directory}/lock and does not start the job")
         time.sleep(0.02)  # another process tests the lock or is starting the job
+    if started.returncode != 0:
+        terminate(root, key, 0.0)  # a signal may have ended the outer shell alone
+        _refuse_ended(root, key)
+        reason = started.stderr.decode("utf-8", "replace").strip()
+        raise NotStartedError(f"{directory} cannot be written: {reason}")
 
 
-class Ended(BaseException):
-    """SIGTERM or SIGHUP came: the caller of `attend` wants the job to end, or is gone."""
+def _spawn(
+    root: str,
+    key: str,
+    lock: int,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    working_dir: str,
+    files: Mapping[str, str],
+) -> subprocess.CompletedProcess[bytes]:
+    """Start the job's shells, with the lock; raises `NotStartedError` if there are none."""
+    directory, own = _directory(root, key), _own_directory(root, key)
+    paths = {variable: os.path.join(directory, variable.lower()) for variable in files}
+    try:
+        os.makedirs(own, mode=0o700, exist_ok=True)
+        for variable, path in paths.items():
+            with open(path, "w") as file:
+                file.write(files[variable])
+        return subprocess.run(
+            ["/bin/sh", "-c", WRAPPER, "sh", _tombstone(root, key), *command],
+            cwd=directory,
+            env={
+                **os.environ,
+                **environment,
+                **paths,
+                "GPU_JOB_DIR": own,
+                "GPU_CHECKPOINT_FILE": os.path.join(own, CHECKPOINT),
+                "GPU_PREEMPT_FILE": os.path.join(directory, PREEMPTED),
+                "GPU_JOB_WORKING_DIR": os.path.abspath(working_dir),
+                "GPU_JOB_LOCK": os.path.join(directory, "lock"),
+            },
+            stdin=subprocess.DEVNULL,
+            pass_fds=(lock,),
+            start_new_session=True,
+            stderr=subprocess.PIPE,
+        )
+    except (OSError, ValueError) as error:
+        raise NotStartedError(str(error)) from error
 
 
 def attend(
-    root: str, key: str, command: Sequence[str], environment: Mapping[str, str], working_dir: str = "."
+    root: str,
+    key: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    working_dir: str = ".",
+    ttl_s: float = 0.0,
 ) -> int:
     """Run `command` in this process's terminal; return its exit code, 128 + n if signal n ended it.
 
     All its processes end with it, and when this process gets SIGTERM or SIGHUP, as it does when its parent
-    dies: then the exit code is 143. Raises `RuntimeError` if this job was started before.
+    dies, or after `ttl_s` (if any) without a `sign` of its caller: then the exit code is 143. Raises
+    `RefusedError`, `RuntimeError` or `OSError` if it was not started.
     """
-    directory = _directory(root, key)
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    # Held back while the job starts: one that came between would leave it behind.
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    for number in ENDING:
-        signal.signal(number, _ended)
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTTOU):
+    woken, wake = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    for number in (*ENDING, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    for number in TERMINAL_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGHUP)  # PR_SET_PDEATHSIG
     terminal = next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
-    with _locked(directory, fcntl.LOCK_EX) as lock:
-        if lock is None or os.path.exists(os.path.join(directory, "group")):
+    directory = _directory(root, key)
+    _refuse_ended(root, key)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    _write(directory, SIGN, "")
+    with _locked(directory, fcntl.LOCK_EX, os.O_CREAT) as lock:
+        if lock is None or _exists(os.path.join(directory, "group")):
             raise RuntimeError(f"job {key} was started before")
+        if _is_told_to_end(woken, 0.0):
+            return ENDED_CODE
 
         def own_group() -> None:
             os.setpgid(0, 0)
-            with open(os.path.join(directory, "group"), "w") as file:
-                file.write(str(os.getpid()))
+            _write(directory, "group", str(os.getpid()))
+            if _exists(_tombstone(root, key)):
+                os._exit(ENDED_CODE)
             if terminal is not None:
                 os.tcsetpgrp(terminal, os.getpid())
-            for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTTOU, *ENDING):
+            for number in TERMINAL_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
-        lock_path = os.path.join(directory, "lock")
         try:
             job = subprocess.Popen(
                 command,
                 cwd=os.path.expanduser(working_dir),
-                env={**os.environ, **environment, "GPU_JOB_LOCK": lock_path},
+                env={**os.environ, **environment, "GPU_JOB_LOCK": os.path.join(directory, "lock")},
                 pass_fds=(lock,),
                 preexec_fn=own_group,
             )
-        except OSError as error:
-            print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        except (OSError, subprocess.SubprocessError) as error:
+            reason = error.strerror if isinstance(error, OSError) else f"{directory} cannot be written"
+            print(f"{command[0]}: {reason}", file=sys.stderr)
             return 127 if isinstance(error, FileNotFoundError) else 126
-    try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-        code = _wait(job.pid)
-        _ignore_ending()
-    except Ended:
-        code = 128 + signal.SIGTERM
+    code = _wait(job.pid, woken, os.path.join(directory, SIGN), ttl_s)
     if terminal is not None:
         with suppress(OSError):  # the terminal is gone
             os.tcsetpgrp(terminal, os.getpgrp())
     terminate(root, key)
-    with suppress(OSError), open(os.path.join(directory, "exit_code"), "w") as file:
-        file.write(str(code))
+    if _exists(_tombstone(root, key)):
+        shutil.rmtree(directory, ignore_errors=True)  # it may have been made after `stop`
+    else:
+        with suppress(OSError):  # another process has just stopped the job
+            _write(directory, "exit_code", str(code))
     return code
 
 
-def _ended(number: int, frame: Any) -> None:
-    _ignore_ending()  # a hang-up comes twice: of the terminal, and of the parent's death
-    raise Ended
+def _wait(process: int, woken: int, sign_path: str, ttl_s: float) -> int:
+    """Return the exit code of a child, or that of SIGTERM if it has to end.
 
-
-def _ignore_ending() -> None:
-    for number in ENDING:
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _wait(process: int) -> int:
-    """Return the exit code of a child; one that Ctrl-Z stopped goes on, since its lease would be idle."""
+    One that Ctrl-Z stopped goes on, since its lease would be idle.
+    """
+    signed, silent_since = _modified_at(sign_path), time.monotonic()
     while True:
-        _, status = os.waitpid(process, os.WUNTRACED)
-        if os.WIFSTOPPED(status):
+        found, status = os.waitpid(process, os.WNOHANG | os.WUNTRACED)
+        if found and os.WIFSTOPPED(status):
             os.killpg(process, signal.SIGCONT)
-        elif os.WIFSIGNALED(status):
-            return 128 + os.WTERMSIG(status)
-        else:
-            return os.WEXITSTATUS(status)
+        elif found:
+            return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        if _is_told_to_end(woken, ttl_s / 20 if ttl_s else None):
+            return ENDED_CODE
+        if _modified_at(sign_path) != signed:
+            signed, silent_since = _modified_at(sign_path), time.monotonic()
+        if ttl_s and time.monotonic() - silent_since >= ttl_s:
+            return ENDED_CODE
+
+
+def _is_told_to_end(woken: int, timeout_s: float | None) -> bool:
+    """Wait for a signal to this process; return whether one of them ends the job."""
+    ready, _, _ = select.select([woken], [], [], timeout_s)
+    return bool(ready) and any(number in ENDING for number in os.read(woken, 4096))
+
+
+def sign(root: str, key: str) -> None:
+    """Tell `attend` of the job, if it still runs, that its caller is there."""
+    with suppress(FileNotFoundError):
+        os.utime(os.path.join(_directory(root, key), SIGN))
 
 
 def status(root: str, key: str) -> dict[str, Any]:
@@ -217,15 +331,15 @@ def status(root: str, key: str) -> dict[str, Any]:
         "exit_code": None,
         "ended_at": None,
         "checkpoint_at": _modified_at(os.path.join(_own_directory(root, key), CHECKPOINT)),
-        "preempted": os.path.exists(os.path.join(directory, PREEMPTED)),
+        "preempted": _exists(os.path.join(directory, PREEMPTED)),
     }
-    if not os.path.isdir(directory):
+    if not _exists(directory):
         return found
     gone = _is_free(directory)
     exit_code = _number(directory, "exit_code")
     if exit_code is None and not gone:
         return {**found, "state": "running"}
-    if exit_code is None and _number(directory, "group") is None:
+    if exit_code is None and not _exists(os.path.join(directory, "group")):
         return found
     # A killed job writes no exit code.
     ended_at = _modified_at(os.path.join(directory, "exit_code"))
@@ -267,14 +381,14 @@ def terminate(root: str, key: str, grace_s: float = 10.0) -> None:
     process survives SIGKILL.
     """
     directory = _directory(root, key)
-    if not os.path.isdir(directory):
+    if not _exists(directory):
         return
     # A SIGTERM just before SIGKILL would only run a handler that was done, or leave it in its middle.
     steps = ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0))
     for signal_number, timeout_s in steps if grace_s > 0 else steps[1:]:
         deadline = time.monotonic() + timeout_s
         signalled = False
-        while not (_is_free(directory) and not any(_processes(directory))):
+        while not _is_gone(directory):
             # A second SIGTERM may interrupt a checkpoint.
             if not signalled or signal_number == signal.SIGKILL:
                 signalled = _signal(directory, signal_number)
@@ -298,11 +412,13 @@ def preempt(
     directory = _directory(root, key)
     told = os.path.join(directory, PREEMPTED)
     if status(root, key)["state"] == "running" and not os.path.exists(told):
-        _write_grace(told + ".new", grace_s)
-        os.replace(told + ".new", told)
-        _signal(directory, getattr(signal, f"SIG{signal_name}"))
+        with suppress(FileNotFoundError):  # another process has just stopped the job
+            _write_grace(told + ".new", grace_s)
+            os.replace(told + ".new", told)
+            _signal(directory, getattr(signal, f"SIG{signal_name}"))
     deadline = time.monotonic() + wait_s
-    while (found := status(root, key))["state"] == "running":
+    found = status(root, key)
+    while found["state"] == "running":
         kill_at = _kill_at(told)
         if kill_at is not None and time.time() >= kill_at:
             terminate(root, key, 0.0)
@@ -310,16 +426,121 @@ def preempt(
             return found
         else:
             time.sleep(0.05)
+        found = status(root, key)
     terminate(root, key, 0.0)  # what it left behind, such as a process in the background
     return found
 
 
 def stop(root: str, key: str, grace_s: float = 10.0) -> None:
-    """End the job as `terminate` does, and remove its directory; raises `RuntimeError`."""
+    """End the job as `terminate` does, and remove its directory; raises `RuntimeError`.
+
+    Its tombstone comes first, also where no job was, so that a start that comes later starts nothing.
+    """
+    directory = _directory(root, key)
+    try:
+        _bury(root, key)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        terminate(root, key, grace_s)
+        with suppress(FileNotFoundError):
+            os.truncate(os.path.join(directory, "log"), 0)
+        _bury(root, key)
     terminate(root, key, grace_s)
-    if _number(_directory(root, key), "exit_code") == 0:  # nothing has to go on from there
-        shutil.rmtree(_own_directory(root, key), ignore_errors=True)
-    shutil.rmtree(_directory(root, key), ignore_errors=True)
+    if _number(directory, "exit_code") == 0:  # nothing has to go on from there
+        own = _own_directory(root, key)
+        if all(_own_directory(root, name) != own for name in _jobs(root) if name != key):
+            shutil.rmtree(own, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _bury(root: str, key: str) -> None:
+    """Write the job's tombstone, and remove those that are older than a day."""
+    _prune(root)
+    path = _tombstone(root, key)
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with open(path, "w"):
+        os.utime(path)
+
+
+def _prune(root: str) -> None:
+    with suppress(FileNotFoundError):
+        for entry in os.scandir(os.path.dirname(_tombstone(root, ""))):
+            with suppress(FileNotFoundError):  # another process prunes, too
+                if entry.stat().st_mtime < time.time() - ENDED_S:
+                    os.unlink(entry.path)
+
+
+def _refuse_ended(root: str, key: str) -> None:
+    """Raise `AlreadyEndedError` if the job was stopped, `RuntimeError` while it is being stopped.
+
+    A folder without a job is removed: a start that came too late had made it again.
+    """
+    _prune(root)
+    directory = _directory(root, key)
+    if not _exists(_tombstone(root, key)):
+        return
+    if _exists(directory):
+        if not _is_gone(directory):
+            raise RuntimeError(f"job {key} is being ended and still runs")
+        if not _exists(os.path.join(directory, "group")):
+            shutil.rmtree(directory, ignore_errors=True)
+    raise AlreadyEndedError(f"job {key} has ended already; it is not started again")
+
+
+def _tombstone(root: str, key: str) -> str:
+    return os.path.abspath(os.path.join(os.path.expanduser(root), ENDED, key))
+
+
+def _jobs(root: str) -> Iterator[str]:
+    """Yield the keys of the jobs that have a directory."""
+    with suppress(FileNotFoundError):
+        for entry in os.scandir(os.path.expanduser(root)):
+            if entry.is_dir() and entry.name not in (KEPT, ENDED):
+                yield entry.name
+
+
+def _mark(folder: str) -> str:
+    """Return the number that only this folder has; whichever process comes first writes it."""
+    path = os.path.join(folder, "mark")
+    with closing(os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        mark = file.read()
+        if not mark:
+            mark = os.urandom(16).hex()
+            file.write(mark)
+            file.flush()
+            os.fsync(file.fileno())
+    return mark
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # an account without a name, as in containers
+        return str(os.geteuid())
+
+
+def _exists(path: str) -> bool:
+    """Return whether there is such a file; raises `OSError` if it cannot be known."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _text(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def _write(directory: str, name: str, text: str) -> None:
+    """Write a file that no reader sees half."""
+    path = os.path.join(directory, name)
+    with open(path + ".new", "w") as file:
+        file.write(text)
+    os.replace(path + ".new", path)
 
 
 def _directory(root: str, key: str) -> str:
@@ -329,7 +550,7 @@ def _directory(root: str, key: str) -> str:
 def _own_directory(root: str, key: str) -> str:
     """Return the directory of all leases of the same id and rank: the key without the fencing token."""
     lease = re.sub(r"-\d+(\.\d+)?$", lambda found: found[1] or "", key)
-    return os.path.abspath(os.path.join(os.path.expanduser(root), "kept", lease))
+    return os.path.abspath(os.path.join(os.path.expanduser(root), KEPT, lease))
 
 
 def _modified_at(path: str) -> float | None:
@@ -344,7 +565,7 @@ def _write_grace(told: str, grace_s: float) -> None:
         with open(told, "w") as file:
             file.write(f"{grace_s:g}\n")
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in NO_ROOM:
             raise
         ends_at = time.time() + grace_s
         os.utime(told, (ends_at, ends_at))
@@ -392,18 +613,28 @@ def _processes(directory: str) -> Iterator[int]:
             for descriptor in os.listdir(f"/proc/{process}/fd"):
                 with suppress(OSError):
                     found = os.stat(f"/proc/{process}/fd/{descriptor}")
-                    if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                    if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino) and _is_inherited(
+                        process, descriptor
+                    ):
                         yield int(process)
                         break
 
 
+def _is_inherited(process: str, descriptor: str) -> bool:
+    """Return whether programs that the process starts get this descriptor: those that test a lock keep it."""
+    flags = next(
+        line for line in _text(f"/proc/{process}/fdinfo/{descriptor}").splitlines() if "flags" in line
+    )
+    return not int(flags.split()[1], 8) & os.O_CLOEXEC
+
+
 @contextmanager
-def _locked(directory: str, mode: int) -> Iterator[int | None]:
+def _locked(directory: str, mode: int, create: int = 0) -> Iterator[int | None]:
     """Yield the lock's descriptor, or None while another process holds it.
 
-    A test of the lock shares it (LOCK_SH), a start does not (LOCK_EX).
+    A test of the lock shares it (LOCK_SH), a start does not (LOCK_EX) and makes the file.
     """
-    descriptor = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(os.path.join(directory, "lock"), os.O_RDWR | create, 0o600)
     try:
         try:
             fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
@@ -419,20 +650,43 @@ def _is_free(directory: str) -> bool:
     try:
         with _locked(directory, fcntl.LOCK_SH) as lock:
             return lock is not None
-    except FileNotFoundError:  # another process has just stopped the job
+    except FileNotFoundError:  # not started, or another process has just stopped the job
         return True
+
+
+def _is_gone(directory: str) -> bool:
+    return _is_free(directory) and not any(_processes(directory))
 
 
 def _number(directory: str, name: str) -> int | None:
     try:
-        with open(os.path.join(directory, name)) as file:
-            return int(file.read())
+        return int(_text(os.path.join(directory, name)))
     except (FileNotFoundError, ValueError):
         return None
 
 
 def answer(call: dict[str, Any]) -> None:
-    """Execute a remote call {"do": name, ...arguments} and print the answer as a line of JSON."""
-    acts = (prepare, start, status, logs, tail, terminate, preempt, stop)
+    """Execute a remote call {"do": name, "place": its place or None, ...arguments}; print a line of JSON.
+
+    It is {"refused": class of the error, "reason": its text} for a `RefusedError`.
+    """
+    acts = (prepare, start, status, logs, tail, terminate, preempt, stop, sign)
     by_name: dict[str, Any] = {act.__name__: act for act in acts}
-    print("\n" + json.dumps(by_name[call.pop("do")](**call) or {}))
+    act, place = by_name[call.pop("do")], call.pop("place")
+    try:
+        if place is not None:
+            verify(call["key"], place)
+        found = act(**call) or {}
+    except RefusedError as error:
+        found = {"refused": type(error).__name__, "reason": str(error)}
+    print("\n" + json.dumps(found))
+
+
+def attend_or_say(place: Mapping[str, str], **call: Any) -> int:
+    """Return what `attend` returns at that place, 126 if it did not start the job: a line says why."""
+    try:
+        verify(call["key"], place)
+        return attend(**call)
+    except (RefusedError, OSError, RuntimeError) as error:
+        print(f"gpu-manager: {error}", file=sys.stderr)
+        return 126

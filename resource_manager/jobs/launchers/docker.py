@@ -14,9 +14,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from resource_manager.core.models import JobPlace
 from resource_manager.errors import how_to_install
 from resource_manager.jobs.launchers.base import (
     TAIL_BYTES,
+    AlreadyEndedError,
     Job,
     JobState,
     JobStatus,
@@ -41,6 +43,10 @@ GRACE_END_FILE = "GRACE_END"
 OWN_DIRECTORY = "/var/lib/gpu-manager/job"
 """The job's own directory: a volume that stays for the next lease of the id, until a job has succeeded."""
 
+ENDED_LABEL = "gpu-manager.ended"
+"""Label of the volumes that are tombstones of jobs."""
+ENDED_S = 86400.0
+
 LOG_CHUNK_BYTES = 4 * 1024 * 1024
 """Most bytes of a log read at once; large, since the engine searches every position from the start."""
 
@@ -48,12 +54,12 @@ LOG_CHUNK_BYTES = 4 * 1024 * 1024
 class DockerLauncher:
     """Launcher that runs one container per job, named by the job's key.
 
-    `address` is the engine's: `unix://`, `tcp://`, `ssh://`, or a host reached by ssh; if empty, or this
-    machine's loopback address, `DOCKER_HOST` or this machine's socket. The connection is for the registry of
-    the images.
+    The place's address is the engine's: `unix://`, `tcp://`, `ssh://`, or a host reached by ssh; if empty, or
+    this machine's loopback address, `DOCKER_HOST` or this machine's socket. The connection is for the
+    registry of the images.
     """
 
-    def __init__(self, address: str = "", docker_conn_id: str | None = None) -> None:
+    def __init__(self, place: JobPlace) -> None:
         try:
             import docker
             from airflow.providers.docker.hooks.docker import DockerHook
@@ -61,15 +67,17 @@ class DockerLauncher:
             raise LauncherError(
                 f"the docker launcher needs Airflow's Docker provider: {how_to_install('docker')}"
             ) from error
-        check_connection(docker_conn_id, "docker")
+        conn_id = place.conn_id or None
+        check_connection(conn_id, "docker")
         self._docker = docker
-        is_here = address in ("", *LOCAL_ADDRESSES)
-        self._engine = os.environ.get("DOCKER_HOST", LOCAL_ENGINE) if is_here else address
+        self._place = place
+        is_here = place.address in ("", *LOCAL_ADDRESSES)
+        self._engine = os.environ.get("DOCKER_HOST", LOCAL_ENGINE) if is_here else place.address
         if "://" not in self._engine:
             self._engine = f"ssh://{self._engine}"
         try:
             # With version="auto" the hook contacts the engine here, which raises if the engine is down.
-            self._api = DockerHook(docker_conn_id, self._engine, version="auto", timeout=TIMEOUT_S).api_client
+            self._api = DockerHook(conn_id, self._engine, version="auto", timeout=TIMEOUT_S).api_client
         except Exception as error:
             if "connection" in str(error).lower() and "isn't defined" in str(error):
                 raise LauncherError(str(error)) from error
@@ -77,11 +85,15 @@ class DockerLauncher:
                 f"the Docker engine {self._engine} does not answer: {error}"
             ) from error
 
-    def prepare(self, job: Job) -> None:
+    def prepare(self, job: Job) -> JobPlace:
         """Pull a missing image; the port is tested only if the engine is this machine's."""
         check_image("docker", job)
         job_environment(job)
-        with self._reporting(f"job {job.key} cannot be started"):
+        failed = f"job {job.key} cannot be started"
+        engine = self._verified(job.key)
+        with self._reporting(failed, LauncherError):
+            self._prune(engine)
+            self._refuse_ended(job.key)
             try:
                 self._api.inspect_image(job.image)
             except self._docker.errors.ImageNotFound:
@@ -89,7 +101,7 @@ class DockerLauncher:
             listed = self._api.containers(filters={"label": "gpu-manager.lease"})
         names = [name.lstrip("/") for each in listed for name in each["Names"]]
         # The engine's list may still have one that has just ended.
-        running = (name for name in names if self.status(name).state is JobState.RUNNING)
+        running = (name for name in names if self._status(name).state is JobState.RUNNING)
         check_no_other_lease(job.key, running)
         if job.port and self._engine.startswith("unix://"):
             with closing(socket.socket()) as probe:
@@ -97,45 +109,119 @@ class DockerLauncher:
                 try:
                     probe.bind(("", job.port))
                 except OSError as error:
-                    raise LauncherError(f"port {job.port} cannot be bound: {error.strerror}") from error
+                    raise LauncherError(
+                        f"{failed} on {self._engine}: port {job.port} cannot be bound: {error.strerror}"
+                    ) from error
+        self._place = replace(self._place, machine=engine["ID"])
+        return self._place
+
+    def _verified(self, key: str) -> Mapping[str, Any]:
+        """Return what the engine says about itself; raises unless it is that of the job's place."""
+        with self._reporting(f"job {key} cannot be seen"):
+            engine: Mapping[str, Any] = self._api.info()
+        if self._place.machine not in ("", engine["ID"]):
+            raise LauncherUnreachableError(
+                f"job {key} is in the Docker engine {self._place.machine}, but {self._engine} is the engine "
+                f"{engine['ID']} on {engine['Name']}: ask from where that address leads to the job's engine"
+            )
+        return engine
 
     def start(self, job: Job) -> None:
         check_image("docker", job)
         failed = f"job {job.key} could not be started"
+        self._verified(job.key)
         try:
-            with self._reporting(failed):
-                try:
-                    created = self._create(job)
-                except self._docker.errors.ImageNotFound:
-                    self._pull(job.image)
-                    created = self._create(job)
-                if created or self._is_left_unstarted(job.key):
-                    if job.files:
-                        self._api.put_archive(job.key, "/", _archive(job.files))
-                    self._api.start(job.key)
-        except (TypeError, ValueError, self._docker.errors.DockerException) as error:  # a wrong `container`
-            raise LauncherError(f"{failed} on {self._engine}: {error}") from error
+            with self._reporting(failed, LauncherError):
+                self._refuse_ended(job.key)
+                while (container := self._claim(job)) is not None and not self._started(job, container):
+                    pass
+        except (LauncherUnreachableError, AlreadyEndedError):
+            raise
+        except (TypeError, ValueError, LauncherError, self._docker.errors.DockerException) as error:
+            reason = (
+                str(error) if isinstance(error, LauncherError) else f"{failed} on {self._engine}: {error}"
+            )
+            kind = LauncherError
+            if self._status(job.key).state is JobState.RUNNING:  # by an earlier call
+                kind = LauncherUnreachableError
+            raise kind(reason) from error
 
-    def _is_left_unstarted(self, key: str) -> bool:
-        """Return whether the process that created the container seems to have died before starting it.
+    def _claim(self, job: Job) -> str | None:
+        """Return the id of a container that only this call starts, None if the job was started before.
 
-        Starting a container that has ended would run the job again, so the other process gets
-        `STARTER_TIMEOUT_S` to start it.
+        The name of a container is given once, so one call creates it. If it does not start it within
+        `STARTER_TIMEOUT_S`, as a process that died, its container is removed: by its id nobody starts it any
+        more.
         """
         deadline = time.monotonic() + STARTER_TIMEOUT_S
         while True:
             try:
-                state = self._api.inspect_container(key)["State"]
-                if state["Status"] != "created" or state["Error"]:
-                    return False
-            except self._docker.errors.NotFound:  # its name is reserved, the container is still being created
-                state = None
-            if time.monotonic() > deadline:
-                return state is not None
+                container = self._create(job)
+            except self._docker.errors.ImageNotFound:
+                self._pull(job.image)
+                container = self._create(job)
+            if container is not None:
+                return container
+            is_late = time.monotonic() > deadline
+            with suppress(self._docker.errors.NotFound):  # it is still being created, or was just removed
+                found = self._api.inspect_container(job.key)
+                if found["State"]["Status"] != "created" or found["State"]["Error"]:
+                    return None
+                if is_late:
+                    self._remove(found["Id"])
+                    continue
+            if is_late:
+                raise LauncherUnreachableError(
+                    f"another process creates job {job.key} on {self._engine} and does not start it"
+                )
             time.sleep(0.1)
 
-    def _create(self, job: Job) -> bool:
-        """Create the container; return False if this lease already has one."""
+    def _started(self, job: Job, container: str) -> bool:
+        """Start the container, unless the job was stopped; return False if somebody removed it meanwhile."""
+        try:
+            self._refuse_ended(job.key, container)
+            if job.files:
+                self._api.put_archive(container, "/", _archive(job.files))
+            self._api.start(container)
+        except self._docker.errors.NotFound:
+            try:
+                self._api.inspect_container(container)
+            except self._docker.errors.NotFound:
+                return False
+            raise  # what was not found is another thing, such as its network
+        return True
+
+    def _refuse_ended(self, key: str, container: str = "") -> None:
+        """Raise `AlreadyEndedError` if the job was stopped; remove the container that a late start made."""
+        try:
+            self._api.inspect_volume(_tombstone(key))
+        except self._docker.errors.NotFound:
+            return
+        if container:
+            self._remove(container)
+        if self._status(key).state is JobState.RUNNING:
+            raise LauncherUnreachableError(f"job {key} is being ended and still runs on {self._engine}")
+        raise AlreadyEndedError(f"job {key} has ended already; it is not started again")
+
+    def _bury(self, key: str, engine: Mapping[str, Any]) -> None:
+        """Make the job's tombstone, a volume, and remove those that are older than a day."""
+        self._prune(engine)
+        self._api.create_volume(_tombstone(key), labels={ENDED_LABEL: key})
+
+    def _prune(self, engine: Mapping[str, Any]) -> None:
+        now = datetime.fromisoformat(engine["SystemTime"]).timestamp()
+        listed = self._api.volumes(filters={"label": ENDED_LABEL})["Volumes"] or ()
+        for volume in listed:
+            if datetime.fromisoformat(volume["CreatedAt"]).timestamp() < now - ENDED_S:
+                self._api.remove_volume(volume["Name"], force=True)
+
+    def _remove(self, container: str) -> None:
+        """Remove a container that was not started; one that was started meanwhile stays."""
+        with suppress(self._docker.errors.NotFound), self._in_use():
+            self._api.remove_container(container, v=True)
+
+    def _create(self, job: Job) -> str | None:
+        """Create the container and return its id; None if this lease already has one."""
         environment = job_environment(job, renumbered=job.vendor != "amd")
         if job.vendor == "ascend":
             environment["ASCEND_VISIBLE_DEVICES"] = ",".join(map(str, job.gpu_ids))
@@ -145,7 +231,7 @@ class DockerLauncher:
         if isinstance(binds := options.get("binds", []), list):
             options["binds"] = [*binds, f"{_volume(job.key)}:{OWN_DIRECTORY}:rw"]
         try:
-            self._api.create_container(
+            made: dict[str, str] = self._api.create_container(
                 job.image,
                 list(job.command) or None,
                 name=job.key,
@@ -155,9 +241,9 @@ class DockerLauncher:
             )
         except self._docker.errors.APIError as error:
             if error.status_code == 409:
-                return False
+                return None
             raise
-        return True
+        return made["Id"]
 
     def _host_options(self, job: Job) -> dict[str, Any]:
         """Return the host options; all GPUs in one device request, since the engine uses only the first."""
@@ -186,8 +272,12 @@ class DockerLauncher:
             ) from error
 
     def status(self, key: str) -> JobStatus:
+        self._verified(key)
+        return self._status(key)
+
+    def _status(self, key: str) -> JobStatus:
         try:
-            with self._reporting(f"job {key} cannot be seen", LauncherUnreachableError):
+            with self._reporting(f"job {key} cannot be seen"):
                 state = self._api.inspect_container(key)["State"]
         except self._docker.errors.NotFound:
             return JobStatus(JobState.ABSENT)
@@ -207,7 +297,7 @@ class DockerLauncher:
         whole, line = bytearray(), bytearray()
         following = latest = offset
         try:
-            with self._reporting(f"the log of job {key} cannot be read", LauncherUnreachableError):
+            with self._reporting(f"the log of job {key} cannot be read"):
                 for at, part in self._log_parts(key, offset):
                     line += part
                     latest = max(latest, at)
@@ -249,24 +339,27 @@ class DockerLauncher:
                         yield at, text
 
     def tail(self, key: str) -> str:
+        self._verified(key)
         try:
-            with self._reporting(f"the log of job {key} cannot be read", LauncherUnreachableError):
+            with self._reporting(f"the log of job {key} cannot be read"):
                 text: bytes = self._api.logs(key, tail=TAIL_LINES)
         except self._docker.errors.NotFound:
             return ""
         return text[-TAIL_BYTES:].decode("utf-8", "replace")
 
     def terminate(self, key: str, grace_s: float = 10.0) -> None:
+        self._verified(key)
         with suppress(self._docker.errors.NotFound), self._reporting(f"job {key} could not be ended"):
             self._api.stop(key, timeout=int(grace_s))
 
     def preempt(self, key: str, grace_s: float, signal_name: str = "TERM", wait_s: float = 0.0) -> JobStatus:
+        self._verified(key)
         failed = f"job {key} could not be told that it is preempted"
         deadline = time.monotonic() + wait_s
         while True:
             # Another process may end and remove the job meanwhile, which the next status says.
             with suppress(self._docker.errors.NotFound), self._reporting(failed):
-                found = self.status(key)
+                found = self._status(key)
                 kill_at = self._kill_at(key) if found.state is not JobState.ABSENT else None
                 if found.state is not JobState.RUNNING:
                     return replace(found, preempted=kill_at is not None)
@@ -281,11 +374,8 @@ class DockerLauncher:
 
     def _signal(self, key: str, signal_name: str) -> None:
         """Signal the job, unless it has ended."""
-        try:
+        with self._in_use():
             self._api.kill(key, signal_name)
-        except self._docker.errors.APIError as error:
-            if error.status_code != 409:
-                raise
 
     def _write_grace(self, key: str, grace_s: float) -> None:
         """Write the file that tells a job its grace; on a full disk an empty one, and `GRACE_END_FILE`."""
@@ -316,26 +406,37 @@ class DockerLauncher:
         return text, datetime.fromisoformat(found["mtime"]).timestamp()
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:
-        try:
-            with self._reporting(f"job {key} could not be stopped"):
-                self._api.stop(key, timeout=int(grace_s))
-                has_succeeded = self.status(key).exit_code == 0
-                try:
-                    self._api.remove_container(key, force=True, v=True)
-                except self._docker.errors.APIError as error:
-                    if error.status_code != 409:
-                        raise
-                    self._api.wait(key, timeout=TIMEOUT_S, condition="removed")  # another process removes it
-                if has_succeeded:  # nothing has to go on from there
+        engine = self._verified(key)
+        with suppress(self._docker.errors.NotFound), self._reporting(f"job {key} could not be stopped"):
+            self._bury(key, engine)
+            self._api.stop(key, timeout=int(grace_s))
+            has_succeeded = self._status(key).exit_code == 0
+            try:
+                self._api.remove_container(key, force=True, v=True)
+            except self._docker.errors.APIError as error:
+                if error.status_code != 409:
+                    raise
+                self._api.wait(key, timeout=TIMEOUT_S, condition="removed")  # another process removes it
+            if has_succeeded:  # nothing has to go on from there, unless a later lease of the id does
+                with self._in_use():
                     self._api.remove_volume(_volume(key), force=True)
-        except self._docker.errors.NotFound:
-            return
 
     def close(self) -> None:
         self._api.close()
 
     @contextmanager
-    def _reporting(self, what: str, refused: type[LauncherError] = LauncherError) -> Iterator[None]:
+    def _in_use(self) -> Iterator[None]:
+        """Pass over the engine's answer that the thing is not in the state to do that with it."""
+        try:
+            yield
+        except self._docker.errors.APIError as error:
+            if error.status_code != 409:
+                raise
+
+    @contextmanager
+    def _reporting(
+        self, what: str, refused: type[LauncherError] = LauncherUnreachableError
+    ) -> Iterator[None]:
         """Turn errors into the launcher's; `refused` if the engine answers with an error."""
         import requests
 
@@ -347,6 +448,11 @@ class DockerLauncher:
             raise refused(f"{what} on {self._engine}: {error.explanation}") from error
         except (requests.RequestException, OSError) as error:
             raise LauncherUnreachableError(f"{what}: {self._engine} does not answer: {error}") from error
+
+
+def _tombstone(key: str) -> str:
+    """Return the name of the volume that says for a day that the job was stopped."""
+    return f"{key}-ended"
 
 
 def _volume(key: str) -> str:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, replace
 
-from resource_manager.jobs.launchers.base import TAIL_BYTES, Job, JobState, JobStatus, Output, check_image
+from resource_manager.core.models import JobPlace
+from resource_manager.jobs.launchers.base import (
+    TAIL_BYTES,
+    AlreadyEndedError,
+    Job,
+    JobState,
+    JobStatus,
+    Output,
+    check_image,
+)
 from resource_manager.jobs.launchers.devices import job_environment
 
 ENDED = JobStatus(JobState.FINISHED, 0)
@@ -32,6 +41,7 @@ class FakeLauncher:
         self.stopped: list[Job] = []
         self._answers = [_Answer("")]
         self._present: dict[str, _Answer] = {}
+        self._ended: set[str] = set()
 
     def ends(self, command: str = "", *, exit_code: int | None = 0, output: str = "") -> None:
         """Let the jobs whose command line contains `command` write `output` and end at once.
@@ -44,11 +54,15 @@ class FakeLauncher:
         """Let the jobs whose command line contains `command` write `output` and run until stopped."""
         self._answers.append(_Answer(command, JobStatus(JobState.RUNNING), output))
 
-    def prepare(self, job: Job) -> None:
-        check_image(job.labels.get("launcher", ""), job)
+    def prepare(self, job: Job) -> JobPlace:
+        launcher = job.labels.get("launcher", "")
+        check_image(launcher, job)
+        self._refuse_ended(job.key)
+        return JobPlace(launcher, machine="fake")
 
     def start(self, job: Job) -> None:
         check_image(job.labels.get("launcher", ""), job)
+        self._refuse_ended(job.key)
         job = replace(job, environment=job_environment(job))
         if job.key in self._present:
             return
@@ -81,7 +95,12 @@ class FakeLauncher:
             self._present[key] = replace(self._present[key], status=replace(self.status(key), preempted=True))
         return self.status(key)
 
+    def _refuse_ended(self, key: str) -> None:
+        if key in self._ended:
+            raise AlreadyEndedError(f"job {key} has ended already; it is not started again")
+
     def stop(self, key: str, grace_s: float = 10.0) -> None:
+        self._ended.add(key)
         self.terminate(key, grace_s)
         self._present.pop(key, None)
 

@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
-from resource_manager.jobs.launchers.base import Launcher, LauncherError
+from resource_manager.core.models import JobPlace
+from resource_manager.jobs.launchers.base import Launcher, LauncherError, LauncherUnreachableError
 
 
-def _local(address: str, conn_id: str | None) -> Launcher:
+def _local(place: JobPlace) -> Launcher:
     from resource_manager.jobs.launchers.local import LocalLauncher
 
-    return LocalLauncher(host=address)
+    if not place.machine and place.address not in ("", socket.gethostname()):
+        raise LauncherUnreachableError(
+            f"the job is on {place.address}, not on this machine {socket.gethostname()}: launcher 'local' "
+            "needs worker, triggerer and reconciler on one machine; use 'ssh' or 'docker' for several"
+        )
+    return LocalLauncher(place=place)
 
 
-def _ssh(address: str, conn_id: str | None) -> Launcher:
+def _ssh(place: JobPlace) -> Launcher:
     from resource_manager.jobs.launchers.ssh import SSHLauncher
 
-    return SSHLauncher(address, conn_id)
+    return SSHLauncher(place.address, place.conn_id or None, place=place)
 
 
-def _docker(address: str, conn_id: str | None) -> Launcher:
+def _docker(place: JobPlace) -> Launcher:
     from resource_manager.jobs.launchers.docker import DockerLauncher
 
-    return DockerLauncher(address, conn_id)
+    return DockerLauncher(place)
 
 
-def _terminal(address: str, conn_id: str | None) -> Launcher:
+def _terminal(place: JobPlace) -> Launcher:
     from resource_manager.jobs.launchers.terminal import open_terminal
 
-    return open_terminal(address)
+    return open_terminal(place)
 
 
-LAUNCHERS: dict[str, Callable[[str, str | None], Launcher]] = {
+LAUNCHERS: dict[str, Callable[[JobPlace], Launcher]] = {
     "local": _local,
     "ssh": _ssh,
     "docker": _docker,
 }
-"""Functions by name that take an address (see each launcher) and an Airflow connection id or None."""
+"""Functions by name that open the launcher of a place; one without a machine is known by its address."""
 
 
 TERMINAL = "terminal"
@@ -45,9 +52,22 @@ TERMINAL = "terminal"
 
 def open_launcher(name: str, address: str = "", conn_id: str | None = None) -> Launcher:
     """Open a launcher by name for the server at `address`; raises `LauncherError`."""
+    return open_at(JobPlace(name, address, conn_id or ""))
+
+
+def open_at(place: JobPlace) -> Launcher:
+    """Open the launcher of a job that was prepared at this place, to look there and nowhere else.
+
+    Raises `LauncherUnreachableError` if this process cannot: the job may run there.
+    """
     try:
-        make = _terminal if name == TERMINAL else LAUNCHERS[name]
-    except KeyError:
-        known = ", ".join(sorted(LAUNCHERS))
-        raise LauncherError(f"unknown launcher {name!r}; known are {known}") from None
-    return make(address, conn_id)
+        try:
+            make = _terminal if place.launcher == TERMINAL else LAUNCHERS[place.launcher]
+        except KeyError:
+            known = ", ".join(sorted(LAUNCHERS))
+            raise LauncherError(f"unknown launcher {place.launcher!r}; known are {known}") from None
+        return make(place)
+    except LauncherError as error:
+        if not place.machine or isinstance(error, LauncherUnreachableError):
+            raise
+        raise LauncherUnreachableError(str(error)) from error

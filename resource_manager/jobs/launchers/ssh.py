@@ -6,10 +6,13 @@ import inspect
 import json
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
+from resource_manager.core.models import JobPlace
 from resource_manager.errors import how_to_install
 from resource_manager.jobs.launchers import directory_job
 from resource_manager.jobs.launchers.base import (
@@ -25,7 +28,7 @@ from resource_manager.jobs.launchers.base import (
     check_no_other_lease,
 )
 from resource_manager.jobs.launchers.devices import job_environment
-from resource_manager.jobs.launchers.local import status_of
+from resource_manager.jobs.launchers.local import placed, refusal, status_of
 from resource_manager.jobs.launchers.plain_ssh import parts_of, plain_connection, silence
 
 ANSWER_TIMEOUT_S = 60.0
@@ -57,14 +60,23 @@ class _Output(_Tail):
     status: _Status
 
 
-class _Running(_Answer):
+class _Prepared(_Answer):
     running: list[str]
+    machine: str
+    folder: str
+    mark: str
+    user: str
+
+
+class _Refused(_Answer):
+    refused: Literal["AlreadyEndedError", "ElsewhereError", "NotStartedError"]
+    reason: str
 
 
 _ANSWERS: dict[str, type[_Answer]] = {
     **dict.fromkeys(("status", "preempt"), _Status),
-    **dict.fromkeys(("start", "terminate", "stop"), _Answer),
-    "prepare": _Running,
+    **dict.fromkeys(("start", "terminate", "stop", "sign"), _Answer),
+    "prepare": _Prepared,
     "logs": _Output,
     "tail": _Tail,
 }
@@ -154,31 +166,39 @@ class SSHLauncher:
     """Launcher of jobs in directories of a server, which needs python3 (3.7 or newer) and nothing else.
 
     `address` is `[user@]host[:port]`; missing parts and the credentials come from the connection, unless
-    `server` is one that is reached in another way.
+    `server` is one that is reached in another way. `place` is that of the job, if it was prepared before.
     """
 
     def __init__(
-        self, address: str = "", ssh_conn_id: str | None = None, server: PythonServer | None = None
+        self,
+        address: str = "",
+        ssh_conn_id: str | None = None,
+        server: PythonServer | None = None,
+        place: JobPlace | None = None,
     ) -> None:
         if not address and ssh_conn_id is None:
             raise LauncherError(
                 "the ssh launcher has no address: set the server's address in the inventory, or "
                 "launcher_conn_id"
             )
-        self.root = directory_job.DEFAULT_ROOT
+        self._place = place or JobPlace("ssh", address, ssh_conn_id or "")
+        self.root = self._place.folder or directory_job.DEFAULT_ROOT
         if server is None:
             hook = _airflow_hook(address, ssh_conn_id)
             server = SSHPython(address or hook.remote_host, connect=hook.get_conn)
         self._server = server
 
-    def prepare(self, job: Job) -> None:
-        check_image("ssh", job)
+    def prepare(self, job: Job) -> JobPlace:
+        check_image(self._place.launcher, job)
         job_environment(job)
         found = self._ask("prepare", key=job.key, port=job.port)
         check_no_other_lease(job.key, found["running"])
+        self._place = placed(self._place, found)
+        self.root = self._place.folder
+        return self._place
 
     def start(self, job: Job) -> None:
-        check_image("ssh", job)
+        check_image(self._place.launcher, job)
         call = {"command": list(job.command), "environment": job_environment(job), "files": dict(job.files)}
         self._ask("start", key=job.key, **call)
 
@@ -202,6 +222,10 @@ class SSHLauncher:
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         self._ask("stop", key=key, grace_s=grace_s)
 
+    def sign(self, key: str) -> None:
+        """Tell the job, which runs in a terminal, that its caller is there."""
+        self._ask("sign", key=key)
+
     def close(self) -> None:
         self._server.close()
 
@@ -210,22 +234,30 @@ class SSHLauncher:
 
         Raises `LauncherUnreachableError` if the job's state is unknown, else `LauncherError`.
         """
-        call = json.dumps({"do": act, "root": self.root, **arguments})
-        exit_code, answer, complaint = self._server.run(
-            f"{inspect.getsource(directory_job)}\nanswer(json.loads({call!r}))\n",
-            ANSWER_TIMEOUT_S + arguments.get("wait_s", arguments.get("grace_s", 0.0)),
-        )
+        place = asdict(self._place) if self._place.machine else None
+        call = json.dumps({"do": act, "place": place, "root": self.root, **arguments})
+        # Such as on a server out of memory: the job may still run, unless nothing was to start.
+        kind = LauncherError if act == "prepare" else LauncherUnreachableError
+        try:
+            exit_code, answer, complaint = self._server.run(
+                f"{inspect.getsource(directory_job)}\nanswer(json.loads({call!r}))\n",
+                ANSWER_TIMEOUT_S + arguments.get("wait_s", arguments.get("grace_s", 0.0)),
+            )
+        except LauncherUnreachableError:
+            raise
+        except LauncherError as error:
+            raise kind(str(error)) from error
+        failed = f"server {self._server.host} could not {act} job {arguments['key']}"
         if exit_code != 0:
             last = (complaint.strip().splitlines() or ["no reason given"])[-1]
-            # Such as on a server out of memory; the job may still run.
-            unseen = act in ("status", "logs", "tail")
-            raise (LauncherUnreachableError if unseen else LauncherError)(
-                f"server {self._server.host} could not {act} job {arguments['key']}: {last}"
-            )
+            raise kind(f"{failed}: {last}")
+        last = (answer.splitlines() or [""])[-1]  # the lines before it are a .bashrc's
+        with suppress(ValidationError):
+            refused = _Refused.model_validate_json(last)
+            raise refusal(refused.refused, refused.reason, failed)
         try:
-            last = answer.splitlines()[-1]  # the lines before it are a .bashrc's
             return _ANSWERS[act].model_validate_json(last).model_dump()
-        except (ValidationError, IndexError) as error:
+        except ValidationError as error:
             raise LauncherUnreachableError(
                 f"server {self._server.host} answers to {act} of job {arguments['key']} in an unknown form"
             ) from error

@@ -11,10 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from selectors import EVENT_READ, DefaultSelector
 from subprocess import PIPE, Popen
 from tempfile import TemporaryFile
+from typing import Protocol
 
+from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import directory_job
 from resource_manager.jobs.launchers.base import Job, Launcher, LauncherError, LauncherUnreachableError
 from resource_manager.jobs.launchers.devices import job_environment
@@ -88,35 +91,55 @@ def _talk(command: Sequence[str], given: str, timeout_s: float) -> tuple[int, st
     return exit_code, answer, complaint
 
 
-def open_terminal(address: str) -> Launcher:
-    """Return the launcher that finds, watches and ends a job that runs in a terminal."""
-    if is_here(address):
-        return LocalLauncher()
-    return SSHLauncher(address, server=SSHProgram(address))
+class TerminalLauncher(Launcher, Protocol):
+    """Launcher that finds, watches and ends a job that runs in a terminal."""
+
+    def sign(self, key: str) -> None:
+        """Tell the job that its caller is there; `attend` ends it after `ttl_s` without."""
 
 
-def attend(address: str, job: Job, here: bool) -> subprocess.Popen[bytes]:
-    """Start the job in this terminal, here or on the server at `address`; it ends if this process does.
+def open_terminal(place: JobPlace, here: bool | None = None) -> TerminalLauncher:
+    """Return the launcher of jobs in a terminal at that place, or at its address if none was prepared yet.
 
-    Its exit code is the job's. Raises `LauncherError`.
+    It looks on this machine if the place is here, which `here` may say.
     """
-    root = LocalLauncher().root if here else directory_job.DEFAULT_ROOT
+    if here is None:
+        here = place.machine == directory_job.machine() if place.machine else is_here(place.address)
+    if here:
+        return LocalLauncher(place=place)
+    if not place.address:
+        raise LauncherUnreachableError(
+            f"the job runs in a terminal of {place.machine.partition('/')[0]}, which has no address in the "
+            "inventory: ask from there"
+        )
+    return SSHLauncher(place.address, server=SSHProgram(place.address), place=place)
+
+
+def attend(place: JobPlace, job: Job, here: bool, ttl_s: float = 0.0) -> subprocess.Popen[bytes]:
+    """Start the job, prepared at that place, in this terminal; it ends if this process does.
+
+    It also ends `ttl_s` after the last `sign`, if that is not 0. The exit code is the job's. Raises
+    `LauncherError`.
+    """
     call = {
-        "root": root,
+        "place": asdict(place),
+        "root": place.folder,
         "key": job.key,
         "command": list(job.command),
         "environment": job_environment(job),
         "working_dir": "." if here else "~",
+        "ttl_s": ttl_s,
     }
     program = (
-        f"{inspect.getsource(directory_job)}\nraise SystemExit(attend(**json.loads({json.dumps(call)!r})))\n"
+        f"{inspect.getsource(directory_job)}\n"
+        f"raise SystemExit(attend_or_say(**json.loads({json.dumps(call)!r})))\n"
     )
     if here:
         command = [sys.executable, "-I", "-S", "-c", program]
     else:
         has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         remote = f"exec {shlex.join(['python3', '-I', '-S', '-c', program])}"
-        command = ["ssh", "-t" if has_terminal else "-T", *SSH_OPTIONS, *destination(address), remote]
+        command = ["ssh", "-t" if has_terminal else "-T", *SSH_OPTIONS, *destination(place.address), remote]
     try:
         return subprocess.Popen(command)
     except OSError as error:

@@ -123,8 +123,12 @@ def _plain(key: str) -> str:
 
 def dotted(location: Sequence[str | int]) -> str:
     """Return a location as a dotted key: `servers.2.cpus`, `teams."a.b".limit`."""
-    parts = (str(part) for part in location)
-    return ".".join(part if _BARE_KEY.fullmatch(part) else json.dumps(part) for part in parts)
+    return ".".join(part if _BARE_KEY.fullmatch(part) else quoted(part) for part in map(str, location))
+
+
+def quoted(text: str) -> str:
+    """Return a basic string of TOML: that of JSON, but for the one character that TOML wants escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
 def location_of(field: str) -> Path:

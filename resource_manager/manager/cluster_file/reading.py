@@ -98,7 +98,8 @@ _BRANCH = re.compile(r"[\[(<]|^(int|float|dict|list|str|constrained-|function-|l
 
 def _intended(errors: list[ErrorDetails]) -> ErrorDetails:
     """Return the first error; of those of a union of types the deepest, which is about the intended one."""
-    same = [error for error in errors if error["loc"][:3] == errors[0]["loc"][:3]]
+    depth = 2 if errors[0]["loc"][:1] == ("health",) else 3
+    same = [error for error in errors if error["loc"][:depth] == errors[0]["loc"][:depth]]
     return max(same, key=lambda error: len(error["loc"]))
 
 

@@ -89,6 +89,11 @@ class ClusterSection(BaseModel):
         default=DEFAULTS.clean_timeout_s,
         description="Time after the end of a lease until a GPU on which its processes remain is closed.",
     )
+    silent_after: Annotated[Duration, Field(ge=15)] = Field(
+        default=DEFAULTS.silent_after_s,
+        description="Time without a report of its agent after which a server takes no new leases; an agent "
+        "that reports more rarely is given three of its intervals.",
+    )
     rogue: Literal["avoid", "ignore"] = Field(
         default="avoid",
         description="avoid: a GPU with a process that belongs to no lease there takes no new leases.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -13,7 +12,7 @@ from resource_manager.core.cluster_settings import ClusterSettings, HealthRule
 from resource_manager.core.maintenance import Window, as_text
 from resource_manager.core.models import GANG_PORTS, Gpu, Node
 from resource_manager.core.teams import stated
-from resource_manager.manager.cluster_file.positions import dotted
+from resource_manager.manager.cluster_file.positions import dotted, quoted
 from resource_manager.manager.cluster_file.sections import DEFAULTS, KEYS
 
 
@@ -130,14 +129,9 @@ def _inline(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return _quoted(value)
+        return quoted(value)
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{dotted([key])} = {_inline(item)}' for key, item in value.items())} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_inline, value))}]"
     return repr(value)
-
-
-def _quoted(text: str) -> str:
-    """Return a basic string of TOML: that of JSON, but for the one character that TOML wants escaped."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")

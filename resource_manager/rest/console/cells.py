@@ -17,8 +17,17 @@ from resource_manager.core.changes import GpuClosed
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import cleaning_on, condition_of
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Request
+from resource_manager.core.refusal import silence_of
 from resource_manager.jobs.task_identity import task_of
-from resource_manager.manager.serializers import Usage, cpu_usage, gpu_usage, ranges, server_state, short_name
+from resource_manager.manager.serializers import (
+    Usage,
+    closed_because,
+    cpu_usage,
+    gpu_usage,
+    ranges,
+    server_state,
+    short_name,
+)
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import colours
 from resource_manager.rest.console.colours import Colour, Holder
@@ -180,7 +189,7 @@ def _server_row(state: NodeState, found: dict[str, Colour], maintenance: Mainten
         state.node.server_id,
         state.name,
         server_state(state),
-        "" if state.drained is None else state.drained.reason,
+        closed_because(state),
         maintenance,
         _cells(state, found),
         gpu_usage(state),
@@ -287,12 +296,14 @@ class Alert:
 
 @once_a_version
 def alerts(cluster: ClusterState) -> list[Alert]:
-    """Return what an operator should look at: failed servers, closed GPUs, quarantined leases."""
+    """Return what an operator should look at: failed and silent servers, closed GPUs, quarantined leases."""
     found = []
     for state in cluster.nodes:
         at = state.node.server_id
         if state.drained is not None and state.drained.failed:
             found.append(Alert(f"{state.name} failed: {state.drained.reason or 'no reason given'}", at))
+        if state.silent is not None:
+            found.append(Alert(f"{state.name} has been {silence_of(state)}", at))
         for gpu_id, closed in state.closed_gpus.items():
             icon, word = mark_of(closed)
             found.append(Alert(f"{icon} {state.name} GPU {gpu_id} {word}: {closed.reason}", at))

@@ -12,7 +12,7 @@ KINDS = {
     "gpuclosed": "GPU {gpu_id} closed",
     "gpuopened": "GPU {gpu_id} opened",
     "agentseen": "watched by its agent",
-    "agentlost": "its agent is silent",
+    "agentlost": "its agent is silent: no new leases",
     "drained": "drained",
     "restored": "restored",
 }

@@ -8,6 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from resource_manager.agent.lease_use import idle_leases
 from resource_manager.agent.receiving import Record, records_of
+from resource_manager.agent.silence import SilenceWatch
 from resource_manager.agent.transitions import is_pinned
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import cleaning_milli, condition_of, leased_milli, leases_on
@@ -26,9 +27,10 @@ def _family(name: str, text: str, *labels: str) -> GaugeMetricFamily:
 class GpuGauges:
     """Collector from the state and the last reports; only GPUs whose UUID the inventory pins have gauges."""
 
-    def __init__(self, watch: StateFollower, manager: GPUResourceManager) -> None:
+    def __init__(self, watch: StateFollower, manager: GPUResourceManager, silence: SilenceWatch) -> None:
         self._watch = watch
         self._manager = manager
+        self._silence = silence
 
     def describe(self) -> list[Metric]:
         return []
@@ -37,6 +39,12 @@ class GpuGauges:
         names = self._watch.look(lambda cluster, now: [s.name for s in cluster.nodes if is_pinned(s)])
         records = records_of(self._manager.store, names)
         yield from self._watch.look(lambda cluster, now: self._families(cluster, records, now))
+        together = _family(
+            "agents_silent_together",
+            "Servers that fell silent together, over half of those watched, and take leases all the same.",
+        )
+        together.add_metric((), self._silence.held)
+        yield together
 
     def _families(self, cluster: ClusterState, records: dict[str, Record], now: float) -> list[Metric]:
         info = _family("gpu_info", "1 for each GPU and lease on it; to join by uuid.", *GPU, "lease", "team")
@@ -49,6 +57,9 @@ class GpuGauges:
             "gpu_rogue_process", "1 for each process that belongs to no lease there.", *GPU, *PROCESS
         )
         watched = _family("server_watched", "1 if an agent reports the server's GPUs.", "server")
+        silent = _family(
+            "server_silent", "1 if the server takes no new leases because its agent is silent.", "server"
+        )
         age = _family("report_age_seconds", "Age of the server's last report.", "server")
         idle = _family(
             "lease_idle_seconds",
@@ -60,6 +71,7 @@ class GpuGauges:
         for state in filter(is_pinned, cluster.nodes):
             record = records.get(state.name)
             watched.add_metric((state.name,), float(state.watched))
+            silent.add_metric((state.name,), float(state.silent is not None))
             if record is not None:
                 age.add_metric((state.name,), max(now - record.received_at, 0.0))
             for gpu_id, uuid in state.gpu_uuids.items():
@@ -83,7 +95,7 @@ class GpuGauges:
         for lease_id, since in idle_leases(cluster, uses, now).items():
             lease = cluster.leases[lease_id]
             idle.add_metric((lease_id, lease.request.team, lease.placement.node), now - since)
-        return [info, allocated, cleaning, closed, used, memory, rogue, watched, age, idle]
+        return [info, allocated, cleaning, closed, used, memory, rogue, watched, silent, age, idle]
 
 
 def _holders(state: NodeState, gpu_id: int) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The hash `gpus` in Redis: watched nodes, the last transition of each GPU, and what is being cleaned.
+"""The hash `gpus` in Redis: agents of nodes, the last transition of each GPU, and what is being cleaned.
 
 The last is written by commit.lua at the end of a lease or of members of one: the JSON of the lease and of
 each such end, a line each.
@@ -29,7 +29,7 @@ from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import change_from_json, change_to_json
 
 
-def field_of(change: GpuChange | Cleaning) -> str:
+def field_of(change: AgentSeen | AgentLost | GpuChange | Cleaning) -> str:
     """Return the field of a change; a GPU's later transition replaces the earlier one."""
     match change:
         case AgentSeen() | AgentLost():
@@ -42,8 +42,8 @@ def field_of(change: GpuChange | Cleaning) -> str:
 
 def fields_of(snapshot: Snapshot) -> dict[str, str]:
     """Return the whole hash of a state."""
-    transitions: list[GpuChange] = [AgentSeen(node, 0.0) for node in snapshot.watched]
-    transitions += [*snapshot.closed_gpus, *snapshot.opened_gpus]
+    transitions: list[AgentSeen | AgentLost | GpuChange] = [AgentSeen(each, 0.0) for each in snapshot.watched]
+    transitions += [*snapshot.silent, *snapshot.closed_gpus, *snapshot.opened_gpus]
     return {
         **{field_of(change): change_to_json(change) for change in transitions},
         **{field_of(entry): _ended_lease(entry) for entry in snapshot.cleaning},
@@ -64,6 +64,7 @@ class KnownGpus:
     """What the hash says of nodes in the inventory."""
 
     watched: list[str] = field(default_factory=list)
+    silent: list[AgentLost] = field(default_factory=list)
     closed: list[GpuClosed] = field(default_factory=list)
     opened: list[GpuOpened] = field(default_factory=list)
     cleaning: list[Cleaning] = field(default_factory=list)
@@ -79,10 +80,15 @@ def read(stored: Mapping[bytes, bytes], names: Collection[str]) -> KnownGpus:
         name, text = key.decode(errors="replace"), value.decode(errors="replace")
         change = _cleaning(name, text) if name.startswith("cleaning ") else change_from_json(text)
         match change:
-            case AgentSeen() | GpuOpened() | Cleaning() if change.node not in names:
+            case AgentSeen() | AgentLost() if change.node not in names:
+                pass
+            case GpuOpened() | Cleaning() if change.node not in names:
                 pass
             case AgentSeen():
                 known.watched.append(change.node)
+            case AgentLost():
+                known.watched.append(change.node)
+                known.silent.append(change)
             case GpuClosed():
                 known.closed.append(change)
             case GpuOpened():

@@ -252,10 +252,20 @@ class Views:
         gpu = json.element.format(x="k.value")
         gpus = json.elements("k", "m.part", "gpu_ids")
         lives = "m.status IN ('RUNNING', 'PREEMPTING', 'ERROR')"
+        node = json.at(json.text, body, "node")
         cleaned, of_lease = (json.at(json.integer, "l.value", name) for name in ("gpu_id", "fencing_token"))
         return {
-            "closed": self._on_now(self._switched("gpuclosed", "gpuopened", "closed_gpus", "gpu_id")),
-            "watched": self._switched("agentseen", "agentlost", "watched"),
+            "closed": self._on_now(self._switched("gpuclosed", ("gpuopened",), "closed_gpus", "gpu_id")),
+            "agent": self._agents(),
+            # A silent server is watched until an operator restores it.
+            "watched": (
+                "SELECT a.namespace, a.server_name, a.version, 1 AS is_on FROM agent a "
+                f"UNION ALL SELECT c.namespace, {node}, c.version, 0 FROM {self._change} c "
+                f"WHERE {_is('restored')} AND (SELECT a.is_silent FROM agent a "
+                f"WHERE a.namespace = c.namespace AND a.server_name = {node} AND a.version < c.version "
+                "ORDER BY a.version DESC, a.is_silent DESC LIMIT 1) = 1"
+            ),
+            "silent": self._on_now(self._switched("agentlost", ("agentseen", "restored"), "silent")),
             # Of a lease that ended while its server was watched, until it is said to be clean.
             "cleaning": (
                 f"SELECT s.namespace, {json.at(json.text, 'l.value', 'node')} AS server_name, "
@@ -268,7 +278,7 @@ class Views:
                 "ORDER BY w.version DESC LIMIT 1) = 1"
             ),
             "clean": (
-                f"SELECT c.namespace, {json.at(json.text, body, 'node')} AS server_name, "
+                f"SELECT c.namespace, {node} AS server_name, "
                 f"{json.at(json.integer, body, 'gpu_id')} AS gpu_id, "
                 f"{json.at(json.integer, body, 'fencing_token')} AS token "
                 f"FROM {self._change} c WHERE {_is('gpucleaned')}"
@@ -284,42 +294,63 @@ class Views:
                 f"SELECT m.namespace, {server} AS server_name, SUM({self._cpus()}) AS cpus FROM member m "
                 f"WHERE {lives} GROUP BY 1, 2"
             ),
-            "drained": self._on_now(self._switched("drained", "restored", "drained")),
+            "drained": self._on_now(self._switched("drained", ("restored",), "drained")),
             "retired": (
                 f"SELECT s.namespace, {json.scalar.format(x='l.value')} AS server_name "
                 f"FROM {self._snapshot} s {json.elements('l', json.document.format(x='s.body'), 'retired')}"
             ),
         }
 
+    def _agents(self) -> str:
+        """Return when a server's agent was seen or lost since the snapshot, and what it was in it."""
+        json = self._json
+        body, snapshot = json.document.format(x="c.body"), json.document.format(x="s.body")
+        silent_node = json.at(json.text, "l.value", "node")
+        in_snapshot = " UNION ALL ".join(
+            f"SELECT s.namespace, {node}, s.version, {is_silent} FROM {self._snapshot} s "
+            f"{json.elements('l', snapshot, part)}"
+            for part, node, is_silent in (
+                ("watched", json.scalar.format(x="l.value"), 0),
+                ("silent", silent_node, 1),
+            )
+        )
+        return (
+            f"SELECT c.namespace, {json.at(json.text, body, 'node')} AS server_name, c.version, "
+            f"CASE WHEN {_is('agentlost')} THEN 1 ELSE 0 END AS is_silent FROM {self._change} c "
+            f"JOIN {self._snapshot} s ON s.namespace = c.namespace AND c.version > s.version "
+            f"WHERE {_is('agentseen', 'agentlost')} UNION ALL {in_snapshot}"
+        )
+
     def _all_servers(self) -> str:
         """Return a row for each server, with what is in use or closed subtracted."""
-        shut = "d.server_name IS NOT NULL OR r.server_name IS NOT NULL"
+        shut = "d.server_name IS NOT NULL OR q.server_name IS NOT NULL OR r.server_name IS NOT NULL"
         joined = "{0}.namespace = n.namespace AND {0}.server_name = n.server_name"
         return (
             "SELECT n.namespace, n.server_id, n.server_name, n.total_gpus, n.total_cpus, "
             f"CASE WHEN {shut} THEN 0 ELSE n.total_gpus - COALESCE(b.gpus, 0) END AS available_gpus, "
             f"CASE WHEN {shut} THEN 0 ELSE n.total_cpus - COALESCE(u.cpus, 0) END AS available_cpus, "
             "COALESCE(u.cpus, 0) AS allocated_cpus, CASE WHEN r.server_name IS NOT NULL THEN 'RETIRED' "
-            "WHEN d.server_name IS NOT NULL THEN 'DRAINED' ELSE 'ACTIVE' END AS status FROM node n "
+            "WHEN d.server_name IS NOT NULL THEN 'DRAINED' "
+            "WHEN q.server_name IS NOT NULL THEN 'SILENT' ELSE 'ACTIVE' END AS status FROM node n "
             "LEFT JOIN (SELECT x.namespace, x.server_name, COUNT(*) AS gpus FROM taken x GROUP BY 1, 2) b "
             f"ON {joined.format('b')} LEFT JOIN used u ON {joined.format('u')} "
-            f"LEFT JOIN drained d ON {joined.format('d')} LEFT JOIN retired r ON {joined.format('r')} "
+            f"LEFT JOIN drained d ON {joined.format('d')} LEFT JOIN silent q ON {joined.format('q')} "
+            f"LEFT JOIN retired r ON {joined.format('r')} "
             "WHERE r.server_name IS NULL OR u.server_name IS NOT NULL"
         )
 
-    def _switched(self, on: str, off: str, part: str, number: str = "") -> str:
+    def _switched(self, on: str, off: tuple[str, ...], part: str, number: str = "") -> str:
         """Return what switched a node (or GPU) on or off since the snapshot, and what was on in it."""
         json = self._json
         body = json.document.format(x="c.body")
         of_change = json.at(json.integer, body, number) if number else "0"
         of_entry = json.at(json.integer, "l.value", number) if number else "0"
-        is_name = part == "watched"
-        node = json.scalar.format(x="l.value") if is_name else json.at(json.text, "l.value", "node")
+        node = json.at(json.text, "l.value", "node")
         return (
             f"SELECT c.namespace, {json.at(json.text, body, 'node')} AS server_name, {of_change} AS gpu_id, "
             f"c.version, CASE WHEN {_is(on)} THEN 1 ELSE 0 END AS is_on FROM {self._change} c "
             f"JOIN {self._snapshot} s ON s.namespace = c.namespace AND c.version > s.version "
-            f"WHERE {_is(on, off)} UNION ALL SELECT s.namespace, {node}, {of_entry}, s.version, 1 "
+            f"WHERE {_is(on, *off)} UNION ALL SELECT s.namespace, {node}, {of_entry}, s.version, 1 "
             f"FROM {self._snapshot} s {json.elements('l', json.document.format(x='s.body'), part)}"
         )
 

@@ -15,9 +15,10 @@ import httpx
 
 from demo.stack import REPOSITORY, StackError
 from resource_manager.errors import ResourceManagerError
-from resource_manager.manager.cluster_file.teams import load_teams
+from resource_manager.manager.cluster_file.reading import load_teams
 from resource_manager.rest import tokens
 from resource_manager.rest.tokens import Role, TokenFile
+from tests.builders import redefine
 from tests.e2e.bench import Bench
 from tests.e2e.servers import SSHD, Service
 from tests.faults.airflow_on_postgres import airflow_on, what_is_missing
@@ -110,7 +111,7 @@ def live(jobs: list[plan.DayJob], day_s: float, home: Path) -> Evidence:
         with Day(home / "airflow", jobs, fleet, service, postgres) as day:
             rules = home / "teams.toml"
             rules.write_text(plan.TEAMS)
-            day.manager.apply_teams(load_teams(rules))
+            redefine(day.manager, teams=load_teams(rules))
             service.start(day)  # type: ignore[no-untyped-call]
             day.switch_the_reconciler_on()
             agents = Agents(fleet, service.url, agent_tokens)

@@ -7,6 +7,7 @@ from typing import Any
 import docker
 import pytest
 
+from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import JobState
 from resource_manager.jobs.launchers.docker import DockerLauncher
 
@@ -22,6 +23,9 @@ class Engine:
     def __init__(self, fails: str, error: Exception, then: str) -> None:
         self.fails, self.error = fails, error
         self.states = iter(["running", then])
+
+    def info(self) -> dict[str, Any]:
+        return {"ID": "e", "Name": "h"}
 
     def inspect_container(self, key: str) -> dict[str, Any]:
         status = next(self.states)
@@ -55,5 +59,6 @@ def test_a_job_that_ends_while_it_is_preempted_has_ended(
     fails: str, error: Exception, then: str, state: JobState
 ) -> None:
     launcher = DockerLauncher.__new__(DockerLauncher)
-    launcher._docker, launcher._engine, launcher._api = docker, "tcp://h", Engine(fails, error, then)
+    launcher._docker, launcher._engine, launcher._place = docker, "tcp://h", JobPlace("docker", "tcp://h")
+    launcher._api = Engine(fails, error, then)
     assert launcher.preempt("k", 10.0).state is state

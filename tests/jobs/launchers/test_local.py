@@ -111,7 +111,7 @@ def test_a_job_is_not_started_if_its_group_file_cannot_be_written(launcher, tmp_
     (tmp_path / "j" / "group.new").mkdir(parents=True)
     job = Job("j", ("/bin/sh", "-c", f"echo x >> {count}"))
     with pytest.raises(
-        LauncherError, match=r"j could not be started here: .*/j cannot be written: .*group\.new"
+        LauncherError, match=r"^job j could not be started on .*/j cannot be written: .*group\.new"
     ):
         launcher.start(job)
     (tmp_path / "j" / "group.new").rmdir()

@@ -38,7 +38,11 @@ def random_operations(manager: GPUResourceManager, seed: int, steps: int = 200) 
     Where the order backfills, every request has an expected runtime: a replay has no learnt runtimes.
     """
     draw = random.Random(seed)
-    known: dict[str, Any] = {"expected_runtime": 60.0} if manager.order.backfill else {}
+    known: dict[str, Any] = (
+        {"expected_runtime": 60.0}
+        if manager.look(lambda cluster, now: manager.order(cluster)).backfill
+        else {}
+    )
     runtimes = [5.0, 60.0, 600.0] if known else [None, 5.0, 60.0, 600.0]
     for step in range(steps):
         kind = draw.random()
@@ -92,9 +96,9 @@ def test_jobs_that_used_much_wait_in_the_live_queue_as_in_the_replay(
     """`greedy` failed after 16 GPU-hours: asked for again, it lets a later job go first."""
     monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
     now = [0.0]
-    settings = Settings(store="memory://", order="tiresias")
+    settings, rules = Settings(store="memory://"), {"order": "tiresias"}
     store, inventory = MemoryStore(clock=lambda: now[0]), default_inventory(1, 8, 64)
-    with GPUResourceManager(settings, store=store, inventory=inventory) as manager:
+    with GPUResourceManager(settings, store=store, inventory=inventory, cluster=rules) as manager:
         manager.submit("greedy", 8, 1, expected_runtime=60.0)
         now[0] = 7200.0
         manager.release_resources("greedy", outcome="FAILED")

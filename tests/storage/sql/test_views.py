@@ -17,6 +17,7 @@ from resource_manager.storage import Store, open_store
 from resource_manager.storage.sql import store as sql_store
 from resource_manager.storage.sql.dialect import Connection
 from resource_manager.storage.sql.store import SqlStore
+from tests.builders import redefine
 from tests.sql_servers import DATABASES
 from tests.storage.walk import Walk, started
 
@@ -129,7 +130,8 @@ def compare(store: SqlStore, cluster: ClusterState) -> None:
         if state.retired and state.name not in free:
             continue  # it is there with the next snapshot
         row = free.pop(state.name)
-        assert row["status"] == ("RETIRED" if state.retired else "DRAINED" if state.drained else "ACTIVE")
+        closed = "DRAINED" if state.drained else "SILENT" if state.silent else "ACTIVE"
+        assert row["status"] == ("RETIRED" if state.retired else closed)
         cpus = sum(
             lease.request.resources["cpus"] for lease in state.leases.values() for _ in lease.on(state.name)
         )
@@ -154,5 +156,5 @@ def test_a_reset_ends_what_ran_before(manager: GPUResourceManager) -> None:
 
 def test_another_inventory_is_seen_at_once(manager: GPUResourceManager) -> None:
     manager.allocate_resources("t", 2, 4)
-    manager.apply_inventory(default_inventory(5))
+    redefine(manager, nodes=default_inventory(5))
     assert len(servers(manager)) == 5

@@ -209,6 +209,10 @@ for i = begin, #ARGV, 3 do
     redis.call('HSET', drained, key, json)
   elseif operation == 'restore' or operation == 'forget' then
     redis.call('HDEL', drained, key)
+    local agent = operation == 'restore' and redis.call('HGET', gpus, 'watched ' .. key)
+    if agent and string.find(agent, '{"change":"agentlost"', 1, true) == 1 then
+      redis.call('HDEL', gpus, 'watched ' .. key)
+    end
   elseif operation == 'set gpu' then
     redis.call('HSET', gpus, key, json)
     watching = true
