@@ -4,7 +4,8 @@ This file is sent to `python3 -` on a server, or run as a process of its own, so
 that crashes or hangs ends the probe and nothing else. It reads, in this order, what the server has: NVIDIA's
 library NVML (`libnvidia-ml.so.1`, or the path in GPU_MANAGER_NVML), `nvidia-smi`, `amd-smi`, `rocm-smi`,
 `npu-smi`. What a library or tool cannot say is None, never 0; if nothing can be said of the GPUs, `error` is
-the reason. With `--loop` it prints a report for each line that it reads, and then also knows which XIDs came.
+the reason. With `--loop` it prints a report for each line that it reads, and then also knows which XIDs came;
+a line `jobs` asks for the jobs of the whole machine, too.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ MAX_XIDS_OF_GPU = 256
 MAX_ERROR = 500
 MAX_REPORT_BYTES = 8 * 1024 * 1024
 MAX_ANCESTORS = 64
+MAX_JOBS = 4096
+JOBS_TIMEOUT_S = 5.0
 MIB = 1024 * 1024
 
 Gpu = dict[str, "Any"]
@@ -885,6 +888,58 @@ def owner_of(pid: int) -> tuple[str | None, str | None, str]:
     return None, None, "none" if readable else "unreadable"
 
 
+LOCK = re.compile(rb"(?:\A|\0)GPU_JOB_LOCK=[^\0]*/(" + JOB_KEY.pattern.encode() + rb")/[^/\0]*(?:\Z|\0)")
+"""The variable of a job with the path of its lock."""
+
+HELD = re.compile(rf"(?:/memfd:|/)({JOB_KEY.pattern})(?: \(deleted\)|/lock)")
+"""Descriptor of a process that registered itself, or that inherited the lock of its job."""
+
+
+def live_jobs() -> dict[str, Any]:
+    """Return the keys of the jobs of which this machine has a process, and whether all processes were read.
+
+    Processes that begin meanwhile are read, too, until there is none that was not.
+    """
+    keys: set[str] = set()
+    complete = sees_all_processes()
+    give_up_at = time.monotonic() + JOBS_TIMEOUT_S
+    known: set[str] = set()
+    while pids := {name for name in os.listdir("/proc") if name.isdigit()} - known:
+        known |= pids
+        for pid in pids:
+            if time.monotonic() > give_up_at or len(keys) > MAX_JOBS:
+                return {"keys": sorted(keys)[:MAX_JOBS], "complete": False}
+            try:
+                keys |= jobs_of(pid)
+            except (FileNotFoundError, ProcessLookupError):
+                pass  # it has ended
+            except OSError:
+                complete = False
+    return {"keys": sorted(keys)[:MAX_JOBS], "complete": complete}
+
+
+def sees_all_processes() -> bool:
+    """Return whether /proc shows the processes of the whole machine: the kernel's own are then there."""
+    return (read_text("/proc/2/comm") or "").strip() == "kthreadd"
+
+
+def jobs_of(pid: str) -> set[str]:
+    """Return the keys of jobs in a process's environment, descriptors and cgroup; raises `OSError`."""
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        found = {key.decode() for key in LOCK.findall(file.read())}
+    with open(f"/proc/{pid}/cgroup") as text:
+        found.update(JOB_KEY.findall(text.read()))
+    folder = f"/proc/{pid}/fd/"
+    for descriptor in os.listdir(folder):
+        try:
+            held = HELD.search(os.readlink(folder + descriptor))
+        except FileNotFoundError:
+            continue  # closed meanwhile
+        if held:
+            found.add(held[1])
+    return found
+
+
 def registered_job(pid: int) -> str | None:
     """Return the job as which the process registered itself: the name of a descriptor that it keeps open."""
     folder = f"/proc/{pid}/fd"
@@ -999,6 +1054,7 @@ def server_report(
         "format": FORMAT,
         "server": os.uname().nodename,
         "hostname": os.uname().nodename,
+        "machine": printable(machine())[:MAX_TEXT],
         "at": time.time(),
         "boot_id": (read_text("/proc/sys/kernel/random/boot_id") or "").strip() or None,
         "uptime_s": time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else None,
@@ -1012,6 +1068,13 @@ def server_report(
         "memory_available_mib": int(memory["MemAvailable"]) // 1024 if "MemAvailable" in memory else None,
         "disk_free_mib": disk_free_mib(os.environ.get("GPU_MANAGER_JOBS_DIR", "~/.gpu-manager/jobs")),
     }
+
+
+def machine() -> str:
+    """Return what tells this machine from others, as the launchers do: its name and its id."""
+    machine_id = read_text("/etc/machine-id")
+    name = os.uname().nodename
+    return name if machine_id is None else f"{name}/{machine_id.strip()}"
 
 
 def disk_free_mib(folder: str) -> int:
@@ -1097,7 +1160,7 @@ def main() -> None:
     faulthandler.enable()  # names a crash of the library on standard error
     loop = "--loop" in sys.argv[1:]
     probe = None
-    while not loop or sys.stdin.readline():
+    while line := sys.stdin.readline() if loop else "once":
         watchdog = threading.Timer(PROBE_TIMEOUT_S, give_up)
         watchdog.daemon = True
         watchdog.start()
@@ -1107,6 +1170,8 @@ def main() -> None:
         except ProbeError as error:
             report = server_report("none", None, [], str(error))
             probe = None
+        if line.strip() == "jobs":
+            report["jobs"] = live_jobs()
         watchdog.cancel()
         answer(report)
         if not loop:

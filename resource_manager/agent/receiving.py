@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,14 +16,25 @@ from resource_manager.agent.health import health_table
 from resource_manager.agent.lease_use import GpuSample, IdleRules, LeaseUse, sample_gpus, sample_leases
 from resource_manager.agent.reports import Report, ReportError
 from resource_manager.agent.sending import CLEANING_INTERVAL_S
+from resource_manager.agent.sightings import (
+    Sightings,
+    gone_in_words,
+    is_list_wanted,
+    leases_gone,
+    partners,
+    sightings_after,
+)
 from resource_manager.agent.silence import SILENT_INTERVALS, LastReport, SilenceWatch
 from resource_manager.agent.transitions import Rules, transitions
-from resource_manager.core.changes import AgentLost, Change, GpuCleaned, GpuClosed
+from resource_manager.core.changes import AgentLost, Change, GpuCleaned, GpuClosed, JobEnd, Outcome, Released
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.maintenance import to_the_minute
-from resource_manager.errors import StoreFullError, UnknownNodeError
+from resource_manager.core.models import Lease
+from resource_manager.errors import StoreFullError
+from resource_manager.manager.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.scheduling import allocator
 from resource_manager.storage import Store
 
 logger = logging.getLogger(__name__)
@@ -38,6 +49,9 @@ STATE_MAX_AGE_S = 0.25
 WAITED_FOR_INTERVAL_S = 1.0
 """Time between two reports of a server whose GPUs a pending request may get."""
 
+LIST_INTERVAL_S = 5.0
+"""Least time between two lists of jobs in reports that come faster than usual: each reads all of /proc."""
+
 MAX_FAST_REPORTS_PER_S = 50
 """Reports a second that a receiver asks for beyond the agents' own interval."""
 
@@ -47,7 +61,8 @@ class Record:
     """State of a server's reports so far: `received_at` by the store's clock, of the last good one.
 
     `clean` counts reports in a row without a condition, by GPU id, -1 for the server; `gpus` are the last
-    samples by GPU id, `leases` the use so far by fencing token.
+    samples by GPU id, `leases` the use so far by fencing token, `jobs` what was seen of placed jobs, which
+    were last listed at `listed_at`.
     """
 
     received_at: float
@@ -59,6 +74,8 @@ class Record:
     clean: dict[int, int] = field(default_factory=dict)
     gpus: dict[int, GpuSample] = field(default_factory=dict)
     leases: dict[int, LeaseUse] = field(default_factory=dict)
+    jobs: Sightings = field(default_factory=Sightings)
+    listed_at: float = 0.0
 
     @property
     def silent_at(self) -> float:
@@ -76,6 +93,8 @@ class Record:
             found.clean = {int(key): int(count) for key, count in stored["clean"].items()}
             found.gpus = {int(key): GpuSample(**use) for key, use in stored["gpus"].items()}
             found.leases = {int(key): LeaseUse(**use) for key, use in stored["leases"].items()}
+            absent = {int(key): (count, at) for key, (count, at) in stored["jobs"]["absent"].items()}
+            found.jobs = Sightings(stored["jobs"]["seen"], absent)
         except (ValueError, TypeError, AttributeError, KeyError):
             return None
         return found
@@ -110,21 +129,26 @@ class ReportReceiver:
         clean, uses = ({}, {}) if before is None else (before.clean, before.leases)
         interval_s = report.interval_s or DEFAULT_INTERVAL_S
         record = Record(now, interval_s, report.at, report.boot_id, report.uptime_s, report.hostname)
+        record.listed_at = now if report.jobs is not None else 0.0 if before is None else before.listed_at
         if report.error is not None and before is not None:
             record.received_at = before.received_at  # nothing is known of its GPUs: as if it were silent
 
+        jobs = Sightings() if before is None else before.jobs
+        elsewhere = self._sightings_elsewhere(report.server, jobs)
+
         def judge(cluster: ClusterState, now: float) -> list[Change]:
-            outcome = transitions(
-                _node(cluster, report.server), report, clean, rules_of(cluster.settings), now
-            )
+            outcome = transitions(cluster, report, clean, rules_of(cluster.settings), now)
             record.clean = outcome.clean
-            return [_with_use(change, uses) for change in outcome.changes]
+            changes = [_with_use(change, uses) for change in outcome.changes]
+            known = {**elsewhere, report.server: record.jobs}
+            return [*changes, *_ends(leases_gone(cluster, report.server, known), cluster, now)]
 
         def read(cluster: ClusterState, now: float) -> tuple[list[Change], dict[str, Any]]:
+            state = cluster.node(report.server)
+            record.jobs = sightings_after(state, report, jobs)
             changes = judge(cluster, now)
-            state = _node(cluster, report.server)
             self._sample(state, report, before, record, IdleRules(cluster))
-            return changes, {} if changes else self._answer(cluster, state)
+            return changes, {} if changes else self._answer(cluster, report, record)
 
         changes, answer = self._manager.look(read, STATE_MAX_AGE_S)
         try:  # before the changes: a watched server without a record is a silent one
@@ -132,12 +156,21 @@ class ReportReceiver:
         except StoreFullError as error:
             logger.warning("the report of %s was not kept: %s", report.server, error)
         if changes:
-            for change in self._manager.commit(judge):
+            with asked_by(f"agent:{report.server}"):
+                made = self._manager.commit(judge)
+            for change in made:
                 _log(change)
             answer = self._manager.look(
-                lambda cluster, now: self._answer(cluster, _node(cluster, report.server)), STATE_MAX_AGE_S
+                lambda cluster, now: self._answer(cluster, report, record), STATE_MAX_AGE_S
             )
         return answer
+
+    def _sightings_elsewhere(self, server: str, jobs: Sightings) -> dict[str, Sightings]:
+        """Return those of the servers of other members, while jobs of gangs on this one are not seen."""
+        if not jobs.absent:
+            return {}
+        names = self._manager.look(lambda cluster, now: partners(cluster.node(server), jobs), STATE_MAX_AGE_S)
+        return {name: record.jobs for name, record in records_of(self._store, names).items()} if names else {}
 
     def _sample(
         self, state: NodeState, report: Report, before: Record | None, record: Record, rules: IdleRules
@@ -161,7 +194,8 @@ class ReportReceiver:
                     "lease %s computes nothing on %s for %.0f s", tokens[token].lease_id, state.name, limit_s
                 )
 
-    def _answer(self, cluster: ClusterState, state: NodeState) -> dict[str, Any]:
+    def _answer(self, cluster: ClusterState, report: Report, record: Record) -> dict[str, Any]:
+        state = cluster.node(report.server)
         answer: dict[str, Any] = {
             "server": state.name,
             "watched": state.watched,
@@ -174,6 +208,9 @@ class ReportReceiver:
             answer["next_s"] = CLEANING_INTERVAL_S
         elif cluster.pending and state.watched and state.leases and self._may_hurry():
             answer["next_s"] = WAITED_FOR_INTERVAL_S
+        is_time = "next_s" not in answer or record.received_at - record.listed_at >= LIST_INTERVAL_S
+        if is_time and state.watched and is_list_wanted(state, report.machine, record.jobs):
+            answer["jobs"] = True
         return answer
 
     def _may_hurry(self) -> bool:
@@ -217,7 +254,8 @@ class ReportReceiver:
                 if state is not None and state.watched and state.silent is None
             ]
 
-        changes = self._manager.commit(step) if lost else []
+        with asked_by(""):  # silence is nobody's doing
+            changes = self._manager.commit(step) if lost else []
         for change in changes:
             _log(change)
         return changes
@@ -265,15 +303,24 @@ def _with_use(change: Change, uses: Mapping[int, LeaseUse]) -> Change:
     return replace(change, busy=None if use.busy is None else round(use.busy, 4), energy_kwh=energy_kwh)
 
 
-def _node(cluster: ClusterState, name: str) -> NodeState:
-    try:
-        return cluster.by_name[name]
-    except KeyError:
-        raise UnknownNodeError(name, len(cluster.nodes)) from None
+def _ends(gone: Iterable[Lease], cluster: ClusterState, now: float) -> Iterator[Change]:
+    """Yield the ends of leases whose jobs are gone."""
+    for lease in gone:
+        yield from allocator.release(
+            cluster,
+            lease.lease_id,
+            now,
+            fencing_token=lease.fencing_token,
+            outcome=Outcome.CANCELLED if lease.revoked else Outcome.FAILED,
+            job_end=JobEnd.ENDED,
+            reason=gone_in_words(lease, now),
+        )
 
 
 def _log(change: Change) -> None:
     match change:
+        case Released():
+            logger.warning("lease %s is released: %s", change.lease_id, change.reason)
         case GpuClosed():
             logger.warning("GPU %d of %s is closed: %s", change.gpu_id, change.node, change.reason)
         case AgentLost():

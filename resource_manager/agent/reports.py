@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from resource_manager.agent.probe import (
     FORMAT,
     MAX_ERROR,
+    MAX_JOBS,
     MAX_LEASE_ID,
     MAX_PROCESSES_OF_GPU,
     MAX_REPORT_BYTES,
@@ -87,6 +88,13 @@ class GpuReport(Strict):
     processes: Annotated[list[ProcessReport], Field(max_length=MAX_PROCESSES_OF_GPU)] | None
 
 
+class JobsReport(Strict):
+    """Jobs of which the server has a process, by key; `complete` if the probe could read all processes."""
+
+    keys: Annotated[list[Text], Field(max_length=MAX_JOBS)]
+    complete: bool
+
+
 class Report(Strict):
     """Report of one server at one moment of its own clock.
 
@@ -111,6 +119,10 @@ class Report(Strict):
     disk_free_mib: Count | None
     interval_s: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] | None = None
     """Time between two reports of an agent."""
+    machine: Text | None = None
+    """What tells this machine from others, as in the place of a job."""
+    jobs: JobsReport | None = None
+    """The jobs that run there, if the service asked for them."""
 
 
 def read_report(text: str | bytes) -> Report:

@@ -83,8 +83,11 @@ class RunningProbe:
         self._process: subprocess.Popen[bytes] | None = None
         self._complaint = b""
 
-    def report(self) -> Mapping[str, Any]:
-        """Return a report of this moment, as it is; if the probe crashed, one whose `error` says so."""
+    def report(self, *, with_jobs: bool = False) -> Mapping[str, Any]:
+        """Return a report of this moment, as it is; if the probe crashed, one whose `error` says so.
+
+        `with_jobs` it also lists the jobs of the whole machine.
+        """
         if self._process is None:
             self._process = subprocess.Popen(
                 command("--loop"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -93,7 +96,7 @@ class RunningProbe:
             os.set_blocking(self._process.stderr.fileno(), False)
             self._complaint = b""
         try:
-            found = self._ask(self._process)
+            found = self._ask(self._process, b"jobs\n" if with_jobs else b"\n")
         except (OSError, ValueError):
             return probe.server_report("none", None, [], self._end())
         self._read_complaint(self._process)
@@ -106,11 +109,11 @@ class RunningProbe:
         assert process.stderr is not None
         self._complaint = (self._complaint + (process.stderr.read() or b""))[-4000:]
 
-    def _ask(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    def _ask(self, process: subprocess.Popen[bytes], line: bytes) -> dict[str, Any]:
         """Return the probe's answer; raises `OSError` or `ValueError` if it gives none."""
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(b"\n")
+        process.stdin.write(line)
         process.stdin.flush()
         buffer = b""
         with selectors.DefaultSelector() as selector:

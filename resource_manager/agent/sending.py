@@ -95,18 +95,20 @@ def run_agent(
     """Send a report of this server every `interval_s` seconds until `sleep` raises `KeyboardInterrupt`.
 
     While the answer names GPUs in `cleaning` or a shorter time (`next_s`), and after a process on a GPU has
-    ended, reports come faster. `say` gets a line when a report is refused for a new reason, and when one is
-    taken again.
+    ended, reports come faster. If it says `jobs`, the next report lists them. `say` gets a line when a report
+    is refused for a new reason, and when one is taken again.
     """
     probe = RunningProbe()
     trouble = ""
     hurry_left_s = 0.0
+    with_jobs = False
     try:
         while True:
             pause_s = interval_s
-            report = {**probe.report(), "server": server, "interval_s": interval_s}
+            report = {**probe.report(with_jobs=with_jobs), "server": server, "interval_s": interval_s}
             try:
-                pause_s = _pause_s(sender.send(report), interval_s)
+                answer = sender.send(report)
+                pause_s, with_jobs = _pause_s(answer, interval_s), answer.get("jobs") is True
                 reason = str(report["error"] or "")
             except ReportRefusedError as error:
                 reason = str(error)

@@ -18,9 +18,12 @@ from resource_manager.core.changes import (
     GpuOpened,
     Restored,
 )
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import leases_on
+from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease, Placement
 from resource_manager.core.node_state import Cleaning, NodeState
+from resource_manager.core.refusal import short
 
 CLEAN_REPORTS = 3
 """Number of reports in a row without a condition after which a GPU that recovers by itself is opened."""
@@ -35,7 +38,9 @@ SERVER = -1
 _TOKEN = re.compile(r"-(\d+)(?:\.\d+)?$")
 """Fencing token in the name of a lease's job, before the rank of a gang's member."""
 
-MAX_REASON = 240
+MAX_REASON = 400
+MAX_NAME = 60
+MAX_SERVER_REASON = 960
 MAX_LISTED = 8
 MAX_COMMAND = 80
 
@@ -62,25 +67,35 @@ def is_pinned(state: NodeState) -> bool:
     return bool(state.gpu_free) and len(state.gpu_uuids) == len(state.gpu_free)
 
 
-def transitions(state: NodeState, report: Report, clean: dict[int, int], rules: Rules, now: float) -> Outcome:
-    """Return what the report changes; `clean` is that of the report before.
+def transitions(
+    cluster: ClusterState, report: Report, clean: dict[int, int], rules: Rules, now: float
+) -> Outcome:
+    """Return what the report changes; `clean` is that of the report before. Raises `UnknownNodeError`.
 
     A report without GPUs because of an error says nothing, and one of a server without pinned UUIDs only that
     its agent is not silent.
     """
+    state = cluster.node(report.server)
     if report.error is not None:
         return Outcome()
     if not is_pinned(state):
         return Outcome([] if state.silent is None else [AgentSeen(state.name, now)])
-    return _Reading(state, report, clean, rules, now).outcome()
+    return _Reading(cluster, state, report, clean, rules, now).outcome()
 
 
 class _Reading:
     """One report against one node of the state."""
 
     def __init__(
-        self, state: NodeState, report: Report, clean: dict[int, int], rules: Rules, now: float
+        self,
+        cluster: ClusterState,
+        state: NodeState,
+        report: Report,
+        clean: dict[int, int],
+        rules: Rules,
+        now: float,
     ) -> None:
+        self._cluster = cluster
         self._state = state
         self._report = report
         self._rules = rules
@@ -128,7 +143,8 @@ class _Reading:
             left = self._left_of(entry)
             if left != [] and self._now - entry.since > self._rules.clean_timeout_s:
                 named = ", ".join(map(_named, left[:MAX_LISTED])) if left else "it cannot be seen"
-                yield f"{NOT_CLEANED}; lease {entry.lease_id}: {named}"
+                lease = _lease_words(entry.lease_id, entry.fencing_token)
+                yield f"{NOT_CLEANED}; {lease}, which ended at {to_the_minute(entry.since)}: {named}"
 
     # ---- one GPU ----
 
@@ -188,7 +204,7 @@ class _Reading:
 
     def _rogue(self, gpu_id: int, gpu: GpuReport) -> Iterator[str]:
         for process in rogue_processes(self._state, gpu_id, gpu) if self._rules.rogue else ():
-            yield f"{ROGUE}; {_named(process)}"
+            yield f"{ROGUE}; {_named(process)}{_of_lease(self._cluster, self._state, process)}"
 
     # ---- the server ----
 
@@ -197,7 +213,7 @@ class _Reading:
         reason = self._server_fault()
         if reason is not None:
             if drained is None or not drained.failed:
-                yield Drained(self._state.name, self._now, reason[: 4 * MAX_REASON], failed=True)
+                yield Drained(self._state.name, self._now, reason[:MAX_SERVER_REASON], failed=True)
         elif self._is_mismatch(drained) and self._counted(SERVER):
             yield Restored(self._state.name, self._now)
 
@@ -247,14 +263,55 @@ def has_unmarked_job(lease: Lease) -> bool:
 def is_of(process: ProcessReport, lease_id: str, fencing_token: int) -> bool:
     """Return True if the process belongs to that lease, by the mark of its job or by the lease's id."""
     if process.job is not None:
-        token = _TOKEN.search(process.job)
-        return token is not None and int(token[1]) == fencing_token
+        return token_of(process.job) == fencing_token
     return process.lease_id == lease_id
+
+
+def token_of(job: str | None) -> int | None:
+    """Return the fencing token in the name of a lease's job."""
+    found = _TOKEN.search(job or "")
+    return None if found is None else int(found[1])
+
+
+def _of_lease(cluster: ClusterState, state: NodeState, process: ProcessReport) -> str:
+    """Say of which lease a rogue process is, by its mark: `; of lease t (token 17), which has ended`."""
+    token = token_of(process.job)
+    if token is None and not process.lease_id:
+        return ""
+    lease = _marked(cluster, process.lease_id, token)
+    if lease is not None:
+        where = "other GPUs here" if state.name in {m.node for m in lease.members} else lease.placement.node
+        has = f"which is quarantined on {where}" if lease.quarantined else f"which has {where}"
+        return f"; of {_lease_words(lease.lease_id, lease.fencing_token, lease.request.owner)}, {has}"
+    entries = (entry for each in cluster.nodes for entry in each.cleaning.values())
+    ended = next((entry for entry in entries if token is not None and entry.fencing_token == token), None)
+    if ended is not None:
+        return f"; of {_lease_words(ended.lease_id, token)}, which ended at {to_the_minute(ended.since)}"
+    who = _lease_words(process.lease_id, token) if process.lease_id else f"job {process.job}"
+    if token is not None and token > cluster.last_fencing_token:
+        return f"; of {who}, which is unknown here"
+    return f"; of {who}, which has ended"
+
+
+def _marked(cluster: ClusterState, lease_id: str | None, token: int | None) -> Lease | None:
+    """Return the lease of a process's mark, by its fencing token if the mark has one."""
+    if token is None:
+        return cluster.leases.get(lease_id or "")
+    leases = chain(cluster.leases.values(), cluster.remainders.values())
+    return next((lease for lease in leases if lease.fencing_token == token), None)
+
+
+def _lease_words(lease_id: str, token: int | None, owner: str = "") -> str:
+    known = [f"token {token}"] if token is not None else []
+    known += [f"owner {short(owner, MAX_NAME)}"] if owner else []
+    return f"lease {short(lease_id, MAX_NAME)}" + (f" ({', '.join(known)})" if known else "")
 
 
 def _named(process: ProcessReport) -> str:
     command = (process.command or "")[:MAX_COMMAND]
-    return f"pid {process.pid} of {process.user or 'unknown'}" + (f": {command}" if command else "")
+    return f"pid {process.pid} of {short(process.user or 'unknown', MAX_NAME)}" + (
+        f": {command}" if command else ""
+    )
 
 
 def _listed(uuids: set[str] | dict[str, GpuReport]) -> str:

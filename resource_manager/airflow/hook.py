@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from resource_manager.airflow.provider_info import get_provider_info
@@ -14,8 +14,13 @@ from resource_manager.airflow.version_compat import (
     form_widgets,
 )
 from resource_manager.errors import LockTimeoutError, ResourceManagerError, StoreUnavailableError
+from resource_manager.jobs.airflow_instance import instance_id
+from resource_manager.jobs.task_identity import task_as_caller
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.client import ServiceClient, ServiceUnavailableError
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
 
 DEFAULT_CONNECTION = "gpu_manager_default"
 
@@ -32,7 +37,7 @@ class GPUManagerHook(BaseHook):
     The connection's host is the URL of a store (`postgresql://user@host/database`, `redis://…`, `airflow://`)
     or of the REST service (`https://…`). Its password is that of the store, unless the URL has one, or the
     token of the service. If the default connection is not defined, the
-    `GPU_MANAGER_*` settings are used.
+    `GPU_MANAGER_*` settings are used. `task` asks, in the history of a store; a service goes by the token.
     """
 
     conn_name_attr = "gpu_conn_id"
@@ -51,9 +56,12 @@ class GPUManagerHook(BaseHook):
         behaviour = _form()["ui-field-behaviour"]
         return {name.replace("-", "_"): value for name, value in behaviour.items()}
 
-    def __init__(self, gpu_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any) -> None:
+    def __init__(
+        self, gpu_conn_id: str = DEFAULT_CONNECTION, *, task: BaseOperator | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.gpu_conn_id = gpu_conn_id
+        self._task = task
         self._manager: Manager | None = None
 
     def get_conn(self) -> Manager:
@@ -70,7 +78,7 @@ class GPUManagerHook(BaseHook):
             connection = self.get_connection(self.gpu_conn_id)
         except AirflowNotFoundException as error:
             if self.gpu_conn_id == DEFAULT_CONNECTION:
-                return GPUResourceManager()
+                return GPUResourceManager(by=self._by())
             raise AirflowException(
                 f"connection {self.gpu_conn_id!r} is not defined; add it with type gpu_manager"
             ) from error
@@ -83,7 +91,13 @@ class GPUManagerHook(BaseHook):
                 f"not {url!r}"
             )
         options = {name: value for name, value in connection.extra_dejson.items() if value not in (None, "")}
-        return GPUResourceManager.from_url(with_password(url, connection.password), **options)
+        url = with_password(url, connection.password)
+        return GPUResourceManager.from_url(url, **{"by": self._by(), **options})
+
+    def _by(self) -> str | None:
+        if self._task is None:
+            return None
+        return task_as_caller(instance_id(), self._task.dag_id, self._task.task_id)
 
     def test_connection(self) -> tuple[bool, str]:
         """Return whether the manager answers, and a line about it, for Airflow's connection form."""

@@ -20,7 +20,8 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from resource_manager.airflow.hook import GPUManagerHook, Manager
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.airflow_instance import instance_id
-from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.jobs.task_identity import TaskIdentity, task_as_caller
+from resource_manager.manager.asking import asked_by
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def _task_ended(task_instance: Any) -> None:
         if entry is None or TaskIdentity.from_labels(entry["labels"]) != ended:
             return
         if entry["labels"].get("scope") != reconcile.RUN_SCOPE:
-            _end(manager, entry)
+            _end(manager, entry, ended.by)
 
     _thread().submit(_safely, end)
 
@@ -85,13 +86,14 @@ def _run_ended(dag_run: Any) -> None:
             labels = entry["labels"]
             names = tuple(labels.get(name) for name in ("instance", "dag_id", "run_id"))
             if names == (instance_id(), dag_id, run_id) and labels.get("scope") == reconcile.RUN_SCOPE:
-                _end(manager, entry)
+                _end(manager, entry, task_as_caller(instance_id(), dag_id))
 
     _thread().submit(_safely, end)
 
 
-def _end(manager: Manager, entry: Mapping[str, Any]) -> None:
-    done = reconcile.end(manager, entry)
+def _end(manager: Manager, entry: Mapping[str, Any], by: str) -> None:
+    with asked_by(by):
+        done = reconcile.end(manager, entry)
     logger.info("%s %s: %s", done.action, done.task_id, done.detail)
 
 

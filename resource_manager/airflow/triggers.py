@@ -34,6 +34,7 @@ from resource_manager.jobs.launchers import LauncherError, LauncherUnreachableEr
 from resource_manager.jobs.preempting import grace_of
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.asking import asked_by
 
 POLL_S = 1.0
 OUTAGE_POLL_S = 5.0
@@ -537,11 +538,12 @@ class JobTrigger(_Trigger):
         # A gang goes on from the oldest of its members' checkpoints.
         saved_at = min((at for at in saved if at is not None), default=None) if all(saved) else None
         try:
-            await SharedManager.of(self.gpu_conn_id).call(
-                lambda manager: manager.renew(
-                    job.task_id, fencing_token=job.fencing_token, checkpoint_at=saved_at
+            with asked_by(self.identity.by):
+                await SharedManager.of(self.gpu_conn_id).call(
+                    lambda manager: manager.renew(
+                        job.task_id, fencing_token=job.fencing_token, checkpoint_at=saved_at
+                    )
                 )
-            )
         except LeaseNotFoundError:
             self.log.error("the lease was ended by another client; stopping the job")
             stopped = await in_thread(GangJob(self.jobs).stop)
@@ -568,7 +570,8 @@ async def end_unless_wanted(trigger: GrantTrigger | JobTrigger) -> None:
     entry = await shared.call(lambda manager: manager.status_of(identity.lease_id))
     if entry is not None and TaskIdentity.from_labels(entry["labels"]) == identity:
         manager = await shared.call(lambda manager: manager)
-        done = await in_thread(reconcile.end, manager, entry)  # stopping a job takes seconds
+        with asked_by(identity.by):
+            done = await in_thread(reconcile.end, manager, entry)  # stopping a job takes seconds
         trigger.log.info("the task was ended in Airflow; %s: %s", done.action, done.detail)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,11 +17,14 @@ from resource_manager import __version__
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, OneLineErrors, print_json
 from resource_manager.cli.demand import DemandCommand, demand_of
+from resource_manager.cli.session import Session
+from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.errors import UnknownNodeError
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.lazy import lazy_module
+from resource_manager.manager.wording import What, matches, what_of
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
@@ -84,17 +88,16 @@ def status(target: Target, interval_s: float | None, wide: bool, as_json: bool) 
         return
     from rich.live import Live
 
-    try:
+    with suppress(Interrupted), Session(target) as session:
         if as_json or not tables.console().is_terminal:
             while True:
-                _show_status(target, wide, as_json)
-                time.sleep(interval_s)
-        with Live(_status(target), console=tables.console(), screen=True) as live:
+                session.ask(lambda manager: _show_status(target, wide, as_json))
+                session.signals.pause(interval_s)
+        shown = session.ask(lambda manager: _status(target))
+        with Live(shown, console=tables.console(), screen=True) as live:
             while True:
-                time.sleep(interval_s)
-                live.update(_status(target))
-    except KeyboardInterrupt:
-        return
+                session.signals.pause(interval_s)
+                live.update(session.ask(lambda manager: _status(target)))
 
 
 def _show_status(target: Target, wide: bool, as_json: bool) -> None:
@@ -243,7 +246,7 @@ def renew(target: Target, task_id: str, fencing_token: int | None, as_json: bool
 @click.argument("task_id", shell_complete=completing.leases)
 @click.option(
     "--for",
-    "by",
+    "preemptor",
     shell_complete=completing.pending,
     default="",
     help="Pending request that gets what it held; default: the first that waits for it.",
@@ -252,9 +255,9 @@ def renew(target: Target, task_id: str, fencing_token: int | None, as_json: bool
 @json_option
 @click.pass_obj
 @exit_codes
-def preempt(target: Target, task_id: str, by: str, dry_run: bool, as_json: bool) -> None:
+def preempt(target: Target, task_id: str, preemptor: str, dry_run: bool, as_json: bool) -> None:
     """Take a lease for a pending request: its job saves what it did, then waits again."""
-    taken = target.manager.preempt(task_id, by=by, dry_run=dry_run)
+    taken = target.manager.preempt(task_id, preemptor=preemptor, dry_run=dry_run)
     unchanged = " (--dry-run: not changed)" if dry_run else ""
     line = f"{task_id} is preempted for {taken['preempted_by']}{unchanged}"
     print_json(taken) if as_json else click.echo(line)
@@ -318,6 +321,8 @@ def open_gpu(target: Target, server: str, gpu: str, as_json: bool) -> None:
 @click.option("--after", type=click.IntRange(0, 2**53), help="The first changes after this version.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many.")
 @click.option("--all", "renewals", is_flag=True, help="Show renewals of leases, too.")
+@click.option("--by", default="", help="Only what this caller asked for; * stands for any text.")
+@click.option("--what", type=click.Choice([str(what) for what in What]), help="Only changes that do this.")
 @wide_option
 @click.option(
     "--export",
@@ -337,6 +342,8 @@ def history(
     after: int | None,
     limit: int,
     renewals: bool,
+    by: str,
+    what: str | None,
     wide: bool,
     export: Path | None,
     archive: Path | None,
@@ -363,23 +370,31 @@ def history(
         written = {"file": str(export), "changes": len(recorded.changes), "forgotten": recorded.forgotten}
         print_json(written) if as_json else click.echo(f"{export}: {len(recorded.changes)} changes")
         return
-    entries = _changes(target.manager, after, limit, renewals)
+
+    wanted = what_of(what or "")
+
+    def is_shown(change: Mapping[str, Any]) -> bool:
+        shows_kind = renewals or what is not None or change["change"] != "renewed"
+        return shows_kind and matches(change, by, wanted)
+
+    entries = _changes(target.manager, after, limit, is_shown)
     print_json(entries) if as_json else tables.console(wide=wide).print(tables.history_table(entries))
 
 
-def _changes(manager: Any, after: int | None, limit: int, renewals: bool) -> list[Any]:
-    """Return the first changes after a version, or the newest ones, in order."""
+def _changes(
+    manager: Any, after: int | None, limit: int, is_shown: Callable[[Mapping[str, Any]], bool]
+) -> list[Any]:
+    """Return the first changes shown after a version, or the newest ones, in order."""
     from resource_manager.manager.newest_changes import newest_changes
 
     found: list[Any] = []
     if after is not None:
         while len(found) < limit and (page := manager.history(after=after, limit=1000)):
-            found += [change for change in page if renewals or change["change"] != "renewed"]
+            found += filter(is_shown, page)
             after = page[-1]["version"]
         return found[:limit]
     changes = newest_changes(manager.history, manager.get_resource_summary()["version"])
-    shown = (change for change in changes if renewals or change["change"] != "renewed")
-    return list(islice(shown, limit))[::-1]
+    return list(islice(filter(is_shown, changes), limit))[::-1]
 
 
 @main.command(cls=DemandCommand)

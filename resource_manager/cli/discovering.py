@@ -14,6 +14,7 @@ import click
 
 from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, one_line, print_json
 from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import exit_codes
 from resource_manager.errors import ResourceManagerError
 
@@ -133,8 +134,11 @@ def _ask_all(hosts: Sequence[str], user: str | None, key: str | None) -> list[Re
     """Return each server's report, or why there is none."""
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
-        return list(threads.map(lambda host: ask(host, user, key), hosts))
+    def ask_at_once() -> list[Report | ResourceManagerError]:
+        with ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
+            return list(threads.map(lambda host: ask(host, user, key), hosts))
+
+    return interruptible(ask_at_once)
 
 
 def ask(host: str, user: str | None, key: str | None) -> Report | ResourceManagerError:

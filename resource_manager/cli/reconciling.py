@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-from resource_manager.cli.base import UNREACHABLE, Failure, one_line, print_json
+from resource_manager.cli.base import DONE, UNREACHABLE, Failure, one_line, print_json
 from resource_manager.cli.commands import check_interval, json_option, main
+from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
 
@@ -52,21 +55,34 @@ def reconcile(
     Leases of other Airflow instances on the same store are only counted. A lease whose job is unreachable is
     kept. The jobs' connections (ssh, docker) are Airflow's, so run this where Airflow is installed.
     """
-    from resource_manager.jobs.airflow_api import AirflowTaskStates, AirflowUnavailableError
-    from resource_manager.jobs.reconcile import reconcile as reconcile_once
-
     check_interval("--every", interval_s)
     if instance is not None:
         instance = _valid(instance)
     else:
         instance = (target.configured() if target.url else target.settings()).instance
+    login = {"token": airflow_token, "user": airflow_user, "password": airflow_password}
+    work = partial(_reconcile, target, airflow_url, login, instance, interval_s, as_json=as_json)
+    interruptible(work, None if interval_s is None else DONE)
+
+
+def _reconcile(
+    target: Target,
+    airflow_url: str,
+    login: Mapping[str, str | None],
+    instance: str | None,
+    interval_s: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Reconcile once, or again after each interval."""
+    from resource_manager.jobs.airflow_api import AirflowTaskStates, AirflowUnavailableError
+    from resource_manager.jobs.reconcile import reconcile as reconcile_once
+
     states = None
     while True:
         try:
             if states is None:
-                states = AirflowTaskStates(
-                    airflow_url, token=airflow_token, user=airflow_user, password=airflow_password
-                )
+                states = AirflowTaskStates(airflow_url, **login)
             of = _instance_of(states, airflow_url, instance)
             _show(reconcile_once(target.manager, states, of), as_json, once=interval_s is None)
         except (InvalidRequestError, WrongInstanceError):
@@ -79,10 +95,7 @@ def reconcile(
             click.echo(f"Error: {one_line(error)}; trying again", err=True)
         if interval_s is None:
             return
-        try:
-            time.sleep(interval_s)
-        except KeyboardInterrupt:
-            return
+        time.sleep(interval_s)
 
 
 class WrongInstanceError(ResourceManagerError, ValueError):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 import threading
+import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -15,6 +16,7 @@ import click
 
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
 from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.signals import PROMPT_S, Calls, Interrupted, Signals
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.rest import tokens
 from resource_manager.rest.tokens import Role, TokenFile, TokenStore
@@ -118,9 +120,10 @@ def serve(
     if not manager.inventory:
         logger.warning("%s", NO_SERVERS)
     app = create_app(service, secure_cookies=behind_https)
-    _serve(
+    if not _serve(
         app, service, host, port, threads + max_streams, max_connections_per_address, trusted_proxy, archive
-    )
+    ):
+        target.abandon()
 
 
 def _add_example(settings: Settings) -> None:
@@ -165,7 +168,8 @@ def _serve(
     max_per_address: int,
     trusted_proxy: str | None,
     archive: Path | None,
-) -> None:
+) -> bool:
+    """Serve until a signal comes; return False if something still waits for a silent store."""
     from resource_manager.rest.chores import SILENCE_EVERY_S, regularly
     from resource_manager.rest.http_server import bounded_server
     from resource_manager.storage.archive import extend
@@ -173,26 +177,33 @@ def _serve(
     server = bounded_server(
         app, host, port, threads=threads, max_per_address=max_per_address, trusted_proxy=trusted_proxy
     )
-    for address in addresses(server):
-        logger.info("serving at %s", address, extra={"address": address})
-    stop = threading.Event()
-    chores = [
-        regularly("expiry", EXPIRE_EVERY_S, service.manager.expire_and_schedule, stop),
-        regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, stop),
-    ]
-    if archive is not None:
-        chores.append(regularly("archive", ARCHIVE_S, lambda: extend(archive, service.manager), stop))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        server.run()
-    except KeyboardInterrupt:
+    with Signals() as signals:
+        for address in addresses(server):
+            logger.info("serving at %s", address, extra={"address": address})
+        stop = threading.Event()
+        chores = [
+            regularly("expiry", EXPIRE_EVERY_S, service.manager.expire_and_schedule, stop),
+            regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, stop),
+        ]
+        if archive is not None:
+            chores.append(regularly("archive", ARCHIVE_S, lambda: extend(archive, service.manager), stop))
+        serving = Calls(signals).begin(server.run)
+        with suppress(Interrupted):
+            signals.result(serving)
         logger.info("stopping")
-    finally:
         stop.set()
-        service.watch.close()
-        server.close()
+        ends_at = time.monotonic() + PROMPT_S
+        closing = Calls(signals).begin(lambda: _close(server, service))
+        is_closed = signals.is_settled(closing, PROMPT_S)
         for chore in chores:
-            chore.join(timeout=5)
+            chore.join(max(ends_at - time.monotonic(), 0.0))
+        return is_closed and not any(chore.is_alive() for chore in chores)
+
+
+def _close(server: Any, service: Service) -> None:
+    """Close live pages, and let requests end that are being answered."""
+    service.watch.close()
+    server.task_dispatcher.shutdown(timeout=PROMPT_S)
 
 
 def addresses(server: Any) -> list[str]:

@@ -21,6 +21,7 @@ from resource_manager.manager.serializers import (
     usage_in_words,
     wasted,
 )
+from resource_manager.manager.wording import describe
 from resource_manager.rest.console.colours import Colour, Holder, assign
 from resource_manager.scheduling.gpu_hours import WASTED
 
@@ -317,11 +318,15 @@ def explanation(answer: Row) -> Group:
 def history_table(changes: Sequence[Row]) -> FittedTable:
     """Return the changes in the order given."""
     table = FittedTable(
-        Column("version", 1, justify="right"), Column("time"), Column("change"), Column("what", wraps=True)
+        Column("version", 1, justify="right"),
+        Column("time"),
+        Column("change"),
+        Column("what", wraps=True),
+        Column("by", wraps=True),
     )
     for change in changes:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(change["at"]))
-        table.add_row(str(change["version"]), at, change["change"], describe(change))
+        table.add_row(str(change["version"]), at, change["change"], describe(change), change.get("by", ""))
     return table
 
 
@@ -357,18 +362,3 @@ def who_wasted_most(most: Row) -> str:
     parts = ", ".join(f"{most[name]:,.1f} {name}" for name in WASTED if most[name])
     who = " ".join(most["group"].values())
     return f"{who} wasted most: {wasted(most):,.1f} of {most['granted']:,.1f} GPU-hours ({parts})"
-
-
-def describe(change: Row) -> str:
-    """Return a summary of a change of any kind in one line."""
-    lease = change.get("lease")
-    if lease:
-        places = (f"{member['node']} GPUs {list(member.get('gpu_ids', []))}" for member in lease["members"])
-        return f"{lease['request']['lease_id']} on {', '.join(places)}"
-    if "request" in change:
-        return f"{change['request']['lease_id']} asks for {change['request'].get('gpus', 0)} GPUs"
-    if "nodes" in change:
-        return f"{len(change['nodes'])} servers"
-    subject = change.get("lease_id") or change.get("node") or ""
-    detail = change.get("outcome") or change.get("reason") or ""
-    return f"{subject} {detail}".strip()

@@ -96,6 +96,16 @@ class Target:
         if self._opened is not None:
             self._opened.close()
 
+    def abandon(self) -> None:
+        """Leave it open: a thread still waits for an answer, and closing would wait, too."""
+        self._opened = None
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment that gives another `gpu-manager` this target: options show secrets."""
+        given = {"url": self.url, "token": self.token, **self.overrides}
+        own = {f"GPU_MANAGER_{name.upper()}": str(value) for name, value in given.items() if value}
+        return {**os.environ, **own}
+
 
 def exit_codes(command: F) -> F:
     """Turn the project's errors into one line and the exit code of their kind."""

@@ -15,6 +15,8 @@ import click
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
 from resource_manager.cli.commands import check_interval, json_option, main
+from resource_manager.cli.session import Session
+from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
 
 if TYPE_CHECKING:
@@ -53,14 +55,16 @@ def top(target: Target, servers: tuple[str, ...], interval_s: float, once: bool,
     from rich.live import Live
 
     with (
-        suppress(KeyboardInterrupt),
+        suppress(Interrupted),
+        Session(target) as session,
         _keys_at_once(),
         Live(gpu_table.servers(found), console=console, screen=True, auto_refresh=False) as live,
     ):
         due = time.monotonic() + interval_s
         while not _is_q_pressed(min(due - time.monotonic(), RESIZE_S)):
+            session.signals.check()
             if time.monotonic() >= due:
-                found = _use(target, servers)
+                found = session.ask(lambda manager: _use(target, servers))
                 due = time.monotonic() + interval_s
             live.update(gpu_table.servers(found), refresh=True)
 

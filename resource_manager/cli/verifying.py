@@ -13,6 +13,7 @@ from resource_manager.cli import completing
 from resource_manager.cli.base import REFUSED, UNREACHABLE, Failure, one_line, print_json
 from resource_manager.cli.commands import json_option, known_server, main, server_of
 from resource_manager.cli.discovering import MAX_CONNECTIONS, ask, ask_here
+from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import ResourceManagerError
 
@@ -115,8 +116,11 @@ def _ask_all(
     """Return each server's report, or why there is none."""
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
-        return list(threads.map(lambda row: _ask(row, user, key), rows))
+    def ask_at_once() -> list[Report | ResourceManagerError]:
+        with ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
+            return list(threads.map(lambda row: _ask(row, user, key), rows))
+
+    return interruptible(ask_at_once)
 
 
 def _ask(row: ServerDetail, user: str | None, key: str | None) -> Report | ResourceManagerError:

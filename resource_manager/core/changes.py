@@ -1,4 +1,8 @@
-"""Changes: the only way to change a state; their list is the audit trail and a replayable trace."""
+"""Changes: the only way to change a state; their list is the audit trail and a replayable trace.
+
+`by` names who asked for a change: a person, a program or a server's agent. It is empty for what time brings,
+and for what a change makes possible for others, such as the grants of requests that waited.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ class Granted:
 
     lease: Lease
     at: float
+    by: str = ""
 
 
 new_granted = direct_new(Granted)
@@ -34,6 +39,8 @@ class Outcome(StrEnum):
     CANCELLED = "CANCELLED"
     PREEMPTED = "PREEMPTED"
     NOT_STARTED = "NOT_STARTED"
+    EVICTED = "EVICTED"
+    """Preempted, and not queued again: nobody would attend the job in a terminal that has ended."""
 
 
 class ReleaseResult(StrEnum):
@@ -74,6 +81,7 @@ class Released:
     use: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
     failed_nodes: tuple[str, ...] = ()
+    by: str = ""
 
 
 new_released = direct_new(Released)
@@ -93,20 +101,23 @@ class MembersReleased:
     at: float
     outcome: str = ""
     use: Mapping[str, float] = field(default_factory=dict)
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Preempting:
-    """A lease is taken for the pending request `by`: its job must end by `until`, else it is quarantined.
+    """A lease is taken for the pending request `preemptor`: its job must end by `until`.
 
-    The lease holds its capacity until it ends; what that frees is reserved for `by`.
+    Else it is quarantined. It holds its capacity until it ends; what that frees is reserved for that
+    request.
     """
 
     lease_id: str
     fencing_token: int
-    by: str
+    preemptor: str
     until: float
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +133,7 @@ class Renewed:
     at: float
     expires_at: float = math.inf
     checkpoint_at: float | None = None
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +144,7 @@ class Expired:
     fencing_token: int
     at: float
     use: Mapping[str, float] = field(default_factory=dict)
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +158,7 @@ class Quarantined:
     fencing_token: int
     at: float
     revoked: bool = False
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +169,7 @@ class JobPlaced:
     fencing_token: int
     places: tuple[JobPlace, ...]
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +180,7 @@ class Queued:
     queued_at: float
     sequence: int
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +190,7 @@ class Cancelled:
     lease_id: str
     at: float
     reason: str = ""
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +201,7 @@ class Drained:
     at: float
     reason: str = ""
     failed: bool = False
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +210,21 @@ class Restored:
 
     node: str
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TeamsChanged:
-    """The rules of the teams are replaced; empty ones end them. `use` is what teams used so far."""
+    """The rules of the teams are replaced; empty ones end them. `use` is what teams used so far.
+
+    `lines` say what differs from the rules before, for people; so they do of other parts of the cluster.
+    """
 
     teams: Teams
     at: float
     use: Mapping[str, float] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +233,8 @@ class MaintenanceChanged:
 
     windows: tuple[Window, ...]
     at: float
+    lines: tuple[str, ...] = ()
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +246,7 @@ class AgentSeen:
 
     node: str
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +259,7 @@ class AgentLost:
     node: str
     at: float
     since: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +276,7 @@ class GpuClosed:
     reason: str
     at: float
     stop: bool = False
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +286,7 @@ class GpuOpened:
     node: str
     gpu_id: int
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +303,7 @@ class GpuCleaned:
     at: float
     busy: float | None = None
     energy_kwh: float | None = None
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,14 +316,18 @@ class InventoryChanged:
     nodes: tuple[Node, ...]
     at: float
     adopted: str = ""
+    lines: tuple[str, ...] = ()
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettingsChanged:
-    """The settings of the cluster are replaced."""
+    """The settings of the cluster are replaced; `lines` say what differs."""
 
     settings: ClusterSettings
     at: float
+    lines: tuple[str, ...] = ()
+    by: str = ""
 
 
 Change = (

@@ -37,6 +37,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.expiry_heap import ExpiryHeap
+from resource_manager.core.failed_starts import FailedStarts, by_lease, in_order, remembered
 from resource_manager.core.gpu_state import GpuChange, begin_cleaning, carry_over, change_gpus, recount
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import (
@@ -66,6 +67,7 @@ class Adoption:
     node: str
     gpus: tuple[Gpu, ...]
     at: float
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class Snapshot:
     windows: tuple[Window, ...] = ()
     settings: ClusterSettings = field(default_factory=ClusterSettings)
     adoptions: tuple[Adoption, ...] = ()
+    failed_starts: tuple[Released, ...] = ()
 
 
 class ClusterState(NodeIndex):
@@ -126,6 +129,8 @@ class ClusterState(NodeIndex):
         self.absent_drained: dict[str, Drained] = {}
         self.absent_closed_gpus: dict[tuple[str, int], GpuClosed] = {}
         """Closures of servers that left the inventory: they come back with their server."""
+        self.failed_starts: FailedStarts = {}
+        """The releases of leases whose jobs did not start, by lease id; the next try avoids those nodes."""
         self._expiry_heap = ExpiryHeap(self.leases)
         self._undo: list[Callable[[], None]] | None = None
         self.preempting: set[str] = set()
@@ -185,6 +190,7 @@ class ClusterState(NodeIndex):
             windows=self.windows,
             settings=self.settings,
             adoptions=tuple(each for _, each in sorted(self.adoptions.items())),
+            failed_starts=in_order(self.failed_starts),
         )
 
     @classmethod
@@ -213,6 +219,7 @@ class ClusterState(NodeIndex):
         cluster.windows = snapshot.windows
         cluster.settings = snapshot.settings
         cluster.adoptions = {adoption.node: adoption for adoption in snapshot.adoptions}
+        cluster.failed_starts = by_lease(snapshot.failed_starts)
         for name, port in snapshot.last_ports.items():
             cluster.by_name[name].last_port = port
         for lease in held:
@@ -280,7 +287,7 @@ class ClusterState(NodeIndex):
         self._undo.append(partial(self._restore_lease, lease))
 
     def suppose_closed(self, why: Drained) -> None:
-        """Close an open node in a trial for a maintenance window; else do nothing."""
+        """Close an open node in a trial, to one request; else do nothing."""
         state = self.by_name.get(why.node)
         if state is not None and state.is_open:
             assert self._undo is not None, "only a trial can suppose something"
@@ -367,6 +374,10 @@ class ClusterState(NodeIndex):
             self._undo.append(partial(self._restore_lease, lease))
         if lease.request.gpus:
             self._clean_after(lease, change.at)
+        if type(change) is Released and change.failed_nodes:
+            if self._undo is not None:
+                self._undo.append(partial(setattr, self, "failed_starts", self.failed_starts))
+            self.failed_starts = remembered(self.failed_starts, change)
 
     def _spend(self, ledger: TeamLedger, ended: Lease, at: float) -> None:
         """Add what an ended lease, or its ended members, held to the use of its team."""
@@ -444,7 +455,7 @@ class ClusterState(NodeIndex):
 
     def _preempting(self, change: Preempting) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)
-        self._replace_lease(lease, replace(lease, preempted_by=change.by, preempt_until=change.until))
+        self._replace_lease(lease, replace(lease, preempted_by=change.preemptor, preempt_until=change.until))
 
     def _quarantined(self, change: Quarantined) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)
@@ -586,7 +597,7 @@ class ClusterState(NodeIndex):
             raise CapacityError("an inventory change cannot be tried: apply it outside of a trial")
         if change.adopted:
             node = next(node for node in change.nodes if node.name == change.adopted)
-            self.adoptions[node.name] = Adoption(node.name, node.gpus, change.at)
+            self.adoptions[node.name] = Adoption(node.name, node.gpus, change.at, change.by)
         for node in change.nodes:
             if node.name in self.adoptions and self.adoptions[node.name].gpus != node.gpus:
                 del self.adoptions[node.name]

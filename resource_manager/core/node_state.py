@@ -38,8 +38,11 @@ class Cleaning:
 
 
 @dataclass(frozen=True, slots=True)
-class ClosedByWindow(Drained):
-    """A node is closed, in a trial, to a request that would cross a maintenance window there."""
+class ClosedToRequest(Drained):
+    """A node is closed, in a trial, to one request: it would cross a maintenance window there.
+
+    `failed`: the last start of its job failed there.
+    """
 
 
 class NodeState:

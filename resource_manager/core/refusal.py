@@ -19,7 +19,7 @@ from resource_manager.core.fit import (
 from resource_manager.core.gpu_state import withheld
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
-from resource_manager.core.node_state import ClosedByWindow, NodeState
+from resource_manager.core.node_state import ClosedToRequest, NodeState
 from resource_manager.errors import NO_SERVERS, LockTimeoutError
 
 MAX_SHOWN = 120
@@ -29,7 +29,7 @@ MAX_DETAIL = 480
 """Maximum length of a sentence, so that no interface has to shorten it and all show the same."""
 
 MAX_REASON = 240
-"""Maximum length of a maintenance window with its reason."""
+"""Maximum length of why a server is closed to one request, with its times."""
 
 MAX_TYPES = 3
 
@@ -310,7 +310,10 @@ def lack_of(states: list[NodeState], request: Request, *, ever: bool = False) ->
 
 def kind_of_closed(states: Iterable[NodeState]) -> RefusalKind:
     """Return the kind of a refusal by these closed servers: capacity that is missing, or maintenance."""
-    is_missing = any(state.silent is not None for state in states)
+    is_missing = any(
+        state.silent is not None or (isinstance(state.drained, ClosedToRequest) and state.drained.failed)
+        for state in states
+    )
     return RefusalKind.NO_CAPACITY if is_missing else RefusalKind.MAINTENANCE
 
 
@@ -332,7 +335,7 @@ def closed_servers(states: list[NodeState], request: Request) -> str:
             parts.append(f"{short(state.name)} {has} but {'; '.join(map(short, reasons))}")
             continue
         drained = state.drained
-        if isinstance(drained, ClosedByWindow):
+        if isinstance(drained, ClosedToRequest):
             parts.append(
                 f"{short(state.name)} {has} but is closed to it: {short(drained.reason, MAX_REASON)}"
             )

@@ -27,6 +27,11 @@ def task_of(labels: Mapping[str, str]) -> tuple[str, str, str, int] | None:
     return dag_id, run_id, task_id, int(map_index)
 
 
+def task_as_caller(instance: str, dag_id: str, task_id: str = "") -> str:
+    """Return the name in the history of what a task of that Airflow asks for, or a DAG without a task."""
+    return "/".join(filter(None, (f"airflow:{instance}", dag_id, task_id)))
+
+
 @dataclass(frozen=True, slots=True)
 class TaskIdentity:
     """Task instance without its tries; `map_index` is -1 for a task that is not mapped.
@@ -70,6 +75,11 @@ class TaskIdentity:
         if self.map_index >= 0:
             parts.append(str(self.map_index))
         return f"{self.instance}:{'/'.join(parts)}"
+
+    @property
+    def by(self) -> str:
+        """Name of the task in the history."""
+        return task_as_caller(self.instance, self.dag_id, self.task_id)
 
     @property
     def labels(self) -> dict[str, str]:

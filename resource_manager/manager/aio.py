@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -20,7 +21,8 @@ def _awaitable(
     @wraps(method)
     async def call(self: AsyncGPUResourceManager, /, *args: P.args, **kwargs: P.kwargs) -> R:
         bound = partial(method, self.manager, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self.executor, bound)
+        # In a copy of this task's context: it may say who asks.
+        return await asyncio.get_running_loop().run_in_executor(self.executor, copy_context().run, bound)
 
     return call
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
-from typing import Any
 
 from resource_manager.core.changes import Change, ClusterSettingsChanged, TeamsChanged
 from resource_manager.core.cluster import Adoption, ClusterState
@@ -22,6 +20,7 @@ from resource_manager.manager.cluster_file.sections import DEFAULTS, KEYS, Clust
 from resource_manager.manager.cluster_file.writing import sections_of, to_toml
 from resource_manager.manager.results import ClusterDiff, ClusterView
 from resource_manager.manager.server_gpus import replacement
+from resource_manager.manager.wording import bounded, changed_in_words, gpus_in_words, value_in_words
 from resource_manager.scheduling.policies import get_policy, package_of
 from resource_manager.scheduling.queue_order import get_order
 
@@ -128,10 +127,10 @@ class _Planning:
         for key, name in KEYS.items():
             old, new = getattr(before, name), getattr(after, name)
             if old != new:
-                self._say("~", f"{key} {_value(old)} → {_value(new)}")
+                self.made.lines.append(changed_in_words(key, old, new))
         self._health(before.health, health)
         if after != before:
-            self.made.changes.append(ClusterSettingsChanged(after, self._now))
+            self.made.changes.append(ClusterSettingsChanged(after, self._now, bounded(self.made.lines)))
 
     def _checked(self, settings: ClusterSettings) -> ClusterSettings:
         """Return the settings with the package of the policy, which must be installed here."""
@@ -163,20 +162,20 @@ class _Planning:
         if self._defined.nodes is None:
             return stored
         nodes = tuple(self._with_known(number, node) for number, node in enumerate(self._defined.nodes))
-        names = {node.name for node in nodes}
+        names, said = {node.name for node in nodes}, len(self.made.lines)
         for name, state in present.items():
             if name not in names:
                 self._leaves(state)
         for node in nodes:
             if node.name not in present:
-                self._say("+", f"server {node.name}, {_gpus(node.gpus)}")
+                self._say("+", f"server {node.name}, {gpus_in_words(node.gpus)}")
             else:
                 self._changed_server(present[node.name].node, node)
         stayed = [node.name for node in nodes if node.name in present]
         if stayed != [node.name for node in stored if node.name in names]:
             self._say("~", "the order of the servers")
         if nodes != stored:
-            self.made.changes += replacement(self._cluster, nodes, self._now)
+            self.made.changes += replacement(self._cluster, nodes, self._now, self.made.lines[said:])
         return nodes
 
     def _with_known(self, number: int, node: Node) -> Node:
@@ -204,17 +203,17 @@ class _Planning:
         if old == new:
             return
         parts = [
-            f"{name} {_value(old.resources.get(name))} → {_value(new.resources.get(name))}"
+            f"{name} {value_in_words(old.resources.get(name))} → {value_in_words(new.resources.get(name))}"
             for name in sorted({*old.resources, *new.resources})
             if old.resources.get(name) != new.resources.get(name)
         ]
         parts += [
-            f"{name} {_value(getattr(old, key))} → {_value(getattr(new, key))}"
+            f"{name} {value_in_words(getattr(old, key))} → {value_in_words(getattr(new, key))}"
             for name, key in _SERVER_KEYS.items()
             if getattr(old, key) != getattr(new, key)
         ]
         if old.gpus != new.gpus:
-            before, after = _gpus(old.gpus), _gpus(new.gpus)
+            before, after = gpus_in_words(old.gpus), gpus_in_words(new.gpus)
             parts.append(f"{before} → {after}" if before != after else f"{after} with other ids or UUIDs")
         self._say("~", f"server {new.name}: {'; '.join(parts)}")
 
@@ -232,14 +231,10 @@ class _Planning:
                     error.field = "servers"
                 self.made.refusals.append(error)
                 self._say("~", f"{error}: refused")
-        for row in teams.difference(before, after)["differences"]:
-            if row["field"] is None:
-                self._say("-" if row["after"] is None else "+", f"team {row['team']}")
-                continue
-            where = f"teams.{row['team']}.{row['field']}" if row["team"] else str(row["field"])
-            self._say("~", f"{where} {_value(row['before'])} → {_value(row['after'])}")
+        lines = list(teams.difference(before, after))
+        self.made.lines += lines
         if after != before:
-            self.made.changes.append(TeamsChanged(after, self._now))
+            self.made.changes.append(TeamsChanged(after, self._now, lines=bounded(lines)))
 
     # ---- [[maintenance]] ----
 
@@ -269,7 +264,7 @@ class _Planning:
         # One change for each new window: its number is never given again.
         for count in range(1, len(new) + 1):
             found = maintenance.replaced(self._cluster, [*others, *kept, *new[:count]], self._now)
-            self.made.changes.append(found)
+            self.made.changes.append(found if count == len(new) else replace(found, lines=()))
         if left and not new:
             found = maintenance.replaced(self._cluster, [*others, *kept], self._now)
             self.made.changes.append(found)
@@ -306,16 +301,11 @@ def _contradicts(gpus: Sequence[Gpu], adopted: Sequence[Gpu]) -> bool:
 
 
 def _adopted(node: Node, adoption: Adoption) -> str:
+    by = f" by {adoption.by}" if adoption.by else ""
     return (
-        f"its {_gpus(adoption.gpus)} were adopted at {as_text(adoption.at)}, and the file says "
-        f"{_gpus(node.gpus)} with other ids or UUIDs (--force takes the file's)"
+        f"its {gpus_in_words(adoption.gpus)} were adopted at {as_text(adoption.at)}{by}, and the file says "
+        f"{gpus_in_words(node.gpus)} with other ids or UUIDs (--force takes the file's)"
     )
-
-
-def _gpus(gpus: Iterable[Gpu]) -> str:
-    """Return GPUs in words: `8 × H100`, `4 × A100 and 4 × GPU`, `no GPUs`."""
-    groups = groupby(gpus, key=lambda gpu: gpu.gpu_type or "GPU")
-    return " and ".join(f"{len(list(found))} × {name}" for name, found in groups) or "no GPUs"
 
 
 def _leases(many: int) -> str:
@@ -326,21 +316,3 @@ def _window(window: Window) -> str:
     servers = ", ".join(window.servers)
     begin, end = as_text(window.begin), as_text(window.end)
     return f"maintenance of {servers} every week from {begin} until {end}"
-
-
-def _value(value: Any) -> str:
-    """Return a value as a file has it, `unset` for none."""
-    if value is None or value == "":
-        return "unset"
-    if isinstance(value, dict):
-        return "{" + ", ".join(_pairs(value)) + "}"
-    if isinstance(value, list | tuple):
-        return str(list(value))
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _pairs(value: dict[str, Any]) -> Iterator[str]:
-    for name, item in value.items():
-        yield f"{name} = {_value(item)}"

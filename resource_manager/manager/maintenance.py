@@ -17,9 +17,11 @@ from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.demand import ServerRef, Text, in_words
 from resource_manager.manager.requests import server_name
 from resource_manager.manager.results import WindowView
+from resource_manager.manager.wording import bounded
 from resource_manager.scheduling.maintenance import running
 
 MAX_WINDOWS = 1000
+MAX_NAMED = 5
 EXAMPLE = "2026-12-01T08:00+01:00"
 
 
@@ -105,7 +107,26 @@ def window_of(cluster: ClusterState, asked: WindowForm, now: float) -> Window:
 
 def replaced(cluster: ClusterState, windows: Iterable[Window], now: float) -> MaintenanceChanged:
     """Return the change to these windows, without those that are over."""
-    return MaintenanceChanged(tuple(window for window in windows if window.occurrence(now)), now)
+    wanted = tuple(windows)
+    before, after = ({window.window_id: window for window in each} for each in (cluster.windows, wanted))
+    lines = [
+        f"{sign} {_in_words(window)}"
+        for sign, one, other in (("-", before, after), ("+", after, before))
+        for number, window in one.items()
+        if other.get(number) != window
+    ]
+    kept = tuple(window for window in wanted if window.occurrence(now))
+    return MaintenanceChanged(kept, now, lines=bounded(lines))
+
+
+def _in_words(window: Window) -> str:
+    weekly = " every week" if window.every_s is not None else ""
+    why = f": {window.reason}" if window.reason else ""
+    more = f" and {len(window.servers) - MAX_NAMED} more" if len(window.servers) > MAX_NAMED else ""
+    return (
+        f"window {window.window_id}{weekly} from {as_text(window.begin)} until {as_text(window.end)} "
+        f"on {', '.join(window.servers[:MAX_NAMED])}{more}{why}"
+    )
 
 
 def view(cluster: ClusterState, now: float) -> list[WindowView]:

@@ -39,6 +39,7 @@ from resource_manager.errors import (
 )
 from resource_manager.manager import maintenance, repeats, serializers, teams
 from resource_manager.manager.arguments import ORIGINAL_NAMES, DemandArguments, DemandOptions, Dumpable
+from resource_manager.manager.asking import checked_by, this_user
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan, revision_of
 from resource_manager.manager.cluster_file.reading import load_inventory
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm, settings_of
@@ -71,6 +72,7 @@ from resource_manager.manager.results import (
     WindowView,
 )
 from resource_manager.manager.server_gpus import adoption, server_detail
+from resource_manager.manager.wording import matches, what_of
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import refusals_of
 from resource_manager.scheduling.policies import get_policy, nothing_fits, package_of
@@ -87,6 +89,7 @@ T = TypeVar("T")
 HOW_TO_CHANGE = "gpu-manager apply changes it"
 
 CLUSTER_FIELDS = {field.name for field in fields(ClusterSettings)} - {"policy_package"}
+HISTORY_PAGE = 1000
 
 EXPIRE_EVERY_S = 1.0
 """Time after which a process that waits for a request expires the leases that are due."""
@@ -97,7 +100,8 @@ class GPUResourceManager:
 
     `GPUResourceManager()` reads `Settings`; `from_url` takes everything as arguments. The cluster is that of
     the store: `inventory` and `cluster`, fields of `ClusterSettings`, are for an empty one. All times are
-    seconds of the store's clock. Thread-safe.
+    seconds of the store's clock. Thread-safe. `by` is who asks, for the history: by default the user of this
+    process; `asked_by` names another one for some calls.
 
     A lease is asked for by the fields of a `Demand`, `submit("t", 2, cpus=8)`, or by a whole one in the place
     of `lease_id`.
@@ -117,13 +121,15 @@ class GPUResourceManager:
         inventory: Iterable[Node] | None = None,
         cluster: Mapping[str, Any] | None = None,
         observer: Observer | None = None,
+        by: str | None = None,
     ) -> None:
         is_original = settings is None
         self.settings = Settings.load() if settings is None else settings
         self.store = store or open_store(
             self.settings.store, self.settings, variable=self.RESOURCE_VAR_NAME, lock=self.LOCK_VAR_NAME
         )
-        self._commits = Transactions(self.store, self.settings.lock_timeout_s, observer)
+        who = this_user() if by is None else checked_by(by)
+        self._commits = Transactions(self.store, self.settings.lock_timeout_s, who, observer)
         self._stated = dict(cluster or {})
         self._nodes = None if inventory is None else tuple(inventory)
         scheme = self.settings.store.partition("://")[0]
@@ -137,6 +143,7 @@ class GPUResourceManager:
         *,
         inventory: Iterable[Node] | str | Path | None = None,
         observer: Observer | None = None,
+        by: str | None = None,
         **settings: Any,
     ) -> GPUResourceManager:
         """Return a manager on the store at `url`; nothing is read from the environment.
@@ -148,8 +155,8 @@ class GPUResourceManager:
         if isinstance(inventory, str | Path):
             inventory = load_inventory(inventory)
         stated = {name: value for name, value in settings.items() if name in CLUSTER_FIELDS}
-        own = {name: value for name, value in settings.items() if name not in stated}
-        return cls(Settings.of({"store": url, **own}), inventory=inventory, cluster=stated, observer=observer)
+        own = Settings.of({"store": url, **{key: settings[key] for key in settings if key not in stated}})
+        return cls(own, inventory=inventory, cluster=stated, observer=observer, by=by)
 
     @property
     def observer(self) -> Observer | None:
@@ -499,12 +506,12 @@ class GPUResourceManager:
         self,
         lease_id: str,
         *,
-        by: str = "",
+        preemptor: str = "",
         fencing_token: int | None = None,
         dry_run: bool = False,
         once: Once | None = None,
     ) -> Allocation:
-        """Take a lease for the pending request `by`, or for the first one that waits for what it holds.
+        """Take a lease for the pending request `preemptor`, or for the first that waits for what it holds.
 
         Its job is told and has its grace to save what it did; then its request waits again at its old place.
         With `dry_run` nothing is changed; the answer is the same. Raises `LeaseNotFoundError`, and
@@ -513,7 +520,12 @@ class GPUResourceManager:
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
             return allocator.preempt(
-                cluster, lease_id, *self._commits.rules(cluster), now, fencing_token=fencing_token, by=by
+                cluster,
+                lease_id,
+                *self._commits.rules(cluster),
+                now,
+                fencing_token=fencing_token,
+                preemptor=preemptor,
             )
 
         def view(cluster: ClusterState, now: float) -> Allocation:
@@ -644,8 +656,22 @@ class GPUResourceManager:
         request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
         return self._commits.read(lambda cluster, now: self.explanation_in(cluster, now, request))
 
-    def history(self, after: int = 0, limit: int = 1000) -> list[Recorded]:
-        """Return the changes after version `after`, oldest first: `version` and the change's own keys."""
+    def history(self, after: int = 0, limit: int = 1000, *, by: str = "", what: str = "") -> list[Recorded]:
+        """Return the changes after version `after`, oldest first: `version` and the change's own keys.
+
+        Only those that `by` asked for, where `*` stands for any text, and that do `what` (of `What`), as far
+        as they are given. Raises `InvalidRequestError` for another `what`.
+        """
+        wanted = what_of(what)
+        if not by and wanted is None:
+            return self._recorded(after, limit)
+        found: list[Recorded] = []
+        while len(found) < limit and (page := self._recorded(after, HISTORY_PAGE)):
+            found += (change for change in page if matches(change, by, wanted))
+            after = page[-1]["version"]
+        return found[:limit]
+
+    def _recorded(self, after: int, limit: int) -> list[Recorded]:
         return [
             {"version": version, **codec.change_to_dict(change)}
             for version, change in self.store.history(after, limit)

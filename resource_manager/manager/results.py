@@ -239,13 +239,6 @@ class TeamsView(TypedDict):
     teams: list[TeamView]
 
 
-class TeamsChange(TypedDict):
-    """What new rules change: one entry a field, with `team` None for those of the whole file."""
-
-    changed: bool
-    differences: list[dict[str, Any]]
-
-
 class ClusterDiff(TypedDict):
     """Difference of a file from the stored cluster, in lines.
 

@@ -12,6 +12,7 @@ from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InvalidRequestError, ServerInUseError, UnknownNodeError
 from resource_manager.manager import serializers
 from resource_manager.manager.results import InventoryGpu, ServerDetail
+from resource_manager.manager.wording import bounded, gpus_in_words
 
 
 def server_detail(state: NodeState) -> ServerDetail:
@@ -59,17 +60,21 @@ def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) 
         for other in cluster.nodes
         if not other.retired
     )
-    return replacement(cluster, tuple(nodes), now, adopted=name)
+    line = f"~ server {name}, {gpus_in_words(gpus)} adopted"
+    return replacement(cluster, tuple(nodes), now, [line], adopted=name)
 
 
 def replacement(
-    cluster: ClusterState, nodes: tuple[Node, ...], now: float, *, adopted: str = ""
+    cluster: ClusterState, nodes: tuple[Node, ...], now: float, lines: Sequence[str], *, adopted: str = ""
 ) -> list[Change]:
-    """Return the change of the inventory, and the closures of GPUs that have other numbers in it."""
+    """Return the change of the inventory, and the closures of GPUs that have other numbers in it.
+
+    `lines` say what differs.
+    """
     present = (closed for state in cluster.nodes for closed in state.closed_gpus.values())
     closures = {closed.uuid: closed for closed in (*cluster.absent_closed_gpus.values(), *present)}
     return [
-        InventoryChanged(nodes, now, adopted),
+        InventoryChanged(nodes, now, adopted, bounded(lines)),
         *(
             replace(closed, node=node.name, gpu_id=gpu.gpu_id, at=now)
             for node in nodes

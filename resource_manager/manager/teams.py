@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from resource_manager.core.cluster import ClusterState
@@ -13,7 +13,8 @@ from resource_manager.core.team_ledger import UNNAMED, Account, TeamLedger, mill
 from resource_manager.core.teams import Teams, check_teams, stated
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.positions import dotted
-from resource_manager.manager.results import TeamsChange, TeamsView, TeamView
+from resource_manager.manager.results import TeamsView, TeamView
+from resource_manager.manager.wording import changed_in_words, value_in_words
 
 MAX_NAMED = 3
 
@@ -52,25 +53,25 @@ def capacity_by_type(cluster: ClusterState) -> Counter[str]:
     return found
 
 
-def difference(before: Teams, after: Teams) -> TeamsChange:
-    """Return what differs between two sets of rules, in the words of the file."""
+def difference(before: Teams, after: Teams) -> Iterator[str]:
+    """Yield what differs between two sets of rules, a line each, in the words of the file."""
     old, new = stated(before), stated(after)
-    rows: list[dict[str, Any]] = [
-        {"team": None, "field": name, "before": old.get(name), "after": new.get(name)}
-        for name in sorted({*old, *new} - {"teams"})
-        if old.get(name) != new.get(name)
-    ]
+    yield from _changed("", old | {"teams": 0}, new | {"teams": 0})
     for team in sorted({*old["teams"], *new["teams"]}):
         mine, other = old["teams"].get(team), new["teams"].get(team)
-        if mine is None or other is None:
-            rows.append({"team": team, "field": None, "before": mine, "after": other})
-            continue
-        rows += [
-            {"team": team, "field": name, "before": mine.get(name), "after": other.get(name)}
-            for name in sorted({*mine, *other})
-            if mine.get(name) != other.get(name)
-        ]
-    return {"changed": bool(rows), "differences": rows}
+        if mine is None:
+            said = "".join(f", {name} {value_in_words(value)}" for name, value in other.items())
+            yield f"+ team {team}{said}"
+        elif other is None:
+            yield f"- team {team}"
+        else:
+            yield from _changed(f"teams.{team}.", mine, other)
+
+
+def _changed(prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted({*old, *new}):
+        if old.get(name) != new.get(name):
+            yield changed_in_words(f"{prefix}{name}", old.get(name), new.get(name))
 
 
 def view(cluster: ClusterState) -> TeamsView:

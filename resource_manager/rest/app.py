@@ -10,17 +10,23 @@ from urllib.parse import quote
 import flask
 from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
 
+from resource_manager.manager.asking import Asking
 from resource_manager.manager.serializers import duration, usage_in_words
+from resource_manager.manager.wording import by_whom, describe
 from resource_manager.rest import problems, routes
 from resource_manager.rest.console import pages
 from resource_manager.rest.limits import MAX_BODY_BYTES
 from resource_manager.rest.observability.tracing import request_span
 from resource_manager.rest.service import EXTENSION, Service
 from resource_manager.rest.sessions import SESSION_LIFE_S
+from resource_manager.storage import codec
 
 logger = logging.getLogger("resource_manager.rest.access")
 
 COOKIE = "gpu_manager_session"
+
+MAX_LOGGED = 20
+"""The most changes of one request in the access log."""
 
 
 class CookieSessions(SecureCookieSessionInterface):
@@ -86,11 +92,13 @@ def _observe(app: flask.Flask, service: Service) -> None:
         flask.g.span.set_attribute("http.response.status_code", response.status_code)
         identity = flask.g.get("identity")
         path = quote(request.path)  # escaped here: inside Airflow the log format is Airflow's
+        made = _changes_of(flask.g.get("asking")) if logger.isEnabledFor(logging.INFO) else []
         logger.info(
-            "%s %s %d",
+            "%s %s %d%s",
             request.method,
             path,
             response.status_code,
+            "".join(f"; {each}" for each in made),
             extra={
                 "method": request.method,
                 "path": path,
@@ -98,6 +106,7 @@ def _observe(app: flask.Flask, service: Service) -> None:
                 "duration_ms": round(1000 * seconds, 2),
                 "caller": identity.name if identity else None,
                 "address": request.remote_addr,
+                **({"changes": made} if made else {}),
             },
         )
         return _guard(response, service)
@@ -107,6 +116,14 @@ def _observe(app: flask.Flask, service: Service) -> None:
         scope = flask.g.pop("scope", None)
         if scope is not None:
             scope.close()
+
+
+def _changes_of(asking: Asking | None) -> list[str]:
+    """Return the changes that a request made, in words and with who asked for them; not those of others."""
+    asked = [] if asking is None else [change for change in asking.changes if change.by]
+    shown = [codec.change_to_dict(change) for change in asked[:MAX_LOGGED]]
+    more = [f"and {len(asked) - MAX_LOGGED} more"] if len(asked) > MAX_LOGGED else []
+    return [by_whom(f"{each['change']} {describe(each)}", each) for each in shown] + more
 
 
 def _guard(response: flask.Response, service: Service) -> flask.Response:

@@ -237,10 +237,15 @@ class ServiceClient:
         return cast("Allocation", self._post("/api/renew", body))
 
     def preempt(
-        self, lease_id: str, *, by: str = "", fencing_token: int | None = None, dry_run: bool = False
+        self, lease_id: str, *, preemptor: str = "", fencing_token: int | None = None, dry_run: bool = False
     ) -> Allocation:
         """Take a lease for a pending request, as an operator; see `GPUResourceManager.preempt`."""
-        body = {"task_id": lease_id, "by": by, "fencing_token": fencing_token, "dry_run": dry_run}
+        body = {
+            "task_id": lease_id,
+            "preemptor": preemptor,
+            "fencing_token": fencing_token,
+            "dry_run": dry_run,
+        }
         return cast("Allocation", self._post("/api/preempt", body))
 
     def cancel(self, lease_id: str, *, sequence: int | None = None, reason: str = "") -> bool:
@@ -344,8 +349,12 @@ class ServiceClient:
         """Return the manager's queue, each entry with `estimated_start`."""
         return list(self._pages("/api/queue"))
 
-    def history(self, after: int = 0, limit: int = PAGE) -> list[Recorded]:
-        return list(islice(self._pages("/api/history", after, min(limit, PAGE)), limit))
+    def history(self, after: int = 0, limit: int = PAGE, *, by: str = "", what: str = "") -> list[Recorded]:
+        """Return the changes after a version, those of `by` and `what` only; see `GPUResourceManager`."""
+        wanted = {"by": by, "what": what}
+        asked = {name: text for name, text in wanted.items() if text}
+        size = PAGE if asked else min(limit, PAGE)
+        return list(islice(self._pages("/api/history", after, size, **asked), limit))
 
     def report(self, by: Sequence[str] = ("team",), since: float | str = "30d") -> Report:
         """Return the GPU-hours of the last time, in seconds or as `30d`, by these keys."""
@@ -392,10 +401,10 @@ class ServiceClient:
             return False
         return True
 
-    def _pages(self, path: str, after: int = 0, limit: int | None = None) -> Iterator[Any]:
+    def _pages(self, path: str, after: int = 0, limit: int | None = None, **asked: str) -> Iterator[Any]:
         following: int | None = after
         while following is not None:
-            page = self._get(path, {"after": following, "limit": PAGE if limit is None else limit})
+            page = self._get(path, {"after": following, "limit": PAGE if limit is None else limit, **asked})
             yield from page["items"]
             following = page["next"]
 

@@ -24,6 +24,7 @@ from resource_manager.errors import (
 )
 from resource_manager.manager.cluster_change import ApplyOptions
 from resource_manager.manager.report import ReportQuery
+from resource_manager.manager.wording import matches
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console.what_if import what_if
 from resource_manager.rest.openapi import document
@@ -47,6 +48,7 @@ from resource_manager.rest.schemas import (
     Explanation,
     GpusQuery,
     Health,
+    HistoryQuery,
     HoursReport,
     MaintenanceAnswer,
     MaintenanceBody,
@@ -232,7 +234,11 @@ def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None
 )
 def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | None = None) -> Any:
     return service.manager.preempt(
-        body.task_id, by=body.by, fencing_token=body.fencing_token, dry_run=body.dry_run, once=once
+        body.task_id,
+        preemptor=body.preemptor,
+        fencing_token=body.fencing_token,
+        dry_run=body.dry_run,
+        once=once,
     )
 
 
@@ -565,13 +571,14 @@ def queue(service: Service, caller: Identity, query: PageQuery) -> Any:
     "/api/history",
     Role.READER,
     "Changes in the history, oldest first",
-    query=PageQuery,
+    query=HistoryQuery,
     answer=Page,
     tags=("history",),
 )
-def history(service: Service, caller: Identity, query: PageQuery) -> Any:
+def history(service: Service, caller: Identity, query: HistoryQuery) -> Any:
     page = service.manager.history(query.after, query.limit)
-    return {"items": page, "next": page[-1]["version"] if len(page) == query.limit else None}
+    found = [change for change in page if matches(change, query.by, query.what)]
+    return {"items": found, "next": page[-1]["version"] if len(page) == query.limit else None}
 
 
 @routes.add(

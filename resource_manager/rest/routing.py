@@ -15,6 +15,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from resource_manager.errors import ResourceManagerError
+from resource_manager.manager.asking import as_caller, asked_by
 from resource_manager.rest import auth, problems
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.limits import MAX_FORM_BYTES, network_of
@@ -91,6 +92,10 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
         identity = admit(service, route.role)
         if identity is not None and route.changes:
             auth.check_csrf(service.secret, identity, flask.request)
+        with asked_by(as_caller(identity.name) if identity else "") as flask.g.asking:
+            return carry_out(service, identity, path)
+
+    def carry_out(service: Service, identity: Identity | None, path: dict[str, Any]) -> flask.Response:
         arguments = dict(path)
         if route.query is not None:
             arguments["query"] = _query(route.query)

@@ -8,10 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, mo
 
 from resource_manager.core.changes import JobEnd
 from resource_manager.jobs.task_identity import probe_id
+from resource_manager.manager.asking import MAX_BY
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER, Uuid, Vendor
 from resource_manager.manager.demand import PRINTABLE, Demand, LeaseId, Text, from_texts
 from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.wording import What
 
 MAX_BATCH = 1000
 PAGE_LIMIT = 1000
@@ -70,7 +72,7 @@ class RenewBody(LeaseBody):
 class PreemptBody(LeaseBody):
     """`POST /api/preempt`."""
 
-    by: Annotated[str, Field(max_length=1000)] = Field(
+    preemptor: Annotated[str, Field(max_length=1000)] = Field(
         default="",
         description="Pending request that gets what becomes free; omitted: the first that waits for it.",
     )
@@ -233,6 +235,15 @@ class PageQuery(Body):
     )
 
 
+class HistoryQuery(PageQuery):
+    """`GET /api/history`: `limit` counts the changes that are looked at."""
+
+    by: Annotated[str, Field(max_length=MAX_BY)] = Field(
+        default="", description="Only changes that this name asked for; * stands for any text."
+    )
+    what: What | None = Field(default=None, description="Only changes that do this.")
+
+
 class GpusQuery(PageQuery):
     """`GET /api/gpus`: of all servers, a page at a time, or of some; repeat the key for several."""
 
@@ -357,12 +368,16 @@ class CleaningGpu(Answer):
 
 
 class ReportAnswer(Answer):
-    """Answer to a report; `next_s` asks for the next one sooner than by the agent's interval."""
+    """Answer to a report; `next_s` asks for the next one sooner than by the agent's interval.
+
+    `jobs` asks it to list the jobs that run on the server.
+    """
 
     server: str
     watched: bool
     cleaning: list[CleaningGpu]
     next_s: float | None = None
+    jobs: bool | None = None
 
 
 class CallerAnswer(Answer):

@@ -32,6 +32,7 @@ from resource_manager.core.models import (
     new_lease,
 )
 from resource_manager.core.node_state import is_rounding_error
+from resource_manager.core.refusal import MAX_REASON, short
 from resource_manager.errors import (
     CapacityError,
     DuplicateTaskError,
@@ -45,7 +46,7 @@ from resource_manager.errors import (
 from resource_manager.scheduling.backfill import Reservations
 from resource_manager.scheduling.gang_refusals import never_fits
 from resource_manager.scheduling.gangs import Members, Prospects, could_start
-from resource_manager.scheduling.maintenance import closed_for, ending, place_now
+from resource_manager.scheduling.maintenance import closed_for, ending, is_restricted, place_now
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.preemption import (
     held_back,
@@ -167,9 +168,13 @@ def release(
 ) -> list[Change]:
     """Return the release of a lease, or by force the quarantine of one whose job may run.
 
-    The request of a lease that was preempted, or whose job did not start, is pending again. Raises
-    `LeaseNotFoundError` if there is none with that fencing token, `OtherOwnerError` if it is not that
-    owner's, and `JobPlacedError` if its job was placed and `job_end` does not say that it is gone.
+    `reason` is a sentence for people, cut if it is long. `failed_nodes` are those on which its job did not
+    start: the next request of that id avoids them. The request of a lease that was preempted, or whose job
+    did not start, is pending again.
+
+    Raises `LeaseNotFoundError` if there is none with that fencing token, `OtherOwnerError` if it is not that
+    owner's, `JobPlacedError` if its job was placed and `job_end` does not say that it is gone, and
+    `UnknownNodeError` for a failed node that is not in the inventory.
     """
     lease = _require_lease(cluster, lease_id, fencing_token, owner)
     if lease.places and job_end in (JobEnd.UNKNOWN, JobEnd.FORCED):
@@ -179,8 +184,15 @@ def release(
         return [] if lease.revoked or lease.ranks else [Quarantined(lease_id, lease.fencing_token, now, True)]
     if lease.ranks:
         return [MembersReleased(lease_id, lease.fencing_token, lease.ranks, now, outcome)]
+    for name in failed_nodes:
+        cluster.node(name)
     released = new_released(
-        lease_id, lease.fencing_token, now, outcome, reason=reason, failed_nodes=tuple(failed_nodes)
+        lease_id,
+        lease.fencing_token,
+        now,
+        outcome,
+        reason=short(reason, MAX_REASON),
+        failed_nodes=tuple(dict.fromkeys(failed_nodes)),
     )
     return [released, *requeued(lease, outcome, now)]
 
@@ -263,11 +275,11 @@ def preempt(
     now: float,
     *,
     fencing_token: int | None = None,
-    by: str = "",
+    preemptor: str = "",
 ) -> list[Change]:
     """Return the preemption of a lease for a pending request; raises as `preemption_of` and `release`."""
     lease = _require_whole_lease(cluster, lease_id, fencing_token)
-    return [preemption_of(cluster, lease, policy, order, now, by)]
+    return [preemption_of(cluster, lease, policy, order, now, preemptor)]
 
 
 def _require_whole_lease(
@@ -438,14 +450,16 @@ def _dispatch(
                 return
             without_place.clear()
             members = reservations.without_delay(request, members)
-        elif members is None and request.nodes != 1 and not cluster.windows:
+        elif members is None and request.nodes != 1 and not is_restricted(cluster, request):
             too_large.add(request.shape)
         if members is not None:
             yield pending, members
             if reservations is not None:
                 reservations.started(request, members)
         elif (
-            blocks_queue(cluster, request, order, now) if cluster.windows else prospects.could_start(request)
+            blocks_queue(cluster, request, order, now)
+            if is_restricted(cluster, request)
+            else prospects.could_start(request)
         ):  # else it blocks nobody
             if not order.backfill:
                 if cluster.ledger is None:
@@ -460,9 +474,10 @@ def blocks_queue(cluster: ClusterState, request: Request, order: QueueDiscipline
 
     It does not if no open node could ever fit it with its open GPUs: a request that only a drained server or
     a closed GPU could satisfy would otherwise stop the whole queue. Nor does one that only maintenance
-    windows keep from starting, unless the queue backfills: then it has a reservation after them.
+    windows or its failed starts keep from starting, unless the queue backfills: then it has a reservation
+    after them.
     """
-    if not cluster.windows or order.backfill:
+    if order.backfill or not is_restricted(cluster, request):
         return could_start(cluster, request)
     with closed_for(cluster, request, order, now):
         return could_start(cluster, request)

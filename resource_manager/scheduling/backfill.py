@@ -16,7 +16,7 @@ from resource_manager.core.fit import (
 )
 from resource_manager.core.models import Placement, Request
 from resource_manager.scheduling.gangs import Members, Part, plan, positions, ranked, slots
-from resource_manager.scheduling.maintenance import MAX_OCCURRENCES, horizon_s, opens_at
+from resource_manager.scheduling.maintenance import MAX_OCCURRENCES, horizon_s, is_restricted, opens_at
 from resource_manager.scheduling.queue_order import MAINTENANCE_GUARD_S
 from resource_manager.scheduling.runtime_history import RuntimeOf, stated_runtime
 
@@ -100,8 +100,10 @@ class Reservations:
         return self._timeline(node).least_free(start, end)
 
     def _opening(self, node: NodeState, request: Request) -> Callable[[float], float] | None:
-        """Return the function (time) -> when the node's windows first let the request start; None without."""
-        if not any(node.name in window.servers for window in self._cluster.windows):
+        """Return the function (time) -> when the node is first open to the request; None if it always is."""
+        if request.lease_id not in self._cluster.failed_starts and not any(
+            node.name in window.servers for window in self._cluster.windows
+        ):
             return None
         return lambda at: opens_at(self._cluster, node.name, request, at, self._runtime_of, self._guard_s)
 
@@ -123,7 +125,7 @@ class Reservations:
             if domain is None:
                 continue
             spans = self._timeline(node).gang_starts(request, runtime_s)
-            if self._cluster.windows:
+            if is_restricted(self._cluster, request):
                 spans = self._outside_of_windows(node, request, spans)
             for begin, end, is_at_end, count in spans:
                 events.append((begin, 0, domain, count))
@@ -140,7 +142,7 @@ class Reservations:
                 yield at
 
     def _outside_of_windows(self, node: NodeState, request: Request, spans: Iterator[Span]) -> Iterator[Span]:
-        """Yield the parts of spans of starts in which no window of the node holds the request."""
+        """Yield the parts of spans of starts in which the node is open to the request."""
         held = [
             (window, horizon_s(self._cluster, request, window, self._runtime_of, self._guard_s))
             for window in self._cluster.windows

@@ -17,7 +17,7 @@ from resource_manager.core.fit import (
 )
 from resource_manager.core.gpu_state import withheld
 from resource_manager.core.models import MILLI_PER_GPU, PendingRequest, Request
-from resource_manager.core.node_state import ClosedByWindow
+from resource_manager.core.node_state import ClosedToRequest
 from resource_manager.core.refusal import (
     ONE_MIG_DEVICE,
     Refusal,
@@ -183,11 +183,17 @@ class _Reasons:
         return self._nodes[key]
 
     def _key(self, request: Request) -> tuple[object, ...]:
-        """Return what decides where the request fits now: its shape, and how far it reaches into windows."""
+        """Return what decides where the request fits now.
+
+        That is its shape, how far it reaches into windows, and the request itself if its start has failed.
+        """
+        shape = request.shape
+        if request.lease_id in self._cluster.failed_starts:
+            shape = (*shape, request.lease_id)
         if not self._cluster.windows:
-            return request.shape
+            return shape
         runtime = self._order.runtime_of(request)
-        return (*request.shape, None if runtime is None else runtime.seconds, request.preemptible)
+        return (*shape, None if runtime is None else runtime.seconds, request.preemptible)
 
     def _by_price(self, entry: PendingRequest) -> Refusal | None:
         admission, request = self._order.admission, entry.request
@@ -298,7 +304,7 @@ def _reasons(state: NodeState, request: Request) -> list[str]:
     if state.retired:
         reasons.append("left the inventory")
     if state.drained is not None:
-        if isinstance(state.drained, ClosedByWindow):
+        if isinstance(state.drained, ClosedToRequest):
             reasons.append(state.drained.reason)
         else:
             why = f": {state.drained.reason}" if state.drained.reason else ""

@@ -8,6 +8,7 @@ from resource_manager.core.fit import ShortageKind, could_ever_fit, shortages
 from resource_manager.core.models import Request, Spread
 from resource_manager.core.refusal import Refusal, RefusalKind, free_on, needed, short
 from resource_manager.scheduling.gangs import (
+    could_ever_take,
     domain_masks,
     ever_slots,
     member_of,
@@ -21,10 +22,9 @@ def never_fits(cluster: ClusterState, request: Request) -> Refusal | None:
     """Return the refusal of a request that the inventory could not satisfy even when empty, else None."""
     if request.nodes == 1:
         return refusal.never_fits(cluster, request)
-    everywhere = (1 << len(cluster.nodes)) - 1
-    areas = domain_masks(cluster, request.same) if request.same else {"": everywhere}
-    if any(takes_ever(cluster, request, mask) for mask in areas.values()):
+    if could_ever_take(cluster, request):
         return None
+    areas = domain_masks(cluster, request.same) if request.same else {"": (1 << len(cluster.nodes)) - 1}
     return refusal.never_fits(cluster, member_of(request)) or Refusal(
         RefusalKind.NEVER_FITS, _never(cluster, request, areas)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -282,6 +282,19 @@ def ever_slots(state: NodeState, request: Request) -> int:
 def takes_ever(cluster: ClusterState, request: Request, mask: int) -> bool:
     """Return True if the nodes of the mask take the whole gang when they are empty."""
     return _count(cluster, mask, lambda state: ever_slots(state, request), request.nodes) >= request.nodes
+
+
+def could_ever_take(cluster: ClusterState, request: Request, without: Collection[str] = ()) -> bool:
+    """Return True if the inventory could take the request, or the whole gang, when it is empty.
+
+    `without` are names of nodes that do not count.
+    """
+    states = [state for state in cluster.nodes if not state.retired and state.name not in without]
+    if request.nodes == 1:
+        return any(could_ever_fit(state.node, request) for state in states)
+    allowed = _mask([state.index for state in states])
+    areas = domain_masks(cluster, request.same).values() if request.same else [allowed]
+    return any(takes_ever(cluster, request, area & allowed) for area in areas)
 
 
 class Prospects:

@@ -47,6 +47,7 @@ _OF_OUTCOME = {
     str(Outcome.SUCCESS): USED,
     str(Outcome.FAILED): FAILED,
     str(Outcome.PREEMPTED): PREEMPTED,
+    str(Outcome.EVICTED): PREEMPTED,
     str(Outcome.NOT_STARTED): IDLE,
 }
 """Category of the time of a lease by its outcome; measured time is split only where it is not lost."""

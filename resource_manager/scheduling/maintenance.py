@@ -1,7 +1,8 @@
 """Maintenance windows in scheduling: the servers that a request may not start on now, and since when it may.
 
 A request crosses a window if its runtime, stated or learnt, reaches into it. An unknown runtime is taken to
-be `maintenance_guard_s`, or to end at the begin of a window that preempts it. A TTL tells nothing.
+be `maintenance_guard_s`, or to end at the begin of a window that preempts it. A TTL tells nothing. Servers on
+which the request's job has just failed to start are closed to it the same way.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from contextlib import contextmanager
 
 from resource_manager.core.changes import Preempting
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.failed_starts import avoided_until
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Lease, Request
-from resource_manager.core.node_state import ClosedByWindow
+from resource_manager.core.node_state import ClosedToRequest
+from resource_manager.scheduling.avoidance import avoided, in_words
 from resource_manager.scheduling.gangs import Members, select_members
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.queue_order import QueueDiscipline, fifo
@@ -42,16 +45,18 @@ def preempts(cluster: ClusterState, window: Window) -> bool:
 def opens_at(
     cluster: ClusterState, node: str, request: Request, at: float, runtime_of: RuntimeOf, guard_s: float
 ) -> float:
-    """Return the first time from `at` on at which no window of the node keeps the request from starting."""
+    """Return the first time from `at` on at which neither windows nor a failed start close the node to it."""
     held = [
         (window, horizon_s(cluster, request, window, runtime_of, guard_s))
         for window in cluster.windows
         if node in window.servers
     ]
-    if not held:
+    if not held and request.lease_id not in cluster.failed_starts:
         return at
     for _ in range(MAX_OCCURRENCES):
         ends = [found[1] for window, length_s in held if (found := window.crossed(at, length_s))]
+        if (failed := avoided(cluster, request, at).get(node)) is not None:
+            ends.append(avoided_until(failed))
         if not ends:
             return at
         at = max(ends)
@@ -85,18 +90,26 @@ def under_maintenance(cluster: ClusterState, now: float) -> list[Lease]:
     return list({lease.key: lease for window in open_windows for lease in running(cluster, window)}.values())
 
 
+def is_restricted(cluster: ClusterState, request: Request) -> bool:
+    """Return True if servers may be closed to the request alone, by windows or by a failed start."""
+    return bool(cluster.windows) or request.lease_id in cluster.failed_starts
+
+
 @contextmanager
 def closed_for(
     cluster: ClusterState, request: Request, order: QueueDiscipline | None, now: float
 ) -> Iterator[None]:
-    """Close, inside, the servers whose windows the request would cross if it started now."""
+    """Close, inside, the servers that the request avoids, or whose windows it would cross, starting now."""
     order = order or fifo
-    closed: dict[str, ClosedByWindow] = {}
+    closed = {
+        node: ClosedToRequest(node, failed.at, in_words(failed), failed=True)
+        for node, failed in avoided(cluster, request, now).items()
+    }
     for window in cluster.windows:
         length_s = horizon_s(cluster, request, window, order.runtime_of, order.maintenance_guard_s)
         if found := window.crossed(now, length_s):
             for name in window.servers:
-                closed.setdefault(name, ClosedByWindow(name, found[0], window.in_words(*found)))
+                closed.setdefault(name, ClosedToRequest(name, found[0], window.in_words(*found)))
     if not closed:
         yield
         return
@@ -109,8 +122,8 @@ def closed_for(
 def place_now(
     cluster: ClusterState, request: Request, policy: Policy, order: QueueDiscipline | None, now: float
 ) -> Members | None:
-    """Return the placements of all members outside of the windows they would cross, as `select_members`."""
-    if not cluster.windows:
+    """Return the placements of all members on servers that are open to them, as `select_members`."""
+    if not is_restricted(cluster, request):
         return select_members(cluster, request, policy)
     with closed_for(cluster, request, order, now):
         return select_members(cluster, request, policy)

@@ -80,11 +80,16 @@ def awaiting_release(cluster: ClusterState, lease_id: str, now: float) -> Refusa
 
 
 def preemption_of(
-    cluster: ClusterState, lease: Lease, policy: Policy, order: QueueDiscipline, now: float, by: str = ""
+    cluster: ClusterState,
+    lease: Lease,
+    policy: Policy,
+    order: QueueDiscipline,
+    now: float,
+    preemptor: str = "",
 ) -> Preempting:
-    """Return the preemption of one lease that a person decides on, for the pending request `by`.
+    """Return the preemption of one lease that a person decides on, for the pending request `preemptor`.
 
-    Without `by` it is for the first in the queue that waits for what this lease holds. Rules of teams do not
+    Without one it is for the first in the queue that waits for what this lease holds. Rules of teams do not
     matter, but `preemptible` does. Raises `NotPreemptibleError` if it must not, or need not, be preempted.
     """
     lease_id = lease.lease_id
@@ -94,11 +99,13 @@ def preemption_of(
         )
     if not lease.request.preemptible:
         raise NotPreemptibleError(f"{lease_id} is not preemptible, as it asked: stop its job instead")
-    if by and by not in cluster.pending:
-        raise InvalidRequestError(f"by must be a pending request, got {by!r}", field="by")
+    if preemptor and preemptor not in cluster.pending:
+        raise InvalidRequestError(
+            f"preemptor must be a pending request, got {preemptor!r}", field="preemptor"
+        )
     with cluster.trial():
         served = _plan(cluster, policy, order, now)
-        queue = [cluster.pending[by]] if by else order.starting(cluster, now)
+        queue = [cluster.pending[preemptor]] if preemptor else order.starting(cluster, now)
         stuck = [
             pending
             for pending in queue
@@ -110,8 +117,8 @@ def preemption_of(
             if place_of(cluster, pending, policy, order, now) is not None:
                 until = now + lease.request.preempt_grace_s
                 return Preempting(lease_id, lease.fencing_token, pending.request.lease_id, until, now)
-    if by:
-        raise NotPreemptibleError(f"{by} would not start if {lease_id} ended, or need not wait for it")
+    if preemptor:
+        raise NotPreemptibleError(f"{preemptor} would not start if {lease_id} ended, or need not wait for it")
     raise NotPreemptibleError(f"nobody waits for what {lease_id} holds: stop its job instead")
 
 
@@ -135,7 +142,8 @@ def preemptions(cluster: ClusterState, policy: Policy, order: QueueDiscipline, n
                 ledger.rules.preemption_delay_s if delay_s is None else delay_s
             ):
                 continue
-            kind = (request.team, request.priority, request.preemptible, request.owner, request.shape)
+            itself = request.lease_id if request.lease_id in cluster.failed_starts else ""
+            kind = (request.team, request.priority, request.preemptible, request.owner, request.shape, itself)
             if kind in in_vain:
                 continue
             if searches == MAX_SEARCHES:

@@ -9,6 +9,7 @@ from itertools import count
 
 from resource_manager.core.changes import GpuCleaned, Released
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.failed_starts import avoided_until
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.refusal import RefusalKind, leases_in_the_way, short, unreleased_lease
 from resource_manager.scheduling import allocator
@@ -82,6 +83,9 @@ def estimate_starts(
         for window in cluster.windows:
             if opening := window.occurrence(now):
                 heapq.heappush(ends, (opening[1], next(ticket), Confidence.GOOD, "", 0))
+        for lease_id, failed in cluster.failed_starts.items():
+            for entry in failed if lease_id in cluster.pending else ():
+                heapq.heappush(ends, (max(avoided_until(entry), now), next(ticket), Confidence.GOOD, "", 0))
         at, confidence = now, Confidence.GOOD
         dirty = any(state.cleaning for state in cluster.nodes)
         for _ in range(MAX_STEPS):
@@ -96,7 +100,7 @@ def estimate_starts(
                 break
             at, _, sure, lease_id, fencing_token = heapq.heappop(ends)
             confidence = min(confidence, sure)
-            if lease_id:  # else the end of a maintenance window
+            if lease_id:  # else a server opens to requests
                 _apply_end(cluster, lease_id, fencing_token, at)
         else:
             too_far = True

@@ -139,6 +139,7 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         silent=_silent_before(now, changes),
         closed_gpus=_closed_gpus_before(now, changes),
         cleaning=_cleaning_before(now, changes),
+        failed_starts=tuple(entry for entry in now.failed_starts if entry not in changes),
     )
     return History(before, tuple(kept), forgotten)
 

@@ -16,7 +16,10 @@ import pytest
 
 from resource_manager.agent import probe
 from resource_manager.agent.running import NoReportError, command, probe_here, program
+from resource_manager.jobs.launchers import Job, directory_job
 from resource_manager.jobs.launchers.base import job_key
+from resource_manager.jobs.launchers.local import LocalLauncher
+from tests.eventually import wait_for
 from tests.nvml.standin import State, compile_library, gpu, library, mig, state, uuid_of
 
 __all__ = ["library", "state"]
@@ -352,10 +355,10 @@ class Loop:
             command("--loop"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def ask(self) -> dict[str, Any]:
+    def ask(self, line: str = "") -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline() == "\n"
         found: dict[str, Any] = json.loads(self.process.stdout.readline())
@@ -404,3 +407,61 @@ def test_a_probe_of_eight_gpus_takes_little_time(state: State) -> None:
     after = os.times()
     used = after.children_user + after.children_system - before.children_user - before.children_system
     assert used <= 0.3
+
+
+def test_the_machine_has_the_name_that_places_of_jobs_have() -> None:
+    assert probe.machine() == directory_job.machine()
+
+
+def test_jobs_are_found_by_their_lock_their_environment_and_their_registration(
+    loop: Loop, tmp_path: Path
+) -> None:
+    """Also a job that computes on no GPU, and one of which a child is left without its variables."""
+    launcher = LocalLauncher(str(tmp_path))
+    keys = [job_key(f"found/{name}", 7) for name in ("job", "child", "mark", "registered")]
+    hides = ("setsid", "env", "-i", "/bin/sleep", "300")
+    launcher.start(Job(keys[0], ("sleep", "300")))
+    launcher.start(Job(keys[1], ("sh", "-c", f"{' '.join(hides)} & exit")))
+    marked = subprocess.Popen(["sleep", "300"], env={"GPU_JOB_LOCK": f"/gone/{keys[2]}/lock"})
+    register = f"import os, time; kept = os.memfd_create({keys[3]!r}); print(flush=True); time.sleep(300)"
+    registered = subprocess.Popen([sys.executable, "-c", register], stdout=subprocess.PIPE)
+    try:
+        assert registered.stdout is not None
+        registered.stdout.readline()
+        wait_for(lambda: set(keys) <= set(loop.ask("jobs")["jobs"]["keys"]), 20)
+        assert "jobs" not in loop.ask()
+        for process in (marked, registered):
+            process.kill()
+            process.wait()
+        for key in keys[:2]:
+            launcher.stop(key, 0.0)
+        assert not set(keys) & set(loop.ask("jobs")["jobs"]["keys"])
+    finally:
+        for process in (marked, registered):
+            process.kill()
+            process.wait()
+        registered.stdout.close()
+        for key in keys[:2]:
+            launcher.stop(key, 0.0)
+
+
+def test_a_list_of_jobs_is_not_complete_if_a_process_could_not_be_read_or_time_was_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = probe.jobs_of
+
+    def hidden(pid: str) -> set[str]:
+        if pid == str(os.getpid()):
+            raise PermissionError
+        return read(pid)
+
+    monkeypatch.setattr(probe, "sees_all_processes", lambda: True)
+    monkeypatch.setattr(probe, "jobs_of", hidden)
+    assert not probe.live_jobs()["complete"]
+    monkeypatch.setattr(probe, "jobs_of", lambda pid: set())
+    assert probe.live_jobs()["complete"]
+    monkeypatch.setattr(probe, "sees_all_processes", lambda: False)
+    assert not probe.live_jobs()["complete"]
+    monkeypatch.setattr(probe, "sees_all_processes", lambda: True)
+    monkeypatch.setattr(probe, "JOBS_TIMEOUT_S", -1.0)
+    assert not probe.live_jobs()["complete"]

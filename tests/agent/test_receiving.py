@@ -9,7 +9,7 @@ import pytest
 from resource_manager import GPUResourceManager, MemoryStore
 from resource_manager.agent.receiving import ReportReceiver
 from resource_manager.agent.reports import ReportError, read_report
-from resource_manager.core.changes import AgentLost, Change
+from resource_manager.core.changes import AgentLost, Change, Quarantined
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.refusal import Refusal
 from resource_manager.errors import UnknownNodeError
@@ -151,7 +151,9 @@ def test_what_is_not_clean_in_time_is_closed_with_its_processes_and_recovers(ser
     service.report(gpu(0, processes=[stays]), gpu(1), after_s=59)
     assert service.closed == {}
     service.report(gpu(0, processes=[stays]), gpu(1), after_s=2)
-    assert service.closed == {0: "not cleaned; lease t: pid 4711 of eve: python mine.py"}
+    assert service.closed == {
+        0: "not cleaned; lease t (token 1), which ended at 1970-01-12T13:46Z: pid 4711 of eve: python mine.py"
+    }
     for _ in range(3):
         assert 0 in service.closed
         service.report(gpu(0), gpu(1))
@@ -256,6 +258,15 @@ def test_an_operator_who_removed_an_agent_restores_its_server(pair: Service) -> 
     assert pair.server["watched"]
 
 
+def test_what_a_report_shows_is_by_its_agent_and_silence_by_nobody(pair: Service) -> None:
+    pair.report(gpu(0), gpu(1, lost=True))
+    report_b(pair, 100)
+    found = [(entry["change"], entry["node"], entry.get("by")) for entry in pair.manager.history()]
+    assert ("gpuclosed", "gpu-a", "agent:gpu-a") in found
+    assert ("agentlost", "gpu-a", None) in found
+    assert {by for change, _, by in found if change != "agentlost"} == {"agent:gpu-a", "agent:gpu-b"}
+
+
 def test_an_agent_that_reports_rarely_is_given_three_of_its_intervals(pair: Service) -> None:
     pair.report(gpu(0), gpu(1), interval_s=40.0)
     assert report_b(pair, 110) == []
@@ -271,7 +282,7 @@ def test_silence_counts_from_the_first_look_of_a_service_that_has_received_a_rep
     assert report_b(pair, 10) == ["gpu-a"]
 
 
-def test_after_a_pause_of_the_service_silence_counts_anew(pair: Service) -> None:
+def test_after_a_pause_of_the_service_silence_counts_from_the_start(pair: Service) -> None:
     pair.clock.now += 600
     assert report_b(pair, 60) == []
     assert report_b(pair, 10) == ["gpu-a"]
@@ -409,6 +420,41 @@ def test_a_rogue_process_closes_its_gpu_for_new_leases_only_while_it_is_there(se
     elsewhere = process(lease_id="t", lease_source="environment")
     service.report(gpu(0, processes=[elsewhere]), gpu(1))
     assert 0 in service.closed, "a process of a lease on another GPU is rogue here"
+
+
+def test_the_reason_of_a_rogue_process_names_the_lease_of_its_mark_and_what_became_of_it(
+    pair: Service,
+) -> None:
+    def reason(process: dict[str, Any]) -> str:
+        pair.report(gpu(0, processes=[process]), gpu(1))
+        found = pair.closed[0]
+        pair.report(gpu(0), gpu(1))
+        pair.manager.open_gpu("gpu-a", 0)
+        assert found.startswith("rogue process; pid 77 of eve: python mine.py; of ")
+        return found.removeprefix("rogue process; pid 77 of eve: python mine.py; of ")
+
+    def marked(token: int, **known: Any) -> dict[str, Any]:
+        return process(job=f"gpu-train-0a1b2c3d-{token}", lease_source="cgroup", **known)
+
+    pair.allocate("dag/run/train", 1, server="gpu-b", owner="ada")
+    assert reason(marked(1)) == "lease dag/run/train (token 1, owner ada), which has gpu-b"
+    by_id = process(lease_id="dag/run/train", lease_source="environment")
+    assert reason(by_id) == "lease dag/run/train (token 1, owner ada), which has gpu-b"
+    pair.manager.commit(lambda cluster, now: [Quarantined("dag/run/train", 1, now)])
+    assert reason(marked(1)) == ("lease dag/run/train (token 1, owner ada), which is quarantined on gpu-b")
+    pair.manager.release_resources("dag/run/train")
+    assert reason(marked(1)) == "lease dag/run/train (token 1), which ended at 1970-01-12T13:47Z"
+    pair.report(gpu(8), gpu(9), name="gpu-b", after_s=0.5)
+    assert reason(marked(1)) == "job gpu-train-0a1b2c3d-1, which has ended"
+    ended = marked(1, lease_id="dag/run/train")
+    assert reason(ended) == "lease dag/run/train (token 1), which has ended"
+    assert reason(marked(17)) == "job gpu-train-0a1b2c3d-17, which is unknown here"
+    long = "x" * 500
+    pair.allocate(long, 1, server="gpu-b", owner="o" * 250)
+    loud = process(user="u" * 255, command="c" * 255, lease_id=long, lease_source="environment")
+    pair.report(gpu(0, processes=[]), gpu(1, processes=[loud]))
+    assert len(pair.closed[1]) < 400
+    assert pair.closed[1].endswith(", which has gpu-b")
 
 
 def test_what_cannot_be_read_is_never_rogue_and_rogues_may_be_ignored() -> None:

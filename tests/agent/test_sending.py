@@ -72,6 +72,18 @@ def rounds(sender: ReportSender, steps: list[Callable[[], object]]) -> tuple[lis
     return pauses, said
 
 
+def test_jobs_are_listed_in_the_report_after_an_answer_that_asks_for_them(
+    state: State, service: Service
+) -> None:
+    def answer(text: bytes) -> Callable[[], object]:
+        return lambda: setattr(service, "answer", text)
+
+    service.answer = b'{"cleaning": [], "jobs": true}'
+    rounds(ReportSender(service.url), [answer(b'{"cleaning": []}'), lambda: None])
+    reports = [read_report(body) for _, _, body in service.requests]
+    assert [found.jobs is not None for found in reports] == [False, True, False]
+
+
 def test_reports_are_sent_with_name_token_and_path(state: State, service: Service) -> None:
     sender = ReportSender(f"{service.url}/gpu/", "gpm_secret")
     pauses, said = rounds(sender, [lambda: state.write(gpu(4, "event 1 xid 79"))])

@@ -222,6 +222,23 @@ def test_a_lease_is_released_only_by_its_own_airflow(manager, instance):
     assert held(manager) == {theirs["task_id"]}
 
 
+def test_the_history_says_which_task_of_which_airflow_asked(manager, instance):
+    ours, _ = both_allocate(instance)
+    with instance("production"):
+        GPUReleaseOperator(task_id="end", lease=ours).execute({"ti": TASK})
+        after_the_listener(lambda: listener.on_dag_run_failed(RUN, "ended by a user"))
+    with instance("staging"):
+        after_the_listener(lambda: listener.on_dag_run_failed(RUN, "ended by a user"))
+    assert held(manager) == set()
+    asked = [(change["change"], change["by"]) for change in manager.history()]
+    assert asked == [
+        ("granted", "airflow:production/adhoc_airflow/train"),
+        ("granted", "airflow:staging/adhoc_airflow/train"),
+        ("released", "airflow:production/adhoc_airflow/end"),
+        ("released", "airflow:staging/etl"),
+    ]
+
+
 def test_the_listener_ends_only_leases_of_its_own_airflow(manager, instance):
     our_job, their_job = start_job(manager, OURS), start_job(manager, THEIRS)
     with instance("staging"):

@@ -98,6 +98,7 @@ def test_the_job_trigger_renews_while_the_job_runs(trained, manager):
     before = manager.status_of(TASK.lease_id)["expires_at"]
     assert fire(trigger)["exit_code"] == 0
     assert manager.status_of(TASK.lease_id)["expires_at"] > before
+    assert {change["by"] for change in manager.history(what="renew")} == {"airflow:test/d/t"}
 
 
 @pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
@@ -274,6 +275,7 @@ def test_a_killed_trigger_ends_only_a_job_whose_task_has_ended(trained, manager,
     monkeypatch.setattr(triggers, "is_wanted", lambda identity: wanted)
     asyncio.run(trigger.on_kill())
     assert bool(manager.leases()) is wanted
+    assert wanted or manager.history(what="release")[0]["by"] == "airflow:test/d/t"
     with closing(trigger.jobs[0].open()) as launcher:
         expected = JobState.RUNNING if wanted else JobState.ABSENT
         assert launcher.status(trigger.jobs[0].key).state is expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,15 +16,16 @@ import psutil
 import pytest
 
 from resource_manager import GPUResourceManager
-from tests.e2e.servers import SSHServer, ssh_server
+from tests.cli.programs import GPU_MANAGER, begun, environment_of, manager_of, piped
+from tests.e2e.gang_servers import GangServer, GangServers
+from tests.e2e.servers import SSHD, SSHServer, ssh_server
 from tests.eventually import wait_for
+from tests.faults.namespaces import what_is_missing
 from tests.redis_server import RedisServer
 
 __all__ = ["ssh_server"]
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
-
-GPU_MANAGER = [sys.executable, "-m", "resource_manager.cli"]
 
 
 @pytest.fixture(params=["here", "ssh"])
@@ -33,33 +33,13 @@ def environment(
     request: pytest.FixtureRequest, embedded_redis: RedisServer, tmp_path: Path
 ) -> dict[str, str]:
     """Environment of the commands, for a server that is this machine or one that ssh reaches."""
-    address = ""
-    if request.param == "ssh":
-        server: SSHServer = request.getfixturevalue("ssh_server")
-        address = f'address = "root@127.0.0.1:{server.port}"'
-        with_key = tmp_path / "bin" / "ssh"  # the ssh program with a configuration of the test
-        with_key.parent.mkdir()
-        with_key.write_text(
-            f"#!/bin/sh\nexec {shutil.which('ssh')} -F none -i {server.key} -o StrictHostKeyChecking=no "
-            '-o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "$@"\n'
-        )
-        with_key.chmod(0o755)
-    inventory = tmp_path / "servers.toml"
-    inventory.write_text(f'[[servers]]\nname = "s"\ngpus = 2\ncpus = 8\n{address}\n')
-    return {
-        **os.environ,
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        "GPU_MANAGER_STORE": embedded_redis.fresh_url(),
-        "GPU_MANAGER_INVENTORY": str(inventory),
-        "GPU_MANAGER_JOBS_DIR": str(tmp_path / "jobs"),
-    }
+    ssh = request.getfixturevalue("ssh_server") if request.param == "ssh" else None
+    return environment_of(tmp_path, embedded_redis.fresh_url(), ssh)
 
 
 @pytest.fixture
 def manager(environment: dict[str, str]) -> Iterator[GPUResourceManager]:
-    with GPUResourceManager.from_url(
-        environment["GPU_MANAGER_STORE"], inventory=Path(environment["GPU_MANAGER_INVENTORY"])
-    ) as manager:
+    with manager_of(environment) as manager:
         yield manager
         assert manager.leases() == []
         assert manager.queue() == []
@@ -87,11 +67,6 @@ def runs(process: int) -> bool:
         return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def piped(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*GPU_MANAGER, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_the_exit_code_and_the_output_are_the_command_s_own(
@@ -162,8 +137,8 @@ def test_a_closed_terminal_ends_the_command_and_frees_the_gpu(
     wait_for(lambda: not manager.leases() and not runs(job), 30)
 
 
-def test_a_killed_program_leaves_no_command_and_its_lease_has_an_end(
-    terminal: Callable[..., pexpect.spawn], manager: GPUResourceManager
+def test_a_killed_program_leaves_no_command_and_its_lease_ends_once_that_is_known(
+    terminal: Callable[..., pexpect.spawn], environment: dict[str, str], manager: GPUResourceManager
 ) -> None:
     child = terminal("run", "--gpus", "1", "--", "sh", "-c", "echo ready $$; trap '' HUP; sleep 1000")
     child.expect(r"ready (\d+)")
@@ -172,7 +147,11 @@ def test_a_killed_program_leaves_no_command_and_its_lease_has_an_end(
     wait_for(lambda: not runs(job), 30)
     (lease,) = manager.leases()
     assert lease["expires_at"] - time.time() <= 60
-    manager.release_resources(lease["task_id"])
+    stopped = piped(environment, "stop", lease["task_id"])
+    assert (stopped.returncode, stopped.stdout) == (
+        0,
+        f"{lease['task_id']}: released, its job was over already\n",
+    )
 
 
 def test_processes_left_behind_end_with_the_command(
@@ -282,3 +261,182 @@ def test_wrong_input_is_one_line(
     assert (done.returncode, done.stdout) == (code, "")
     (said,) = [each for each in done.stderr.splitlines() if not each.startswith("gpu-manager: hand:")]
     assert line in said
+
+
+# ---- what its lease, its server and its own program can do to it ----
+
+
+def test_a_job_ends_when_its_program_has_given_no_sign_for_a_minute(
+    environment: dict[str, str], manager: GPUResourceManager
+) -> None:
+    process = begun(environment, "run", "--gpus", "1", "--", "sh", "-c", "echo ready $$; exec sleep 1000")
+    assert process.stdout is not None
+    job = int(process.stdout.readline().split()[1])
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(50)
+    assert runs(job)
+    wait_for(lambda: not runs(job), 40)
+    process.send_signal(signal.SIGCONT)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+
+
+def test_a_shell_beside_a_job_ends_when_the_lease_is_preempted(
+    environment: dict[str, str], manager: GPUResourceManager
+) -> None:
+    job = begun(environment, "run", "--gpus", "2", "--", "sh", "-c", "echo ready; exec sleep 1000")
+    assert job.stdout is not None
+    assert job.stdout.readline() == "ready\n"
+    [lease] = manager.leases()
+    beside = begun(environment, "attach", lease["task_id"], "--", "sh", "-c", "echo ready; exec sleep 1000")
+    assert beside.stdout is not None
+    assert beside.stdout.readline() == "ready\n"
+    manager.submit("urgent", 2)
+    manager.preempt(lease["task_id"])
+    _, said = beside.communicate(timeout=30)
+    assert beside.returncode in (75, 143)  # told of the preemption, or that the lease has ended
+    assert "preempted for urgent" in said or "was ended" in said
+    job.communicate(timeout=30)
+    assert job.returncode == 75
+    assert manager.release_resources("urgent")
+
+
+@pytest.mark.parametrize("environment", ["ssh"], indirect=True)
+def test_all_of_a_command_shares_one_log_in(
+    environment: dict[str, str], manager: GPUResourceManager, ssh_server: SSHServer
+) -> None:
+    """So a password, or a second factor, is asked for once."""
+    log = ssh_server.home / "log"
+    before = log.read_text().count("Accepted publickey")
+    done = piped(environment, "run", "--gpus", "1", "--", "sleep", "17")  # with a sign in it
+    assert done.returncode == 0, done.stderr
+    assert log.read_text().count("Accepted publickey") - before == 1
+
+
+@pytest.mark.parametrize("environment", ["ssh"], indirect=True)
+def test_a_server_whose_key_is_refused_frees_the_gpus_at_once_and_says_why(
+    environment: dict[str, str], manager: GPUResourceManager, tmp_path: Path
+) -> None:
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.write_text(ssh.read_text().replace("StrictHostKeyChecking=no", "StrictHostKeyChecking=yes"))
+    done = piped(environment, "run", "--gpus", "1", "--", "true")
+    assert (done.returncode, done.stdout) == (3, "")
+    _, why = done.stderr.splitlines()
+    assert re.fullmatch(r"Error: server root@\S+ does not answer by ssh: Host key verification failed\.", why)
+    [change] = [change for change in manager.history() if change["change"] == "released"]
+    assert (change["outcome"], change["failed_nodes"]) == ("FAILED", ["s"])
+    assert "Host key verification failed" in change["reason"]
+
+
+@pytest.mark.parametrize("environment", ["ssh"], indirect=True)
+def test_a_server_without_python_frees_the_gpus_at_once_and_says_so(
+    environment: dict[str, str], manager: GPUResourceManager, tmp_path: Path
+) -> None:
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.write_text(
+        "#!/usr/bin/env python3\nimport os, sys\n"
+        f"given = {ssh.read_text().splitlines()[1].split()[1:-1]!r}\n"
+        "words = [word.replace('python3', 'no-python3') for word in sys.argv[1:]]\n"
+        "os.execv(given[0], [*given, *words])\n"
+    )
+    done = piped(environment, "run", "--gpus", "1", "--", "true")
+    assert done.returncode == 1, done
+    assert "python3" in done.stderr.splitlines()[-1]
+
+
+NOBODY = 65534
+
+AS_NOBODY = """
+import os
+from contextlib import suppress
+from resource_manager.cli import main
+from resource_manager.jobs import reconcile
+from resource_manager.jobs.launchers import local, ssh, terminal
+with suppress(Exception):
+    main(["stop", "nobody"], standalone_mode=False)  # loads all modules, from where nobody may not read
+os.setgroups([])
+os.setresgid(NOBODY, NOBODY, NOBODY)
+os.setresuid(NOBODY, NOBODY, NOBODY)
+main()
+""".replace("NOBODY", str(NOBODY))
+
+
+@pytest.mark.parametrize("environment", ["here"], indirect=True)
+def test_stop_by_another_user_keeps_the_lease_of_a_job_that_it_may_not_see(
+    environment: dict[str, str],
+    manager: GPUResourceManager,
+    embedded_redis: RedisServer,
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be another user")
+    for path in (embedded_redis.socket, embedded_redis.folder):
+        path.chmod(0o777)
+    job = begun(environment, "run", "--gpus", "1", "--", "sh", "-c", "echo ready $$; exec sleep 1000")
+    assert job.stdout is not None
+    process = int(job.stdout.readline().split()[1])
+    [lease] = manager.leases()
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, "stop", lease["task_id"]],
+        env={name: value for name, value in environment.items() if name != "GPU_MANAGER_INVENTORY"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert f"{lease['task_id']} keeps its lease: its job may still run: " in done.stderr
+    assert "user root" in done.stderr
+    assert runs(process)
+    assert piped(environment, "stop", lease["task_id"]).returncode == 0
+    job.communicate(timeout=30)
+
+
+# ---- a server that is cut off ----
+
+
+@pytest.fixture
+def far_server(tmp_path: Path) -> Iterator[GangServer]:
+    """A server in a network namespace, with a name of its own."""
+    if SSHD is None or os.geteuid() != 0 or what_is_missing():
+        pytest.skip("needs sshd, root and the right to make network namespaces")
+    (tmp_path / "far").mkdir()
+    servers = GangServers(tmp_path / "far", count=1)
+    [server] = servers.servers
+    server.stop()
+    server.prefix = (*server.inside, "unshare", "--uts", "sh", "-c", 'hostname far && exec "$@"', "sh")
+    server.start()
+    yield server
+    servers.close()
+
+
+def test_a_server_that_is_cut_off_keeps_its_gpus_until_its_job_is_known_to_be_gone(
+    far_server: GangServer, embedded_redis: RedisServer, tmp_path: Path
+) -> None:
+    environment = environment_of(tmp_path / "near", embedded_redis.fresh_url(), far_server)
+    with manager_of(environment) as manager:
+        process = begun(environment, "run", "--gpus", "2", "--", "sh", "-c", "echo ready $$; exec sleep 1000")
+        assert process.stdout is not None
+        job = int(process.stdout.readline().split()[1])
+        [lease] = manager.leases()
+        far_server.cut()
+        _, said = process.communicate(timeout=90)
+        assert process.returncode == 3
+        assert (
+            f"its GPUs stay allocated until it is known to be gone: gpu-manager stop {lease['task_id']}"
+            in said
+        )
+        kept = piped(environment, "stop", lease["task_id"])
+        assert kept.returncode == 1
+        assert "keeps its lease" in kept.stderr
+        wait_for(lambda: not runs(job), 90)
+        manager.submit("next", 2)
+        wait_for(lambda: manager.expire_and_schedule() or manager.leases()[0]["state"] == "ERROR", 90)
+        assert [entry["task_id"] for entry in manager.queue()] == ["next"]
+        assert "its job on s (terminal, user root) may still run" in manager.leases()[0]["reason"]
+        far_server.join()
+        stopped = piped(environment, "stop", lease["task_id"])
+        assert (stopped.returncode, stopped.stdout) == (
+            0,
+            f"{lease['task_id']}: released, its job was over already\n",
+        )
+        assert [each["task_id"] for each in manager.leases()] == ["next"]

@@ -17,7 +17,8 @@ from werkzeug.serving import make_server
 
 from demo.stack import free_ports
 from resource_manager import GPUResourceManager, Settings
-from resource_manager.cli import by_hand, commands, main, reconciling, target
+from resource_manager.cli import commands, main, reconciling, target
+from resource_manager.cli.signals import Interrupted, Signals
 from resource_manager.cli.target import Target
 from resource_manager.jobs.reconcile import Action, ActionKind, Reconciliation
 from resource_manager.manager.cluster_file.servers import default_inventory
@@ -408,12 +409,12 @@ def test_every_command_has_json_and_a_help_text() -> None:
 def test_watch_repeats_the_state(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     naps: list[float] = []
 
-    def nap(seconds: float) -> None:
+    def nap(signals: Signals, seconds: float) -> None:
         naps.append(seconds)
         if len(naps) == 3:
-            raise KeyboardInterrupt
+            raise Interrupted(130)
 
-    monkeypatch.setattr(commands.time, "sleep", nap)
+    monkeypatch.setattr(Signals, "pause", nap)
     result = run("status", "--watch", "0.5", "--json")
     assert result.exit_code == 0
     assert naps == [0.5, 0.5, 0.5]
@@ -438,21 +439,6 @@ def test_rules_of_teams_are_tried_applied_and_shown(run: Run, tmp_path: Path) ->
     assert wrong.exit_code == 2
     assert wrong.stderr.startswith(f"Error: {path}:2:1: teams.vision.guaranteed: the guarantees add up to 99")
     assert wrong.stderr.count("\n") == 1
-
-
-def test_a_command_beside_a_job_ends_when_its_lease_is_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_hand, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(by_hand, "RENEW_EVERY_S", 0.0)
-    with GPUResourceManager.from_url("memory://") as manager:
-        lease = manager.allocate_resources("t", 2, 1)
-        assert lease is not None
-        manager.release("t")
-        assert manager.allocate_resources("t", 2, 1) is not None
-        with subprocess.Popen(["sleep", "60"]) as process:
-            with pytest.raises(by_hand.Interrupted) as ended:
-                by_hand._watch(manager, lease, process, 5.0, renews=False)
-            process.kill()
-        assert ended.value.exit_code == by_hand.TERMINATED, "not because its time is over"
 
 
 def test_each_action_of_a_reconciler_is_apart_from_its_task(capsys: pytest.CaptureFixture[str]) -> None:

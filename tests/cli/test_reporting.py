@@ -12,6 +12,7 @@ import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu, Node
+from resource_manager.manager.asking import asked_by
 from resource_manager.manager.cluster_file.reading import load_teams
 from resource_manager.storage.memory import MemoryStore
 from tests.builders import Clock, redefine
@@ -130,3 +131,31 @@ def test_ids_are_whole_however_narrow(
     assert f"{name}0" in joined
     assert f"{name}1" in joined
     assert f"{name}1" in run("leases", "--wide").stdout
+
+
+def test_history_finds_who_released_what(run: Run, manager: GPUResourceManager) -> None:
+    with asked_by("ada"):
+        manager.submit("x", 1)
+        manager.release("x", outcome="FAILED")
+    with asked_by("airflow:prod/etl/train"):
+        manager.submit("y", 1)
+        manager.renew("y")
+        manager.release("y")
+
+    def found(*more: str) -> list[tuple[str, str]]:
+        changes = json.loads(run("history", "--json", *more).stdout)
+        return [(change["change"], change["by"]) for change in changes]
+
+    assert found("--by", "ada", "--what", "release") == [("released", "ada")]
+    assert found("--by", "ada", "--after", "0") == [("granted", "ada"), ("released", "ada")]
+    assert found("--by", "airflow:*", "--what", "renew") == [("renewed", "airflow:prod/etl/train")]
+    assert found("--by", "eve") == []
+    shown = run("history", "--by", "ada", "--what", "release", "--wide").stdout
+    [row] = [line for line in shown.splitlines() if "released" in line]
+    assert row.replace("│", " ").split()[-4:] == ["released", "x", "FAILED", "ada"]
+
+
+def test_history_refuses_a_kind_that_there_is_not(run: Run) -> None:
+    done = run("history", "--what", "borrow")
+    assert done.exit_code == 2
+    assert "'borrow' is not one of 'submit', 'grant'" in done.stderr

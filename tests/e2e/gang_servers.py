@@ -64,6 +64,8 @@ class GangServer(SSHServer):
 class GangServers:
     """Several servers that reach each other and this machine; one key opens all."""
 
+    make = GangServer
+
     def __init__(self, home, count=4):
         self.home = home
         self.net = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
@@ -77,7 +79,7 @@ class GangServers:
             must("ip", "addr", "add", f"{self.net}.1/24", "dev", self.bridge)
             must("ip", "link", "set", self.bridge, "up")
             for number in range(count):
-                server = GangServer(home / f"server-{number}", self.bridge, number, self.net)
+                server = self.make(home / f"server-{number}", self.bridge, number, self.net)
                 self.servers.append(server)
                 if number:  # all accept the first one's key
                     server.share_key(self.servers[0])

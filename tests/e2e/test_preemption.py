@@ -143,7 +143,7 @@ def test_a_preempted_training_loses_no_step_and_no_try(bench, teams, record_prop
     taker.wait_until("success")
     goes_on(victim, 1)
     check_victim(bench, victim, 1)
-    assert [change.by for change in of(victim, history(bench, Preempting))] == [taker.lease_id]
+    assert [change.preemptor for change in of(victim, history(bench, Preempting))] == [taker.lease_id]
     assert len(taker.processes()) == 1
     assert taker.task()["try_number"] == 1
     assert "the lease is preempted for" in victim.log(1)

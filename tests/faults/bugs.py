@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from resource_manager.core.changes import Preempting, Released
+from resource_manager.core.changes import Expired, JobEnd, Preempting, Quarantined, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.scheduling import allocator, victims
 from resource_manager.storage import RedisStore, VariableStore
@@ -108,6 +108,47 @@ def early_grant() -> None:
     ClusterState.apply = careless  # type: ignore[method-assign]
 
 
+def expired_job() -> None:
+    """A lease whose job was placed expires at its end, as one without a job does."""
+    expire = allocator.expire
+
+    def careless(cluster: Any, now: float) -> Any:
+        return [
+            Expired(each.lease_id, each.fencing_token, now) if isinstance(each, Quarantined) else each
+            for each in expire(cluster, now)
+        ]
+
+    allocator.expire = careless
+
+
+def absent_elsewhere() -> None:
+    """Whoever looks for a job looks in a folder of their own, and takes what is not there for gone."""
+    from resource_manager.jobs import reconcile
+
+    reconcile.GangJob.of = classmethod(lambda cls, entry: None)  # type: ignore[method-assign, assignment]
+    release_of_anybody()
+
+
+def release_of_anybody() -> None:
+    """A release frees the GPUs of a job that runs."""
+    release = allocator.release
+
+    def careless(cluster: Any, *arguments: Any, **options: Any) -> Any:
+        return release(cluster, *arguments, **{**options, "job_end": JobEnd.ENDED})
+
+    allocator.release = careless
+
+
+def deaf_job() -> None:
+    """A job in a terminal goes on without its caller, and its caller takes it for gone."""
+    from resource_manager.cli import attended
+
+    attended.Attended._end = lambda self, launcher: (None, None)  # type: ignore[method-assign]
+
+
+OF_TERMINALS = ("expired job", "absent elsewhere", "release of anybody", "deaf job")
+"""Bugs that only jobs in terminals can show."""
+
 OF_PREEMPTION = ("early grant", "forgotten restart", "lost victim", "no right", "victim last")
 """Bugs that only a run with preemption can show."""
 
@@ -122,5 +163,9 @@ BUGS: dict[str, Callable[[], None]] = {
     "no right": no_right,
     "early grant": early_grant,
     "forgotten restart": forgotten_restart,
+    "expired job": expired_job,
+    "absent elsewhere": absent_elsewhere,
+    "release of anybody": release_of_anybody,
+    "deaf job": deaf_job,
 }
 """Of the first two each store has its own; the other survives it."""

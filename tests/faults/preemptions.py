@@ -66,19 +66,19 @@ class Preemptions:
 
 
 def _by_right(cluster: ClusterState, change: Preempting) -> Iterator[str]:
-    victim, pending = cluster.leases.get(change.lease_id), cluster.pending.get(change.by)
+    victim, pending = cluster.leases.get(change.lease_id), cluster.pending.get(change.preemptor)
     if victim is None or victim.preempted_by:
         yield f"{change.lease_id} is preempted and holds nothing, or is so already"
     elif pending is None:
-        yield f"{change.lease_id} is preempted for {change.by}, which does not wait"
+        yield f"{change.lease_id} is preempted for {change.preemptor}, which does not wait"
     elif pending.request.team == victim.request.team:
         if victim.request.priority >= pending.request.priority:
-            yield f"{change.lease_id} is preempted for {change.by} of its team, which is no more urgent"
+            yield f"{change.lease_id} is preempted for {change.preemptor} of its team: no more urgent"
     elif (ledger := cluster.ledger) is not None and not cluster.preempting:
         # While others are ending, what is kept for those they end for counts as held.
         taker = ledger.of(pending.request)
         asked = 1000 * pending.request.gpus * pending.request.nodes
         if taker.allocated + asked > taker.guaranteed:
-            yield f"{change.by} preempts {change.lease_id} beyond the guarantee of its team"
+            yield f"{change.preemptor} preempts {change.lease_id} beyond the guarantee of its team"
         if ledger.of(victim.request).allocated <= ledger.of(victim.request).guaranteed:
             yield f"{change.lease_id} is preempted although its team is inside its guarantee"

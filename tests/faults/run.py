@@ -21,17 +21,17 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from resource_manager.core.changes import Change, Granted, MembersReleased, Preempting, Released
 from resource_manager.core.changes import Outcome as LeaseOutcome
 from resource_manager.storage.codec import change_to_dict
 from tests.builders import redefine
-from tests.faults import airflow_on_postgres, gpus, namespaces
+from tests.faults import airflow_on_postgres, gpus, machines, namespaces, terminals
 from tests.faults.access_paths import ACCESS_PATHS
 from tests.faults.airflow_tasks import Airflow
-from tests.faults.bugs import BUGS, OF_PREEMPTION
+from tests.faults.bugs import BUGS, OF_PREEMPTION, OF_TERMINALS
 from tests.faults.checker import SWEPT, Operation, check, read_records
 from tests.faults.commit_points import POINTS
 from tests.faults.outcomes import Outcome, report, summarise
@@ -286,6 +286,8 @@ def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
     try:
         if (options.get("setting") or _setting_of(seed, **options)) == gpus.SETTING:
             outcome = gpus.run_course(seed, folder)
+        elif options.get("setting") == terminals.SETTING:
+            outcome = terminals.run_course(seed, folder, bug=str(options.get("bug", "")))
         else:
             outcome = Run(seed, folder, **options).run()  # type: ignore[arg-type]
         keep = keep or bool(outcome.complaints and not options.get("bug"))
@@ -301,9 +303,15 @@ def servers_of(setting: str) -> Iterator[None]:
         Variables.name: airflow_on_postgres,
         Tasks.name: airflow_on_postgres,
         Namespaces.name: namespaces,
+        terminals.SETTING: machines,
     }
     if setting in missing and (reason := missing[setting].what_is_missing()):
         raise SystemExit(f"--store and --network: {setting} {reason}")
+    if setting == terminals.SETTING:
+        with tempfile.TemporaryDirectory() as home, closing(machines.Machines(Path(home), 3)) as made:
+            terminals.fleet.append(made)
+            yield
+        return
     if issubclass(kind := SETTINGS.get(setting, OneRedis), Databases):
         if reason := kind.server_class.missing():
             raise SystemExit(f"--store {setting} {reason}")
@@ -343,7 +351,7 @@ def command() -> int:
     parser.add_argument("--preemption", action="store_true", help="in all seeds, not in every third")
     parser.add_argument("--tasks", action="store_true", help="reach the Variable from tasks of Airflow")
     parser.add_argument("--network", default="proxy", choices=["proxy", "netns"])
-    settings = ["", *SETTINGS, gpus.SETTING]
+    settings = ["", *SETTINGS, gpus.SETTING, terminals.SETTING]
     parser.add_argument("--setting", default="", choices=settings, help="the same one for all seeds")
     parser.add_argument("--other-version", type=Path, help="a checkout whose package every other worker runs")
     options = parser.parse_args()
@@ -356,6 +364,8 @@ def command() -> int:
         setting = options.store
     elif options.network == "netns":
         setting = Namespaces.name
+    elif options.bug in OF_TERMINALS:
+        setting = terminals.SETTING
     one = options.seed is not None
     seeds = [options.seed] if one else range(options.first, options.first + options.seeds)
     outcomes: list[Outcome] = []

@@ -20,8 +20,9 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.models import Lease, Placement, Request
 from tests.faults.day import plan
+from tests.faults.day.by_hand import renamed
 from tests.faults.day.page import page_of
-from tests.faults.day.proof import Evidence, broken, not_shown, remarks
+from tests.faults.day.proof import Evidence, broken, not_shown, remarks, spans
 
 SHORT = plan.DayJob("job_000", 0, 1, 2, 10.0, "vision", 0, False, True, False, False)
 SAVING = replace(SHORT, name="job_001", team="search", preemptible=True)
@@ -142,7 +143,11 @@ BROKEN: dict[str, tuple[str, Callable[[Evidence], Evidence]]] = {
 
 def test_a_day_without_a_fault_breaks_nothing() -> None:
     assert broken(GOOD) == []
-    assert list(not_shown(GOOD)) == ["no job lost a GPU or its server", "nobody waited"]
+    assert list(not_shown(GOOD)) == [
+        "no job lost a GPU or its server",
+        "nobody waited",
+        "nobody ran a job from a terminal",
+    ]
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -154,6 +159,26 @@ def test_each_broken_promise_is_found(name: str) -> None:
 def test_a_job_that_was_struck_may_need_another_try() -> None:
     struck = replace(GOOD, vanished="gpu-01", tasks={**GOOD.tasks, "job_001": task(tries=2)})
     assert broken(struck) == []
+
+
+def test_a_job_on_a_server_that_was_cut_off_may_need_another_try() -> None:
+    tries = {**GOOD.tasks, "job_001": task(tries=2)}
+    assert broken(replace(GOOD, cuts=[("gpu-01", 120.0, 180.0)], tasks=tries)) == []
+    assert broken(replace(GOOD, cuts=[("gpu-01", 140.0, 180.0)], tasks=tries)) != []
+
+
+def test_a_third_of_the_jobs_is_run_by_people() -> None:
+    jobs = plan.draw(1, 300)
+    assert 80 <= sum(job.by_hand for job in jobs) <= 120
+    assert not any(job.by_hand and job.nodes > 1 for job in jobs)
+
+
+def test_what_people_ran_is_told_by_the_name_of_its_job() -> None:
+    names = {"hand:a@b/1f": "hand:day/0/job_007"}
+    changes = [granted("x", 1, 1.0), Released("hand:a@b/1f", 1, 2.0)]
+    changes[0] = replace(changes[0], lease=replace(changes[0].lease, request=Request("hand:a@b/1f", 2)))
+    [span] = spans([renamed(change, names) for change in changes])
+    assert (span.name, span.end) == ("job_007", 2.0)
 
 
 LOST = replace(GOOD, tasks={**GOOD.tasks, "job_001": task(tries=2, unrecorded=(1,))})

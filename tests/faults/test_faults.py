@@ -314,7 +314,7 @@ def test_a_preempted_lease_that_goes_on_has_no_complaint() -> None:
     ("changes", "what"),
     [
         (changed(1, request=replace(TAKER.request, priority=0)), "no more urgent"),
-        (changed(2, by="nobody"), "which does not wait"),
+        (changed(2, preemptor="nobody"), "which does not wait"),
         ([*PREEMPTED[:3], PREEMPTED[2]], "is so already"),
         ([*PREEMPTED[:4], PREEMPTED[5]], "v was preempted and lost"),
         (changed(4, queued_at=4.0), "v lost its place"),

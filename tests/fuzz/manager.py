@@ -76,7 +76,7 @@ BODIES: tuple[tuple[type[BaseModel], bytes], ...] = (
     (bodies.ResetBody, b'{"confirm": true}'),
     (bodies.ReleaseBody, b'{"task_id": "t", "fencing_token": 3, "ranks": [0, 2], "outcome": "x"}'),
     (bodies.RenewBody, b'{"task_id": "t", "checkpoint_at": 1.5}'),
-    (bodies.PreemptBody, b'{"task_id": "t", "by": "u", "dry_run": true}'),
+    (bodies.PreemptBody, b'{"task_id": "t", "preemptor": "u", "dry_run": true}'),
     (bodies.AdoptBody, b'{"gpus": [{"gpu_id": 0, "uuid": "GPU-1", "type": "A100", "memory_mib": 40960}]}'),
     (bodies.OpenGpuBody, b'{"gpu": "GPU-1"}'),
     (

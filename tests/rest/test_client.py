@@ -79,7 +79,7 @@ def test_a_missing_lease_or_request_is_none_or_false(client: ServiceClient) -> N
 
 
 SMALL = {"required_gpus": 2, "required_cpus": 1}
-TIMES = {"granted_at", "expires_at", "queued_at", "at", "waited_s", "estimated_start", "owner", "until"}
+TIMES = {"granted_at", "expires_at", "queued_at", "at", "waited_s", "estimated_start", "owner", "until", "by"}
 """Keys whose values differ between two calls, or between a named caller and none."""
 
 CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
@@ -118,9 +118,9 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("renew", ("held",), {"fencing_token": 9}),
     ("renew", ("waits",), {}),
     ("preempt", ("full3",), {}),
-    ("preempt", ("full3",), {"by": "waits"}),
+    ("preempt", ("full3",), {"preemptor": "waits"}),
     ("preempt", ("full3",), {"dry_run": True}),
-    ("preempt", ("full3",), {"by": "held"}),
+    ("preempt", ("full3",), {"preemptor": "held"}),
     ("preempt", ("held",), {}),
     ("preempt", ("nobody",), {}),
     ("cancel", ("waits",), {}),

@@ -47,3 +47,39 @@ def test_a_request_is_a_span_of_its_callers_trace(open_client: FlaskClient) -> N
     assert span.name == "GET /api/status"
     assert f"{span.context.trace_id:032x}" == trace_id
     assert span.attributes["http.response.status_code"] == 200
+
+
+def test_the_access_log_says_what_a_request_changed_and_who_asked(
+    caplog: pytest.LogCaptureFixture, open_client: FlaskClient
+) -> None:
+    for name in ("first", "waits"):
+        open_client.post("/api/submit", json={"task_id": name, "gpus": 8, "cpus": 64, "server": 0})
+    with caplog.at_level(logging.INFO, "resource_manager.rest.access"):
+        open_client.post("/api/servers/1/drain", json={"reason": "fans"})
+        open_client.post("/api/release", json={"task_id": "first", "outcome": "SUCCESS"})
+        open_client.post("/api/release", json={"task_id": "first"})
+        open_client.get("/api/status")
+    lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+    made = [(line["message"], line.get("changes")) for line in lines if line["logger"].endswith(".access")]
+    drained = "drained gpu-server-1 fans, by anonymous"
+    released = "released first SUCCESS, by anonymous"
+    assert made == [
+        (f"POST /api/servers/1/drain 200; {drained}", [drained]),
+        (f"POST /api/release 200; {released}", [released]),
+        ("POST /api/release 404", None),
+        ("GET /api/status 200", None),
+    ]
+
+
+def test_many_changes_of_one_request_are_counted_in_its_line(
+    caplog: pytest.LogCaptureFixture, open_client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource_manager.rest.app.MAX_LOGGED", 2)
+    requests = [{"task_id": f"t{number}", "gpus": 2, "cpus": 1} for number in range(5)]
+    with caplog.at_level(logging.INFO, "resource_manager.rest.access"):
+        open_client.post("/api/allocate/batch", json={"requests": requests})
+    [record] = [record for record in caplog.records if record.name.endswith(".access")]
+    assert json.loads(JsonFormatter().format(record))["changes"][1:] == [
+        "granted t1 on gpu-server-0 GPUs 2, 3, by anonymous",
+        "and 3 more",
+    ]

@@ -407,3 +407,36 @@ def test_a_time_to_live_is_not_shown_as_an_end(open_client: FlaskClient) -> None
     headers = [column.name for column in leases_table([], 0.0).columns]
     assert "renew within" in headers
     assert "ends in" not in headers
+
+
+def test_the_history_is_found_by_who_asked_and_what(as_role: Any) -> None:
+    ada, bob = as_role(Role.USER, "ada"), as_role(Role.USER, "bob")
+    for client, name in ((ada, "a"), (bob, "b")):
+        client.post("/api/submit", json={"task_id": name, "gpus": 2, "cpus": 1})
+        client.post("/api/release", json={"task_id": name})
+
+    def found(query: str) -> list[tuple[str, str]]:
+        items = ada.get(f"/api/history?{query}").get_json()["items"]
+        return [(item["change"], item["by"]) for item in items]
+
+    assert found("by=ada") == [("granted", "ada"), ("released", "ada")]
+    assert found("by=ada&what=release") == [("released", "ada")]
+    assert found("what=release") == [("released", "ada"), ("released", "bob")]
+    page = ada.get("/api/history?by=bob&limit=2").get_json()
+    assert (page["items"], page["next"]) == ([], 2), "the limit counts what is looked at"
+    wrong = ada.get("/api/history?what=borrow")
+    assert (wrong.status_code, "what" in wrong.get_json()["detail"]) == (400, True)
+
+
+@pytest.mark.parametrize("body", [{"by": "bob"}, {"preemptor": "bob"}])
+def test_no_body_says_who_asks(as_role: Any, body: dict[str, str]) -> None:
+    ada = as_role(Role.USER, "ada")
+    ada.post("/api/submit", json={"task_id": "t", "gpus": 2, "cpus": 1})
+    assert ada.post("/api/release", json={"task_id": "t", **body}).status_code == 400
+
+
+def test_a_token_cannot_have_the_name_of_a_task_or_of_another_machines_user(as_role: Any) -> None:
+    eve = as_role(Role.USER, "unix:root@gpu-a")
+    eve.post("/api/submit", json={"task_id": "t", "gpus": 2, "cpus": 1})
+    [change] = eve.get("/api/history").get_json()["items"]
+    assert change["by"] == "user:unix:root@gpu-a"

@@ -262,5 +262,5 @@ def test_every_open_window_that_preempts_ends_what_runs_there_once() -> None:
     cluster.apply(TeamsChanged(Teams(preemption=True), 0.0))
     for name, gpus in (("x", 8), ("y", 8)):
         assert submit(cluster, job(name, 50.0, gpus=gpus), 0.0) == [name]
-    found = [(change.lease_id, change.by) for change in ending(cluster, 150.0)]
+    found = [(change.lease_id, change.preemptor) for change in ending(cluster, 150.0)]
     assert found == [("x", second.preemptor), ("y", third.preemptor)]

@@ -470,9 +470,9 @@ def test_a_placement_in_the_trial_is_not_left_behind() -> None:
 
 def by_hand(shared: Shared, lease_id: str, by: str = "") -> str:
     """Preempt a lease and return the request for which it ends."""
-    [change] = shared.do(allocator.preempt(shared.state, lease_id, first_fit, fifo, shared.now, by=by))
+    [change] = shared.do(allocator.preempt(shared.state, lease_id, first_fit, fifo, shared.now, preemptor=by))
     assert isinstance(change, Preempting)
-    return change.by
+    return change.preemptor
 
 
 def test_by_hand_a_lease_ends_for_the_first_that_waits_for_it() -> None:
@@ -495,7 +495,7 @@ def test_by_hand_a_lease_has_its_grace_and_ends_for_the_request_that_is_named() 
     for name in ("first", "second"):
         shared.submit(name, 4, team="nlp")
     token, now = shared.state.leases["x"].fencing_token, shared.now
-    changes = allocator.preempt(shared.state, "x", first_fit, fifo, now, by="second")
+    changes = allocator.preempt(shared.state, "x", first_fit, fifo, now, preemptor="second")
     assert changes == [Preempting("x", token, "second", now + 7.0, now)]
 
 
@@ -504,7 +504,7 @@ def test_by_hand_a_lease_has_its_grace_and_ends_for_the_request_that_is_named() 
     [
         ("x", "", "nobody waits for what x holds: stop its job instead"),
         ("x", "large", "large would not start if x ended, or need not wait for it"),
-        ("x", "gone", "by must be a pending request, got 'gone'"),
+        ("x", "gone", "preemptor must be a pending request, got 'gone'"),
         ("fixed", "", "fixed is not preemptible, as it asked: stop its job instead"),
     ],
 )
@@ -516,7 +516,7 @@ def test_by_hand_nobody_is_taken_in_vain(lease_id: str, by: str, why: str) -> No
     before = dict(shared.state.leases), dict(shared.state.pending), shared.state.version
     with pytest.raises(InvalidRequestError if by == "gone" else NotPreemptibleError, match=why) as raised:
         by_hand(shared, lease_id, by)
-    assert getattr(raised.value, "field", None) == ("by" if by == "gone" else None)
+    assert getattr(raised.value, "field", None) == ("preemptor" if by == "gone" else None)
     assert (shared.state.leases, shared.state.pending, shared.state.version) == before
 
 

@@ -16,7 +16,6 @@ from flask.testing import FlaskClient
 from resource_manager import GPUResourceManager, ResourceManagerError
 from resource_manager.core.models import Request
 from resource_manager.jobs.launchers import LauncherError, open_launcher
-from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.console.cells import task_link
@@ -54,17 +53,6 @@ def test_no_request_makes_the_service_connect_anywhere(as_role: AsRole, no_conne
         user.get(path, headers={"X-Forwarded-Host": "evil.example", "Referer": evil}).close()
     assert user.post("/api/release", json={"task_id": evil}).status_code == 200
     assert no_connections == []
-
-
-def test_the_address_of_a_job_comes_from_the_inventory() -> None:
-    labels = {"launcher": "ssh", "address": "evil", "host": "evil", "root": "/"}
-    member = {"rank": 0, "server_name": "a", "address": "gpu-1.example"}
-    lease = {"task_id": "t", "fencing_token": 1, "labels": labels, "members": [member]}
-    [job] = RunningJob.all_of(lease)
-    assert job.address == "gpu-1.example"
-    [local] = RunningJob.all_of({**lease, "labels": {**labels, "launcher": "local"}})
-    with pytest.raises(LauncherError, match="the job is on evil, not on this"):
-        local.open()
 
 
 @pytest.mark.parametrize("launcher", ["ssh", "docker"])

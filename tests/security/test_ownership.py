@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +39,7 @@ from resource_manager.rest.assemble import Persistence
 from resource_manager.rest.client import ServiceClient, ServiceError
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
+from tests.jobs.gangs import place
 
 AsRole = Callable[..., FlaskClient]
 TASK = TaskIdentity("production", "etl", "nightly", "train")
@@ -78,12 +78,12 @@ def client_of(service: Service, kept: Persistence) -> Iterator[Callable[..., Ser
 
 
 @pytest.fixture
-def start_job() -> Iterator[Callable[[dict[str, Any]], str]]:
+def start_job(service: Service) -> Iterator[Callable[[dict[str, Any]], str]]:
     """Return start_job(lease): start the lease's job, a real process, and return its key."""
     started: list[str] = []
 
     def start(lease: dict[str, Any]) -> str:
-        [job] = RunningJob.all_of(lease)
+        [job] = RunningJob.all_of(place(service.manager, lease))
         LocalLauncher().start(Job(job.key, ("sleep", "600")))
         started.append(job.key)
         return job.key
@@ -94,7 +94,7 @@ def start_job() -> Iterator[Callable[[dict[str, Any]], str]]:
 
 
 def labels(**more: str) -> dict[str, str]:
-    return {**TASK.labels, "launcher": "local", "host": socket.gethostname(), **more}
+    return {**TASK.labels, **more}
 
 
 def demand(gpus: int) -> Demand:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterable
@@ -30,6 +29,7 @@ from resource_manager.jobs.launchers import (
     JobState,
     LauncherUnreachableError,
     directory_job,
+    job_key,
     ssh,
     terminal,
 )
@@ -37,7 +37,6 @@ from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.ssh import SSHLauncher, SSHPython
 from resource_manager.jobs.launchers.terminal import SSHProgram
 from resource_manager.jobs.reconcile import ActionKind, reconcile
-from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 from tests.eventually import wait_until_ended
 from tests.security import hostile
@@ -95,14 +94,13 @@ def test_the_output_of_a_job_does_not_steer_the_readers_terminal(
     monkeypatch.setattr(sys, "stdout", shown := Terminal())
     with GPUResourceManager.from_url("memory://") as manager:
         monkeypatch.setattr(Target, "manager", manager)
-        lease = manager.allocate_resources(
-            "t", 2, 1, labels={"launcher": "local", "host": socket.gethostname()}
-        )
+        lease = manager.allocate_resources("t", 2, 1)
         assert lease is not None
-        [job] = RunningJob.all_of(lease)
-        text = f"\x1b[1;31mloss\x1b[0m\t1\r50 %\x1b[K\n{STEERING}"
         launcher = LocalLauncher()
-        launcher.start(Job(job.key, (sys.executable, "-c", f"print({text!r})")))
+        text = f"\x1b[1;31mloss\x1b[0m\t1\r50 %\x1b[K\n{STEERING}"
+        job = Job(job_key("t", lease["fencing_token"]), (sys.executable, "-c", f"print({text!r})"))
+        manager.place_job("t", [launcher.prepare(job)], fencing_token=lease["fencing_token"])
+        launcher.start(job)
         wait_until_ended(launcher, job.key)
         main(["logs", "t"], standalone_mode=False)
         launcher.stop(job.key)
@@ -275,13 +273,15 @@ def test_an_answer_that_is_no_text_is_a_server_that_cannot_be_asked(
 def test_one_lying_server_keeps_no_other_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lease on it stays, as its job may run; those behind it are ended."""
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
-    launchers = {"liar": SSHLauncher("h", server=Liar("bye")), None: LocalLauncher()}
-    monkeypatch.setattr(running_job, "open_launcher", lambda launcher, address, conn_id: launchers[conn_id])
+    launchers = {"liar": SSHLauncher("h", server=Liar("bye")), "": LocalLauncher()}
+    monkeypatch.setattr(running_job, "open_at", lambda place: launchers[place.conn_id])
     with GPUResourceManager.from_url("memory://") as manager:
-        for name, more in (("on-liar", {"launcher_conn_id": "liar"}), ("after", {})):
+        for name, connection in (("on-liar", "liar"), ("after", "")):
             task = TaskIdentity("production", "d", "r", name, -1)
-            labels = {**task.labels, "launcher": "local", **more}
-            manager.allocate_resources(task.lease_id, 2, 1, labels=labels)
+            lease = manager.allocate_resources(task.lease_id, 2, 1, labels=task.labels)
+            assert lease is not None
+            place = JobPlace("ssh", "h", connection, machine="m", folder=str(tmp_path))
+            manager.place_job(task.lease_id, [place], fencing_token=lease["fencing_token"])
         kept, ended = reconcile(manager, NothingRuns(), "production").actions
         assert (kept.action, ended.action) == (ActionKind.KEPT, ActionKind.RELEASED)
         assert "server h answers to status of job" in kept.detail

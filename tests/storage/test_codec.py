@@ -55,9 +55,14 @@ CHANGES: list[Change] = [
     Queued(REQUEST, 1.0, 1, 1.0),
     Cancelled("t", 1.0, "gave up"),
     Drained("a", 1.0, "maintenance", failed=True),
-    Restored("a", 2.0),
+    Restored("a", 2.0, by="airflow:prod/etl/train"),
     MaintenanceChanged((Window(1, ("s1",), 100.5, 200.0, 604800.0, "fans", True),), 3.0),
-    TeamsChanged(Teams((Team("v", 3, {"A100": 3}, 4, parent="r", max_runtime_s=9.5),), True), 3.0),
+    TeamsChanged(
+        Teams((Team("v", 3, {"A100": 3}, 4, parent="r", max_runtime_s=9.5),), True),
+        3.0,
+        lines=("teams.v.guaranteed: 2 -> 3",),
+        by="ada",
+    ),
     InventoryChanged((NODE,), 3.0),
 ]
 

@@ -322,6 +322,7 @@ def test_the_history_applied_to_the_first_state_gives_the_state(open_client: Ope
     history = open_client().history(limit=10_000)
     assert 40 < mine.version <= 100, "the Variable keeps the last 100"
     assert [version for version, _ in history] == list(range(1, mine.version + 1))
+    assert {change.by for _, change in history} == {"", "ada", "unix:bob@gpu-a"}
     assert store.history(after=5, limit=3) == history[5:8]
     assert store.history(after=mine.version) == []
     replay = ClusterState.from_snapshot(first_state())
@@ -740,6 +741,38 @@ def test_reports_live_for_a_time_and_their_record_longer(open_client: OpenStore)
     store.reports.put("gpu-a", b"{}", b"{}", 0.001)
     wait_for(lambda: not same.reports.reports(["gpu-a"]), 10)
     assert same.reports.records(["gpu-a"]) == {"gpu-a": b"{}"}
+
+
+def test_where_jobs_did_not_start_is_known_to_every_replica_until_it_is_over(open_client: OpenStore) -> None:
+    store = open_client()
+    mine = started(store)
+    ends = [
+        (100.0, "gpu-server-0"),
+        (100.5, "gpu-server-1"),
+        (699.875, "gpu-server-2"),
+        (700.0, "gpu-server-0"),
+    ]
+    known: list[tuple[float, ...]] = []
+    for token, (at, node) in enumerate(ends, start=1):
+        lease = Lease(Request("t", 1), (Placement(node, (2,)),), token, at - 1, 1e12)
+        why = 'host "b":\nrefused'
+        steps = [Granted(lease, at - 1), Released("t", token, at, "FAILED", reason=why, failed_nodes=(node,))]
+        commit(store, mine, lambda now, steps=steps: list(steps))
+        found = fresh(open_client())
+        assert found == normal(mine.snapshot())
+        known.append(tuple(entry.at for entry in found.failed_starts))
+    assert known == [(100.0,), (100.0, 100.5), (100.0, 100.5, 699.875), (100.5, 699.875, 700.0)]
+    before = fresh(store)
+    store.replace(before)
+    assert fresh(open_client()).failed_starts == before.failed_starts
+    again = store.refresh(None)
+    assert again is not None
+    held = Lease(
+        Request("u", 1), (Placement("gpu-server-0", (0,)),), again.last_fencing_token + 1, 701.0, 1e12
+    )
+    commit(store, again, lambda now: [Granted(held, 701.0)])
+    commit(store, again, lambda now: [Released("u", held.fencing_token, 702.0, reason="its user ended it")])
+    assert fresh(open_client()).failed_starts == before.failed_starts
 
 
 def test_a_silent_server_is_closed_for_every_replica_until_its_agent_reports_or_it_is_restored(

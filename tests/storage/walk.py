@@ -122,6 +122,13 @@ class Walk:
         )
 
     def changes(self, cluster: ClusterState, now: float) -> list[Change]:
+        """Return the changes of a step, some of which a caller asked for."""
+        changes = self._changes(cluster, now)
+        if changes and self.rng.random() < 0.5:
+            changes[0] = replace(changes[0], by=self.rng.choice(("ada", "unix:bob@gpu-a")))
+        return changes
+
+    def _changes(self, cluster: ClusterState, now: float) -> list[Change]:
         rng = self.rng
         step = rng.choice(STEPS)
         if step == "allocate":
@@ -134,8 +141,17 @@ class Walk:
             gone = allocator.cancel(cluster, rng.choice(sorted(cluster.pending)), now, "tired")
             return self._with_dispatch(cluster, gone, now)
         if step == "release" and cluster.leases:
-            task_id = rng.choice(sorted(cluster.leases))
-            ended = allocator.release(cluster, task_id, now, outcome="success", job_end=JobEnd.ENDED)
+            lease = cluster.leases[rng.choice(sorted(cluster.leases))]
+            failed = [member.node for member in lease.members if lease.fencing_token % 4 == 0]
+            ended = allocator.release(
+                cluster,
+                lease.lease_id,
+                now,
+                outcome="success",
+                job_end=JobEnd.ENDED,
+                reason="no route",
+                failed_nodes=failed,
+            )
             return self._with_dispatch(cluster, ended, now)
         if step == "members" and (held := [*cluster.leases.values(), *cluster.remainders.values()]):
             lease = rng.choice(held)

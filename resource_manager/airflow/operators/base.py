@@ -70,7 +70,7 @@ class GPUOperator(BaseOperator):
     @property
     def manager(self) -> Manager:
         """Manager behind the connection."""
-        return GPUManagerHook(self.gpu_conn_id).get_conn()
+        return GPUManagerHook(self.gpu_conn_id, task=self).get_conn()
 
     @property
     def _ttl(self) -> float | str | timedelta:

@@ -84,7 +84,7 @@ class GPUReleaseOperator(BaseOperator):
     @outlasts_outages
     def execute_release(self, context: Any, event: dict[str, Any]) -> None:
         """End the lease, unless it has ended."""
-        manager = GPUManagerHook(self.gpu_conn_id).get_conn()
+        manager = GPUManagerHook(self.gpu_conn_id, task=self).get_conn()
         entry = manager.status_of(self.lease["task_id"])
         if entry is None or entry.get("fencing_token") != self.lease["fencing_token"]:
             self.log.info("the lease had already ended")

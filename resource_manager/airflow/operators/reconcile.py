@@ -30,7 +30,7 @@ class GPUReconcileOperator(BaseOperator):
         self.gpu_conn_id = gpu_conn_id
 
     def execute(self, context: Any) -> dict[str, Any]:
-        manager = GPUManagerHook(self.gpu_conn_id).get_conn()
+        manager = GPUManagerHook(self.gpu_conn_id, task=self).get_conn()
         try:
             done = reconcile(manager, ExecutionTaskStates(), instance_id())
         except ResourceManagerError as error:

@@ -194,10 +194,10 @@ def lease_of_key(key: str) -> str:
     return re.sub(r"-\d+(\.\d+)?$", lambda found: found[1] or "", key)
 
 
-def check_no_other_lease(key: str, running: Iterable[str]) -> None:
+def check_no_other_lease(key: str, running: Iterable[str], server: str) -> None:
     """Raise `LauncherError` if a job of the same lease id but another fencing token is among these."""
     own = _KEY.fullmatch(key)
     for name in running:
         other = _KEY.fullmatch(name)
         if own is not None and other is not None and own[2] == other[2] and own[1] != other[1]:
-            raise LauncherError(f"job {name} of an earlier lease of this task still runs there")
+            raise LauncherError(f"job {name} of an earlier lease of this task still runs on {server}")

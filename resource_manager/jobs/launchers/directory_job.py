@@ -40,6 +40,7 @@ ENDED = "ended"
 ENDED_S = 86400.0
 LOG_CHUNK_BYTES = 256 * 1024
 STARTER_TIMEOUT_S = 10.0
+KILL_TIMEOUT_S = 10.0
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 ENDED_CODE = 128 + signal.SIGTERM
@@ -68,6 +69,10 @@ class RefusedError(Exception):
 
 class ElsewhereError(RefusedError):
     """The job is on another machine, in another folder or another user's: its state is unknown here."""
+
+
+class StillRunsError(RefusedError):
+    """The job is being stopped, and not gone yet."""
 
 
 class NotStartedError(RefusedError):
@@ -113,12 +118,12 @@ def prepare(root: str, key: str, port: int = 0) -> dict[str, Any]:
     """Make the job's directory and test that a start can write there and that `port`, if any, is free.
 
     Returns {"running": the other jobs of this root that run}, and the job's place as "machine", "folder",
-    "mark" and "user". Raises `OSError`, or `AlreadyEndedError`.
+    "mark" and "user". Raises `OSError`, or `RefusedError` for a job that was stopped.
     """
     _refuse_ended(root, key)
     directory = _directory(root, key)
     folder = os.path.dirname(directory)
-    for path in (directory, os.path.join(folder, ENDED)):
+    for path in (directory, _tombstones(root)):
         os.makedirs(path, mode=0o700, exist_ok=True)
     with open(os.path.join(directory, "prepared"), "w") as file:
         file.write("1\n")
@@ -152,25 +157,18 @@ def start(
     `NotStartedError` if no process of the job runs; after any other error it is unknown.
     """
     directory = _directory(root, key)
-    deadline = time.monotonic() + STARTER_TIMEOUT_S
-    while True:
-        _refuse_ended(root, key)
-        try:
-            os.makedirs(directory, mode=0o700, exist_ok=True)
-            with _locked(directory, fcntl.LOCK_EX, os.O_CREAT) as lock:
-                if _exists(os.path.join(directory, "group")):
-                    return
-                if lock is not None:
-                    started = _spawn(root, key, lock, command, environment, working_dir, files or {})
-        except OSError as error:
-            if _exists(os.path.join(directory, "lock")):
-                raise
-            raise NotStartedError(str(error)) from error
-        if lock is not None:
-            break
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"another process holds {directory}/lock and does not start the job")
-        time.sleep(0.02)  # another process tests the lock or is starting the job
+    _refuse_ended(root, key)
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        with _lock_of_unstarted(directory) as lock:
+            if lock is None:
+                return
+            started = _spawn(root, key, lock, command, environment, working_dir, files or {})
+    except OSError as error:
+        if _exists(os.path.join(directory, "lock")):
+            raise
+        _refuse_ended(root, key)  # another process has just stopped the job
+        raise NotStartedError(str(error)) from error
     if started.returncode != 0:
         terminate(root, key, 0.0)  # a signal may have ended the outer shell alone
         _refuse_ended(root, key)
@@ -246,8 +244,8 @@ def attend(
     _refuse_ended(root, key)
     os.makedirs(directory, mode=0o700, exist_ok=True)
     _write(directory, SIGN, "")
-    with _locked(directory, fcntl.LOCK_EX, os.O_CREAT) as lock:
-        if lock is None or _exists(os.path.join(directory, "group")):
+    with _lock_of_unstarted(directory) as lock:
+        if lock is None:
             raise RuntimeError(f"job {key} was started before")
         if _is_told_to_end(woken, 0.0):
             return ENDED_CODE
@@ -266,7 +264,12 @@ def attend(
             job = subprocess.Popen(
                 command,
                 cwd=os.path.expanduser(working_dir),
-                env={**os.environ, **environment, "GPU_JOB_LOCK": os.path.join(directory, "lock")},
+                env={
+                    **os.environ,
+                    **environment,
+                    "GPU_PREEMPT_FILE": os.path.join(directory, PREEMPTED),
+                    "GPU_JOB_LOCK": os.path.join(directory, "lock"),
+                },
                 pass_fds=(lock,),
                 preexec_fn=own_group,
             )
@@ -384,7 +387,7 @@ def terminate(root: str, key: str, grace_s: float = 10.0) -> None:
     if not _exists(directory):
         return
     # A SIGTERM just before SIGKILL would only run a handler that was done, or leave it in its middle.
-    steps = ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0))
+    steps = ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_TIMEOUT_S))
     for signal_number, timeout_s in steps if grace_s > 0 else steps[1:]:
         deadline = time.monotonic() + timeout_s
         signalled = False
@@ -444,7 +447,7 @@ def stop(root: str, key: str, grace_s: float = 10.0) -> None:
             raise
         terminate(root, key, grace_s)
         with suppress(FileNotFoundError):
-            os.truncate(os.path.join(directory, "log"), 0)
+            os.unlink(os.path.join(directory, "log"))
         _bury(root, key)
     terminate(root, key, grace_s)
     if _number(directory, "exit_code") == 0:  # nothing has to go on from there
@@ -458,21 +461,21 @@ def _bury(root: str, key: str) -> None:
     """Write the job's tombstone, and remove those that are older than a day."""
     _prune(root)
     path = _tombstone(root, key)
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    os.makedirs(_tombstones(root), mode=0o700, exist_ok=True)
     with open(path, "w"):
         os.utime(path)
 
 
 def _prune(root: str) -> None:
     with suppress(FileNotFoundError):
-        for entry in os.scandir(os.path.dirname(_tombstone(root, ""))):
+        for entry in os.scandir(_tombstones(root)):
             with suppress(FileNotFoundError):  # another process prunes, too
                 if entry.stat().st_mtime < time.time() - ENDED_S:
                     os.unlink(entry.path)
 
 
 def _refuse_ended(root: str, key: str) -> None:
-    """Raise `AlreadyEndedError` if the job was stopped, `RuntimeError` while it is being stopped.
+    """Raise `AlreadyEndedError` if the job was stopped, `StillRunsError` while it is being stopped.
 
     A folder without a job is removed: a start that came too late had made it again.
     """
@@ -482,14 +485,18 @@ def _refuse_ended(root: str, key: str) -> None:
         return
     if _exists(directory):
         if not _is_gone(directory):
-            raise RuntimeError(f"job {key} is being ended and still runs")
+            raise StillRunsError(f"job {key} is being ended and still runs")
         if not _exists(os.path.join(directory, "group")):
             shutil.rmtree(directory, ignore_errors=True)
     raise AlreadyEndedError(f"job {key} has ended already; it is not started again")
 
 
+def _tombstones(root: str) -> str:
+    return os.path.abspath(os.path.join(os.path.expanduser(root), ENDED))
+
+
 def _tombstone(root: str, key: str) -> str:
-    return os.path.abspath(os.path.join(os.path.expanduser(root), ENDED, key))
+    return os.path.join(_tombstones(root), key)
 
 
 def _jobs(root: str) -> Iterator[str]:
@@ -644,6 +651,21 @@ def _locked(directory: str, mode: int, create: int = 0) -> Iterator[int | None]:
             yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _lock_of_unstarted(directory: str) -> Iterator[int | None]:
+    """Yield the lock's descriptor of a job that was not started, None if it was; raises `RuntimeError`."""
+    deadline = time.monotonic() + STARTER_TIMEOUT_S
+    while True:
+        with _locked(directory, fcntl.LOCK_EX, os.O_CREAT) as lock:
+            was_started = _exists(os.path.join(directory, "group"))
+            if was_started or lock is not None:
+                yield None if was_started else lock
+                return
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"another process holds {directory}/lock and does not start the job")
+        time.sleep(0.02)  # another process tests the lock or is starting the job
 
 
 def _is_free(directory: str) -> bool:

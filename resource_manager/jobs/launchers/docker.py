@@ -102,7 +102,7 @@ class DockerLauncher:
         names = [name.lstrip("/") for each in listed for name in each["Names"]]
         # The engine's list may still have one that has just ended.
         running = (name for name in names if self._status(name).state is JobState.RUNNING)
-        check_no_other_lease(job.key, running)
+        check_no_other_lease(job.key, running, self._engine)
         if job.port and self._engine.startswith("unix://"):
             with closing(socket.socket()) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -213,7 +213,8 @@ class DockerLauncher:
         listed = self._api.volumes(filters={"label": ENDED_LABEL})["Volumes"] or ()
         for volume in listed:
             if datetime.fromisoformat(volume["CreatedAt"]).timestamp() < now - ENDED_S:
-                self._api.remove_volume(volume["Name"], force=True)
+                with suppress(self._docker.errors.NotFound):  # another process prunes, too
+                    self._api.remove_volume(volume["Name"])
 
     def _remove(self, container: str) -> None:
         """Remove a container that was not started; one that was started meanwhile stays."""
@@ -407,8 +408,10 @@ class DockerLauncher:
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         engine = self._verified(key)
-        with suppress(self._docker.errors.NotFound), self._reporting(f"job {key} could not be stopped"):
+        failed = f"job {key} could not be stopped"
+        with self._reporting(failed):
             self._bury(key, engine)
+        with suppress(self._docker.errors.NotFound), self._reporting(failed):
             self._api.stop(key, timeout=int(grace_s))
             has_succeeded = self._status(key).exit_code == 0
             try:

@@ -42,11 +42,9 @@ def status_of(found: Mapping[str, Any]) -> JobStatus:
 
 def refusal(name: str, reason: str, failed: str) -> LauncherError:
     """Return the error for a refusal of `directory_job`; `failed` says what did not happen."""
-    if name == "AlreadyEndedError":
-        return AlreadyEndedError(reason)
-    return (
-        LauncherUnreachableError(reason) if name == "ElsewhereError" else LauncherError(f"{failed}: {reason}")
-    )
+    if name == "NotStartedError":
+        return LauncherError(f"{failed}: {reason}")
+    return (AlreadyEndedError if name == "AlreadyEndedError" else LauncherUnreachableError)(reason)
 
 
 def placed(place: JobPlace, prepared: Mapping[str, Any]) -> JobPlace:
@@ -67,7 +65,7 @@ class LocalLauncher:
         job_environment(job)
         with self._there(job.key, "cannot be started", LauncherError):
             found = directory_job.prepare(self.root, job.key, job.port)
-        check_no_other_lease(job.key, found["running"])
+        check_no_other_lease(job.key, found["running"], socket.gethostname())
         self._place = placed(self._place, found)
         return self._place
 

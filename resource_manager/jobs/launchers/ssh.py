@@ -69,7 +69,7 @@ class _Prepared(_Answer):
 
 
 class _Refused(_Answer):
-    refused: Literal["AlreadyEndedError", "ElsewhereError", "NotStartedError"]
+    refused: Literal["AlreadyEndedError", "ElsewhereError", "NotStartedError", "StillRunsError"]
     reason: str
 
 
@@ -192,7 +192,7 @@ class SSHLauncher:
         check_image(self._place.launcher, job)
         job_environment(job)
         found = self._ask("prepare", key=job.key, port=job.port)
-        check_no_other_lease(job.key, found["running"])
+        check_no_other_lease(job.key, found["running"], self._server.host)
         self._place = placed(self._place, found)
         self.root = self._place.folder
         return self._place

@@ -35,11 +35,14 @@ SSH_FAILED = 255
 
 
 class SSHProgram:
-    """Connection by the ssh program, with its configuration, keys and agent, that runs Python programs."""
+    """Connection by the ssh program, with its configuration, keys and agent, that runs Python programs.
 
-    def __init__(self, address: str) -> None:
+    Further `options` of the program may let it share a log-in.
+    """
+
+    def __init__(self, address: str, options: Sequence[str] = ()) -> None:
         self.host = address
-        self._destination = destination(address)
+        self._destination = [*options, *destination(address)]
 
     def run(self, program: str, timeout_s: float) -> tuple[int, str, str]:
         """Run a program, sent over standard input; return exit code, output and standard error.
@@ -98,10 +101,11 @@ class TerminalLauncher(Launcher, Protocol):
         """Tell the job that its caller is there; `attend` ends it after `ttl_s` without."""
 
 
-def open_terminal(place: JobPlace, here: bool | None = None) -> TerminalLauncher:
+def open_terminal(place: JobPlace, here: bool | None = None, options: Sequence[str] = ()) -> TerminalLauncher:
     """Return the launcher of jobs in a terminal at that place, or at its address if none was prepared yet.
 
-    It looks on this machine if the place is here, which `here` may say.
+    It looks on this machine if the place is here, which `here` may say; else by the ssh program with these
+    further options.
     """
     if here is None:
         here = place.machine == directory_job.machine() if place.machine else is_here(place.address)
@@ -112,14 +116,16 @@ def open_terminal(place: JobPlace, here: bool | None = None) -> TerminalLauncher
             f"the job runs in a terminal of {place.machine.partition('/')[0]}, which has no address in the "
             "inventory: ask from there"
         )
-    return SSHLauncher(place.address, server=SSHProgram(place.address), place=place)
+    return SSHLauncher(place.address, server=SSHProgram(place.address, options), place=place)
 
 
-def attend(place: JobPlace, job: Job, here: bool, ttl_s: float = 0.0) -> subprocess.Popen[bytes]:
+def attend(
+    place: JobPlace, job: Job, here: bool, ttl_s: float = 0.0, options: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
     """Start the job, prepared at that place, in this terminal; it ends if this process does.
 
-    It also ends `ttl_s` after the last `sign`, if that is not 0. The exit code is the job's. Raises
-    `LauncherError`.
+    It also ends `ttl_s` after the last `sign`, if that is not 0. By the ssh program it has these further
+    options. The exit code is the job's. Raises `LauncherError`.
     """
     call = {
         "place": asdict(place),
@@ -139,7 +145,8 @@ def attend(place: JobPlace, job: Job, here: bool, ttl_s: float = 0.0) -> subproc
     else:
         has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         remote = f"exec {shlex.join(['python3', '-I', '-S', '-c', program])}"
-        command = ["ssh", "-t" if has_terminal else "-T", *SSH_OPTIONS, *destination(place.address), remote]
+        asked = ["-t" if has_terminal else "-T", *SSH_OPTIONS, *options]
+        command = ["ssh", *asked, *destination(place.address), remote]
     try:
         return subprocess.Popen(command)
     except OSError as error:

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import LockTimeoutError
+from resource_manager.manager.asking import with_by
 from resource_manager.storage.once import Once
 
 T = TypeVar("T")
@@ -38,14 +39,16 @@ class Repeatable(Generic[T]):
 class Operation(Generic[T]):
     """One caller's step, its changes, and the answer that its reader gave on the state right after them.
 
-    `stored` is what the store had under its idempotency key, if the change had been made before. `refused`
-    tells of a step without changes whether it may be decided again in a later group. `turn` wakes the caller,
-    who sleeps on it; `gone` tells that the caller is not there any more.
+    `by` names who asked for it, nobody if empty. `stored` is what the store had under its idempotency key, if
+    the change had been made before. `refused` tells of a step without changes whether it may be decided again
+    in a later group. `turn` wakes the caller, who sleeps on it; `gone` tells that the caller is not there any
+    more.
     """
 
     __slots__ = (
         "answer",
         "asked_at",
+        "by",
         "changes",
         "done",
         "error",
@@ -62,11 +65,13 @@ class Operation(Generic[T]):
         self,
         step: Step,
         reader: Reader[T],
+        by: str,
         once: Repeatable[T] | None = None,
         refused: Callable[[ClusterState], bool] | None = None,
     ) -> None:
         self.step = step
         self.reader = reader
+        self.by = by
         self.once = once
         self.refused = refused
         self.asked_at = time.monotonic()
@@ -83,9 +88,11 @@ class Operation(Generic[T]):
         self.error = None
         self.changes = []
         try:
-            self.changes = self.step(cluster, now)
+            changes = self.step(cluster, now)
         except Exception as error:
             self.error = error
+        else:
+            self.changes = with_by(changes, self.by, cluster.sequence) if self.by else changes
 
     def is_refused(self, cluster: ClusterState) -> bool:
         """Return True if the step made no change, and another decision might."""

@@ -26,6 +26,7 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     StoreFullError,
 )
+from resource_manager.manager.asking import asking
 from resource_manager.manager.commit.group import Groups, Operation, Reader, Repeatable, Step
 from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
@@ -61,12 +62,16 @@ class Observer(Protocol):
 class Transactions:
     """Runner of steps against a store; thread-safe.
 
-    Pending requests are scheduled, whenever leases expire, by policy and order of the state's settings.
+    Pending requests are scheduled, whenever leases expire, by policy and order of the state's settings. `by`
+    asks where nobody says who does.
     """
 
-    def __init__(self, store: Store, lock_timeout_s: float, observer: Observer | None = None) -> None:
+    def __init__(
+        self, store: Store, lock_timeout_s: float, by: str = "", observer: Observer | None = None
+    ) -> None:
         self.store = store
         self.learner = RuntimeLearner(store)
+        self.by = by
         self.observer = observer
         self._rules = RuleBook(self.learner)
         self._lock_timeout_s = lock_timeout_s
@@ -106,7 +111,9 @@ class Transactions:
         return self._recovery.remaining_s(now)
 
     def with_dispatch(self, cluster: ClusterState, changes: Sequence[Change], now: float) -> list[Change]:
-        """Return the changes and the grants to pending requests that they allow."""
+        """Return the changes and the grants to pending requests that they allow; none for no changes."""
+        if not changes:  # what time alone allows is nobody's doing
+            return []
         return allocator.with_dispatch(cluster, changes, *self.rules(cluster), now)
 
     # ---- changing and reading ----
@@ -127,12 +134,15 @@ class Transactions:
         confirms is decided again for `LOOK_AGAIN_S` under contention. Raises the step's errors,
         `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
         """
-        operation = Operation(step, reader, once, refused)
-        if once is None:
-            return self._result(operation, exclusive=exclusive)
-        if (reference := self.store.recall(once.key)) is not None:
+        who = asking()
+        operation = Operation(step, reader, self.by if who is None else who.by, once, refused)
+        if once is not None and (reference := self.store.recall(once.key)) is not None:
             return self._answer_again(once, reference)
         self._groups.carry_out(operation, self._lock_timeout_s, exclusive=exclusive)
+        if who is not None and operation.error is None:
+            who.changes += operation.changes
+        if once is None:
+            return _answer(operation)
         if operation.stored is not None:
             return self._answer_again(once, once.key.reference_in(operation.stored))
         # Without an effect it may have been decided after the same request, sent a moment earlier.
@@ -143,7 +153,8 @@ class Transactions:
     def expire_and_schedule(self) -> list[Change]:
         """Expire leases that are due and grant pending requests that fit; return the changes."""
         operation = _Expirations(self)
-        self._result(operation)
+        self._groups.carry_out(operation, self._lock_timeout_s)
+        _answer(operation)
         return operation.changes
 
     def read(self, reader: Reader[T], max_age_s: float = 0.0) -> T:
@@ -187,10 +198,6 @@ class Transactions:
                 assert once is not None
                 once.reference_in(error.stored)
             self._replica.drop()
-
-    def _result(self, operation: Operation[T], *, exclusive: bool = False) -> T:
-        self._groups.carry_out(operation, self._lock_timeout_s, exclusive=exclusive)
-        return _answer(operation)
 
     def _answer_again(self, once: Repeatable[T], reference: str) -> T:
         return self.read(lambda cluster, now: once.answer(cluster, now, json.loads(reference)))
@@ -354,7 +361,7 @@ class Transactions:
 def _log(due: Sequence[Change]) -> None:
     for change in due:
         if isinstance(change, Preempting):
-            logger.warning("preempted for %s: %r", preemptor_in_words(change.by), change.lease_id)
+            logger.warning("preempted for %s: %r", preemptor_in_words(change.preemptor), change.lease_id)
     late = [change.lease_id for change in due if isinstance(change, Expired | Quarantined)]
     if late:
         logger.warning("not renewed in time: %s", ", ".join(map(repr, late)))
@@ -373,6 +380,10 @@ class _Expirations(Operation[None]):
 
     def __init__(self, transactions: Transactions) -> None:
         super().__init__(
-            lambda cluster, now: transactions.with_dispatch(cluster, self.due, now), lambda cluster, now: None
+            lambda cluster, now: allocator.with_dispatch(
+                cluster, self.due, *transactions.rules(cluster), now
+            ),
+            lambda cluster, now: None,
+            by="",
         )
         self.due: Sequence[Change] = ()

@@ -6,12 +6,12 @@ from typing import Any
 
 from resource_manager.agent.use import GpuUse, use_of
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.models import Request
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.manager import serializers
 from resource_manager.manager.results import Recorded
+from resource_manager.manager.wording import by_whom, content_of
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import cells
 from resource_manager.rest.console.history_pages import lease_of, newest
@@ -27,7 +27,8 @@ WORDS = {
     "released": "released",
     "membersreleased": "members released",
     "expired": "expired",
-    "quarantined": "quarantined: not renewed in time",
+    "quarantined": "quarantined",
+    "jobplaced": "its job is about to start",
     "cancelled": "left the queue",
     "preempting": "is being preempted",
 }
@@ -97,17 +98,9 @@ def _uses(uses: Any, lease_id: str) -> list[tuple[str, GpuUse]]:
 def describe_event(change: Recorded) -> str:
     """Return an event of a lease as a phrase."""
     text = WORDS.get(change["change"], str(change["change"]))
-    if "lease" in change:
-        members = change["lease"]["members"]
-        places = (
-            f"{member['node']} GPUs {', '.join(map(str, member.get('gpu_ids', ()))) or 'none'}"
-            for member in members
-        )
-        return f"{text} on {'; '.join(places)}"
-    told = [str(change[name]) for name in ("outcome", "reason") if change.get(name)]
-    if change.get("by"):
-        told.append(preemptor_in_words(change["by"]))
-    return f"{text}: {', '.join(told)}" if told else text
+    content = content_of(change)
+    joined = f"{text} on {content}" if "lease" in change else f"{text}: {content}" if content else text
+    return by_whom(joined, change)
 
 
 def stop_job(service: Service, caller: Identity, lease_id: str, fencing_token: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Recorded
+from resource_manager.manager.wording import by_whom
 
 KINDS = {
     "gpuclosed": "GPU {gpu_id} closed",
@@ -36,4 +37,4 @@ def health_history(manager: GPUResourceManager, server: str, version: int) -> li
 def describe_change(change: Mapping[str, Any]) -> str:
     """Return one of these changes as a phrase."""
     text = "marked as failed" if change.get("failed") else KINDS[change["change"]].format_map(change)
-    return f"{text}: {change['reason']}" if change.get("reason") else text
+    return by_whom(f"{text}: {change['reason']}" if change.get("reason") else text, change)

@@ -186,7 +186,7 @@ def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, A
         for name in rows.keys() & set(each.servers):
             _add_maintenance(rows[name], window, each)
     for span in ended:
-        failed = span.outcome in ("FAILED", "expired", "PREEMPTED")
+        failed = span.outcome in ("FAILED", "expired", "PREEMPTED", "EVICTED")
         _add(rows[span.node], lanes[span.node], window, span, "past failed" if failed else "past")
     for span, classes, end in running:
         is_short = end is not None and window.percent(now) - window.percent(span.start) < NARROW

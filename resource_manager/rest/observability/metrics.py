@@ -164,12 +164,12 @@ class Metrics:
                 self._pending[request.lease_id] = request.team, at
             case Cancelled(lease_id=lease_id):
                 self._pending.pop(lease_id, None)
-            case Preempting(lease_id=lease_id, by=by):
+            case Preempting(lease_id=lease_id, preemptor=preemptor):
                 victim = self.leases.get(lease_id)
-                team, _ = self._pending.get(by, (None, 0.0))
+                team, _ = self._pending.get(preemptor, (None, 0.0))
                 is_own = victim is not None and victim.request.team == team
                 reason = "priority" if is_own else "guarantee"
-                self._preemptions.labels("maintenance" if is_window(by) else reason).inc()
+                self._preemptions.labels("maintenance" if is_window(preemptor) else reason).inc()
 
     def _forget(self, cluster: ClusterState) -> None:
         """Forget leases that a reset ended, which the history does not record."""

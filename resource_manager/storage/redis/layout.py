@@ -38,6 +38,13 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import Adoption, ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
+from resource_manager.core.failed_starts import (
+    AVOIDED_S,
+    MAX_FAILED_STARTS,
+    FailedStarts,
+    in_order,
+    remembered,
+)
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import KEY_SEPARATOR, Lease, Node, PendingRequest
 from resource_manager.core.team_ledger import Use
@@ -93,6 +100,9 @@ MAINTENANCE = "maintenance"
 SETTINGS = "settings"
 """Field of the rules with the change that made the settings of the cluster."""
 
+FAILED_STARTS = "failed_starts"
+"""Field of the rules with the releases of leases whose jobs did not start, a line each."""
+
 LAST_PORT = "last_port:"
 """Prefix of the names of servers in `meta`, where the last port of a gang on them is kept."""
 
@@ -121,6 +131,13 @@ def use_operations(change: Change) -> list[str]:
     ]
 
 
+def failed_start_operations(change: Change) -> list[str]:
+    """Return the arguments of commit.lua that remember a release because of the nodes that it names."""
+    if not isinstance(change, Released) or not change.failed_nodes:
+        return []
+    return ["failed", f"{MAX_FAILED_STARTS} {AVOIDED_S:g}", change_to_json(change)]
+
+
 def operation(change: Change) -> tuple[str, str, str]:
     """Return the arguments of commit.lua for a change: operation, hash field and JSON."""
     kind, field = OPERATIONS[type(change)]
@@ -144,6 +161,8 @@ def parts_of(snapshot: Snapshot) -> list[str]:
         parts += window_part(snapshot.settings)
     if snapshot.windows:
         parts += ("rule", MAINTENANCE, change_to_json(MaintenanceChanged(snapshot.windows, 0.0)))
+    if snapshot.failed_starts:
+        parts += ("rule", FAILED_STARTS, "\n".join(map(change_to_json, snapshot.failed_starts)))
     for team, use in snapshot.use.items():
         parts += ("rule", f"{USE}{team}", json.dumps(use))
     for field, text in gpu_layout.fields_of(snapshot).items():
@@ -214,6 +233,7 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
             windows=_windows(rules.get(MAINTENANCE.encode())),
             settings=_settings(rules.get(SETTINGS.encode())),
             adoptions=inventory.adoptions,
+            failed_starts=_failed_starts(rules.get(FAILED_STARTS.encode(), b"")),
             watched=tuple(known_gpus.watched),
             silent=tuple(known_gpus.silent),
             closed_gpus=tuple(known_gpus.closed),
@@ -244,7 +264,7 @@ def _lease(text: bytes, renewal: bytes | None, preempting: bytes | None, quarant
         )
     if preempting is not None:
         taken = _kept(preempting, Preempting, "a preemption")
-        lease = replace(lease, preempted_by=taken.by, preempt_until=taken.until)
+        lease = replace(lease, preempted_by=taken.preemptor, preempt_until=taken.until)
         if renewal is not None and renewed.at > taken.until:
             lease = replace(lease, quarantined=True)
     if quarantine is not None:
@@ -298,6 +318,13 @@ def _settings(text: bytes | None) -> ClusterSettings:
     if text is None:
         return ClusterSettings()
     return _kept(text, ClusterSettingsChanged, "settings of the cluster").settings
+
+
+def _failed_starts(text: bytes) -> tuple[Released, ...]:
+    known: FailedStarts = {}
+    for line in text.splitlines():
+        known = remembered(known, _kept(line, Released, "a release"))
+    return in_order(known)
 
 
 def _uses(rules: Mapping[bytes, bytes]) -> dict[str, Use]:

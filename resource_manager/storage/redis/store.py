@@ -140,6 +140,7 @@ class RedisStore:
                 operations += forgotten
             operations += layout.operation(change)
             operations += layout.use_operations(change)
+            operations += layout.failed_start_operations(change)
         # The id distinguishes a commit sent again, after its answer was lost, from another client's.
         commit_id = os.urandom(12).hex()
         answer = self._run(

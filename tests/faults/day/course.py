@@ -9,13 +9,21 @@ from datetime import UTC, datetime
 from typing import Any
 
 from demo.stack import StackError, wait_until
+from resource_manager.core.changes import JobEnd
 from resource_manager.manager.maintenance import WindowForm
 from tests.faults.day import plan
+from tests.faults.day.by_hand import Desks, renamed
 from tests.faults.day.fleet import Agents, Fleet, name_of
 from tests.faults.day.proof import Evidence
 
 WINDOW = range(40, 45)
 """Servers of the maintenance window; those before them may lose a GPU, or vanish."""
+
+CUT_PART = 0.12
+"""Part of the day for which a server that is cut off stays so."""
+
+AFTER_CUT_S = 75.0
+"""Time after which a job whose caller could not reach it any more has ended, with some time to be noticed."""
 
 LIMIT_FACTOR = 3.0
 """Times the length of the day after which what still runs counts as lost."""
@@ -33,6 +41,8 @@ class Course:
         self._faults: list[tuple[float, str]] = []
         self._dead: list[tuple[int, int]] = []
         self._vanished = -1
+        self._cuts: list[tuple[int, float, float]] = []
+        self._desks = Desks(day.environment, day.ledger, day.home, fleet.key)
 
     def live(self) -> Evidence:
         """Let jobs come and things fail until all jobs have ended; return what is known then."""
@@ -44,10 +54,16 @@ class Course:
             act()
         left_s = self._began + LIMIT_FACTOR * self._day_s - time.time()
         try:
-            wait_until(lambda: self._day.ended(self._runs), left_s, "not every job ended", pause_s=2.0)
+            wait_until(
+                lambda: self._desks.have_ended and self._day.ended(self._runs),
+                left_s,
+                "not every job ended",
+                pause_s=2.0,
+            )
         except StackError as error:
             print(error, file=sys.stderr)
         print(f"{time.time() - self._began:6.1f} s  the last job ends", flush=True)
+        self._sweep()
         return self._evidence()
 
     def _happening(self) -> list[tuple[float, str, Callable[[], object]]]:
@@ -60,13 +76,19 @@ class Course:
             (0.3, "Redis fails over", self._fail_over),
             (0.4, "a server vanishes", self._vanish),
             (0.44, "an operator drains it as failed, and releases its leases", self._drain),
+            (0.15, "a server is cut off", self._cut),
+            (0.15 + CUT_PART, "it can be reached again", self._join),
             (0.47, "the service is killed and started again", self._restart_service),
+            (0.5, "another server is cut off", self._cut),
+            (0.5 + CUT_PART, "it can be reached again", self._join),
             (0.6, "another GPU dies", self._lose_gpu),
         ]
 
     def _arrive(self, wave: int) -> None:
         dag_id = f"day_{wave:02}"
-        if any(job.dag_id == dag_id for job in self._day.jobs):
+        of_wave = [job for job in self._day.jobs if job.dag_id == dag_id]
+        self._desks.begin(job for job in of_wave if job.by_hand)
+        if not all(job.by_hand for job in of_wave):
             self._runs[dag_id] = self._day.api.trigger(dag_id)
 
     def _announce(self) -> None:
@@ -80,11 +102,14 @@ class Course:
         self._day.group.primary.kill()
         self._day.group.wait_until_led()
 
-    def _in_use(self) -> tuple[int, int]:
-        """Return a server and a GPU there that a job holds, if there is one."""
+    def _in_use(self, *, by_hand: bool = False) -> tuple[int, int]:
+        """Return a server and a GPU there that a job holds, if there is one; that of a terminal, if asked."""
+        away = {self._vanished, *self._fleet.out_of_reach}
         for lease in self._day.manager.leases():
             number, gpus = int(lease["server_name"].rpartition("-")[2]), lease["gpu_ids"]
-            if number < WINDOW[0] and number != self._vanished and gpus[0] in self._fleet.gpus[number]:
+            if by_hand and not (lease["task_id"].startswith("hand:") and lease["job_places"]):
+                continue
+            if number < WINDOW[0] and number not in away and gpus[0] in self._fleet.gpus[number]:
                 return number, gpus[0]
         return 7, 0
 
@@ -96,12 +121,30 @@ class Course:
         self._vanished = self._in_use()[0]
         self._fleet.vanish(self._vanished)
 
+    def _cut(self) -> None:
+        server, _ = self._in_use(by_hand=True)
+        self._fleet.cut(server)
+        now = time.time()
+        self._cuts.append((server, now, now + CUT_PART * self._day_s + AFTER_CUT_S))
+
+    def _join(self) -> None:
+        for server in list(self._fleet.out_of_reach):
+            self._fleet.join(server)
+
+    def _sweep(self) -> None:
+        """Stop what is left of jobs whose callers lost them, as an operator does."""
+        left = [lease["task_id"] for lease in self._day.manager.leases() if lease["state"] == "ERROR"]
+        self._desks.stop_leases(lease_id for lease_id in left if lease_id.startswith("hand:"))
+
     def _drain(self) -> None:
         manager = self._day.manager
         manager.drain(name_of(self._vanished), failed=True, reason="it does not answer")
         for lease in manager.leases():
             if self._is_lost(lease):  # its jobs are known to be gone
-                manager.release_resources(lease["task_id"], fencing_token=lease["fencing_token"])
+                token = lease["fencing_token"]
+                manager.release(
+                    lease["task_id"], fencing_token=token, job_end=JobEnd.GONE, reason="its server is dead"
+                )
 
     def _is_lost(self, lease: Any) -> bool:
         return {member["server_name"] for member in lease["members"]} == {name_of(self._vanished)}
@@ -114,6 +157,8 @@ class Course:
         manager = self._day.manager
         begin, end = self._window
         leases = (lease["task_id"] for lease in manager.leases() if not self._is_lost(lease))
+        names = self._desks.names
+        beats = [{**beat, "task": names.get(beat["task"], beat["task"])} for beat in self._day.beats()]
         return Evidence(
             jobs=self._day.jobs,
             began=self._began,
@@ -123,12 +168,13 @@ class Course:
                 (begin, "the maintenance window begins"),
                 (end, "the maintenance window ends"),
             ],
-            tasks=self._day.tasks(self._runs),
-            beats=self._day.beats(),
-            changes=[change for _, change in manager.store.history(0, 1_000_000)],
+            tasks={**self._day.tasks(self._runs), **self._desks.tasks},
+            beats=beats,
+            changes=[renamed(change, names) for _, change in manager.store.history(0, 1_000_000)],
             left=[*leases, *(entry["task_id"] for entry in manager.queue())],
             dead_gpus=[(name_of(server), gpu) for server, gpu in self._dead],
             vanished=name_of(self._vanished),
+            cuts=[(name_of(server), begin, end) for server, begin, end in self._cuts],
             window=([name_of(number) for number in WINDOW], begin, end),
             reports=(self._agents.sent, self._agents.refused),
         )

@@ -57,6 +57,11 @@ class Fleet:
             server.start()
         self.gpus = {number: set(range(GPUS)) for number in range(SERVERS)}
         self.vanished: set[int] = set()
+        self.out_of_reach: set[int] = set()
+
+    @property
+    def key(self) -> Path:
+        return Path(self.servers[0].key)
 
     @property
     def connection(self) -> str:
@@ -83,10 +88,34 @@ class Fleet:
         """Kill a server's sshd and everything that runs there; it reports no more."""
         self.vanished.add(server)
         self.servers[server].stop()
+        home = str(self.servers[server].home)
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if process.environ().get("GPU_SERVER") == name_of(server):
+                own = process.environ()
+                if own.get("GPU_SERVER") == name_of(server) or own.get("HOME") == home:
                     process.kill()
+
+    def cut(self, server: int) -> None:
+        """Let nobody reach a server any more, over old connections or new; what runs there goes on."""
+        self.out_of_reach.add(server)
+        for process in self._sshd(server):
+            process.suspend()
+
+    def join(self, server: int) -> None:
+        """Undo `cut`."""
+        for process in self._sshd(server):
+            process.resume()
+        self.out_of_reach.discard(server)
+
+    def _sshd(self, server: int) -> list[psutil.Process]:
+        """Return a server's sshd with its sessions, not what they run."""
+        listener = psutil.Process(self.servers[server].process.pid)
+        found = [listener]
+        for process in listener.children(recursive=True):
+            with suppress(psutil.Error):
+                if "sshd" in process.name():
+                    found.append(process)
+        return found
 
     def report(self, server: int) -> dict[str, Any]:
         uuids = uuids_of(server)
@@ -114,7 +143,9 @@ class Agents(threading.Thread):
         due = [(time.monotonic() + REPORT_S * number / SERVERS, number) for number in range(SERVERS)]
         while not self._stop_asked.wait(max(due[0][0] - time.monotonic(), 0)):
             _, server = heapq.heappop(due)
-            if server not in self._fleet.vanished:
+            if server in self._fleet.out_of_reach:
+                heapq.heappush(due, (time.monotonic() + REPORT_S, server))
+            elif server not in self._fleet.vanished:
                 heapq.heappush(due, (time.monotonic() + self._send(server), server))
 
     def _send(self, server: int) -> float:

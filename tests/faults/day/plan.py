@@ -15,6 +15,12 @@ LAST_ARRIVAL = 0.75
 WAVES = 30
 """Number of times at which jobs come, some of them together."""
 
+GANGS = 0.12
+"""Part of the jobs that needs several servers."""
+
+BY_HAND = 1 / 3
+"""Part of the jobs that people run from a terminal."""
+
 GRACE_S = 5.0
 SAVES_FOR_S = 1.0
 """Time that a preempted job needs to save its step."""
@@ -49,6 +55,8 @@ class DayJob:
     states_runtime: bool
     by_service: bool
     by_ssh: bool
+    by_hand: bool = False
+    """A person runs it from a terminal, by `gpu-manager run`; the others are tasks of Airflow."""
 
     @property
     def dag_id(self) -> str:
@@ -61,9 +69,10 @@ def draw(seed: int, jobs: int, day_s: float = DAY_S) -> list[DayJob]:
     drawn = []
     for number in range(jobs):
         kind = rng.random()
-        nodes = rng.choice([2, 2, 3, 4]) if kind < 0.12 else 1
+        nodes = rng.choice([2, 2, 3, 4]) if kind < GANGS else 1
         gpus = GPUS if nodes > 1 else rng.choice([1, 1, 2, 2, 4, 4, 4])
         team = rng.choice(["vision", "nlp", "search", "search"])
+        by_hand = nodes == 1 and rng.random() < BY_HAND / (1 - GANGS)
         drawn.append(
             DayJob(
                 name=f"job_{number:03}",
@@ -77,6 +86,7 @@ def draw(seed: int, jobs: int, day_s: float = DAY_S) -> list[DayJob]:
                 states_runtime=rng.random() < 0.7,
                 by_service=team == "nlp",
                 by_ssh=nodes > 1 or rng.random() < 0.2,
+                by_hand=by_hand,
             )
         )
     return drawn

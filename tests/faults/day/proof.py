@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from demo.timeline import overlaps
@@ -48,6 +48,8 @@ class Evidence:
     window: tuple[list[str], float, float]
     reports: tuple[int, int]
     """Reports of agents that were taken, and those that nobody took."""
+    cuts: list[tuple[str, float, float]] = field(default_factory=list)
+    """Servers that were cut off, and the time in which a job there may have been lost by that."""
 
     def struck(self, held: Iterable[Span]) -> set[str]:
         """Return the jobs that lost a GPU or their server, which may cost them a try."""
@@ -58,6 +60,7 @@ class Evidence:
             for span in held
             if any(span.begin <= closed.get((span.node, gpu), -1.0) <= span.end for gpu in span.gpu_ids)
             or (span.node == self.vanished and span.end >= lost_at)
+            or any(span.node == node and span.begin <= end and span.end >= at for node, at, end in self.cuts)
         }
 
 
@@ -126,6 +129,8 @@ def not_shown(found: Evidence) -> Iterator[str]:
         yield "nothing was preempted"
     if not any(span.begin > span.queued_at for span in held):
         yield "nobody waited"
+    if not any(job.by_hand for job in found.jobs):
+        yield "nobody ran a job from a terminal"
 
 
 def remarks(found: Evidence) -> Iterator[str]:

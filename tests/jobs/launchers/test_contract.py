@@ -1,8 +1,5 @@
 """Contract of every launcher, with a real shell, a real sshd and a real Docker engine."""
 
-import gc
-import os
-import shutil
 import socket
 import sys
 import time
@@ -23,69 +20,12 @@ from resource_manager.jobs.launchers import (
     open_launcher,
 )
 from resource_manager.jobs.launchers.base import TAIL_BYTES
-from resource_manager.jobs.launchers.local import LocalLauncher
-from tests.e2e.servers import SSHServer, ssh_server
+from tests.e2e.servers import SSHServer
 from tests.eventually import wait_for, wait_until_ended
 from tests.small_disk import small_disk_at
 
-__all__ = ["ssh_server"]
-
 # Docker's SDK leaves its pools, and sockets to engines that do not answer, to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-IMAGE = os.environ.get("TEST_IMAGE", "python:3.11-slim")
-
-
-@pytest.fixture(
-    params=[
-        "local",
-        pytest.param("ssh", marks=pytest.mark.e2e),
-        pytest.param("docker", marks=pytest.mark.e2e),
-    ]
-)
-def launcher(request, tmp_path, monkeypatch):
-    if request.param == "local":
-        yield LocalLauncher(str(tmp_path))
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if request.param == "ssh":
-            server = request.getfixturevalue("ssh_server")
-            monkeypatch.setenv("AIRFLOW_CONN_TEST_SSH", server.connection)
-            launcher = open_launcher("ssh", f"127.0.0.1:{server.port}", "test_ssh")
-            launcher.root = str(tmp_path)
-        else:
-            if shutil.which("docker") is None:
-                pytest.skip("needs a Docker engine with the image python:3.11-slim")
-            launcher, reason = None, ""
-            try:
-                launcher = open_launcher("docker")
-            except LauncherUnreachableError as error:
-                reason = str(error)
-            if launcher is None:
-                gc.collect()  # before the test ends, while the warnings about such sockets are filtered
-                pytest.skip(reason)
-        yield launcher
-        launcher.close()
-        del launcher
-        gc.collect()
-
-
-@pytest.fixture
-def job(launcher):
-    """Return a function that makes jobs with unique keys, which are stopped after the test."""
-    made = []
-
-    def make(command, **arguments):
-        key = f"contract-{os.getpid()}-{time.monotonic_ns()}"
-        made.append(key)
-        if type(launcher).__name__ == "DockerLauncher":
-            arguments = {"image": IMAGE, "container": {"device_requests": []}, **arguments}
-        return Job(key, ("/bin/sh", "-c", command), **arguments)
-
-    yield make
-    for key in made:
-        launcher.stop(key, grace_s=0)
 
 
 def test_a_job_runs_once_and_leaves_its_exit_code_and_log(launcher, job):
@@ -171,14 +111,16 @@ def test_a_job_is_not_prepared_where_its_port_is_taken(launcher, job):
 
 
 def test_a_job_is_not_prepared_beside_one_of_an_earlier_lease(launcher, job):
+    made = job("sleep 60")
+
     def of(token, rank):
-        return replace(job("sleep 60"), key=job_key("gang", token, rank), labels={"lease": str(token)})
+        return replace(made, key=job_key(made.key, token, rank), labels={"lease": str(token)})
 
     earlier, next_rank, later = of(1, 0), of(1, 1), of(2, 0)
     try:
         launcher.start(earlier)
         launcher.prepare(next_rank)
-        with pytest.raises(LauncherError, match=f"job {earlier.key} of an earlier lease .* still runs there"):
+        with pytest.raises(LauncherError, match=f"job {earlier.key} of an earlier lease .* still runs on "):
             launcher.prepare(later)
         launcher.terminate(earlier.key, grace_s=1)
         launcher.prepare(later)

@@ -70,7 +70,7 @@ class Notes:
 
 def on(store: MemoryStore, lock_timeout_s: float = 20.0, observer: Notes | None = None) -> Transactions:
     """Transactions of a manager of one server with 8 GPUs."""
-    made = Transactions(store, lock_timeout_s, observer)
+    made = Transactions(store, lock_timeout_s, observer=observer)
     made.initialise(ClusterState(default_inventory(1, GPUS, 64)), ClusterSettings(order="fifo"))
     return made
 

@@ -118,3 +118,15 @@ def test_an_operator_preempts_a_lease_for_who_waits_for_it(
     assert ">PREEMPTING<" in text
     assert manager.status_of(NAME)["preempted_by"] == waiting["task_id"]  # type: ignore[index,typeddict-item]
     assert "Preempt…" not in page(olga)
+
+
+def test_an_event_says_who_asked_for_it_and_none_where_time_did(
+    granted: int, manager: GPUResourceManager, as_role: AsRole
+) -> None:
+    as_role(Role.OPERATOR, "olga").post("/api/submit", json={"task_id": "late", "gpus": 8, "server": 0})
+    as_role(Role.USER, "ursula").post("/api/release", json={"task_id": NAME, "outcome": "SUCCESS"})
+    text = html.unescape(page(as_role(Role.READER)))
+    assert "released: SUCCESS, by ursula" in text
+    text = html.unescape(page(as_role(Role.READER), "late"))
+    assert "queued, by olga" in text
+    assert "granted on gpu-server-0 GPUs 0, 1, 2, 3, 4, 5, 6, 7</li>" in text, "her place in the queue came"

@@ -143,3 +143,13 @@ def test_the_use_of_some_servers_is_asked_for_by_name(as_role: AsRole) -> None:
         page = client.get(f"/api/gpus{query}").get_json()
         assert [row["server_name"] for row in page["items"]] == names
         assert page["next"] is None
+
+
+@pytest.mark.usefixtures("reported")
+def test_the_history_of_a_server_says_who_changed_it(as_role: AsRole, manager: GPUResourceManager) -> None:
+    olga = as_role(Role.OPERATOR, "olga")
+    olga.post("/api/servers/0/open-gpu", json={"gpu": 3})
+    olga.post("/api/servers/0/drain", json={"reason": "fans"})
+    page = text_of(as_role(Role.READER), "/servers/0")
+    for shown in ("GPU 3 opened, by olga", "drained: fans, by olga", "watched by its agent, by agent:gpu-a"):
+        assert shown in page, shown

@@ -37,6 +37,7 @@ from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import change_from_json, change_to_json
 from resource_manager.storage.redis.layout import (
     Inventory,
+    failed_start_operations,
     inventory_from_json,
     inventory_to_json,
     operation,
@@ -187,6 +188,18 @@ def test_a_state_is_read_back_from_its_parts() -> None:
     granted = change_from_json(leases["t"])
     assert isinstance(granted, Granted)
     assert granted.at == 1.0
+
+
+def test_a_release_is_remembered_if_it_names_servers_on_which_its_job_did_not_start() -> None:
+    failed = Released("t", 7, 5.0, "FAILED", reason="refused", failed_nodes=("a",))
+    assert failed_start_operations(Released("t", 7, 5.0, reason="its user ended it")) == []
+    assert failed_start_operations(failed) == ["failed", "256 600", change_to_json(failed)]
+    snapshot = Snapshot(9, 12, 5, NODES, last_node="b", failed_starts=(failed,))
+    parts = parts_of(snapshot)
+    assert parts[:2] == ["rule", "failed_starts"]
+    assert read(rules={"failed_starts": parts[2].encode()}) == snapshot
+    with pytest.raises(CorruptStateError):
+        read(rules={"failed_starts": OTHER})
 
 
 def test_what_is_known_of_gpus_is_read_back_without_nodes_that_left() -> None:

@@ -3,8 +3,8 @@
 -- ARGV: 1 format, 2 incarnation, 3 version, 4 now in s, 5 tolerance of now in s, 6 lock token, 7 commit id,
 --       8 maximum changes and 9 maximum bytes of the history, 10 recovery window in s, 11 last fencing
 --       token, 12 last node, 13 greatest sequence of a request or 0, 14 new inventory or '', 15 time to
---       live of an unclaimed hand-off of the lock in ms, 16 on: idempotency keys as in once.lua, then for each change: operation, key, JSON ('port', 'use' and those that
---       begin with 'forget' are no changes).
+--       live of an unclaimed hand-off of the lock in ms, 16 on: idempotency keys as in once.lua, then for each change: operation, key, JSON ('port', 'use', 'failed' and
+--       those that begin with 'forget' are no changes).
 -- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
 --       version, detail, and for 'stale' the missed changes, if few, for 'repeated' what was kept.
 local meta, inventory, leases, renewals, quarantined, pending, drained, changes, kinds, lock, rules, gpus,
@@ -67,7 +67,7 @@ local function grows()
 end
 
 local function is_change(operation)
-  return operation ~= 'port' and operation ~= 'use' and string.sub(operation, 1, 6) ~= 'forget'
+  return operation ~= 'port' and operation ~= 'use' and operation ~= 'failed' and string.sub(operation, 1, 6) ~= 'forget'
 end
 
 local added, bytes = 0, 0
@@ -205,6 +205,17 @@ for i = begin, #ARGV, 3 do
     redis.call('HSET', rules, key, json)
   elseif operation == 'use' then
     redis.call('HSET', rules, key, json)
+  elseif operation == 'failed' then
+    -- The key has the most of these releases that are kept, and for how long.
+    local most, seconds = string.match(key, '^(%d+) (%d+)$')
+    local at, kept = cjson.decode(json).at, {}
+    for line in string.gmatch(redis.call('HGET', rules, 'failed_starts') or '', '[^\n]+') do
+      if at < cjson.decode(line).at + tonumber(seconds) then
+        kept[#kept + 1] = line
+      end
+    end
+    kept[#kept + 1] = json
+    redis.call('HSET', rules, 'failed_starts', table.concat(kept, '\n', math.max(1, #kept - tonumber(most) + 1)))
   elseif operation == 'drain' then
     redis.call('HSET', drained, key, json)
   elseif operation == 'restore' or operation == 'forget' then

@@ -19,7 +19,7 @@ wanted = get_parsing_context().dag_id
 
 for wave in range(plan.WAVES):
     dag_id = f"day_{wave:02}"
-    of_wave = [job for job in jobs if job.dag_id == dag_id]
+    of_wave = [job for job in jobs if job.dag_id == dag_id and not job.by_hand]
     if not of_wave or wanted not in (None, dag_id):
         continue
     with DAG(dag_id, schedule=None, catchup=False) as dag:

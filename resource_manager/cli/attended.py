@@ -1,0 +1,274 @@
+"""Job in this terminal: placed in its lease, attended until it ends, told what its lease is told."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from resource_manager.cli.base import REFUSED, UNREACHABLE, Failure
+from resource_manager.cli.session import Session, say
+from resource_manager.cli.shared_connection import SharedConnection
+from resource_manager.cli.signals import Calls, Interrupted
+from resource_manager.core.changes import JobEnd, Outcome
+from resource_manager.core.models import JobPlace
+from resource_manager.errors import LeaseNotFoundError, ResourceManagerError, RuntimeOverError
+from resource_manager.jobs.launchers import (
+    Job,
+    JobStatus,
+    LauncherError,
+    LauncherUnreachableError,
+    terminal,
+)
+from resource_manager.jobs.launchers.registry import TERMINAL
+from resource_manager.jobs.launchers.terminal import TerminalLauncher
+from resource_manager.jobs.preempting import grace_of
+from resource_manager.manager.serializers import duration
+
+TTL_S = 60.0
+"""TTL of a lease that a terminal renews; its job ends this long after the last sign of this program."""
+
+SIGN_EVERY_S = 15.0
+RENEW_EVERY_S = 15.0
+ASK_EVERY_S = 3.0
+"""Seconds between two looks at the lease; every fifth one renews it, the others only read."""
+
+LOOK_EVERY_S = 1.0
+PREEMPT_STEP_S = 5.0
+WARN_AT = 0.9
+GRACE_S = 10.0
+CLOSE_S = 1.0
+END_S = 4.0
+"""Time beyond the grace in which a job must be known to be gone."""
+
+GPU_FAILED, PREEMPTED, TIMED_OUT, TERMINATED = 74, 75, 124, 143
+"""Exit codes: two of `sysexits.h`, an error of a device and "try again later"; two as shells have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """End of the attended job, and what the history says of its lease."""
+
+    exit_code: int
+    outcome: Outcome
+    reason: str = ""
+
+
+class Attended:
+    """Job of a lease in this terminal; with `owns` the lease is renewed meanwhile and released at its end."""
+
+    def __init__(
+        self, session: Session, lease: Mapping[str, Any], job: Job, time_s: float | None, *, owns: bool = True
+    ) -> None:
+        self._session = session
+        self._signals = session.signals
+        self._lease = lease
+        self._job = job
+        self._time_s = time_s
+        self._owns = owns
+        self._server: str = lease["members"][0]["server_name"]
+        self._address: str = lease["members"][0]["address"]
+        self._here = terminal.is_here(self._address, self._server)
+        self._signing, self._telling = Calls(self._signals), Calls(self._signals)
+        self._signed_at = self._asked_at = self._renewed_at = self._begun_at = time.monotonic()
+        self._asked: Future[Mapping[str, Any] | None] | None = None
+        self._told: Future[JobStatus] | None = None
+        self._preempted_by = ""
+        self._is_warned = self._is_silent = False
+
+    def run(self) -> int:
+        """Run the job until it ends; return its exit code."""
+        with ExitStack() as connection:
+            try:
+                options = self._log_in(connection)
+                launcher = terminal.open_terminal(JobPlace(TERMINAL, self._address), self._here, options)
+                place = self._signals.result(self._telling.begin(lambda: launcher.prepare(self._job)))
+                if self._owns:
+                    self._place(place)
+                self._signals.check()
+                self._process = terminal.attend(place, self._job, self._here, TTL_S, options)
+            except LauncherError as error:
+                self._release(Outcome.FAILED, str(error), (self._server,))
+                is_unknown = isinstance(error, LauncherUnreachableError)
+                raise Failure(str(error), UNREACHABLE if is_unknown else REFUSED) from error
+            except BaseException:
+                self._release(Outcome.CANCELLED)
+                raise
+            return self._attend(launcher)
+
+    def _log_in(self, connection: ExitStack) -> tuple[str, ...]:
+        """Return the options of the ssh program with which its calls share one log-in; none here."""
+        if self._here:
+            return ()
+        if not self._address:
+            raise LauncherError(
+                f"server {self._server} has no address in the inventory, so no ssh can reach it"
+            )
+        return connection.enter_context(SharedConnection(self._address, self._signals)).options
+
+    def _place(self, place: JobPlace) -> None:
+        """Store in the lease where its job is about to be."""
+        lease_id, token = self._lease["task_id"], self._lease["fencing_token"]
+        self._session.ask(lambda manager: manager.place_job(lease_id, [place], fencing_token=token))
+
+    def _attend(self, launcher: TerminalLauncher) -> int:
+        """Return the exit code of the job that runs now, once all that is to be done after it is done."""
+        lease_id = self._lease["task_id"]
+        ending = self._watch(launcher)
+        status, unknown = self._end(launcher)
+        if unknown is None:
+            self._release(ending.outcome, ending.reason)
+        elif self._owns:
+            say(
+                f"{lease_id}: its job on {self._server} may still run: {unknown}; its GPUs stay allocated "
+                f"until it is known to be gone: gpu-manager stop {lease_id}, once the server is back"
+            )
+        else:
+            say(f"the command on {self._server} may still run, for {TTL_S:g} s at most: {unknown}")
+        if (
+            not self._here
+            and ending.exit_code == terminal.SSH_FAILED
+            and (status is None or status.exit_code != ending.exit_code)
+        ):
+            raise Failure(f"server {self._server} does not answer by ssh", UNREACHABLE)
+        return ending.exit_code
+
+    def _watch(self, launcher: TerminalLauncher) -> Ending:
+        """Return the end of the job: its own, or that which its lease, its time or a signal demands."""
+        try:
+            self._signals.check()
+            while (code := self._process.poll()) is None:
+                if (ending := self._mind_time() or self._mind_lease()) is not None:
+                    return ending
+                self._mind_job(launcher)
+                self._signals.wait(LOOK_EVERY_S)
+                self._signals.check()
+        except Interrupted as interrupted:
+            return Ending(interrupted.exit_code, Outcome.CANCELLED)
+        if code == 0:
+            return Ending(0, Outcome.SUCCESS)
+        if self._preempted_by:
+            say("it was preempted and does not wait again by itself: run the command again")
+            return Ending(PREEMPTED, Outcome.EVICTED, f"preempted for {self._preempted_by}")
+        return Ending(code if code > 0 else 128 - code, Outcome.FAILED)
+
+    def _mind_time(self) -> Ending | None:
+        if self._time_s is None:
+            return None
+        left_s = self._begun_at + self._time_s - time.monotonic()
+        if left_s <= (1 - WARN_AT) * self._time_s and not self._is_warned:
+            say(f"{duration(max(left_s, 0))} left of the {duration(self._time_s)}")
+            self._is_warned = True
+        if left_s > 0:
+            return None
+        say("its time is over")
+        return Ending(TIMED_OUT, Outcome.FAILED, "its time was over")
+
+    def _mind_lease(self) -> Ending | None:
+        """Ask how the lease is, or renew it where that is due, and return the end that it demands."""
+        now = time.monotonic()
+        if self._asked is None:
+            if now - self._asked_at >= (ASK_EVERY_S if self._owns else LOOK_EVERY_S):
+                self._asked_at = now
+                self._asked = self._session.begin(self._look)
+            return None
+        if not self._asked.done():
+            return None
+        asked, self._asked = self._asked, None
+        try:
+            found = asked.result()
+        except LeaseNotFoundError as error:
+            why = str(error) if isinstance(error, RuntimeOverError) else self._ended()
+            say(why)
+            return Ending(TERMINATED, Outcome.CANCELLED, why)
+        except ResourceManagerError as error:
+            if not self._is_silent:
+                say(f"the lease could not be renewed: {error}; the job goes on, and its GPUs stay allocated")
+            self._is_silent = True
+            return None
+        if self._is_silent:
+            say("the lease is renewed again")
+        self._is_silent = False
+        return self._heard(found)
+
+    def _look(self, manager: Any) -> Mapping[str, Any] | None:
+        """Return the lease, renewed where it is due."""
+        lease_id, token = self._lease["task_id"], self._lease["fencing_token"]
+        found: Mapping[str, Any] | None
+        if self._owns and time.monotonic() - self._renewed_at >= RENEW_EVERY_S:
+            found = manager.renew(lease_id, fencing_token=token)
+            self._renewed_at = time.monotonic()
+        else:
+            found = manager.status_of(lease_id)
+        return found
+
+    def _heard(self, found: Mapping[str, Any] | None) -> Ending | None:
+        """Tell what the lease says of itself; return the end if that is one."""
+        if found is None or found.get("fencing_token") != self._lease["fencing_token"] or found["revoked"]:
+            say(self._ended())
+            return Ending(TERMINATED, Outcome.CANCELLED, "its lease was ended")
+        if found["gpu_failed"]:
+            say(f"a GPU of the lease failed: {found['gpu_failed']}; its job is ended")
+            return Ending(GPU_FAILED, Outcome.FAILED, f"a GPU failed: {found['gpu_failed']}")
+        if found["preempted_by"] and not self._preempted_by:
+            self._preempted_by, self._lease = found["preempted_by"], found
+            left_s = grace_of(found)
+            say(f"preempted for {self._preempted_by}; the job has {left_s:.0f} s to save what it did")
+        return None
+
+    def _ended(self) -> str:
+        return f"the lease {self._lease['task_id']} was ended"
+
+    def _mind_job(self, launcher: TerminalLauncher) -> None:
+        """Let the job's server know that this program is there, and the job that its lease is taken."""
+        now, key = time.monotonic(), self._job.key
+        if now - self._signed_at >= SIGN_EVERY_S and not self._signing.is_busy:
+            self._signed_at = now
+            self._signing.begin(lambda: launcher.sign(key))
+        if self._preempted_by and not self._telling.is_busy:
+            grace_s, signal_name = grace_of(self._lease), self._lease["preempt_signal"]
+            self._telling.begin(lambda: launcher.preempt(key, grace_s, signal_name, PREEMPT_STEP_S))
+
+    def _end(self, launcher: TerminalLauncher) -> tuple[JobStatus | None, Exception | None]:
+        """End what is left of the job; return how it was, and why it may still run, None if it is gone."""
+
+        def end() -> JobStatus:
+            status = launcher.status(self._job.key)
+            launcher.stop(self._job.key, GRACE_S)
+            return status
+
+        call = Calls(self._signals).begin(end)
+        settled = self._signals.is_settled(call, GRACE_S + END_S, GRACE_S + END_S)
+        if self._process.poll() is None:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(CLOSE_S)
+            self._process.kill()
+            self._process.wait()
+        if not settled:
+            return None, LauncherUnreachableError(f"server {self._server} does not answer in time")
+        try:
+            return call.result(), None
+        except LauncherError as error:
+            return None, error
+
+    def _release(self, outcome: Outcome, reason: str = "", failed_nodes: tuple[str, ...] = ()) -> None:
+        """Release the lease, whose job is known to be gone."""
+        if not self._owns:
+            return
+        lease_id, token = self._lease["task_id"], self._lease["fencing_token"]
+        self._session.give_back(
+            lease_id,
+            lambda manager: manager.release(
+                lease_id,
+                fencing_token=token,
+                outcome=outcome,
+                job_end=JobEnd.ENDED,
+                reason=reason,
+                failed_nodes=failed_nodes,
+            ),
+        )

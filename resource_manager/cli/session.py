@@ -1,0 +1,99 @@
+"""Calls of a command to its store: a silent one holds up no signal, and what is to be given back is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import click
+
+from resource_manager.cli.base import UNREACHABLE, one_line
+from resource_manager.cli.signals import Calls, Signals
+from resource_manager.cli.target import code_of
+from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
+
+if TYPE_CHECKING:
+    from resource_manager.cli.target import Target
+
+T = TypeVar("T")
+
+GIVE_BACK_S = 30.0
+"""Longest wait for a silent store at the end of a command, if no signal came."""
+
+RETRY_FOR = "10min"
+"""Time for which a process of its own goes on to give back what a command could not."""
+
+
+class Session:
+    """Calls of a command to its manager, one after another in a thread; the main one waits for signals."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.signals = Signals()
+
+    def __enter__(self) -> Self:
+        self.signals.__enter__()
+        self._calls = Calls(self.signals)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.signals.__exit__()
+        if self._calls.is_busy:  # it waits for a silent store, and so would closing it
+            self._target.abandon()
+
+    def begin(self, call: Callable[[Any], T]) -> Future[T]:
+        """Begin a call of the manager after those before it."""
+        return self._calls.begin(lambda: call(self._target.manager))
+
+    def ask(self, call: Callable[[Any], T]) -> T:
+        """Return what a call of the manager gives; raises `Interrupted` as soon as a signal comes."""
+        return self.signals.result(self.begin(call))
+
+    def give_back(self, lease_id: str, call: Callable[[Any], object]) -> None:
+        """Make the call that ends a request or lease; a process of its own does where the store is silent."""
+        future = self.begin(call)
+        if self.signals.is_settled(future, GIVE_BACK_S):
+            error = future.exception()
+            if error is None or isinstance(error, LeaseNotFoundError):
+                return
+            if not is_silent(error):
+                raise error
+        process = self._leave(lease_id)
+        say(f"{lease_id} could not be given back yet; process {process} does it once the store answers")
+
+    def _leave(self, lease_id: str) -> int:
+        """Start a process of its own session that goes on to stop this lease; return its id."""
+        command = ("-m", "resource_manager.cli", "stop", lease_id, "--retry-for", RETRY_FOR)
+        return subprocess.Popen(
+            [sys.executable, "-P", *command],
+            env=self._target.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ).pid
+
+
+def is_silent(error: BaseException) -> bool:
+    """Return whether the store or service did not answer, so that what it did is unknown."""
+    return isinstance(error, ResourceManagerError) and code_of(error) == UNREACHABLE
+
+
+def is_undone(error: BaseException) -> bool:
+    """Return whether a call that failed so has changed nothing, and will not: it was refused, or not sent."""
+    if not is_silent(error):
+        return True
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ConnectionRefusedError):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
+
+
+def say(line: str) -> None:
+    """Print a line about the command itself on standard error."""
+    with suppress(OSError):  # the terminal is gone
+        click.echo("\n".join(map(one_line, f"gpu-manager: {line}".splitlines())), err=True)

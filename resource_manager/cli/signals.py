@@ -1,0 +1,170 @@
+"""Signals that end a program within seconds, whatever it waits for: they wake the main thread, and only that.
+
+What may take long, such as the call of a store that is silent, is done in a thread beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Lock, Thread
+from types import FrameType
+from typing import Any, NoReturn, Self, TypeVar
+
+T = TypeVar("T")
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+PROMPT_S = 3.0
+"""Longest wait for a silent store after a signal, so that the program has ended after 5 s."""
+
+
+class Interrupted(Exception):
+    """A signal came, or what was waited for must end; `exit_code` is what the program ends with."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+class Signals:
+    """The `first` SIGINT, SIGTERM or SIGHUP since it was entered, and when it came; later ones do nothing.
+
+    While it is entered, the main thread waits here and nowhere else. Also the end of a child wakes it.
+    """
+
+    def __init__(self) -> None:
+        self.first: signal.Signals | None = None
+        self.first_at = 0.0
+        self._closing = Lock()
+
+    def __enter__(self) -> Self:
+        self._awake, self._waker = os.pipe()
+        for descriptor in (self._awake, self._waker):
+            os.set_blocking(descriptor, False)
+        self._waker_before = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        self._before: dict[int, Any] = {
+            number: signal.signal(number, _wake_only) for number in (*ENDING, signal.SIGCHLD)
+        }
+        self._before[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a job has the terminal
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._waker_before)
+        with self._closing:  # a thread that was left behind may still want to wake somebody
+            os.close(self._awake)
+            os.close(self._waker)
+            self._waker = -1
+
+    def wake(self) -> None:
+        """End the main thread's wait, from any thread."""
+        with self._closing, suppress(BlockingIOError):  # full of wakes
+            if self._waker >= 0:
+                os.write(self._waker, b"\0")
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until something happens, at most `timeout_s`."""
+        poll = select.poll()
+        poll.register(self._awake, select.POLLIN)
+        if not poll.poll(None if timeout_s is None else max(1000 * timeout_s, 0.0)):
+            return
+        for number in os.read(self._awake, 4096):
+            if number in ENDING and self.first is None:
+                self.first, self.first_at = signal.Signals(number), time.monotonic()
+
+    def check(self) -> None:
+        """Raise `Interrupted` if a signal has come."""
+        self.wait(0.0)
+        if self.first is not None:
+            raise Interrupted(128 + self.first)
+
+    def pause(self, duration_s: float) -> None:
+        """Wait that long; raises `Interrupted` as soon as a signal comes."""
+        deadline = time.monotonic() + duration_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            self.check()
+            self.wait(left_s)
+
+    def result(self, call: Future[T]) -> T:
+        """Return the result of a call in a thread; raises `Interrupted` as soon as a signal comes."""
+        self.check()
+        while not call.done():  # asked after each wait, which takes the wake of its end
+            self.wait()
+            self.check()
+        return call.result()
+
+    def is_settled(self, call: Future[Any], limit_s: float, after_signal_s: float = PROMPT_S) -> bool:
+        """Wait for a call that no signal stops; return False if it is not over in time."""
+        begun_at = time.monotonic()
+        while not call.done():
+            ends_at = begun_at + limit_s
+            if self.first is not None:
+                ends_at = min(ends_at, max(begun_at, self.first_at) + after_signal_s)
+            if (left_s := ends_at - time.monotonic()) <= 0:
+                return False
+            self.wait(left_s)
+        return True
+
+
+def _wake_only(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the signal's number is in the pipe."""
+
+
+def interruptible(work: Callable[[], T], exit_code: int | None = None) -> T:
+    """Return what the work gives; a signal ends the program at once, whatever the work's threads wait for.
+
+    It ends with this exit code, by default as shells have it.
+    """
+    with Signals() as signals:
+        try:
+            return signals.result(Calls(signals).begin(work))
+        except Interrupted as interrupted:
+            leave(interrupted.exit_code if exit_code is None else exit_code)
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End the program without waiting for its threads."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(exit_code)
+
+
+class Calls:
+    """Calls that are made one after another in a thread of their own; each end wakes the main thread."""
+
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
+        self._waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._last: Future[Any] | None = None
+        Thread(target=self._make, daemon=True).start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Return True while a call is not over."""
+        return self._last is not None and not self._last.done()
+
+    def begin(self, call: Callable[[], T]) -> Future[T]:
+        """Make the call after those before it."""
+        future: Future[T] = Future()
+        future.add_done_callback(lambda _: self._signals.wake())
+        self._last = future
+        self._waiting.put((future, call))
+        return future
+
+    def _make(self) -> None:
+        while True:
+            future, call = self._waiting.get()
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)

@@ -1,0 +1,109 @@
+"""Who asks: the caller whose name the changes of an operation carry as `by`."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
+
+from resource_manager.core.changes import Change, Granted, Preempting
+from resource_manager.core.direct_init import direct_copy
+from resource_manager.core.identifiers import check_names
+from resource_manager.errors import InvalidRequestError
+
+MAX_BY = 600
+"""The most characters of a caller's name: that of a task of Airflow has three ids, two of 250 at most."""
+
+RESERVED = ("airflow:", "unix:", "agent:", "user:")
+"""Beginnings of the names of callers that did not log in."""
+
+
+class Asking:
+    """A caller, and the changes that were made because of what they asked for, while they ask."""
+
+    __slots__ = ("by", "changes")
+
+    def __init__(self, by: str) -> None:
+        self.by = by
+        self.changes: list[Change] = []
+
+
+_asking: ContextVar[Asking | None] = ContextVar("gpu_manager_asking", default=None)
+
+
+@contextmanager
+def asked_by(by: str) -> Iterator[Asking]:
+    """Ask for everything inside, in this thread or task, in the name of `by`; empty: nobody asks.
+
+    It goes before the manager's own name. Raises `InvalidRequestError` for a name that cannot be shown.
+    """
+    token = _asking.set(Asking(checked_by(by)))
+    try:
+        yield _asking.get()  # type: ignore[misc]
+    finally:
+        _asking.reset(token)
+
+
+def asking() -> Asking | None:
+    """Return who asks in this thread or task, None if nobody said so."""
+    return _asking.get()
+
+
+def checked_by(by: str) -> str:
+    """Return the name of a caller; raises `InvalidRequestError` if it is too long or cannot be printed."""
+    check_names({"by": (by,)})
+    if len(by) > MAX_BY:
+        raise InvalidRequestError(f"by may have {MAX_BY} characters, got {len(by):,}", field="by")
+    return by
+
+
+def as_caller(name: str) -> str:
+    """Return the name for the history of somebody who logged in under this one.
+
+    It is never one of those that tasks, agents and users of machines have.
+    """
+    return f"user:{name}" if name.startswith(RESERVED) else name
+
+
+@cache
+def this_user() -> str:
+    """Return who runs this process, as its system says: `unix:<user>@<host>`."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user needs no name
+        user = str(os.getuid())
+    name = f"unix:{user}@{os.uname().nodename}"
+    return "".join(each if each.isascii() and each.isprintable() else "?" for each in name)[:MAX_BY]
+
+
+def with_by(changes: Sequence[Change], by: str, sequence: int) -> list[Change]:
+    """Return the changes of one operation, those that were asked for with `by`.
+
+    The others are what it made possible: grants of requests that had arrived before, those up to `sequence`,
+    and preemptions for such requests, which come after what was asked for.
+    """
+    stamped: list[Change] = []
+    for change in changes:
+        kind = type(change)
+        if kind is Granted:
+            is_asked = change.lease.sequence > sequence  # type: ignore[union-attr]
+        else:
+            is_asked = kind is not Preempting or not stamped
+        stamped.append(_COPIES[kind](change, by) if is_asked else change)
+    return stamped
+
+
+class _Copies(dict[type, Callable[[Any, str], Change]]):
+    """One function a class that copies a change with another `by`, made on first use."""
+
+    def __missing__(self, kind: type[Change]) -> Callable[[Any, str], Change]:
+        copy: Callable[[Any, str], Change] = direct_copy(kind, "by")
+        self[kind] = copy
+        return copy
+
+
+_COPIES = _Copies()

@@ -1,0 +1,165 @@
+"""Changes of the history in words, the same ones in commands, pages and logs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import Any
+
+from resource_manager.core.maintenance import preemptor_in_words
+from resource_manager.core.models import Gpu
+from resource_manager.errors import InvalidRequestError
+
+MAX_LINES = 50
+"""The most lines of a change, which stay in the history; a last one says that there are more."""
+
+MAX_LINE = 300
+
+
+class What(StrEnum):
+    """What a change does, in the words of the commands: what the history can be asked for."""
+
+    SUBMIT = "submit"
+    GRANT = "grant"
+    PLACE = "place"
+    RENEW = "renew"
+    RELEASE = "release"
+    EXPIRE = "expire"
+    QUARANTINE = "quarantine"
+    CANCEL = "cancel"
+    PREEMPT = "preempt"
+    DRAIN = "drain"
+    RESTORE = "restore"
+    CLOSE_GPU = "close-gpu"
+    OPEN_GPU = "open-gpu"
+    CLEAN_GPU = "clean-gpu"
+    AGENT = "agent"
+    MAINTENANCE = "maintenance"
+    TEAMS = "teams"
+    SERVERS = "servers"
+    SETTINGS = "settings"
+
+
+KINDS: dict[What, tuple[str, ...]] = {
+    What.SUBMIT: ("queued",),
+    What.GRANT: ("granted",),
+    What.PLACE: ("jobplaced",),
+    What.RENEW: ("renewed",),
+    What.RELEASE: ("released", "membersreleased"),
+    What.EXPIRE: ("expired",),
+    What.QUARANTINE: ("quarantined",),
+    What.CANCEL: ("cancelled",),
+    What.PREEMPT: ("preempting",),
+    What.DRAIN: ("drained",),
+    What.RESTORE: ("restored",),
+    What.CLOSE_GPU: ("gpuclosed",),
+    What.OPEN_GPU: ("gpuopened",),
+    What.CLEAN_GPU: ("gpucleaned",),
+    What.AGENT: ("agentseen", "agentlost"),
+    What.MAINTENANCE: ("maintenancechanged",),
+    What.TEAMS: ("teamschanged",),
+    What.SERVERS: ("inventorychanged",),
+    What.SETTINGS: ("clustersettingschanged",),
+}
+"""Kinds of changes, as the history writes them, that do each."""
+
+
+def bounded(lines: Iterable[str]) -> tuple[str, ...]:
+    """Return the lines of a change, at most `MAX_LINES` and one, each of at most `MAX_LINE` characters."""
+    rest = (line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…" for line in lines)
+    kept = tuple(islice(rest, MAX_LINES))
+    more = sum(1 for _ in rest)
+    return (*kept, f"and {more} more") if more else kept
+
+
+def changed_in_words(what: str, before: Any, after: Any) -> str:
+    """Return a line of a difference: `~ order priority → fifo`."""
+    return f"~ {what} {value_in_words(before)} → {value_in_words(after)}"
+
+
+def value_in_words(value: Any) -> str:
+    """Return a value as a file has it, `unset` for none."""
+    if value is None or value == "":
+        return "unset"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {value_in_words(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return str(list(value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def gpus_in_words(gpus: Iterable[Gpu]) -> str:
+    """Return GPUs by type: `8 × H100`, `4 × A100, 4 × GPU`."""
+    found = Counter(gpu.gpu_type or "GPU" for gpu in gpus)
+    return ", ".join(f"{number} × {gpu_type}" for gpu_type, number in found.items()) or "no GPU"
+
+
+def what_of(text: str) -> What | None:
+    """Return what is asked of the history, None for an empty text; raises `InvalidRequestError`."""
+    try:
+        return What(text) if text else None
+    except ValueError:
+        known = ", ".join(What)
+        raise InvalidRequestError(f"what must be one of {known}, got {text!r:.60}", field="what") from None
+
+
+def matches(change: Mapping[str, Any], by: str, what: What | None) -> bool:
+    """Return True if the change does that and was asked for by that name, as far as they are given.
+
+    A `*` in the name stands for any text.
+    """
+    if what is not None and change["change"] not in KINDS[what]:
+        return False
+    who = change.get("by", "")
+    return not by or who == by or fnmatchcase(who, by)
+
+
+def describe(change: Mapping[str, Any]) -> str:
+    """Return what a change of any kind is about, and what it says, in one line."""
+    if "lease" in change:
+        return f"{change['lease']['request']['lease_id']} on {content_of(change)}"
+    if "request" in change:
+        return f"{change['request']['lease_id']} asks for {change['request'].get('gpus', 0)} GPUs"
+    subject = change.get("lease_id") or change.get("node") or ""
+    return f"{subject} {content_of(change)}".strip()
+
+
+def content_of(change: Mapping[str, Any]) -> str:
+    """Return what a change says beyond its kind, and the lease or server that it is about."""
+    if "lines" in change:
+        return "; ".join(change["lines"])
+    where = _where(change)
+    told = [str(change[name]) for name in ("outcome", "reason") if change.get(name)]
+    if change.get("failed"):
+        told.insert(0, "failed")
+    if change["change"] == "quarantined":
+        told.append("released by force" if change.get("revoked") else "not ended or renewed in time")
+    if "preemptor" in change:
+        told.append(f"for {preemptor_in_words(change['preemptor'])}")
+    return ": ".join(filter(None, (where, ", ".join(told))))
+
+
+def by_whom(text: str, change: Mapping[str, Any]) -> str:
+    """Return a text about a change with who asked for it, if somebody did."""
+    return f"{text}, by {change['by']}" if change.get("by") else text
+
+
+def _where(change: Mapping[str, Any]) -> str:
+    """Return the part of a lease or server that a change is about, empty if it is about all of it."""
+    if "lease" in change:
+        return "; ".join(
+            f"{member['node']} GPUs {', '.join(map(str, member.get('gpu_ids', ()))) or 'none'}"
+            for member in change["lease"]["members"]
+        )
+    if "gpu_id" in change:
+        return f"GPU {change['gpu_id']}"
+    if "ranks" in change:
+        return f"ranks {', '.join(map(str, change['ranks']))}"
+    if "places" in change:
+        return ", ".join(filter(None, (place.get("address") for place in change["places"])))
+    return f"{len(change['nodes'])} servers" if "nodes" in change else ""

@@ -1,0 +1,170 @@
+"""Job in a terminal of this machine: placed before it starts, told what its lease is told, and found."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resource_manager import GPUResourceManager
+from resource_manager.core.changes import GpuClosed
+from resource_manager.core.models import JobPlace
+from tests.cli.programs import MARK, begun, environment_of, left_of, manager_of, piped
+from tests.eventually import wait_for
+from tests.redis_server import RedisServer
+
+
+@pytest.fixture
+def environment(embedded_redis: RedisServer, tmp_path: Path) -> dict[str, str]:
+    return environment_of(tmp_path, embedded_redis.fresh_url())
+
+
+@pytest.fixture
+def manager(environment: dict[str, str]) -> Iterator[GPUResourceManager]:
+    with manager_of(environment) as manager:
+        yield manager
+        assert not list(left_of(environment))
+
+
+def running(environment: dict[str, str], script: str) -> subprocess.Popen[str]:
+    """Return a program whose job has said that it is ready."""
+    process = begun(environment, "run", "--gpus", "2", "--", "sh", "-c", f"{script}; exit 9")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def released(manager: GPUResourceManager) -> dict[str, Any]:
+    """Return the only release in the history."""
+    [change] = [change for change in manager.history() if change["change"] == "released"]
+    return change
+
+
+def test_a_job_is_placed_in_its_lease_before_it_starts(
+    environment: dict[str, str], manager: GPUResourceManager
+) -> None:
+    process = running(environment, "echo ready; sleep 1")
+    [lease] = manager.leases()
+    [place] = lease["job_places"]
+    assert (place["launcher"], place["folder"]) == ("terminal", environment["GPU_MANAGER_JOBS_DIR"])
+    process.communicate(timeout=30)
+    assert process.returncode == 9
+    kinds = [change["change"] for change in manager.history()]
+    assert [kind for kind in kinds if kind != "inventory_changed"] == ["granted", "jobplaced", "released"]
+
+
+def test_a_preempted_command_is_told_and_what_it_held_is_granted_at_once(
+    environment: dict[str, str], manager: GPUResourceManager
+) -> None:
+    told = "trap 'echo saved within $(cat $GPU_PREEMPT_FILE); exit 4' TERM"
+    process = running(environment, f"{told}; echo ready; while :; do sleep 0.1; done")
+    [lease] = manager.leases()
+    manager.submit("urgent", 2)
+    manager.preempt(lease["task_id"])
+    output, said = process.communicate(timeout=30)
+    assert process.returncode == 75
+    assert re.fullmatch(r"saved within 5\d(\.\d+)?\n", output)
+    _, first, second = (line for line in said.splitlines() if line.startswith("gpu-manager: "))
+    assert re.fullmatch(r"gpu-manager: preempted for urgent; the job has 5\d s to save what it did", first)
+    assert second == "gpu-manager: it was preempted and does not wait again by itself: run the command again"
+    assert released(manager)["outcome"] == "EVICTED"
+    assert [lease["task_id"] for lease in manager.leases()] == ["urgent"]
+    assert manager.queue() == []
+
+
+@pytest.mark.e2e  # only for the time it takes
+def test_a_command_that_is_preempted_and_ends_well_has_succeeded(
+    environment: dict[str, str], manager: GPUResourceManager
+) -> None:
+    process = running(environment, "trap 'exit 0' TERM; echo ready; while :; do sleep 0.1; done")
+    [lease] = manager.leases()
+    manager.submit("urgent", 2)
+    manager.preempt(lease["task_id"])
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert released(manager)["outcome"] == "SUCCESS"
+
+
+def test_a_command_on_a_failed_gpu_is_ended_and_says_so(
+    environment: dict[str, str], manager: GPUResourceManager
+) -> None:
+    process = running(environment, "echo ready; exec sleep 1000")
+    manager.commit(lambda cluster, now: [GpuClosed("s", 0, "", "xid 79; lost", now, stop=True)])
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 74
+    assert said.splitlines()[-1] == "gpu-manager: a GPU of the lease failed: xid 79; lost; its job is ended"
+    assert (released(manager)["outcome"], released(manager)["reason"]) == (
+        "FAILED",
+        "a GPU failed: xid 79; lost",
+    )
+
+
+@pytest.mark.e2e  # only for the time it takes
+def test_a_command_whose_lease_is_ended_by_force_ends_and_frees_its_gpus(
+    environment: dict[str, str], manager: GPUResourceManager
+) -> None:
+    process = running(environment, "echo ready; exec sleep 1000")
+    [lease] = manager.leases()
+    manager.release(lease["task_id"], job_end="forced")
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert said.splitlines()[-1] == f"gpu-manager: the lease {lease['task_id']} was ended"
+    assert manager.leases() == []
+
+
+def test_stop_finds_a_job_from_another_home_and_with_another_folder_of_jobs(
+    environment: dict[str, str], manager: GPUResourceManager, tmp_path: Path
+) -> None:
+    process = running(environment, "echo ready; exec sleep 1000")
+    [lease] = manager.leases()
+    elsewhere = {**environment, "GPU_MANAGER_JOBS_DIR": str(tmp_path / "other"), "HOME": str(tmp_path)}
+    done = piped(elsewhere, "stop", lease["task_id"])
+    assert done.returncode == 0
+    # Its own program may be the first to release it.
+    assert re.fullmatch(r"hand:\S+: (released|gone before), its job was stopped\n", done.stdout)
+    process.communicate(timeout=30)
+    assert manager.leases() == []
+
+
+def test_stop_of_a_job_that_cannot_be_seen_from_here_keeps_its_lease(
+    environment: dict[str, str], manager: GPUResourceManager
+) -> None:
+    lease = manager.submit("t", 1)
+    place = JobPlace("terminal", machine="far/1", folder="/home/u/jobs", mark="1", user="u")
+    manager.place_job("t", [place], fencing_token=lease["fencing_token"])  # type: ignore[typeddict-item]
+    done = piped(environment, "stop", "t")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        "Error: t keeps its lease: its job may still run: the job runs in a terminal of far"
+    )
+    assert [each["task_id"] for each in manager.leases()] == ["t"]
+
+
+def test_a_command_that_cannot_be_prepared_gives_its_lease_back_and_says_why(
+    environment: dict[str, str], manager: GPUResourceManager, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    blocked = {**environment, "GPU_MANAGER_JOBS_DIR": str(tmp_path / "file" / "jobs")}
+    done = piped(blocked, "run", "--gpus", "2", "--", "sh", "-c", f": {environment[MARK]}")
+    assert (done.returncode, done.stdout) == (1, "")
+    _, why = done.stderr.splitlines()
+    assert re.fullmatch(r"Error: job \S+ cannot be started on \S+: .*Not a directory.*", why)
+    assert manager.leases() == []
+    change = released(manager)
+    assert (change["outcome"], change["failed_nodes"]) == ("FAILED", ["s"])
+    assert "Not a directory" in change["reason"]
+
+
+def test_stop_waits_for_a_task_that_is_not_known_yet_or_gives_up(
+    environment: dict[str, str], manager: GPUResourceManager
+) -> None:
+    process = begun(environment, "stop", "late", "--retry-for", "20s")
+    wait_for(lambda: list(left_of(environment)))
+    done = piped(environment, "stop", "nobody")
+    assert (done.returncode, done.stdout) == (1, "")
+    manager.submit("late", 1)
+    assert process.communicate(timeout=30) == ("late: released, it had no job\n", "")

@@ -1,0 +1,303 @@
+"""Signals at any moment of a program's life: it ends in time, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from resource_manager.cli.signals import Calls, Interrupted, Signals
+from tests.cli.programs import MARK, begun, environment_of, left_of, manager_of, piped
+from tests.e2e.servers import SSHServer, ssh_server
+from tests.eventually import wait_for
+from tests.redis_server import EMBEDDED, RedisServer
+
+__all__ = ["ssh_server"]
+
+pytestmark = pytest.mark.timeout(900)
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDS_WITHIN_S = 5.0
+GRACE_S = 10.0
+SLACK_S = 1.5
+"""For this machine, on which several programs start at once."""
+
+
+# ---- what waits ----
+
+
+@pytest.fixture
+def signals() -> Iterator[Signals]:
+    with Signals() as signals:
+        yield signals
+
+
+def test_a_signal_ends_the_wait_for_a_call_and_not_the_call(signals: Signals) -> None:
+    calls, done = Calls(signals), Future[int]()
+    slow = calls.begin(done.result)
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(Interrupted) as interrupted:
+        signals.result(slow)
+    assert interrupted.value.exit_code == 143
+    assert calls.is_busy
+    done.set_result(7)
+    assert signals.is_settled(slow, 30.0)
+    assert slow.result() == 7
+
+
+def test_the_first_signal_counts_and_later_ones_do_nothing(signals: Signals) -> None:
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.raise_signal(number)
+    with pytest.raises(Interrupted) as interrupted:
+        signals.pause(30.0)
+    assert interrupted.value.exit_code == 129
+
+
+def test_a_call_is_made_after_those_before_it_and_its_error_is_the_waiter_s(signals: Signals) -> None:
+    made: list[int] = []
+    calls = Calls(signals)
+    for number in range(20):
+        calls.begin(lambda number=number: made.append(number))
+    with pytest.raises(KeyError, match="it"):
+        signals.result(calls.begin(lambda: {}["it"]))
+    assert made == list(range(20))
+
+
+def test_a_wait_after_a_signal_has_an_end(signals: Signals) -> None:
+    signal.raise_signal(signal.SIGINT)
+    signals.wait(0.0)
+    begun_at = time.monotonic()
+    assert not signals.is_settled(Future(), 60.0, 0.1)
+    assert time.monotonic() - begun_at < 10
+
+
+def test_handlers_are_as_before_afterwards() -> None:
+    before = [signal.getsignal(number) for number in ENDING]
+    with Signals():
+        assert [signal.getsignal(number) for number in ENDING] != before
+    assert [signal.getsignal(number) for number in ENDING] == before
+
+
+# ---- random moments ----
+
+
+def of_run(environment: dict[str, str]) -> list[str]:
+    return ["run", "--gpus", "1", "--", "sh", "-c", f": {environment[MARK]}; sleep 1 & sleep 1; wait"]
+
+
+def of_hold(environment: dict[str, str]) -> list[str]:
+    return ["hold", "--gpus", "1", "--for", "2h"]
+
+
+def of_a_wait(environment: dict[str, str]) -> list[str]:
+    """Return a command that waits for GPUs which another holds."""
+    with manager_of(environment) as manager:
+        manager.submit(OTHER, 2)
+    return of_run(environment)
+
+
+OTHER = "other"
+COMMANDS = (of_run, of_run, of_run, of_hold, of_a_wait)
+
+
+def left(environment: dict[str, str]) -> list[str]:
+    """Return what is left of a program: its leases, requests and processes."""
+    with manager_of(environment) as manager:
+        entries = [entry["task_id"] for entry in (*manager.leases(), *manager.queue())]
+    return [
+        *(entry for entry in entries if entry != OTHER),
+        *(" ".join(process.cmdline()[:6]) for process in left_of(environment)),
+    ]
+
+
+def interrupted(environment: dict[str, str], arguments: list[str], draw: random.Random, life_s: float) -> str:
+    """Send a program a signal, sometimes several, at a random moment; return what was wrong, or nothing."""
+    numbers = draw.choices(ENDING, k=draw.choice((1, 1, 2, 3)))
+    moment_s = draw.uniform(0.0, life_s)
+    process = begun(environment, *arguments)
+    time.sleep(moment_s)
+    sent_at = time.monotonic()
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(draw.uniform(0.0, 0.2))
+    where = f"{arguments[0]}, {' '.join(number.name for number in numbers)} after {moment_s:.2f} s"
+    try:
+        said = process.communicate(timeout=sent_at + ENDS_WITHIN_S + SLACK_S - time.monotonic())
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return f"{where}: it goes on; it said {process.communicate()}"
+    if arguments[0] == "hold":
+        end_what_is_held(environment, said[0])
+    return f"{where}: left {found}; it said {said}" if (found := left(environment)) else ""
+
+
+def end_what_is_held(environment: dict[str, str], said: str) -> None:
+    """Release the lease that a `hold` has told: it stays whatever comes afterwards."""
+    with manager_of(environment) as manager:
+        for lease in manager.leases():
+            if lease["task_id"] in said:
+                manager.release(lease["task_id"])
+
+
+def lives(folder: Path, redis: RedisServer, ssh: SSHServer | None) -> dict[Callable[..., list[str]], float]:
+    """Return the time from start to end of each command that nobody interrupts."""
+    found = {of_a_wait: 4.0}
+    for command in (of_run, of_hold):
+        environment = environment_of(folder / command.__name__, redis.fresh_url(), ssh)
+        begun_at = time.monotonic()
+        done = piped(environment, *command(environment))
+        assert done.returncode == 0, done.stderr
+        found[command] = time.monotonic() - begun_at
+    return found
+
+
+def interrupted_often(
+    folder: Path, redis: RedisServer, times: int, ssh: SSHServer | None = None
+) -> list[str]:
+    """Return what was wrong in so many tries, two at a time, each on a store of its own."""
+    life_s = lives(folder, redis, ssh)
+
+    def one(number: int) -> str:
+        environment = environment_of(folder / str(number), redis.fresh_url(), ssh)
+        command = COMMANDS[number % len(COMMANDS)]
+        return interrupted(environment, command(environment), random.Random(number), 1.2 * life_s[command])
+
+    with ThreadPoolExecutor(2) as pool:
+        return [wrong for wrong in pool.map(one, range(times)) if wrong]
+
+
+def test_a_signal_at_ten_random_moments_leaves_nothing(embedded_redis: RedisServer, tmp_path: Path) -> None:
+    assert interrupted_often(tmp_path, embedded_redis, 10) == []
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("place", ["here", "ssh"])
+def test_a_signal_at_a_hundred_random_moments_leaves_nothing(
+    place: str, embedded_redis: RedisServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    ssh = request.getfixturevalue("ssh_server") if place == "ssh" else None
+    assert interrupted_often(tmp_path, embedded_redis, 100, ssh) == []
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("place", ["here", "ssh"])
+@pytest.mark.parametrize("number", ENDING)
+def test_a_job_that_ignores_signals_is_killed_after_its_grace(
+    number: signal.Signals,
+    place: str,
+    embedded_redis: RedisServer,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    ssh = request.getfixturevalue("ssh_server") if place == "ssh" else None
+    environment = environment_of(tmp_path, embedded_redis.fresh_url(), ssh)
+    script = f": {environment[MARK]}; trap '' INT TERM HUP; echo ready; while :; do sleep 0.1; done"
+    process = begun(environment, "run", "--gpus", "1", "--", "sh", "-c", script)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    process.communicate(timeout=GRACE_S + ENDS_WITHIN_S + SLACK_S)
+    assert process.returncode == 128 + number
+    assert left(environment) == []
+
+
+# ---- a silent store ----
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    """A Redis server for one test, which may halt it."""
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
+        server = RedisServer(EMBEDDED, Path(folder))
+        yield server
+        assert server.process is not None
+        server.process.send_signal(signal.SIGCONT)
+        server.stop()
+
+
+def test_a_signal_ends_a_job_while_the_store_is_silent_and_its_lease_afterwards(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    environment = environment_of(tmp_path, redis.fresh_url())
+    script = f": {environment[MARK]}; echo ready; sleep 1000"
+    process = begun(environment, "run", "--gpus", "1", "--", "sh", "-c", script)
+    assert process.stdout is not None
+    assert redis.process is not None
+    assert process.stdout.readline() == "ready\n"
+    redis.process.send_signal(signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=ENDS_WITHIN_S + SLACK_S)
+    assert process.returncode == 143
+    last = said.splitlines()[-1]
+    assert "could not be given back yet; process " in last
+    [other] = left_of(environment)
+    assert str(other.pid) in last
+    redis.process.send_signal(signal.SIGCONT)
+    wait_for(lambda: left(environment) == [], 30.0)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("silence_s", [3.0, 12.0])
+@pytest.mark.parametrize("place", ["here", "ssh"])
+def test_a_signal_around_a_silence_of_the_store_leaves_nothing(
+    place: str, silence_s: float, redis: RedisServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    ssh = request.getfixturevalue("ssh_server") if place == "ssh" else None
+    life_s = lives(tmp_path, redis, ssh)
+    draw = random.Random(silence_s)
+    assert redis.process is not None
+    for number in range(12):
+        environment = environment_of(tmp_path / str(number), redis.fresh_url(), ssh)
+        command = COMMANDS[number % len(COMMANDS)]
+        process = begun(environment, *command(environment))
+        time.sleep(draw.uniform(0.0, life_s[command]))
+        redis.process.send_signal(signal.SIGSTOP)
+        halted_at = time.monotonic()
+        time.sleep(draw.uniform(0.0, 2.0))
+        sent_at = time.monotonic()
+        process.send_signal(draw.choice(ENDING))
+        time.sleep(max(halted_at + min(silence_s, 6.5) - time.monotonic(), 0.0))
+        try:
+            if silence_s < ENDS_WITHIN_S:
+                redis.process.send_signal(signal.SIGCONT)
+            said = process.communicate(timeout=sent_at + ENDS_WITHIN_S + SLACK_S - time.monotonic())
+            time.sleep(max(halted_at + silence_s - time.monotonic(), 0.0))
+        finally:
+            redis.process.send_signal(signal.SIGCONT)
+        if command is of_hold:
+            end_what_is_held(environment, said[0])
+        wait_for(lambda: left(environment) == [], 60.0)  # noqa: B023 - called before the next round
+
+
+# ---- other programs ----
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "arguments",
+    [["serve", "--port", "0"], ["submit", "a", "--gpus", "1"], ["status", "--watch", "1"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_another_program_ends_in_time_while_the_store_is_silent(
+    arguments: list[str], number: signal.Signals, redis: RedisServer, tmp_path: Path
+) -> None:
+    environment = environment_of(tmp_path, redis.fresh_url())
+    environment["GPU_MANAGER_TOKENS"] = str(tmp_path / "tokens.json")
+    assert redis.process is not None
+    process = begun(environment, *arguments)
+    if arguments[0] != "submit":
+        stream = process.stderr if arguments[0] == "serve" else process.stdout
+        assert stream is not None
+        stream.readline()  # it is at work
+    redis.process.send_signal(signal.SIGSTOP)
+    time.sleep(1.2)
+    process.send_signal(number)
+    process.communicate(timeout=ENDS_WITHIN_S + SLACK_S)
+    assert not list(left_of(environment))

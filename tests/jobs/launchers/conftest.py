@@ -1,0 +1,79 @@
+"""Launchers under contract: with a real shell, a real sshd and a real Docker engine."""
+
+import gc
+import os
+import shutil
+import time
+import warnings
+
+import pytest
+
+from resource_manager.jobs.launchers import Job, LauncherUnreachableError, open_launcher
+from resource_manager.jobs.launchers.docker import ENDED_LABEL
+from resource_manager.jobs.launchers.local import LocalLauncher
+from tests.e2e.servers import ssh_server
+
+__all__ = ["ssh_server"]
+
+IMAGE = os.environ.get("TEST_IMAGE", "python:3.11-slim")
+
+
+@pytest.fixture(
+    params=[
+        "local",
+        pytest.param("ssh", marks=pytest.mark.e2e),
+        pytest.param("docker", marks=pytest.mark.e2e),
+    ]
+)
+def launcher(request, tmp_path, monkeypatch):
+    if request.param == "local":
+        yield LocalLauncher(str(tmp_path))
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if request.param == "ssh":
+            server = request.getfixturevalue("ssh_server")
+            monkeypatch.setenv("AIRFLOW_CONN_TEST_SSH", server.connection)
+            launcher = open_launcher("ssh", f"127.0.0.1:{server.port}", "test_ssh")
+            launcher.root = str(tmp_path)
+        else:
+            if shutil.which("docker") is None:
+                pytest.skip("needs a Docker engine with the image python:3.11-slim")
+            launcher, reason = None, ""
+            try:
+                launcher = open_launcher("docker")
+            except LauncherUnreachableError as error:
+                reason = str(error)
+            if launcher is None:
+                gc.collect()  # before the test ends, while the warnings about such sockets are filtered
+                pytest.skip(reason)
+        yield launcher
+        if request.param == "docker":
+            remove_tombstones(launcher)
+        launcher.close()
+        del launcher
+        gc.collect()
+
+
+def remove_tombstones(launcher):
+    """Remove the volumes that would tell the engine for a day of the jobs of this test."""
+    for volume in launcher._api.volumes(filters={"label": ENDED_LABEL})["Volumes"] or ():
+        if f"contract-{os.getpid()}-" in volume["Name"]:
+            launcher._api.remove_volume(volume["Name"])
+
+
+@pytest.fixture
+def job(launcher):
+    """Return a function that makes jobs with unique keys, which are stopped after the test."""
+    made = []
+
+    def make(command, **arguments):
+        key = f"contract-{os.getpid()}-{time.monotonic_ns()}"
+        made.append(key)
+        if type(launcher).__name__ == "DockerLauncher":
+            arguments = {"image": IMAGE, "container": {"device_requests": []}, **arguments}
+        return Job(key, ("/bin/sh", "-c", command), **arguments)
+
+    yield make
+    for key in made:
+        launcher.stop(key, grace_s=0)

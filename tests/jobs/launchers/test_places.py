@@ -1,0 +1,253 @@
+"""A job is looked for at the place where it was prepared; whoever cannot look there knows nothing of it."""
+
+import ast
+import inspect
+import os
+import socket
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from resource_manager.core.models import JobPlace
+from resource_manager.jobs.launchers import (
+    Job,
+    JobState,
+    JobStatus,
+    LauncherError,
+    LauncherUnreachableError,
+    directory_job,
+    open_at,
+    open_launcher,
+)
+from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.jobs.launchers.ssh import SSHLauncher, SSHPython
+from tests.eventually import wait_for, wait_until_ended
+from tests.ssh_account import logged_in
+
+# Docker's SDK leaves its pools, and sockets to engines that do not answer, to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def calls(launcher, job):
+    """Return every call that has to look at the job's place."""
+    key = job.key
+    return [
+        lambda: launcher.prepare(job),
+        lambda: launcher.start(job),
+        lambda: launcher.status(key),
+        lambda: launcher.logs(key),
+        lambda: launcher.tail(key),
+        lambda: launcher.terminate(key, 0.0),
+        lambda: launcher.preempt(key, 0.0),
+        lambda: launcher.stop(key, 0.0),
+    ]
+
+
+def test_a_job_is_found_at_its_place_whatever_the_environment_of_who_asks(
+    launcher, job, monkeypatch, tmp_path
+):
+    wanted = job("echo begun; sleep 60")
+    place = launcher.prepare(wanted)
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path / "other"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with closing(open_at(place)) as there:
+        assert there.prepare(wanted) == place
+        there.start(wanted)
+        wait_for(lambda: there.logs(wanted.key).text == "begun\n")
+        assert there.status(wanted.key) == launcher.status(wanted.key) == JobStatus(JobState.RUNNING)
+        there.stop(wanted.key, 0.0)
+    assert launcher.status(wanted.key) == JobStatus(JobState.ABSENT)
+
+
+def test_a_place_says_machine_folder_and_user(tmp_path):
+    place = LocalLauncher(str(tmp_path)).prepare(Job("j", ("true",)))
+    assert place == JobPlace(
+        "local",
+        machine=directory_job.machine(),
+        folder=str(tmp_path),
+        mark=(tmp_path / "mark").read_text(),
+        user="root" if os.geteuid() == 0 else place.user,
+    )
+    assert place.machine.partition("/")[0] == socket.gethostname()
+    assert LocalLauncher(str(tmp_path)).prepare(Job("k", ("true",))) == place
+    assert LocalLauncher(str(tmp_path / "other")).prepare(Job("j", ("true",))).mark != place.mark
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "reason"),
+    [
+        ({"machine": "gpu-z/1"}, r"is on gpu-z in .* of user .*, but {host} was asked as .*: ask from there"),
+        ({"machine": "{host}/1"}, "but {host} was asked as .*, another machine of that name: ask from there"),
+        ({"mark": "1"}, "where that folder is another one: ask from there, as that user"),
+        (
+            {"folder": "/nonexistent"},
+            "in /nonexistent .* that folder cannot be read: No such file or directory",
+        ),
+    ],
+    ids=["machine", "same name", "mark", "folder"],
+)
+@pytest.mark.parametrize("launcher", ["local", pytest.param("ssh", marks=pytest.mark.e2e)], indirect=True)
+def test_another_machine_or_folder_knows_nothing_of_the_job(launcher, job, elsewhere, reason):
+    wanted = job("sleep 60")
+    place = launcher.prepare(wanted)
+    launcher.start(wanted)
+    host = socket.gethostname()
+    other = {name: value.format(host=host) for name, value in elsewhere.items()}
+    with closing(open_at(replace(place, **other))) as there:
+        for call in calls(there, wanted):
+            with pytest.raises(
+                LauncherUnreachableError, match=f"^job {wanted.key} .*{reason.format(host=host)}"
+            ):
+                call()
+    assert launcher.status(wanted.key).state is JobState.RUNNING
+    assert not os.path.exists("/nonexistent")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("launcher", ["docker"], indirect=True)
+def test_another_engine_knows_nothing_of_the_job(launcher, job):
+    wanted = job("sleep 60")
+    place = launcher.prepare(wanted)
+    engine = launcher._api.info()["ID"]
+    assert place == JobPlace("docker", machine=engine)
+    launcher.start(wanted)
+    with closing(open_at(replace(place, machine="another"))) as there:
+        for call in calls(there, wanted):
+            with pytest.raises(
+                LauncherUnreachableError, match=f"^job {wanted.key} is in the Docker engine another"
+            ):
+                call()
+    assert launcher.status(wanted.key).state is JobState.RUNNING
+
+
+def as_nobody(act):
+    """Return the text that `act` returns in a process of the user nobody."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+        try:
+            text = act()
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    return text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to become another user")
+def test_a_folder_of_another_user_is_unknown_and_not_absent(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)
+    launcher, job = LocalLauncher(str(home / "jobs")), Job("j", ("sleep", "60"))
+    place = launcher.prepare(job)
+    launcher.start(job)
+    try:
+        for asked in (LocalLauncher(str(home / "jobs")), LocalLauncher(place=place)):
+            for call in calls(asked, job)[1:]:
+                assert as_nobody(call).startswith("LauncherUnreachableError: job j ")
+        home.chmod(0o755)
+        assert "folder cannot be read: Permission denied: ask from there, as that user" in as_nobody(
+            lambda: LocalLauncher(place=place).status("j").state
+        )
+        assert launcher.status("j").state is JobState.RUNNING
+    finally:
+        launcher.stop("j", 0.0)
+
+
+@pytest.mark.parametrize("name", ["exit_code", "lock"])
+def test_a_job_whose_files_cannot_be_read_is_neither_absent_nor_finished(tmp_path, name):
+    (tmp_path / "j" / name).mkdir(parents=True)
+    with pytest.raises(LauncherUnreachableError, match=r"job j cannot be seen on .*: .*Is a directory"):
+        LocalLauncher(str(tmp_path)).status("j")
+
+
+def test_a_process_that_lacks_what_a_place_needs_answers_unknown():
+    for place in (JobPlace("ssh", "h", "nope", "m"), JobPlace("cloud", machine="m")):
+        with pytest.raises(LauncherUnreachableError, match=r"'nope'|unknown launcher 'cloud'"):
+            open_at(place)
+        with pytest.raises(LauncherError) as before_prepare:
+            open_launcher(place.launcher, place.address, place.conn_id)
+        assert not isinstance(before_prepare.value, LauncherUnreachableError)
+
+
+def test_a_terminal_is_looked_for_on_its_machine_or_by_ssh(tmp_path):
+    here = LocalLauncher(str(tmp_path), JobPlace("terminal", "gpu-z")).prepare(Job("j", ("true",)))
+    assert here.launcher == "terminal"
+    assert open_at(here).status("j") == JobStatus(JobState.ABSENT)
+    assert isinstance(open_at(replace(here, machine="gpu-z/1")), SSHLauncher)
+    with pytest.raises(LauncherUnreachableError, match="a terminal of gpu-z, which has no address"):
+        open_at(replace(here, machine="gpu-z/1", address=""))
+
+
+def test_a_server_without_python_has_started_nothing_but_may_run_the_job():
+    def answer(channel, command):
+        channel.makefile("rb").read()
+        channel.send_exit_status(127)
+        channel.close()
+
+    launcher = SSHLauncher("h", server=SSHPython("h", connect=lambda: logged_in(answer)))
+    job = Job("j", ("true",))
+    with pytest.raises(LauncherError, match=r"^server h has no python3") as prepared:
+        launcher.prepare(job)
+    assert not isinstance(prepared.value, LauncherUnreachableError)
+    for call in calls(launcher, job)[1:]:
+        with pytest.raises(LauncherUnreachableError, match=r"^server h has no python3"):
+            call()
+    launcher.close()
+
+
+def test_a_start_that_fails_says_whether_the_job_runs(tmp_path, monkeypatch):
+    launcher = LocalLauncher(str(tmp_path))
+    launcher.start(job := Job("j", ("sleep", "60")))
+    with monkeypatch.context() as patched:
+        patched.setattr(directory_job.os, "open", no_descriptor)
+        with pytest.raises(LauncherUnreachableError, match="Too many open files"):
+            launcher.start(job)
+        with pytest.raises(LauncherError, match="Too many open files") as failed:
+            launcher.start(replace(job, key="k"))
+    assert not isinstance(failed.value, LauncherUnreachableError)
+    assert launcher.status("j").state is JobState.RUNNING
+    launcher.stop("j", 0.0)
+
+
+def no_descriptor(*_):
+    raise OSError(24, "Too many open files")
+
+
+def test_nothing_runs_after_a_start_whose_outer_shell_was_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(directory_job, "WRAPPER", f"{directory_job.WRAPPER}\nkill -9 $$\n")
+    launcher = LocalLauncher(str(tmp_path))
+    with pytest.raises(LauncherError, match=r"^job j could not be started on ") as failed:
+        launcher.start(Job("j", ("sleep", "60")))
+    assert not isinstance(failed.value, LauncherUnreachableError)
+    assert launcher.status("j").state is JobState.FINISHED
+    assert list(directory_job._processes(str(tmp_path / "j"))) == []
+
+
+def test_what_is_sent_to_servers_runs_on_python_3_7():
+    ast.parse(inspect.getsource(directory_job), feature_version=(3, 7))
+
+
+def test_a_job_that_began_and_ended_while_another_start_waited_runs_once(tmp_path, monkeypatch):
+    launcher, job = LocalLauncher(str(tmp_path)), Job("j", ("true",))
+    locked, begun = directory_job._locked, []
+
+    def late(*arguments):
+        monkeypatch.setattr(directory_job, "_locked", locked)
+        launcher.start(job)
+        wait_until_ended(launcher, "j")
+        begun.append((tmp_path / "j" / "group").read_text())
+        return locked(*arguments)
+
+    monkeypatch.setattr(directory_job, "_locked", late)
+    launcher.start(job)
+    assert [(tmp_path / "j" / "group").read_text()] == begun

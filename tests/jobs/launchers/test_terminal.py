@@ -1,0 +1,245 @@
+"""Jobs in a terminal, here and by the ssh program: found, ended, and gone with their caller."""
+
+import inspect
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import psutil
+import pytest
+
+from resource_manager.core.models import JobPlace
+from resource_manager.jobs.launchers import (
+    AlreadyEndedError,
+    Job,
+    JobState,
+    JobStatus,
+    LauncherUnreachableError,
+    directory_job,
+    open_at,
+    terminal,
+)
+from tests.eventually import wait_for
+
+SLEEP = f"sleep 62.{os.getpid()}"
+"""Command that no other process of this machine runs."""
+
+
+def sleepers():
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cmdline() == SLEEP.split() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            pass
+    return found
+
+
+@pytest.fixture(params=["here", pytest.param("ssh", marks=pytest.mark.e2e)])
+def launcher(request, tmp_path, monkeypatch):
+    """Launcher of jobs in a terminal whose `here` is False if it is reached by the ssh program."""
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path / "jobs"))
+    if request.param == "here":
+        address = ""
+    else:
+        server = request.getfixturevalue("ssh_server")
+        address = f"127.0.0.1:{server.port}"
+        program = tmp_path / "bin" / "ssh"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -i {server.key} -o {" -o ".join(NEW_HOST)} "$@"\n')
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    launcher = terminal.open_terminal(JobPlace("terminal", address))
+    launcher.root = str(tmp_path / "jobs")
+    launcher.here = not address
+    return launcher
+
+
+NEW_HOST = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR")
+
+
+def job(command, key="j"):
+    return Job(key, ("/bin/sh", "-c", command))
+
+
+def test_a_job_in_a_terminal_is_found_at_its_place_and_stopped(launcher, monkeypatch, tmp_path):
+    place = launcher.prepare(job(SLEEP))
+    assert launcher.status("j") == JobStatus(JobState.ABSENT)
+    attended = terminal.attend(place, job(SLEEP), launcher.here)
+    wait_for(sleepers)
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path / "other"))
+    with closing(open_at(place)) as there:
+        assert there.status("j") == JobStatus(JobState.RUNNING)
+        there.stop("j")
+        assert sleepers() == []
+        assert attended.wait(60) == 143
+        assert there.status("j") == JobStatus(JobState.ABSENT)
+        with pytest.raises(AlreadyEndedError):
+            there.prepare(job(SLEEP))
+
+
+def test_a_stopped_job_is_not_begun_in_a_terminal(launcher, capfd):
+    place = launcher.prepare(job(SLEEP))
+    launcher.stop("j")
+    assert terminal.attend(place, job(SLEEP), launcher.here).wait(60) == 126
+    assert "gpu-manager: job j has ended already; it is not started again" in capfd.readouterr().err
+    assert launcher.status("j") == JobStatus(JobState.ABSENT)
+    assert sleepers() == []
+
+
+def test_a_job_is_not_begun_at_another_place(tmp_path, capfd):
+    launcher = terminal.open_terminal(JobPlace("terminal"))
+    launcher.root = str(tmp_path / "jobs")
+    place = launcher.prepare(job(SLEEP))
+    (tmp_path / "jobs" / "mark").write_text("another")
+    assert terminal.attend(place, job(SLEEP), here=True).wait(60) == 126
+    assert "that folder is another one" in capfd.readouterr().err
+    with pytest.raises(LauncherUnreachableError, match="that folder is another one"):
+        launcher.sign("j")
+
+
+def test_a_job_lives_as_long_as_its_caller_gives_signs(launcher):
+    place = launcher.prepare(job(SLEEP))
+    ttl_s = 1.0 if launcher.here else 6.0
+    attended = terminal.attend(place, job(SLEEP), launcher.here, ttl_s)
+    wait_for(sleepers)
+    began = time.monotonic()
+    while time.monotonic() < began + 1.3 * ttl_s:
+        launcher.sign("j")
+        time.sleep(0.1)
+    assert sleepers()
+    assert attended.wait(60) == 143
+    assert time.monotonic() > began + 2 * ttl_s
+    assert sleepers() == []
+    assert launcher.status("j") == JobStatus(JobState.FINISHED, 143)
+    launcher.sign("j")
+    launcher.stop("j")
+
+
+def attended_source(root, command, ttl_s, changes=""):
+    """Return a process that attends the job with these changes to `directory_job`."""
+    call = {
+        "root": str(root),
+        "key": "j",
+        "command": ["/bin/sh", "-c", command],
+        "environment": {},
+        "ttl_s": ttl_s,
+    }
+    program = f"{inspect.getsource(directory_job)}\n{changes}\nraise SystemExit(attend(**{call!r}))"
+    return subprocess.Popen([sys.executable, "-I", "-S", "-c", program])
+
+
+def test_a_job_that_ignores_sigterm_is_gone_when_its_caller_is_silent(tmp_path):
+    command = f"trap '' TERM; setsid {SLEEP} & while :; do {SLEEP}; done"
+    attended = attended_source(tmp_path, command, 1.0, "terminate.__defaults__ = (0.3,)")
+    wait_for(lambda: len(sleepers()) == 2)
+    assert attended.wait(60) == 143
+    assert sleepers() == []
+    assert directory_job.status(str(tmp_path), "j")["exit_code"] == 143
+
+
+def test_a_job_is_gone_when_its_caller_is_halted(tmp_path):
+    """The caller is there, and so is its terminal: it gives no sign."""
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLER.format(root=str(tmp_path), sleep=SLEEP)],
+        env={**os.environ, "HOME": "/"},
+    )
+    try:
+        wait_for(sleepers)
+        caller.send_signal(signal.SIGSTOP)
+        wait_for(lambda: not sleepers())
+        assert psutil.Process(caller.pid).status() == psutil.STATUS_STOPPED
+    finally:
+        caller.kill()
+        caller.wait()
+
+
+CALLER = """
+import time
+from resource_manager.core.models import JobPlace
+from resource_manager.jobs.launchers import Job, terminal
+launcher = terminal.open_terminal(JobPlace("terminal"))
+launcher.root = {root!r}
+job = Job("j", tuple({sleep!r}.split()))
+terminal.attend(launcher.prepare(job), job, True, 3.0)
+while True:
+    launcher.sign("j")
+    time.sleep(0.1)
+"""
+
+
+def test_a_signal_at_any_moment_of_the_start_leaves_nothing_behind(tmp_path):
+    choice = random.Random(1)
+    for number in range(10):
+        root = tmp_path / str(number)
+        attended = attended_source(root, SLEEP, 0.0)
+        time.sleep(choice.uniform(0.0, 0.3))
+        attended.terminate()
+        assert attended.wait(60) in (143, -signal.SIGTERM)
+        assert sleepers() == []
+        assert directory_job.status(str(root), "j")["state"] != "running"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("moment", ["_refuse_ended", "_locked", "_write", "subprocess.Popen", "_wait"])
+def test_a_signal_at_each_step_of_the_start_leaves_nothing_behind(tmp_path, moment, number):
+    changes = (
+        "def signalled(act):\n"
+        "    def acting(*given, **more):\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "        return act(*given, **more)\n"
+        "    return acting\n"
+        f"{moment} = signalled({moment})\n"
+    )
+    assert attended_source(tmp_path, SLEEP, 0.0, changes).wait(60) == 143
+    assert sleepers() == []
+    assert directory_job.status(str(tmp_path), "j")["state"] != "running"
+
+
+def test_a_job_halted_between_its_fork_and_its_command_is_ended_by_stop(tmp_path):
+    """`stop` finds the process before it has become the command."""
+    changes = (
+        "write = _write\n"
+        "def _write(directory, name, text):\n"
+        "    write(directory, name, text)\n"
+        "    if name == 'group': os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    attended = attended_source(tmp_path, SLEEP, 0.0, changes)
+    try:
+        wait_for((tmp_path / "j" / "group").exists)
+        assert directory_job.status(str(tmp_path), "j")["state"] == "running"
+        directory_job.stop(str(tmp_path), "j", 0.0)
+        attended.wait(60)
+    finally:
+        attended.kill()
+        attended.wait()
+    assert sleepers() == []
+    assert directory_job.status(str(tmp_path), "j")["state"] == "absent"
+
+
+def test_a_job_halted_before_it_looked_for_the_tombstone_starts_nothing(tmp_path):
+    changes = (
+        "exists = _exists\n"
+        "def _exists(path):\n"
+        "    if os.getpid() != attending and 'ended' in path:\n"
+        "        open(path, 'w').close()\n"
+        "    return exists(path)\n"
+        "attending = os.getpid()\n"
+    )
+    (tmp_path / "ended").mkdir()
+    assert attended_source(tmp_path, f"touch {tmp_path}/ran", 0.0, changes).wait(60) == 143
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "j").exists()
+
+
+def test_a_job_is_seen_to_run_from_its_first_moment(tmp_path):
+    show = f"cat {tmp_path}/j/group; echo; echo $$"
+    call = attended_source(tmp_path, f"({show}) > {tmp_path}/said", 0.0)
+    assert call.wait(60) == 0
+    written, own = (tmp_path / "said").read_text().split()
+    assert written == own
