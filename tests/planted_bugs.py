@@ -254,7 +254,7 @@ BUGS += [
         ("outcome == Outcome.PREEMPTED and lease.preempted_by", "lease.preempted_by"),
         (".preempt_until\n        and not", ".granted_at\n        and not"),
         ("if not lease.request.preemptible:", "if False:"),
-        ("if by and by not in cluster.pending:", "if False:"),
+        ("if preemptor and preemptor not in cluster.pending:", "if False:"),
         ("if before.keys() - {by} <= after.keys():", "if True:"),
         ("_place(cluster, pending, policy, order, now)\n    return changes", "return changes"),
     ),
@@ -302,7 +302,8 @@ BUGS += [
     *of_python(
         "scheduling/allocator",
         OF_PREEMPTION,
-        (" if type(change) is not Preempting]", "]"),
+        (" if type(change) is Granted]", " if type(change) is not Queued]"),
+        ("if not grants or granted == new:", "if True:"),
         ("    yield from starting_early(cluster, policy, order, now)\n", ""),
     ),
     *of_python(

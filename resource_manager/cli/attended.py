@@ -15,6 +15,7 @@ from resource_manager.cli.session import Session, say
 from resource_manager.cli.shared_connection import SharedConnection
 from resource_manager.cli.signals import Calls, Interrupted
 from resource_manager.core.changes import JobEnd, Outcome
+from resource_manager.core.identifiers import as_reason
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError, RuntimeOverError
 from resource_manager.jobs.launchers import (
@@ -268,7 +269,7 @@ class Attended:
                 fencing_token=token,
                 outcome=outcome,
                 job_end=JobEnd.ENDED,
-                reason=reason,
+                reason=as_reason(reason),
                 failed_nodes=failed_nodes,
             ),
         )

@@ -109,7 +109,7 @@ class Preempting:
     """A lease is taken for the pending request `preemptor`: its job must end by `until`.
 
     Else it is quarantined. It holds its capacity until it ends; what that frees is reserved for that
-    request.
+    request. `by_operator`: a person decided it, not the scheduler.
     """
 
     lease_id: str
@@ -117,6 +117,7 @@ class Preempting:
     preemptor: str
     until: float
     at: float
+    by_operator: bool = False
     by: str = ""
 
 
@@ -310,11 +311,15 @@ class GpuCleaned:
 class InventoryChanged:
     """The inventory is replaced; a node that left it but is in use stays, retired, until it is free.
 
-    `adopted` names the node whose GPUs were adopted as its server reports them.
+    `replaced` are the nodes of the inventory before that changed or left it, with their places there, and
+    `added` the names of those that are new: see `inventory_before`. `adopted` names the node whose GPUs were
+    adopted as its server reports them.
     """
 
     nodes: tuple[Node, ...]
     at: float
+    replaced: tuple[tuple[int, Node], ...] = ()
+    added: tuple[str, ...] = ()
     adopted: str = ""
     lines: tuple[str, ...] = ()
     by: str = ""

@@ -369,15 +369,29 @@ class ClusterState(NodeIndex):
         lease = self._require_lease(change.lease_id, change.fencing_token)
         if self.ledger is not None:
             self._spend(self.ledger, lease, change.at)
-        self._deallocate(lease)
+        is_last = self._deallocate(lease)
         if self._undo is not None:
             self._undo.append(partial(self._restore_lease, lease))
+        if is_last:
+            self._drop_retired(lease)
         if lease.request.gpus:
             self._clean_after(lease, change.at)
         if type(change) is Released and change.failed_nodes:
             if self._undo is not None:
                 self._undo.append(partial(setattr, self, "failed_starts", self.failed_starts))
             self.failed_starts = remembered(self.failed_starts, change)
+
+    def _drop_retired(self, ended: Lease) -> None:
+        """Drop the retired nodes that have no lease after this one."""
+        for member in ended.members:
+            state = self.by_name.get(member.node)
+            if state is not None and state.retired and not state.leases:
+                before = self.nodes
+                self._index([other for other in before if other is not state])
+                if self._undo is not None:
+                    self._undo.append(partial(self._index, before))
+                else:  # no trial brings a node back
+                    self._leave(state)
 
     def _spend(self, ledger: TeamLedger, ended: Lease, at: float) -> None:
         """Add what an ended lease, or its ended members, held to the use of its team."""
@@ -407,6 +421,7 @@ class ClusterState(NodeIndex):
         self._exchange(lease, rest)
         if self._undo is not None:
             self._undo.append(partial(self._exchange, rest, lease))
+        self._drop_retired(lease)
         self._clean_after(replace(lease, members=ended), change.at)
 
     def holding(self, lease_id: str, fencing_token: int) -> Lease | None:
@@ -679,28 +694,31 @@ class ClusterState(NodeIndex):
         self._expiry_heap.push(lease)
         self._mark_preempting(lease)
 
-    def _deallocate(self, lease: Lease) -> None:
+    def _deallocate(self, lease: Lease) -> bool:
+        """End a lease; return True if it was the last one of a retired node."""
         lease_id = lease.request.lease_id
         del self.leases[lease_id]
         if lease.preempted_by:
             self.preempting.discard(lease_id)
         if self.ledger is not None:
             self.ledger.remove(lease, self.by_name)
-        self._deallocate_members(lease.request, lease.members, lease_id)
+        return self._deallocate_members(lease.request, lease.members, lease_id)
 
-    def _deallocate_members(self, request: Request, members: Iterable[Placement], key: str) -> None:
-        """Deallocate members of a lease, which their nodes forget; `key` is that of the lease."""
+    def _deallocate_members(self, request: Request, members: Iterable[Placement], key: str) -> bool:
+        """Deallocate members of a lease, which their nodes forget; `key` is that of the lease.
+
+        Returns True if a retired node has no lease left.
+        """
+        is_last = False
         for member in members:
-            state = self.by_name.get(member.node)
-            if state is None:
-                continue  # a retired node that left with another member of the gang
+            state = self.by_name[member.node]
             state.leases.pop(key, None)
             whole_before, milli_before = state.whole_free, state.free_milli
             deallocate(state, request, member)
             self._reindex(state, whole_before, milli_before)
-            if state.retired and not state.leases and self._undo is None:
-                self._leave(state)
-                self._index([other for other in self.nodes if other is not state])
+            if state.retired and not state.leases:
+                is_last = True
+        return is_last
 
 
 def _take_over(state: NodeState, before: NodeState) -> None:

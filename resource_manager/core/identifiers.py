@@ -84,3 +84,11 @@ def check_text(**texts: str) -> None:
             raise InvalidRequestError(
                 f"{field_name} may have {MAX_TEXT} characters, got {len(text):,}", field=field_name
             )
+
+
+def as_reason(text: object) -> str:
+    """Return a text from outside, such as an error of a server, as a reason that `check_text` takes."""
+    line = " ".join(_UNPRINTABLE.sub("?", " ".join(str(text).split())).split())
+    line = _JOINER.sub("?", line)
+    half = MAX_TEXT // 2 - 1
+    return line if len(line) <= MAX_TEXT else f"{line[:half]}…{line[-half:]}"

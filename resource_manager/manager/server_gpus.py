@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from resource_manager.core.changes import Change, InventoryChanged
+from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import leases_on
+from resource_manager.core.inventory import inventory_changed
 from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InvalidRequestError, ServerInUseError, UnknownNodeError
 from resource_manager.manager import serializers
@@ -73,8 +74,9 @@ def replacement(
     """
     present = (closed for state in cluster.nodes for closed in state.closed_gpus.values())
     closures = {closed.uuid: closed for closed in (*cluster.absent_closed_gpus.values(), *present)}
+    before = [state.node for state in cluster.nodes if not state.retired]
     return [
-        InventoryChanged(nodes, now, adopted, bounded(lines)),
+        replace(inventory_changed(before, nodes, now), adopted=adopted, lines=bounded(lines)),
         *(
             replace(closed, node=node.name, gpu_id=gpu.gpu_id, at=now)
             for node in nodes

@@ -14,7 +14,6 @@ from resource_manager.core.changes import (
     JobEnd,
     JobPlaced,
     MembersReleased,
-    Preempting,
     Quarantined,
     Queued,
     Renewed,
@@ -91,10 +90,7 @@ def allocate_in_order(
     if not cluster.pending and len(requests) == 1:
         return allocate(cluster, requests[0], policy, now, order)
     if cluster.pending:
-        new = {request.lease_id for request in requests}
-        changes = with_dispatch(cluster, enqueue(cluster, requests, now), policy, order, now)
-        own = (c for c in changes if not (type(c) is Queued and c.request.lease_id in new))
-        return [change for change in own if type(change) is not Preempting]
+        return _allocate_beside_queue(cluster, requests, policy, order, now)
     changes = []
     with cluster.trial():
         for request in requests:
@@ -103,6 +99,20 @@ def allocate_in_order(
                 cluster.apply(change)
             changes += granted
     return changes
+
+
+def _allocate_beside_queue(
+    cluster: ClusterState, requests: Sequence[Request], policy: Policy, order: QueueDiscipline, now: float
+) -> list[Change]:
+    while True:
+        new = {request.lease_id for request in requests}
+        changes = with_dispatch(cluster, enqueue(cluster, requests, now), policy, order, now)
+        grants = [change for change in changes if type(change) is Granted]
+        granted = new.intersection(change.lease.lease_id for change in grants)
+        if not grants or granted == new:
+            return list(grants)
+        # What is refused does not wait, so it must not have a place in the queue before others either.
+        requests = [request for request in requests if request.lease_id in granted]
 
 
 def grant(cluster: ClusterState, request: Request, members: Members, now: float) -> Granted:

@@ -17,6 +17,7 @@ from resource_manager.core.changes import Change, Expired, Granted, MembersRelea
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, PendingRequest
 from resource_manager.core.team_ledger import Account, Use, held_use, milli_of
+from resource_manager.core.teams import Teams
 
 
 @dataclass(slots=True)
@@ -163,6 +164,14 @@ def _between(cluster: ClusterState, turns: Mapping[str, float]) -> list[PendingR
     return found
 
 
+def rules_changed(cluster: ClusterState, rules: Teams, now: float) -> TeamsChanged:
+    """Return the change to these rules, with what the teams used so far."""
+    ledger = cluster.ledger
+    uses = {} if ledger is None else ledger.uses
+    half_life_s = cluster.teams.half_life_s
+    return TeamsChanged(rules, now, {name: use.at_time(now, half_life_s) for name, use in uses.items()})
+
+
 def with_use(cluster: ClusterState, changes: Iterable[Change]) -> Iterator[Change]:
     """Yield the changes of one commit, each end of a lease with the use of its team after it.
 
@@ -177,13 +186,6 @@ def with_use(cluster: ClusterState, changes: Iterable[Change]) -> Iterator[Chang
     for change in changes:
         if isinstance(change, Granted):
             begun[change.lease.lease_id, change.lease.fencing_token] = change.lease
-        if isinstance(change, TeamsChanged) and not change.use:
-            now = {**ledger.uses, **uses}
-            yield replace(
-                change,
-                use={name: use.at_time(change.at, ledger.rules.half_life_s) for name, use in now.items()},
-            )
-            continue
         if not isinstance(change, Released | Expired | MembersReleased):
             yield change
             continue

@@ -105,7 +105,9 @@ def preemption_of(
         )
     with cluster.trial():
         served = _plan(cluster, policy, order, now)
-        queue = [cluster.pending[preemptor]] if preemptor else order.starting(cluster, now)
+        queue = order.starting(cluster, now)
+        if preemptor:
+            queue = [] if preemptor in served else [cluster.pending[preemptor]]
         stuck = [
             pending
             for pending in queue
@@ -116,7 +118,8 @@ def preemption_of(
         for pending in stuck[:MAX_SEARCHES]:
             if place_of(cluster, pending, policy, order, now) is not None:
                 until = now + lease.request.preempt_grace_s
-                return Preempting(lease_id, lease.fencing_token, pending.request.lease_id, until, now)
+                winner = pending.request.lease_id
+                return Preempting(lease_id, lease.fencing_token, winner, until, now, by_operator=True)
     if preemptor:
         raise NotPreemptibleError(f"{preemptor} would not start if {lease_id} ended, or need not wait for it")
     raise NotPreemptibleError(f"nobody waits for what {lease_id} holds: stop its job instead")
@@ -213,7 +216,8 @@ def _place(
     members = place_of(cluster, pending, policy, order, now)
     if members is None:
         return None
-    lease = Lease(pending.request, members, cluster.last_fencing_token + 1, now)
+    # Quarantined, since nobody can be given what is only planned.
+    lease = Lease(pending.request, members, cluster.last_fencing_token + 1, now, quarantined=True)
     cluster.apply(Granted(lease, now))
     return lease
 

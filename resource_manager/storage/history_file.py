@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +35,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
+from resource_manager.core.inventory import inventory_before
 from resource_manager.core.models import Lease, PendingRequest
 from resource_manager.core.node_state import Cleaning
 from resource_manager.core.teams import Teams
@@ -112,14 +114,18 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
     """Return the history that led to `now`, undoing the changes as far as they reveal the earlier state."""
     granted = {(c.lease.lease_id, c.lease.fencing_token) for c in changes if isinstance(c, Granted)}
     queued = {c.request.lease_id for c in changes if isinstance(c, Queued)}
-    leases = tuple(lease for lease in now.leases if (lease.lease_id, lease.fencing_token) not in granted)
+    leases = tuple(
+        _lease_before(lease, changes)
+        for lease in now.leases
+        if (lease.lease_id, lease.fencing_token) not in granted
+    )
     remainders = tuple(
         lease for lease in now.remainders if (lease.lease_id, lease.fencing_token) not in granted
     )
     pending = [entry for entry in now.pending if entry.lease_id not in queued]
     pending += _pending_before(changes)
     kept, forgotten = _known(changes, leases, pending)
-    nodes = next((c.nodes for c in changes if isinstance(c, InventoryChanged)), now.nodes)
+    nodes = next((inventory_before(c) for c in changes if isinstance(c, InventoryChanged)), now.nodes)
     tokens = [c.lease.fencing_token for c in changes if isinstance(c, Granted)]
     version = now.version - len(changes)
     before = Snapshot(
@@ -147,6 +153,22 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
 def _settings_before(now: Snapshot, changes: Iterable[Change]) -> ClusterSettings:
     """Return the settings before the first change; before the first recorded ones, which those were."""
     return next((c.settings for c in changes if isinstance(c, ClusterSettingsChanged)), now.settings)
+
+
+def _lease_before(lease: Lease, changes: Iterable[Change]) -> Lease:
+    """Return a lease without what the changes say of its life."""
+    for change in changes:
+        if isinstance(change, _OF_A_LEASE) and change.fencing_token == lease.fencing_token:
+            match change:
+                case Preempting():
+                    lease = replace(lease, preempted_by="", preempt_until=math.inf)
+                case Quarantined():
+                    lease = replace(lease, quarantined=False, revoked=False)
+                case Renewed():
+                    lease = replace(lease, quarantined=False, checkpoint_at=None)
+                case JobPlaced():
+                    lease = replace(lease, places=())
+    return lease
 
 
 def _sequence_before(
@@ -231,7 +253,8 @@ def _closed_gpus_before(now: Snapshot, changes: list[Change]) -> tuple[GpuClosed
 
 def _cleaning_before(now: Snapshot, changes: list[Change]) -> tuple[Cleaning, ...]:
     """Return what is being cleaned now and was before: its lease ended before the first change."""
-    ended = {change.fencing_token for change in changes if isinstance(change, Released | Expired)}
+    ends = (Released, Expired, MembersReleased)
+    ended = {change.fencing_token for change in changes if isinstance(change, ends)}
     return tuple(entry for entry in now.cleaning if entry.fencing_token not in ended)
 
 

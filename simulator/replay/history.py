@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,12 @@ from resource_manager.core.changes import (
     Expired,
     Granted,
     MembersReleased,
+    Outcome,
+    Preempting,
+    Quarantined,
     Queued,
     Released,
+    Renewed,
 )
 from resource_manager.core.models import Lease, Request
 from resource_manager.errors import CorruptStateError
@@ -25,7 +28,8 @@ from resource_manager.storage.history_file import History, StoreHistory, change_
 from resource_manager.storage.redis.client import SCHEMES
 from simulator.errors import InputError
 from simulator.io.rows import MAX_VALUE, read_json_lines
-from simulator.replay.workload import EventBatch, ExternalChange, Job, RecordedEnd, Workload
+from simulator.replay.operations import Operations, Parts, endless_request
+from simulator.replay.workload import Workload
 
 STORE_SCHEMES = tuple(f"{scheme}://" for scheme in (*SCHEMES, *SQL_SCHEMES))
 
@@ -64,101 +68,46 @@ def read_history(source: str) -> History:
 
 
 def workload_of(history: History, name: str) -> Workload:
-    """Return arrivals with each job's run time, and the operators' changes; the replay decides the grants.
+    """Return the jobs with their run times and the external events; the replay decides the rest.
 
-    A commit of the manager is a run of changes made at one time whose grants come last. A repeated task id
-    gets a number, so that both jobs can exist at once where the replay is slower than the record.
+    A repeated task id gets a number, so that both jobs can exist at once where the replay is slower than the
+    record. A request that is queued again with the end of its lease is the same job.
     """
-    history = _rename(history)
-    changes = history.changes
-    outcomes = {c.lease_id: c.outcome for c in changes if isinstance(c, Released)}
-    leases = {c.lease.lease_id: c.lease for c in changes if isinstance(c, Granted)}
-    at_first = (*history.before.leases, *history.before.remainders)
-    ends = _ends(changes, [*at_first, *leases.values()])
+    history, again = _rename(history)
     before = replace(
         history.before,
-        leases=tuple(_endless(lease) for lease in history.before.leases),
-        remainders=tuple(
-            replace(lease, request=_endless_request(lease.request)) for lease in history.before.remainders
-        ),
+        leases=tuple(map(_endless, history.before.leases)),
+        remainders=tuple(map(_endless, history.before.remainders)),
         pending=tuple(
-            replace(entry, request=_endless_request(entry.request)) for entry in history.before.pending
+            replace(entry, request=endless_request(entry.request)) for entry in history.before.pending
         ),
-        watched=(),  # nobody says in a replay when a GPU is clean
-        cleaning=(),
     )
-
-    def job(request: Request, at: float) -> Job:
-        lease = leases.get(request.lease_id)
-        runtime_s = math.inf
-        if lease is not None and lease.lease_id in ends:
-            runtime_s = max(ends[lease.lease_id] - lease.granted_at, 0.0)
-        return Job(_endless_request(request), at, runtime_s, lease, outcomes.get(request.lease_id, ""))
-
-    queued = {entry.lease_id for entry in history.before.pending}
-    batches: list[EventBatch] = []
-    granting = True
-    for change in changes:
-        is_grant = isinstance(change, Granted)
-        if not batches or change.at != batches[-1].at or (granting and not is_grant):
-            batches.append(EventBatch(change.at))
-        granting = is_grant
-        batch = batches[-1]
-        if isinstance(change, Queued):
-            queued.add(change.request.lease_id)
-            batch.arrivals.append(job(change.request, change.at))
-        elif isinstance(change, Granted):
-            if change.lease.lease_id not in queued:
-                batch.arrivals.append(job(change.lease.request, change.at))
-        elif isinstance(change, Released | Expired):
-            batch.external.append(RecordedEnd(change.lease_id))
-        elif isinstance(change, ExternalChange):
-            batch.external.append(change)
-    held = [
-        Job(
-            lease.request,
-            lease.granted_at,
-            ends.get(lease.lease_id, math.inf) - lease.granted_at,
-            lease,
-            outcomes.get(lease.lease_id, ""),
-        )
-        for lease in (*before.leases, *before.remainders)
-    ]
-    waited = [job(entry.request, entry.queued_at) for entry in before.pending]
-    return Workload(name, before, tuple(batches), (*held, *waited))
-
-
-def _ends(changes: Iterable[Change], leases: Iterable[Lease]) -> dict[str, float]:
-    """Return the end of each task, in seconds: for a gang that of its last member."""
-    members = {lease.lease_id: len(lease.members) for lease in leases}
-    ends: dict[str, float] = {}
-    for change in changes:
-        if isinstance(change, Released | Expired):
-            ends[change.lease_id] = change.at
-        elif isinstance(change, MembersReleased) and change.lease_id in members:
-            members[change.lease_id] -= len(change.ranks)
-            if not members[change.lease_id]:
-                ends[change.lease_id] = change.at
-    return ends
-
-
-def _endless_request(request: Request) -> Request:
-    """Return the request with a lifetime limited only by its recorded end."""
-    return replace(request, ttl_s=math.inf)
+    held = (*before.leases, *before.remainders)
+    parts = Parts(held, again)
+    for change in history.changes:
+        parts.add(change)
+    operations = Operations(before, parts)
+    for change in history.changes:
+        operations.add(change)
+    present = [parts.job(lease.request, lease.granted_at) for lease in held]
+    present += [parts.job(entry.request, entry.queued_at) for entry in before.pending]
+    return Workload(name, before, operations.batches(), tuple(present), is_recorded=True)
 
 
 def _endless(lease: Lease) -> Lease:
-    return replace(lease, request=_endless_request(lease.request), expires_at=math.inf, quarantined=False)
+    return replace(lease, request=endless_request(lease.request), expires_at=math.inf)
 
 
-def _rename(history: History) -> History:
+def _rename(history: History) -> tuple[History, set[int]]:
     """Return the history with a number appended to each task id that was used before.
 
-    What is left of a gang may end after its id was used again, so an end goes by its fencing token.
+    What is left of a gang may end after its id was used again, so a lease goes by its fencing token. Requests
+    that were queued again are left out: returned are the tokens of the leases that they had before.
     """
     uses: Counter[str] = Counter()
-    names: dict[int, str] = {}
-    """Name by fencing token."""
+    leases: dict[int, Lease] = {}
+    """Renamed lease by fencing token."""
+    again: set[int] = set()
 
     def name(task_id: str) -> str:
         return task_id if uses[task_id] <= 1 else f"{task_id}#{uses[task_id]}"
@@ -167,36 +116,58 @@ def _rename(history: History) -> History:
         return replace(request, lease_id=name(request.lease_id))
 
     def named_lease(lease: Lease) -> Lease:
-        names[lease.fencing_token] = name(lease.lease_id)
-        return replace(lease, request=named(lease.request))
+        found = leases[lease.fencing_token] = replace(lease, request=named(lease.request))
+        return found
 
     def first(lease: Lease) -> Lease:
         uses[lease.lease_id] += 1
         return named_lease(lease)
 
     before = history.before
-    remainders, leases = tuple(map(first, before.remainders)), tuple(map(first, before.leases))
+    remainders, held = tuple(map(first, before.remainders)), tuple(map(first, before.leases))
     uses.update(entry.lease_id for entry in before.pending)
     pending = {entry.lease_id for entry in before.pending}
     waiting = tuple(replace(entry, request=named(entry.request)) for entry in before.pending)
     renamed: list[Change] = []
+    previous: Change | None = None
     for change in history.changes:
-        if isinstance(change, Queued):
-            uses[change.request.lease_id] += 1
-            pending.add(change.request.lease_id)
-            renamed.append(replace(change, request=named(change.request)))
-        elif isinstance(change, Granted):
-            task_id = change.lease.lease_id
-            if task_id not in pending:
-                uses[task_id] += 1
-            pending.discard(task_id)
-            renamed.append(replace(change, lease=named_lease(change.lease)))
-        elif isinstance(change, Released | Expired | MembersReleased):
-            known = names.get(change.fencing_token)
-            renamed.append(replace(change, lease_id=known or name(change.lease_id)))
-        elif isinstance(change, Cancelled):
-            pending.discard(change.lease_id)
-            renamed.append(replace(change, lease_id=name(change.lease_id)))
-        else:
-            renamed.append(change)
-    return History(replace(before, remainders=remainders, leases=leases, pending=waiting), tuple(renamed))
+        match change:
+            case Queued(request=request):
+                pending.add(request.lease_id)
+                if isinstance(previous, Released) and _is_queued_again(
+                    previous, leases.get(previous.fencing_token), change
+                ):
+                    again.add(previous.fencing_token)
+                else:
+                    uses[request.lease_id] += 1
+                    renamed.append(replace(change, request=named(request)))
+            case Granted(lease=lease):
+                if lease.lease_id not in pending:
+                    uses[lease.lease_id] += 1
+                pending.discard(lease.lease_id)
+                renamed.append(replace(change, lease=named_lease(lease)))
+            case Released() | Expired() | MembersReleased() | Renewed() | Quarantined() | Preempting():
+                known = leases.get(change.fencing_token)
+                new = name(change.lease_id) if known is None else known.lease_id
+                if isinstance(change, Preempting):
+                    change = replace(change, preemptor=name(change.preemptor))
+                renamed.append(replace(change, lease_id=new))
+            case Cancelled(lease_id=lease_id):
+                pending.discard(lease_id)
+                renamed.append(replace(change, lease_id=name(lease_id)))
+            case _:
+                renamed.append(change)
+        previous = change
+    return History(
+        replace(before, remainders=remainders, leases=held, pending=waiting), tuple(renamed)
+    ), again
+
+
+def _is_queued_again(end: Released, lease: Lease | None, change: Queued) -> bool:
+    """Return True if the request of the lease that ended is pending again, at its old place in the queue."""
+    return (
+        end.outcome in (Outcome.PREEMPTED, Outcome.NOT_STARTED)
+        and (end.lease_id, end.at) == (change.request.lease_id, change.at)
+        and lease is not None
+        and lease.sequence == change.sequence
+    )

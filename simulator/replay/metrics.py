@@ -18,7 +18,8 @@ THE_REST = "the rest"
 def summarise(record: Record) -> dict[str, Any]:
     """Return the figures of one replay: times in seconds, percentages of the cluster as means over time.
 
-    Waiting times count jobs that started; completion times and fairness those that also ended.
+    Waiting times count jobs that started and do not wait again, completion times and fairness those that also
+    ended.
     `stated_runtimes` counts the requests that say how long they take, `known_runtimes` the jobs whose run
     time the workload knows. A recorded history also has the mean wait that was recorded.
     """
@@ -29,15 +30,11 @@ def summarise(record: Record) -> dict[str, Any]:
         job_run.ended_at - job_run.job.submitted_at for job_run in job_runs if job_run.ended_at is not None
     ]
     ends = [job_run.ended_at for job_run in job_runs if job_run.ended_at is not None]
-    recorded = [
-        job_run.job.recorded.granted_at - job_run.job.submitted_at
-        for job_run in job_runs
-        if job_run.job.recorded is not None
-    ]
+    recorded = [job_run.job.waited_s for job_run in job_runs if job_run.job.recorded]
     first = min((job_run.job.submitted_at for job_run in job_runs), default=0.0)
     return {
         "jobs": len(job_runs),
-        "started": len(started),
+        "started": sum(job_run.first_started_at is not None for job_run in job_runs),
         "ended": len(ends),
         "cancelled": sum(job_run.cancelled for job_run in job_runs),
         "mean_wait_s": _rounded(mean(waits)),
@@ -80,11 +77,11 @@ def _by_team(record: Record) -> dict[str, Any]:
             "jobs": len(group),
             "mean_wait_s": _rounded(mean(waits)),
             "p95_wait_s": _rounded(percentile(waits, 95)),
-            "preempted": sum(len(job_run.preempted) for job_run in group),
+            "preempted": sum(job_run.preemptions for job_run in group),
             "lost_gpu_s": _rounded(sum(map(lost_gpu_s, group))),
         }
     return {
-        "preemptions": sum(len(job_run.preempted) for job_run in job_runs),
+        "preemptions": sum(job_run.preemptions for job_run in job_runs),
         "lost_gpu_s": _rounded(sum(map(lost_gpu_s, job_runs))),
         "teams": found,
     }
@@ -98,9 +95,9 @@ def wait_s(job_run: JobRun) -> float:
 
 def spans(job_run: JobRun, end: float) -> Iterator[tuple[Placement, float, float]]:
     """Yield each member of a job with its begin and end; `end` is that of a job that still runs."""
-    for lease, begin, taken_at in job_run.preempted:
-        for _, member in lease.ranked:
-            yield member, begin, taken_at
+    for part in job_run.parts:
+        for _, member in part.lease.ranked:
+            yield member, part.lease.granted_at, part.ended_at
     if job_run.lease is None or job_run.started_at is None:
         return
     until = end if job_run.ended_at is None else job_run.ended_at

@@ -3,31 +3,54 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import Any
 
 from resource_manager.core.changes import (
     Cancelled,
     Change,
+    ClusterSettingsChanged,
+    Expired,
+    GpuCleaned,
     Granted,
+    InventoryChanged,
+    MaintenanceChanged,
     MembersReleased,
     Outcome,
+    Preempting,
+    Quarantined,
     Queued,
     Released,
+    Renewed,
+    TeamsChanged,
     new_released,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease, Placement
+from resource_manager.core.maintenance import is_window, preemptor_in_words
+from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease, Placement, Request
 from resource_manager.core.teams import NO_TEAMS, Teams
 from resource_manager.scheduling import allocator
+from resource_manager.scheduling.decayed_use import rules_changed
+from resource_manager.scheduling.maintenance import ending
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.policies.fgd import Fragmentation
 from resource_manager.scheduling.queue_order import QueueDiscipline
-from resource_manager.scheduling.runtime_history import RuntimeHistory, stated_runtime
+from resource_manager.scheduling.runtime_history import RuntimeHistory, job_key, stated_runtime
 from simulator.engine import EventQueue
 from simulator.errors import SimulationError
 from simulator.progress import Progress, no_progress
-from simulator.replay.workload import EventBatch, ExternalEvent, Job, RecordedEnd, Workload
+from simulator.replay.workload import (
+    Decision,
+    EventBatch,
+    ExternalEvent,
+    Job,
+    LeaseChange,
+    Part,
+    Workload,
+    decisions_of,
+)
 
 BATCHES_PER_REPORT = 64
 
@@ -40,8 +63,9 @@ class JobRun:
     """One job in a replay: its start, end and lease; times in seconds.
 
     `left_at` has the members of a gang that left it before its end, by rank; it ends with the last one.
-    `preempted` has the leases that were taken from it, each with begin and end, and `saved_s` how much of its
-    runtime the last checkpoint holds.
+    `parts` are its earlier leases, after which it waited again, and `saved_s` is how much of its runtime the
+    last checkpoint holds. `follows` is the recorded lease that began when its lease did, None if that goes
+    another way. `preempted_at` and `preempted_by` are about its lease.
     """
 
     job: Job
@@ -50,18 +74,39 @@ class JobRun:
     lease: Lease | None = None
     cancelled: bool = False
     left_at: dict[int, float] = field(default_factory=dict)
-    preempted: list[tuple[Lease, float, float]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     saved_s: float = 0.0
+    follows: Part | None = None
+    preempted_at: float | None = None
+    preempted_by: str = ""
+    outcome: str = ""
 
     @property
     def ran_s(self) -> float:
-        """How long leases that were taken from it ran."""
-        return sum(until - begin for _, begin, until in self.preempted)
+        """How long it ran before it waited again."""
+        return sum(part.ran_s for part in self.parts)
+
+    @property
+    def preemptions(self) -> int:
+        """How often it was preempted."""
+        return sum(part.outcome == Outcome.PREEMPTED for part in self.parts)
+
+    @property
+    def first_started_at(self) -> float | None:
+        """When its first lease began; None if it had none."""
+        return self.parts[0].lease.granted_at if self.parts else self.started_at
 
     @property
     def members(self) -> tuple[Placement, ...]:
         """The placements by rank, one unless the job is a gang; none before the start."""
         return () if self.lease is None else self.lease.members
+
+    @property
+    def leases(self) -> list[Part]:
+        """All its leases so far."""
+        if self.lease is None:
+            return self.parts
+        return [*self.parts, Part(self.lease, self.preempted_at, self.preempted_by)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +133,21 @@ class Record:
     teams: Teams = NO_TEAMS
 
 
+class Due(Enum):
+    """Something that is due for a lease of a job that goes another way than it was recorded."""
+
+    END = auto()
+    SAVED = auto()
+    """Its job was told to end, and has saved what it did."""
+    CLEAN = auto()
+
+
 class Replay:
-    """One run; the same workload, policy and order give the same record."""
+    """One run; the same workload, policy and order give the same record.
+
+    As long as a replay of a recording decides what was decided then, it looks at the queue when the manager
+    did; after the first other decision also whenever something may be decided without an event.
+    """
 
     def __init__(
         self,
@@ -107,8 +165,15 @@ class Replay:
             replace(workload.start, teams=teams) if teams else workload.start
         )
         self.record = Record(workload, teams=teams)
-        self._ends: EventQueue[tuple[str, int] | None] = EventQueue()
-        """Ends of leases by id and fencing token; None is a time at which something may be preempted."""
+        self._is_as_recorded = workload.is_recorded
+        self._due: EventQueue[tuple[Due, Lease] | None] = EventQueue()
+        """What is due for leases; None is a time at which something may be decided without an event."""
+        self._saved: list[Lease] = []
+        """Preempted leases whose jobs end at once."""
+        self._tokens = {entry.fencing_token: entry.fencing_token for entry in workload.start.cleaning}
+        """Fencing token by the recorded one, of leases that hold the same GPUs."""
+        self._cleaned_here: set[int] = set()
+        """Fencing tokens of leases whose GPUs are clean at another time than in the recording."""
         self._fragmentation = Fragmentation.of(job.request for job in workload.jobs)
         self._of_node: list[tuple[int, int, float, int]] = []
         """Used milli, busy flag (0 or 1), fragmented milli and total milli of each node, as last sampled."""
@@ -122,6 +187,9 @@ class Replay:
             lease = present.get(job.request.lease_id)
             if lease is not None:
                 job_run.started_at, job_run.lease = lease.granted_at, lease
+                job_run.follows = job.recorded[0]
+                self._tokens[lease.fencing_token] = lease.fencing_token
+        self._look_at_windows(-math.inf)
 
     def run(self, progress: Progress = no_progress) -> Record:
         """Play the workload until no job is left to end; only once, since it changes the state."""
@@ -137,31 +205,102 @@ class Replay:
         progress(len(batches), len(batches))
         return self.record
 
+    # ---- what happens without an event ----
+
     def _end_until(self, time: float) -> None:
         """End the jobs due up to that time, those of one time together: capacity is freed before arrivals."""
-        while self._ends and self._ends.next_time <= time:
-            now = self._ends.next_time
-            ended = [self._lease(due[0]) for due in self._ends.pop_due(now) if due and self._is_of(*due)]
-            over: list[Change] = [self._released(lease, now) for lease in ended if lease is not None]
-            if over or self.cluster.pending:
+        while self._due and self._due.next_time <= time:
+            now = self._due.next_time
+            over = [
+                change for due in self._due.pop_due(now) if due for change in self._due_changes(*due, now)
+            ]
+            if over or not self._is_as_recorded:
+                over = [*self._under_maintenance(over, now), *over]
+            if over or (self.cluster.pending and not self._is_as_recorded):
                 self._commit(self._with_dispatch(over, now), now)
 
+    def _due_changes(self, due: Due, lease: Lease, now: float) -> list[Change]:
+        """Return the changes for what is due, none for a lease that ended before."""
+        if due is Due.CLEAN:
+            return self._cleaned(lease, now)
+        job_run = self.record.job_runs[lease.lease_id]
+        held = self._lease(lease.lease_id)
+        if held is None or held.fencing_token != lease.fencing_token or job_run.follows is not None:
+            return []
+        if due is Due.SAVED:
+            return self._ended_early(held, now)
+        return [self._released(held, now), *self._clean_later(held, now)]
+
+    def _ended_early(self, lease: Lease, now: float) -> list[Change]:
+        """Return the end of a preempted lease, whose request waits again."""
+        ended = allocator.release(self.cluster, lease.lease_id, now, outcome=Outcome.PREEMPTED)
+        return [*ended, *self._clean_later(lease, now)]
+
+    def _clean_later(self, lease: Lease, now: float) -> list[Change]:
+        """See to it that the GPUs of an ended lease are clean after as long as it took in the recording."""
+        self._cleaned_here.add(lease.fencing_token)
+        clean_s = self.record.job_runs[lease.lease_id].job.clean_s
+        if not any(self.cluster.by_name[member.node].watched for member in lease.members):
+            return []
+        if not clean_s:
+            return self._cleaned(lease, now)
+        self._due.schedule(max(now + clean_s, self._due.now), (Due.CLEAN, lease))
+        return []
+
+    def _cleaned(self, lease: Lease, now: float) -> list[Change]:
+        by_name = self.cluster.by_name
+        return [
+            GpuCleaned(member.node, gpu_id, lease.fencing_token, now)
+            for member in lease.members
+            if member.node in by_name and not by_name[member.node].retired  # it leaves with its last lease
+            for gpu_id in member.gpu_ids
+        ]
+
+    def _under_maintenance(self, changes: Sequence[Change], now: float) -> list[Change]:
+        """Return the preemptions by windows that are open, but for leases that these changes end."""
+        if not self.cluster.windows:
+            return []
+        gone = {change.lease_id for change in changes if isinstance(change, Released | Expired | Quarantined)}
+        return [change for change in ending(self.cluster, now) if change.lease_id not in gone]
+
+    # ---- events ----
+
     def _play(self, batch: EventBatch) -> None:
-        now = batch.at
-        changes = [change for event in batch.external if (change := self._external_change(event, now))]
-        if changes:
-            # A change of the inventory cannot be tried together with the grants that it makes possible.
-            for change in changes:
-                self._note(change, now)
-                self.cluster.apply(change)
-            changes = []
-            if self.cluster.pending:
-                changes = allocator.schedule_pending(self.cluster, self._policy, self._order, now)
-            self._commit(changes, now)
+        now, before = batch.at, len(self.record.changes)
+        changes = [change for event in batch.external for change in self._changes_of(event, now)]
+        if batch.expires or not self._is_as_recorded:
+            changes = [*self._under_maintenance(changes, now), *changes]
+        if changes or not (batch.external or batch.arrivals or not self.cluster.pending):
+            self._apply(changes, batch.dispatches or not self._is_as_recorded, now)
         for job in batch.arrivals:
             self.record.job_runs[job.request.lease_id] = JobRun(job)
+            self._inherit(job.request.lease_id, now)
         if batch.arrivals:
             self._arrive(batch)
+        while self._is_as_recorded:
+            made = decisions_of(self.record.changes[before:])
+            self._is_as_recorded = made == batch.decided[: len(made)]
+            if not self._is_as_recorded or len(made) == len(batch.decided):
+                break
+            # Operations that change nothing but decide leave no trace of where they begin.
+            again = allocator.schedule_pending(self.cluster, self._policy, self._order, now)
+            self._is_as_recorded = bool(again)
+            self._commit(again, now)
+
+    def _inherit(self, name: str, now: float) -> None:
+        """Let a request have what is being preempted for an earlier one of its id, as a manager does."""
+        for lease_id in sorted(self.cluster.preempting):
+            lease = self.cluster.leases[lease_id]
+            by = lease.preempted_by
+            if by not in self.cluster.pending and not is_window(by) and job_key(by) == job_key(name):
+                self.cluster.apply(Preempting(lease_id, lease.fencing_token, name, lease.preempt_until, now))
+
+    def _apply(self, changes: list[Change], dispatches: bool, now: float) -> None:
+        """Make external changes, then look at the queue."""
+        if any(isinstance(change, InventoryChanged) for change in changes):
+            self._commit(changes, now)  # it cannot be tried together with the grants that it makes possible
+            changes = []
+        self._commit(self._with_dispatch(changes, now) if dispatches else changes, now)
 
     def _arrive(self, batch: EventBatch) -> None:
         """Allocate as the manager does: at once while the queue is empty, then all together through it."""
@@ -169,38 +308,92 @@ class Replay:
         requests = [job.request for job in batch.arrivals]
         while requests and not self.cluster.pending:
             request = requests.pop(0)
-            granted = allocator.allocate(self.cluster, request, self._policy, now)
-            self._commit(granted or allocator.enqueue(self.cluster, [request], now), now)
+            granted = allocator.allocate(self.cluster, request, self._policy, now, self._order)
+            if not granted:
+                queued = allocator.enqueue(self.cluster, [request], now)
+                granted = self._with_dispatch(queued, now)
+            self._commit(granted, now)
+        decided = batch.decided if batch.at_once and self._is_as_recorded else []
+        while requests and decided:
+            grants, count = self._one_call(requests, decided, now)
+            if not grants:
+                break
+            self._commit(grants, now)
+            decided = decided[len(grants) :]
+            del requests[:count]
         if requests:
-            queued = allocator.enqueue(self.cluster, requests, now)
-            self._commit(self._with_dispatch(queued, now), now)
+            self._commit(self._with_dispatch(allocator.enqueue(self.cluster, requests, now), now), now)
 
-    def _external_change(self, event: ExternalEvent, now: float) -> Change | None:
-        """Return the change that a recorded event makes here; None if its job has not reached that event."""
-        if isinstance(event, RecordedEnd):
-            lease = self._lease(event.task_id)
-            if lease is None or not _as_recorded(self.record.job_runs[event.task_id]):
-                return None
-            return self._released(lease, now)
-        if isinstance(event, MembersReleased):
-            lease = self._lease(event.lease_id)
-            if lease is None or not _as_recorded(self.record.job_runs[event.lease_id]):
-                return None
-            return replace(event, fencing_token=lease.fencing_token)
-        if isinstance(event, Cancelled):
-            if event.lease_id in self.cluster.pending:
-                return event
-            lease = self.cluster.leases.get(event.lease_id)
-            return None if lease is None else new_released(event.lease_id, lease.fencing_token, now)
-        return event
+    def _one_call(
+        self, requests: Sequence[Request], decided: Sequence[Decision], now: float
+    ) -> tuple[list[Granted], int]:
+        """Return what one call for the first of these requests grants, and for how many it was.
 
-    def _with_dispatch(self, changes: list[Change], now: float) -> list[Change]:
+        That is not recorded: it was for as many as lead to what was decided next. They do not wait, so nobody
+        is preempted for them.
+        """
+        for count in range(len(requests), -1, -1):
+            changes = self._with_dispatch(allocator.enqueue(self.cluster, requests[:count], now), now)
+            grants = [change for change in changes if isinstance(change, Granted)]
+            if grants and decisions_of(grants) == decided[: len(grants)]:
+                return grants, count
+        return [], 0
+
+    def _changes_of(self, event: ExternalEvent, now: float) -> list[Change]:
+        """Return the changes that a recorded event makes here; none if it is about what is not so here."""
+        match event:
+            case Released() | Expired() | MembersReleased() | Renewed() | Quarantined():
+                return self._lease_changes(event, now)
+            case GpuCleaned():
+                token = self._tokens.get(event.fencing_token)
+                if token is None or token in self._cleaned_here or event.node not in self.cluster.by_name:
+                    return []
+                return [replace(event, fencing_token=token)]
+            case Preempting(lease_id=lease_id, preemptor=by):
+                lease = self.cluster.leases.get(lease_id)
+                if lease is None or lease.preempted_by or by not in self.cluster.pending:
+                    return []
+                return [replace(event, fencing_token=lease.fencing_token)]
+            case Cancelled(lease_id=lease_id):
+                if lease_id in self.cluster.pending:
+                    return [event]
+                lease = self.cluster.leases.get(lease_id)
+                if lease is None:
+                    return []
+                return [new_released(lease_id, lease.fencing_token, now), *self._clean_later(lease, now)]
+            case TeamsChanged(teams=rules):
+                return [rules_changed(self.cluster, rules, now)]
+            case MaintenanceChanged() | InventoryChanged() | ClusterSettingsChanged():
+                return [event]
+        return [event] if event.node in self.cluster.by_name else []
+
+    def _lease_changes(self, event: LeaseChange, now: float) -> list[Change]:
+        """Return the changes of an event of a recorded lease, none if no lease follows it."""
+        job_run = self.record.job_runs.get(event.lease_id)
+        lease = self._lease(event.lease_id)
+        part = None if job_run is None else job_run.follows
+        if job_run is None or lease is None or part is None:
+            return []
+        if part.lease.fencing_token != event.fencing_token:
+            return []
+        token = lease.fencing_token
+        if isinstance(event, Renewed):
+            return [replace(event, fencing_token=token, expires_at=math.inf)]
+        if isinstance(event, Quarantined):
+            return [replace(event, fencing_token=token)]
+        if not (isinstance(event, Released) and part.waits_again):
+            ended: list[Change] = [replace(event, fencing_token=token, use={})]
+        elif event.outcome == Outcome.PREEMPTED and not lease.preempted_by:
+            job_run.follows = None  # it was not preempted here: it runs on
+            self._run_on(job_run, lease, lease.granted_at)
+            return []
+        else:
+            ended = allocator.release(self.cluster, lease.lease_id, now, outcome=event.outcome)
+        is_there = part.lease.members == job_run.members
+        return ended if is_there else [*ended, *self._clean_later(lease, now)]
+
+    def _with_dispatch(self, changes: Sequence[Change], now: float) -> list[Change]:
         return allocator.with_dispatch(self.cluster, changes, self._policy, self._order, now)
-
-    def _is_of(self, task_id: str, fencing_token: int) -> bool:
-        """Return True unless that lease of the task was preempted."""
-        lease = self._lease(task_id)
-        return lease is not None and lease.fencing_token == fencing_token
 
     def _lease(self, task_id: str) -> Lease | None:
         key = self._remainders.get(task_id)
@@ -210,18 +403,16 @@ class Replay:
         outcome = self.record.job_runs[lease.lease_id].job.outcome
         return new_released(lease.lease_id, lease.fencing_token, now, outcome)
 
-    def _commit(self, changes: list[Change], now: float) -> None:
+    # ---- what becomes of the jobs ----
+
+    def _commit(self, changes: Sequence[Change], now: float) -> None:
         for change in changes:
             self.cluster.apply(change)
             self._note(change, now)
         self._sample(now)
-        if taken := sorted(self.cluster.preempting):
-            # Its job saves what it did and ends at once: how long that takes is not in the trace.
-            ended = [
-                change
-                for lease_id in taken
-                for change in allocator.release(self.cluster, lease_id, now, outcome=Outcome.PREEMPTED)
-            ]
+        while saved := self._saved:
+            self._saved = []
+            ended = [change for lease in saved for change in self._ended_early(lease, now)]
             self._commit(self._with_dispatch(ended, now), now)
 
     def _note(self, change: Change, now: float) -> None:
@@ -229,41 +420,89 @@ class Replay:
         if self._order.uses_attained:
             self._history.add(change)
         job_runs = self.record.job_runs
-        if isinstance(change, Granted):
-            task_id = change.lease.lease_id
-            job_run = job_runs[task_id]
-            job_run.started_at, job_run.lease = now, change.lease
-            if not _as_recorded(job_run):
-                # A recorded clock may have been set back.
-                left_s = job_run.job.runtime_s - job_run.saved_s
-                due = (task_id, change.lease.fencing_token)
-                self._ends.schedule(max(now + left_s, self._ends.now), due)
-            self._look_again(now + self.cluster.teams.min_runtime_s)
-        elif isinstance(change, Queued):
-            self._look_again(now + self.cluster.teams.preemption_delay_s)
-        elif isinstance(change, Released) and change.outcome == Outcome.PREEMPTED:
-            job_run = job_runs[change.lease_id]
-            assert job_run.lease is not None
-            assert job_run.started_at is not None
-            job_run.preempted.append((job_run.lease, job_run.started_at, now))
-            done_s = job_run.saved_s + now - job_run.started_at
+        match change:
+            case Granted(lease=lease):
+                self._note_start(job_runs[lease.lease_id], lease, now)
+            case Queued(request=request):
+                self._note_wait(job_runs[request.lease_id], now)
+            case Preempting(lease_id=lease_id):
+                self._note_preemption(job_runs[lease_id], change, now)
+            case Released(lease_id=lease_id, outcome=outcome):
+                job_runs[lease_id].ended_at, job_runs[lease_id].outcome = now, outcome
+            case Expired(lease_id=lease_id):
+                job_runs[lease_id].ended_at = now
+            case MembersReleased(lease_id=lease_id):
+                job_run = job_runs[lease_id]
+                job_run.left_at |= dict.fromkeys(change.ranks, now)
+                self._remainders[lease_id] = f"{lease_id}{KEY_SEPARATOR}{change.fencing_token}"
+                if len(job_run.left_at) >= len(job_run.members):
+                    job_run.ended_at = now
+            case Cancelled(lease_id=lease_id):
+                job_runs[lease_id].cancelled = True
+            case MaintenanceChanged():
+                self._look_at_windows(now)
+
+    def _note_start(self, job_run: JobRun, lease: Lease, now: float) -> None:
+        job_run.started_at, job_run.lease = now, lease
+        recorded = job_run.job.recorded[len(job_run.parts) :]
+        job_run.follows = recorded[0] if recorded and recorded[0].lease.granted_at == now else None
+        if job_run.follows is None:
+            self._run_on(job_run, lease, now)
+        elif job_run.follows.lease.members == lease.members:
+            self._tokens[job_run.follows.lease.fencing_token] = lease.fencing_token
+        self._look_again(now + self.cluster.teams.min_runtime_s)
+
+    def _run_on(self, job_run: JobRun, lease: Lease, since: float) -> None:
+        """Let the job run what is left of its runtime since then."""
+        left_s = job_run.job.runtime_s - job_run.saved_s
+        # A recorded clock may have been set back.
+        self._due.schedule(max(since + left_s, self._due.now), (Due.END, lease))
+
+    def _note_wait(self, job_run: JobRun, now: float) -> None:
+        self._look_again(now + self.cluster.teams.preemption_delay_s)
+        lease, begin = job_run.lease, job_run.started_at
+        if lease is None or begin is None:
+            return
+        part = Part(lease, job_run.preempted_at, job_run.preempted_by, now, job_run.outcome, waits_again=True)
+        job_run.parts.append(part)
+        if job_run.follows is not None:
+            job_run.saved_s += part.ran_s  # what was lost is not recorded
+        elif part.ran_s:
+            done_s = job_run.saved_s + now - begin
             job_run.saved_s = max(done_s - done_s % self._checkpoint_s, job_run.saved_s)
-            job_run.started_at = job_run.lease = None
-        elif isinstance(change, Released):
-            job_runs[change.lease_id].ended_at = now
-        elif isinstance(change, MembersReleased):
-            job_run = job_runs[change.lease_id]
-            job_run.left_at |= dict.fromkeys(change.ranks, now)
-            self._remainders[change.lease_id] = f"{change.lease_id}{KEY_SEPARATOR}{change.fencing_token}"
-            if len(job_run.left_at) >= len(job_run.members):
-                job_run.ended_at = now
-        elif isinstance(change, Cancelled):
-            job_runs[change.lease_id].cancelled = True
+        job_run.started_at = job_run.ended_at = job_run.lease = job_run.follows = job_run.preempted_at = None
+        job_run.preempted_by = job_run.outcome = ""
+
+    def _note_preemption(self, job_run: JobRun, change: Preempting, now: float) -> None:
+        """Let the job end when it did in the recording, else once it has saved what it did."""
+        job_run.preempted_at, job_run.preempted_by = now, change.preemptor
+        if job_run.follows is not None and job_run.follows.preempted_at == now:
+            return
+        job_run.follows = None
+        assert job_run.lease is not None
+        if save_s := job_run.job.save_s:
+            self._due.schedule(max(now + save_s, self._due.now), (Due.SAVED, job_run.lease))
+        else:
+            self._saved.append(job_run.lease)
+
+    def _look_at_windows(self, now: float) -> None:
+        """Look at the queue when a maintenance window begins or ends, until the last event."""
+        batches = self.record.workload.batches
+        if not batches:
+            return
+        first, last = max(now, batches[0].at), batches[-1].at
+        for window in self.cluster.windows:
+            found = window.occurrence(first)
+            while found is not None and found[0] <= last:
+                begin, end = found
+                for time in (begin, end):
+                    self._due.schedule(max(time, self._due.now), None)
+                found = window.occurrence(end)
 
     def _look_again(self, at: float) -> None:
         """Look again at that time: what may be preempted, and by whom, changes without an event."""
         if self.cluster.teams.preemption:
-            self._ends.schedule(max(at, self._ends.now), None)
+            self._due.schedule(max(at, self._due.now), None)
 
     def _sample(self, now: float) -> None:
         cluster = self.cluster
@@ -298,21 +537,33 @@ class Replay:
             samples.append(sample)
 
 
-def _as_recorded(job_run: JobRun) -> bool:
-    recorded = job_run.job.recorded
-    return recorded is not None and recorded.granted_at == job_run.started_at
+def _described(parts: Iterable[Part]) -> list[str]:
+    """Return the decisions about a job in words: its starts and preemptions."""
+    found = []
+    for part in parts:
+        where = ", ".join(f"{member.node} {list(member.gpu_ids)}" for member in part.lease.members)
+        found.append(f"{where} at {part.lease.granted_at:.6g}")
+        if part.preempted_at is not None:
+            preemptor = preemptor_in_words(part.preempted_by)
+            found.append(f"preempted for {preemptor} at {part.preempted_at:.6g}")
+    return found or ["not started"]
 
 
 def differences(record: Record) -> list[str]:
-    """Return one line for each job that the replay placed or started otherwise than the recording."""
-    found: list[str] = []
-    for task_id, job_run in record.job_runs.items():
-        was = job_run.job.recorded
-        recorded = None if was is None else (was.granted_at, was.members)
-        replayed = None if job_run.started_at is None else (job_run.started_at, job_run.members)
-        if recorded != replayed:
-            found.append(f"{task_id}: recorded {_describe(recorded)}, replayed {_describe(replayed)}")
-    return found
+    """Return one line for each job that the replay placed, started or preempted otherwise than recorded."""
+
+    def decisions(parts: Iterable[Part]) -> list[tuple[Any, ...]]:
+        return [
+            (part.lease.granted_at, part.lease.members, part.preempted_at, part.preempted_by)
+            for part in parts
+        ]
+
+    return [
+        f"{task_id}: recorded {'; '.join(_described(job_run.job.recorded))}, "
+        f"replayed {'; '.join(_described(job_run.leases))}"
+        for task_id, job_run in record.job_runs.items()
+        if decisions(job_run.job.recorded) != decisions(job_run.leases)
+    ]
 
 
 def compare_with_record(record: Record, longest: int = 20) -> dict[str, Any]:
@@ -321,9 +572,9 @@ def compare_with_record(record: Record, longest: int = 20) -> dict[str, Any]:
     `started_earlier` lists the jobs that gain most, with the seconds gained.
     """
     moved = [
-        (task_id, job_run.started_at - job_run.job.recorded.granted_at)
+        (task_id, job_run.first_started_at - job_run.job.recorded[0].lease.granted_at)
         for task_id, job_run in record.job_runs.items()
-        if job_run.job.recorded is not None and job_run.started_at is not None
+        if job_run.job.recorded and job_run.first_started_at is not None
     ]
     earlier = sorted((shift, task_id) for task_id, shift in moved if shift < 0)
     different = len(differences(record))
@@ -337,10 +588,3 @@ def compare_with_record(record: Record, longest: int = 20) -> dict[str, Any]:
             {"task_id": task_id, "earlier_s": round(-shift, 3)} for shift, task_id in earlier[:longest]
         ],
     }
-
-
-def _describe(decision: tuple[float, tuple[Placement, ...]] | None) -> str:
-    if decision is None:
-        return "not started"
-    at, members = decision
-    return f"{', '.join(f'{member.node} {list(member.gpu_ids)}' for member in members)} at {at:.6g}"

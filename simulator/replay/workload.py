@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from resource_manager.core.changes import (
+    AgentLost,
+    AgentSeen,
     Cancelled,
+    Change,
+    ClusterSettingsChanged,
     Drained,
+    Expired,
+    GpuCleaned,
     GpuClosed,
     GpuOpened,
+    Granted,
     InventoryChanged,
     MaintenanceChanged,
     MembersReleased,
+    Outcome,
+    Preempting,
+    Quarantined,
+    Released,
+    Renewed,
     Restored,
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.fit import could_ever_fit, count_gpus
-from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Request
+from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.servers import MAX_GPUS, MAX_GPUS_OF_SERVER
 from resource_manager.scheduling.gang_refusals import never_fits
@@ -32,28 +45,61 @@ JOB_COLUMNS = ("job", "submit_s", "runtime_s", "gpus")
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """One lease of a job: a job that was preempted, or that gave its lease back, has several.
+
+    Times are seconds; `preempted_at` is when it was told to end, for `preempted_by`. `waits_again`: its job
+    went back to the queue. `cleaned_s` passed from its end until all its GPUs were clean.
+    """
+
+    lease: Lease
+    preempted_at: float | None = None
+    preempted_by: str = ""
+    ended_at: float = math.inf
+    outcome: str = ""
+    waits_again: bool = False
+    cleaned_s: float = 0.0
+
+    @property
+    def ran_s(self) -> float:
+        """How long its job ran; one whose job did not start gave the lease back."""
+        is_given_back = self.waits_again and self.outcome == Outcome.NOT_STARTED
+        return 0.0 if is_given_back else max(self.ended_at - self.lease.granted_at, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A request that arrives, and its run time once started, in seconds.
 
-    `runtime_s` is infinite for a job that was still running at the end of its recording. `recorded` is the
-    lease that it got there, if any, and `outcome` how it ended.
+    `runtime_s` is infinite for a job that had not ended at the end of its recording. `recorded` are the
+    leases that it got there, and `outcome` how it ended.
     """
 
     request: Request
     submitted_at: float
     runtime_s: float
-    recorded: Lease | None = None
+    recorded: tuple[Part, ...] = ()
     outcome: str = ""
 
+    @property
+    def waited_s(self) -> float:
+        """How long it waited in the recording until its last lease, in which it did not run before."""
+        ran_s = sum(part.ran_s for part in self.recorded[:-1])
+        return max(self.recorded[-1].lease.granted_at - self.submitted_at - ran_s, 0.0)
 
-@dataclass(frozen=True, slots=True)
-class RecordedEnd:
-    """The recorded end of a job; it counts only if the job started when it did in the recording."""
+    @property
+    def save_s(self) -> float:
+        """How long the job takes to end when it is preempted, as far as it was recorded."""
+        found = (part.ended_at - part.preempted_at for part in self.recorded if part.preempted_at is not None)
+        return max((seconds for seconds in found if seconds < math.inf), default=0.0)
 
-    task_id: str
+    @property
+    def clean_s(self) -> float:
+        """How long its GPUs take to be clean after it, as far as it was recorded."""
+        return max((part.cleaned_s for part in self.recorded), default=0.0)
 
 
-ExternalChange = (
+ServerChange = (
     Drained
     | Restored
     | TeamsChanged
@@ -61,32 +107,62 @@ ExternalChange = (
     | GpuClosed
     | GpuOpened
     | InventoryChanged
-    | Cancelled
-    | MembersReleased
+    | ClusterSettingsChanged
 )
-"""A change that people and events outside of scheduling make."""
+"""A change that people and events outside of scheduling make to servers and rules."""
 
-ExternalEvent = ExternalChange | RecordedEnd
-"""External events other than arrivals."""
+LeaseChange = Released | Expired | MembersReleased | Renewed | Quarantined
+"""A change to a recorded lease; it counts only for a lease that began when that one did."""
+
+ExternalEvent = ServerChange | LeaseChange | Preempting | Cancelled | AgentSeen | AgentLost | GpuCleaned
+"""External events other than arrivals; a `Preempting` is one if an operator decided it."""
+
+Decision = tuple[str, tuple[Placement, ...] | str]
+"""A decision of the scheduler: a request with its placements, or a lease with what it is preempted for."""
+
+
+def decisions_of(changes: Iterable[Change]) -> list[Decision]:
+    """Return the decisions of the scheduler among the changes."""
+    found: list[Decision] = []
+    for change in changes:
+        match change:
+            case Granted(lease=lease):
+                found.append((lease.lease_id, lease.members))
+            case Preempting(by_operator=False):
+                found.append((change.lease_id, change.preemptor))
+    return found
 
 
 @dataclass(slots=True)
 class EventBatch:
-    """Events of one time: first those that end jobs or change servers, then the arrivals."""
+    """Events of one time: first those that end jobs or change servers, then the arrivals.
+
+    In a recording they are one operation of the manager: `decided` is what the scheduler decided in it.
+    `dispatches` is False if it did not look at the queue, `at_once` True if the arrivals were asked for
+    without waiting, and `expires` True if it began with what was due.
+    """
 
     at: float
     external: list[ExternalEvent] = field(default_factory=list)
     arrivals: list[Job] = field(default_factory=list)
+    decided: list[Decision] = field(default_factory=list)
+    dispatches: bool = True
+    at_once: bool = False
+    expires: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The initial state, the jobs that run or are pending in it, and the event batches in order of time."""
+    """The initial state, the jobs that run or are pending in it, and the event batches in order of time.
+
+    `is_recorded`: the batches are the operations of a manager, with its decisions.
+    """
 
     name: str
     start: Snapshot
     batches: tuple[EventBatch, ...]
     present: tuple[Job, ...] = ()
+    is_recorded: bool = False
 
     @property
     def jobs(self) -> list[Job]:

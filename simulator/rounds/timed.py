@@ -10,7 +10,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
 from resource_manager.scheduling.policies.first_fit import first_fit
 from simulator.errors import SimulationError
-from simulator.replay.workload import RecordedEnd, Workload
+from simulator.replay.workload import ServerChange, Workload
 from simulator.rounds.fixed_rounds import FixedRounds
 from simulator.rounds.job import RunningJob
 from simulator.rounds.leases import RequestLeases, gpus_of
@@ -70,11 +70,16 @@ def timed_rounds(workload: Workload, policy: RoundPolicy) -> FixedRounds:
         for job in workload.jobs
     ]
     external: list[Change] = [
-        event for batch in workload.batches for event in batch.external if not isinstance(event, RecordedEnd)
+        event
+        for batch in workload.batches
+        for event in batch.external
+        if isinstance(event, ServerChange | Cancelled)
     ]
     if workload.batches:
         end = workload.batches[-1].at
         external += [Cancelled(job.name, end) for job in jobs if job.runtime_s == math.inf]
-    cluster = ClusterState.from_snapshot(replace(workload.start, leases=(), pending=()))
+    cluster = ClusterState.from_snapshot(
+        replace(workload.start, leases=(), remainders=(), pending=(), watched=(), cleaning=())
+    )
     leases = RequestLeases(cluster, first_fit, (job.request for job in jobs))
     return FixedRounds(jobs, leases, policy, external)

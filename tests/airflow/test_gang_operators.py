@@ -155,7 +155,7 @@ def test_a_start_that_fails_ends_what_started_and_queues_again_after_a_pause(man
 
 def test_the_last_attempt_names_the_server(manager, servers):
     servers.refuse["10.0.0.2"] = "prepare"
-    operator = train(start_attempts=2)
+    operator = train(start_attempts=2, nodes=4)
     first = execute(operator)
     with pytest.raises(AirflowException) as failed:
         operator.execute_again(context_of(), {}, **first.kwargs)
@@ -164,6 +164,16 @@ def test_the_last_attempt_names_the_server(manager, servers):
     )
     assert manager.leases() == []
     assert servers.jobs == []
+
+
+def test_the_next_attempt_avoids_the_server_that_did_not_start(manager, servers):
+    servers.refuse["10.0.0.2"] = "prepare"
+    operator = train(start_attempts=2)
+    first = execute(operator)
+    with pytest.raises(TaskDeferred):
+        operator.execute_again(context_of(), {}, **first.kwargs)
+    [lease] = manager.leases()
+    assert [member["server_name"] for member in lease["members"]] == ["gpu-0", "gpu-2", "gpu-3"]
 
 
 def test_the_pause_fires_by_itself(manager):

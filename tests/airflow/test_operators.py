@@ -389,7 +389,9 @@ class Refuses(FakeLauncher):
     """Launcher that no connection is made to."""
 
     def prepare(self, job):
-        raise LauncherUnreachableError("server gpu-server-0 does not answer by ssh: host key changed")
+        raise LauncherUnreachableError(
+            "server gpu-server-0 does not answer by ssh:\n" + 50 * "host key changed "
+        )
 
 
 def test_a_job_that_was_never_started_frees_its_gpus_at_once_and_says_why(manager, monkeypatch):
@@ -397,7 +399,7 @@ def test_a_job_that_was_never_started_frees_its_gpus_at_once_and_says_why(manage
     for name in LAUNCHERS:
         monkeypatch.setitem(LAUNCHERS, name, lambda place: Refuses())
     operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", launcher="ssh")
-    with pytest.raises(AirflowException, match=r"^server gpu-server-0 does not answer by ssh: host key"):
+    with pytest.raises(AirflowException, match=r"^server gpu-server-0 does not answer by ssh:\nhost key"):
         operator.execute(context_of())
     assert manager.leases() == []
     ended = manager.history()[-1]

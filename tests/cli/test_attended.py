@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from resource_manager.manager.inventory_file import default_inventory
 
 from resource_manager import GPUResourceManager
+from resource_manager.cli import main
+from resource_manager.cli.target import Target
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.models import JobPlace
+from resource_manager.jobs.launchers import terminal
+from resource_manager.jobs.launchers.local import LocalLauncher
 from tests.cli.programs import MARK, begun, environment_of, left_of, manager_of, piped
 from tests.eventually import wait_for
 from tests.redis_server import RedisServer
@@ -168,3 +177,27 @@ def test_stop_waits_for_a_task_that_is_not_known_yet_or_gives_up(
     assert (done.returncode, done.stdout) == (1, "")
     manager.submit("late", 1)
     assert process.communicate(timeout=30) == ("late: released, it had no job\n", "")
+
+
+@pytest.mark.parametrize("step", ["submit", "prepare", "place_job", "attend", "stop", "release"])
+def test_a_signal_in_each_step_ends_the_command_and_its_lease(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
+    servers = default_inventory(1, 2, 8)
+    with GPUResourceManager.from_url("memory://", inventory=servers) as manager:
+        owner = {"prepare": LocalLauncher, "stop": LocalLauncher, "attend": terminal}.get(step, manager)
+        act = getattr(owner, step)
+
+        def interrupted(*given: Any, **more: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+            return act(*given, **more)
+
+        monkeypatch.setattr(owner, step, interrupted)
+        monkeypatch.setattr(Target, "manager", manager)
+        done = CliRunner().invoke(main, ["run", "--gpus", "1", "--", "sleep", "1"])
+        # The job was over before its processes were looked for.
+        assert done.exit_code == (0 if step in ("stop", "release") else 143), done.output
+        assert manager.leases() == []
+        assert manager.queue() == []

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core.identifiers import JOINERS, MAX_TEXT, UNPRINTABLE, check_names, check_text
+from resource_manager.core.identifiers import (
+    JOINERS,
+    MAX_TEXT,
+    UNPRINTABLE,
+    as_reason,
+    check_names,
+    check_text,
+)
 from resource_manager.errors import InvalidRequestError
 
 FORGING = (
@@ -79,3 +86,9 @@ def test_the_class_for_schemas_refuses_what_the_check_refuses(text: str) -> None
         assert re.search(f"[{UNPRINTABLE}]", text)
     else:
         assert not re.search(f"[{UNPRINTABLE}]", text)
+
+
+@given(st.text(max_size=600))
+def test_any_text_from_outside_can_be_a_reason(text: str) -> None:
+    """An error of a server must not keep a lease from its release, whatever it says."""
+    check_text(reason=as_reason(text))

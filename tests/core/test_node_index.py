@@ -8,6 +8,7 @@ import pytest
 
 from resource_manager.core import expiry_heap, node_index
 from resource_manager.core.changes import (
+    AgentSeen,
     Cancelled,
     Change,
     Drained,
@@ -326,15 +327,21 @@ def test_an_inventory_change_cannot_be_tried() -> None:
     assert len(state.nodes) == 1
 
 
-def test_a_retired_node_stays_until_its_last_lease_ends_outside_of_a_trial() -> None:
+def test_a_retired_node_leaves_with_its_last_lease_and_comes_back_after_a_trial() -> None:
+    """In a trial too: else a change of the node could be committed after the end of that lease."""
     state = ClusterState(nodes("ab"))
     hold(state, "t", "a", 0)
     hold(state, "u", "a", 1)
     state.apply(InventoryChanged(nodes("b"), 1.0))
     with state.trial():
         state.apply(Released("t", 1, 2.0))
-        state.apply(Released("u", 2, 2.0))
         assert [at.name for at in state.nodes] == ["b", "a"]
+        state.apply(Released("u", 2, 2.0))
+        assert [at.name for at in state.nodes] == ["b"]
+        with pytest.raises(UnknownNodeError):
+            state.apply(AgentSeen("a", 2.0))
+    assert_indexed(state)
+    assert set(state.node("a").leases) == {"t", "u"}
     state.apply(Released("t", 1, 2.0))
     assert [at.name for at in state.nodes] == ["b", "a"]
     state.apply(Released("u", 2, 2.0))

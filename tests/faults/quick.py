@@ -6,16 +6,16 @@ exists; `PLANTED_BUG` names a bug to plant, `AS_USER` an account that it becomes
 
 from __future__ import annotations
 
-import importlib
 import os
 import pwd
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from resource_manager.cli import attended, by_hand, main, session, signals
-from resource_manager.jobs.launchers import ssh, terminal
+from resource_manager.jobs.launchers import LauncherError, ssh, terminal
 
 TTL_S = 6.0
 """Time to live of a lease of `run` here, a tenth of the real one."""
@@ -58,11 +58,15 @@ def wait_at(gate: Path) -> None:
 def become(user: str) -> None:
     """Go on as another account, with all modules loaded: it may not read those of this one."""
     from resource_manager import GPUResourceManager
+    from resource_manager.jobs.reconcile import reconcile
+    from resource_manager.jobs.running_job import RunningJob
 
-    for module in ("airflow.providers.ssh.hooks.ssh", "resource_manager.jobs.reconcile"):
-        importlib.import_module(module)
+    assert reconcile
     with GPUResourceManager() as manager:
-        manager.leases()
+        for lease in manager.leases():
+            for job in RunningJob.all_of(lease):
+                with suppress(LauncherError):
+                    job.open().close()
     account = pwd.getpwnam(user)
     os.setgroups([])
     os.setgid(account.pw_gid)

@@ -30,7 +30,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.codec import FORMAT_VERSION
 from resource_manager.storage.redis.client import RedisClient
 from tests.faults.access_paths import ACCESS_PATHS
-from tests.faults.bugs import BUGS, OF_PREEMPTION
+from tests.faults.bugs import BUGS, OF_PREEMPTION, OF_TERMINALS
 from tests.faults.checker import Operation, check
 from tests.faults.commit_points import POINTS
 from tests.faults.members import Members
@@ -90,7 +90,7 @@ def test_awaited_requests_cancelled_on_their_way_break_no_promise() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("access_path", ACCESS_PATHS)
-@pytest.mark.parametrize("bug", sorted(BUGS.keys() - {"no lock"}))
+@pytest.mark.parametrize("bug", sorted(BUGS.keys() - {"no lock", *OF_TERMINALS}))
 def test_a_planted_bug_is_found(bug: str, access_path: str) -> None:
     assert any(
         run_seed(

@@ -12,8 +12,9 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -62,7 +63,7 @@ def lease_around(site: Site, *, attempt: int = 1, **more: str) -> Program:
 
 
 def hold(site: Site, *, attempt: int = 1, **more: str) -> Program:
-    return site.gpu_manager("hold", "--gpus", "2", "--for", f"{SETTLED_S:g}s", **more)
+    return site.gpu_manager("hold", "--gpus", "2", "--for", f"{site.settled_s:g}s", **more)
 
 
 def by_rest(site: Site, *, attempt: int = 1, **more: str) -> Program:
@@ -103,16 +104,16 @@ def stop_caller(site: Site, caller: Program) -> None:
 
 
 def cut(site: Site, caller: Program) -> None:
-    site.machine.cut()
+    site.server.cut()
 
 
 def kill_server(site: Site, caller: Program) -> None:
-    site.machine.die()
+    site.server.die()
 
 
 def reboot(site: Site, caller: Program) -> None:
-    site.machine.die()
-    site.machine.boot()
+    site.server.die()
+    site.server.boot()
 
 
 def silence_store(site: Site, caller: Program) -> None:
@@ -176,11 +177,11 @@ def resume(site: Site, caller: Program) -> None:
 
 
 def heal(site: Site, caller: Program) -> None:
-    site.machine.join()
+    site.server.join()
 
 
 def boot(site: Site, caller: Program) -> None:
-    site.machine.boot()
+    site.server.boot()
 
 
 def retry(site: Site, caller: Program) -> None:
@@ -396,9 +397,9 @@ def play(site: Site, way: str, fault: str) -> None:
     if cell.job == "ends":
         site.until(lambda: not site.processes(), "the job's end")
     elif cell.job == "goes on":
-        site.holds(site.processes, "the job should go on", SETTLED_S)
+        site.holds(site.processes, "the job should go on", site.settled_s)
     if cell.gpus == "kept":
-        site.holds(lambda: not site.has_rival(), "its GPUs must be kept", SETTLED_S)
+        site.holds(lambda: not site.has_rival(), "its GPUs must be kept", site.settled_s)
     for end in cell.ends:
         assert not site.has_rival(), f"its GPUs were granted before {end}"
         ENDS[end](site, caller)
@@ -431,16 +432,16 @@ NEVER_STARTS: dict[str, dict[str, str]] = {
 
 def change_host_key(site: Site) -> None:
     site.trust_host_key()
-    site.machine.new_host_key()
+    site.server.new_host_key()
 
 
 def spoil_folder(site: Site) -> None:
-    (site.machine.home / "jobs").touch()
+    (site.server.home / "jobs").touch()
 
 
 SPOILING: dict[str, Callable[[Site], None]] = {
     "the host key has changed": change_host_key,
-    "the server is cut off": lambda site: site.machine.cut(),
+    "the server is cut off": lambda site: site.server.cut(),
     "its folder cannot be written": spoil_folder,
 }
 
@@ -540,7 +541,7 @@ def play_ending(site: Site, ending: str, situation: str) -> None:
     caller.signal(signal.SIGKILL)
     SITUATIONS[situation](site, caller)
     site.until(lambda: not site.processes(), "the job's end")
-    site.until(lambda: site.state_of(site.lease_id) == "ERROR", "its quarantine")
+    site.until(site.is_quarantined, "its quarantine")
     said = ENDINGS[ending](site)
     if FREES[ending][situation]:
         site.until(site.has_rival, "the grant of its GPUs to the other request")
@@ -558,31 +559,22 @@ Key = tuple[str, str, str]
 """Name of the test, way and fault of a cell."""
 
 
-@pytest.fixture(scope="module")
-def played(
-    request: pytest.FixtureRequest,
+@contextmanager
+def playing(
+    machines: Machines | None, keys: Sequence[Key], folder: Path
 ) -> Iterator[dict[Key, Future[None]]]:
-    """Play all cells that were chosen, some at once; each test waits for its own."""
-    if reason := what_is_missing():
-        pytest.skip(reason)
-    chosen = [
-        (item.originalname, *item.callspec.params.values())
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.originalname in PLAYS
-    ]
-    folder = Path(tempfile.mkdtemp(prefix="ways-"))
+    """Play these cells, some at once: on machines of their own, or all on this one."""
     folder.chmod(0o755)  # another user may go through, and is kept out of the jobs by their own folder
-    count = min(SITES, len(chosen))
-    machines = Machines(folder, 2 * count)
+    count = max(min(SITES, len(keys)), 1)
     free: SimpleQueue[int] = SimpleQueue()
     for number in range(count):
         free.put(number)
 
-    def play_somewhere(test: str, way: str, fault: str) -> None:
+    def play_somewhere(key: Key) -> None:
+        test, way, fault = key
         number = free.get()
-        server, desk = machines.servers[2 * number : 2 * number + 2]
         try:
-            site = Site(machines, server, desk, folder / f"cell-{chosen.index((test, way, fault))}", way)
+            site = Site(machines, number, folder / f"cell-{keys.index(key)}", way)
             try:
                 PLAYS[test](site, way, fault)
             finally:
@@ -592,11 +584,44 @@ def played(
 
     pool = ThreadPoolExecutor(count)
     try:
-        yield {key: pool.submit(play_somewhere, *key) for key in chosen}
+        yield {key: pool.submit(play_somewhere, key) for key in keys}
     finally:
         pool.shutdown(cancel_futures=True)
-        machines.close()
         shutil.rmtree(folder)
+
+
+def chosen(request: pytest.FixtureRequest, *, here: bool) -> list[Key]:
+    """Return the cells among the tests of this session."""
+    return [
+        (item.originalname, *item.callspec.params.values())
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.originalname in PLAYS
+        and (item.originalname == test_a_cell_on_this_machine.__name__) is here
+    ]
+
+
+@pytest.fixture(scope="module")
+def played(request: pytest.FixtureRequest) -> Iterator[dict[Key, Future[None]]]:
+    """Play all cells that were chosen; each test waits for its own."""
+    if reason := what_is_missing():
+        pytest.skip(reason)
+    keys = chosen(request, here=False)
+    home = Path(tempfile.mkdtemp(prefix="machines-"))
+    home.chmod(0o755)
+    machines = Machines(home, 2 * min(SITES, len(keys)))
+    try:
+        with playing(machines, keys, Path(tempfile.mkdtemp(prefix="ways-"))) as played:
+            yield played
+    finally:
+        machines.close()
+        shutil.rmtree(home)
+
+
+@pytest.fixture(scope="module")
+def played_here(request: pytest.FixtureRequest) -> Iterator[dict[Key, Future[None]]]:
+    with playing(None, chosen(request, here=True), Path(tempfile.mkdtemp(prefix="ways-"))) as played:
+        yield played
 
 
 def cells(table: Mapping[str, Mapping[str, object]]) -> pytest.MarkDecorator:
@@ -611,6 +636,23 @@ def cells(table: Mapping[str, Mapping[str, object]]) -> pytest.MarkDecorator:
 
 def on_machines(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.e2e(pytest.mark.timeout(900)(test))
+
+
+HERE = {
+    "training here": {"its job is killed": True},
+    "gpu_lease": {"its job is killed": True},
+    "@task.gpu": {"its job is killed": True},
+    "run here": {"stopped with another JOBS_DIR and home": True},
+    "hold": {"an operator releases it": True},
+    "REST": {"its job is killed": True},
+}
+"""One quick cell of each way that needs no other machine."""
+
+
+@pytest.mark.slow
+@cells(HERE)
+def test_a_cell_on_this_machine(way: str, fault: str, played_here: dict[Key, Future[None]]) -> None:
+    played_here["test_a_cell_on_this_machine", way, fault].result()
 
 
 @cells(TABLE)
@@ -641,6 +683,7 @@ def test_a_job_ends_by_who_knows_it(way: str, fault: str, played: dict[Key, Futu
 
 PLAYS: dict[str, Callable[[Site, str, str], None]] = {
     "test_a_cell": play,
+    "test_a_cell_on_this_machine": play,
     "test_what_never_started_is_free_at_once": play_no_start,
     "test_a_start_that_comes_after_the_stop_starts_nothing": play_late_start,
     "test_a_job_ends_by_who_knows_it": play_ending,

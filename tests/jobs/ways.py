@@ -40,10 +40,10 @@ PATIENCE_S = 45.0
 
 SERVER = """
 [[servers]]
-name = "{machine.name}"
+name = "{name}"
 gpus = 2
 cpus = 8
-address = "{machine.address}"
+address = "{address}"
 """
 
 
@@ -52,15 +52,25 @@ class NotSeenError(AssertionError):
 
 
 class Site:
-    """One store, one server, one desk, and what is seen of them."""
+    """One store, one server, one desk, and what is seen of them; without `machines` all is this machine."""
 
-    def __init__(self, machines: Machines, machine: Machine, desk: Machine, folder: Path, way: str) -> None:
+    def __init__(self, machines: Machines | None, number: int, folder: Path, way: str) -> None:
         folder.mkdir(parents=True)
         self.way = way
-        self.machines, self.machine, self.desk, self.folder = machines, machine, desk, folder
-        self.store = Server(folder / "redis", "appendonly yes", "bind 0.0.0.0", "protected-mode no")
+        self.machines, self.folder = machines, folder
+        self.machine: Machine | None = None
+        self.desk: Machine | None = None
+        self.name, address, self.here, self.settled_s = "here", "", "127.0.0.1", TTL_S / 2
+        if machines is not None:
+            server, self.desk = machines.servers[2 * number : 2 * number + 2]
+            self.machine = server
+            self.name, address = server.name, server.address
+            self.here, self.settled_s = machines.here, SETTLED_S
+        self.store = Server(
+            folder / "redis", "appendonly yes", "appendfsync always", "bind 0.0.0.0", "protected-mode no"
+        )
         self.inventory = folder / "servers.toml"
-        self.inventory.write_text(SERVER.format(machine=machine))
+        self.inventory.write_text(SERVER.format(name=self.name, address=address))
         self.ledger = folder / "beats"
         self.notes = folder / "notes"
         self.notes.mkdir()
@@ -75,6 +85,12 @@ class Site:
         self.rival = "rival"
         self.lease_id = ""
 
+    @property
+    def server(self) -> Machine:
+        """The server, where it is a machine of its own."""
+        assert self.machine is not None
+        return self.machine
+
     # ---- programs ----
 
     def environment(self, machine: Machine | None) -> dict[str, str]:
@@ -84,7 +100,7 @@ class Site:
         own = {
             "HOME": str(home),
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
-            "GPU_MANAGER_STORE": f"redis://{self.machines.here}:{self.store.port}/0?namespace=n",
+            "GPU_MANAGER_STORE": f"redis://{self.here}:{self.store.port}/0?namespace=n",
             "GPU_MANAGER_INVENTORY": str(self.inventory),
             "GPU_MANAGER_JOBS_DIR": str(home / "jobs"),
             "GPU_MANAGER_LEASE_CONFIRMATION_WINDOW_S": "1",
@@ -93,8 +109,9 @@ class Site:
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "TASK_NOTES": str(self.notes),
             "JOB": json.dumps(self.job),
-            "AIRFLOW_CONN_JOBS": self.connection(),
         }
+        if self.machines is not None:
+            own["AIRFLOW_CONN_JOBS"] = self.connection(self.machines.key)
         own["AIRFLOW_CONN_GPU_MANAGER_DEFAULT"] = json.dumps(
             {
                 "conn_type": "gpu_manager",
@@ -103,22 +120,24 @@ class Site:
             }
         )
         if machine is self.machine:
-            own["GPU_MANAGER_SERVER"] = machine.name
+            own["GPU_MANAGER_SERVER"] = self.name
         return own
 
-    def connection(self) -> str:
-        extra: dict[str, Any] = {"key_file": str(self.machines.key), "conn_timeout": 2}
+    def connection(self, login: Path) -> str:
+        """Return Airflow's connection to the server."""
+        extra: dict[str, Any] = {"key_file": str(login), "conn_timeout": 2}
         if self.known_hosts.exists():
             kind, key = self.known_hosts.read_text().split()[1:3]
             extra |= {"no_host_key_check": False, "host_key": f"{kind} {key}"}
         else:
             extra |= {"no_host_key_check": True}
-        return json.dumps({"conn_type": "ssh", "host": self.machine.address, "login": "root", "extra": extra})
+        return json.dumps({"conn_type": "ssh", "host": self.server.address, "login": "root", "extra": extra})
 
     def spawn(self, *command: str, machine: Machine | None = None, **more: str) -> Program:
         """Start a program on a machine, or here without one."""
-        known = self.known_hosts if self.known_hosts.exists() else None
-        self.machines.ssh_program(self.folder / "bin", known_hosts=known)
+        if self.machines is not None:
+            known = self.known_hosts if self.known_hosts.exists() else None
+            self.machines.ssh_program(self.folder / "bin", known_hosts=known)
         output = self.folder / f"said-{len(self.programs)}"
         program = Program(command, {**self.environment(machine), **more}, output, machine)
         self.programs.append(program)
@@ -140,6 +159,8 @@ class Site:
         self.manager.close()
         self.store.kill()
         for machine in (self.machine, self.desk):
+            if machine is None:
+                continue
             machine.join()
             if not machine.alive:
                 machine.start()
@@ -182,6 +203,10 @@ class Site:
         """Return whether the lease is over."""
         self.manager.expire_and_schedule()
         return self.lease_id not in {lease["task_id"] for lease in self.leases()}
+
+    def is_quarantined(self) -> bool:
+        self.manager.expire_and_schedule()
+        return self.state_of(self.lease_id) == "ERROR"
 
     def state_of(self, task_id: str) -> str:
         found = self.manager.status_of(task_id)
@@ -229,21 +254,21 @@ class Site:
 
     def trust_host_key(self) -> None:
         """From now on only the host key that the server has at this moment is known."""
-        key = (self.machine.home / "host_key.pub").read_text().split()[:2]
-        self.known_hosts.write_text(f"{self.machine.address} {' '.join(key)}\n")
+        key = (self.server.home / "host_key.pub").read_text().split()[:2]
+        self.known_hosts.write_text(f"{self.server.address} {' '.join(key)}\n")
 
     def compete(self) -> None:
         """Let the rival wait for both GPUs."""
-        self.manager.submit(self.rival, 2, server=self.machine.name, ttl=3600.0)
+        self.manager.submit(self.rival, 2, server=self.name, ttl=3600.0)
 
     def preempt(self) -> None:
         """Let the rival take both GPUs by right."""
         self.manager.apply_teams(Teams((Team("first", 2),), True, 0.0, 0.0))
-        self.manager.submit(self.rival, 2, server=self.machine.name, ttl=3600.0, team="first", priority=9)
+        self.manager.submit(self.rival, 2, server=self.name, ttl=3600.0, team="first", priority=9)
 
     def close_gpu(self) -> None:
         """Let the first GPU fall off the bus."""
-        node = self.machine.name
+        node = self.name
         self.manager.commit(
             lambda cluster, now: [
                 GpuClosed(node, 0, "", "xid 79; GPU has fallen off the bus", now, stop=True)

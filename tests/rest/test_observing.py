@@ -54,6 +54,7 @@ def test_the_access_log_says_what_a_request_changed_and_who_asked(
 ) -> None:
     for name in ("first", "waits"):
         open_client.post("/api/submit", json={"task_id": name, "gpus": 8, "cpus": 64, "server": 0})
+    caplog.clear()  # where a test before left the log at INFO, it holds the two submits
     with caplog.at_level(logging.INFO, "resource_manager.rest.access"):
         open_client.post("/api/servers/1/drain", json={"reason": "fans"})
         open_client.post("/api/release", json={"task_id": "first", "outcome": "SUCCESS"})

@@ -41,6 +41,7 @@ from tests.builders import node, nodes
 FIRST_FIT = POLICIES["first_fit"]
 FIFO = get_order("fifo")
 BACKFILL = get_order("fifo+backfill")
+PRIORITY = get_order("priority+backfill")
 
 
 @pytest.fixture
@@ -161,6 +162,24 @@ def test_leases_granted_at_once_and_given_back_wait_in_the_order_of_their_arriva
         apply(allocator.release(cluster, name, 4.0, outcome=Outcome.NOT_STARTED))
     assert [entry.lease_id for entry in FIFO(cluster, 4.0)] == ["first", "second", "third", "waits"]
     assert [entry.sequence for entry in FIFO(cluster, 4.0)] == [1, 2, 3, 4]
+
+
+def test_a_refused_request_does_not_change_who_is_granted_beside_it() -> None:
+    """`urgent` would have a reservation on b if it waited, and `small` then its place on a."""
+    cluster = ClusterState(nodes("ab", 4))
+    for name, gpus, node_name, runtime_s in (("x", 3, "a", 90.0), ("y", 3, "b", 50.0)):
+        request = Request(name, gpus, required_node=node_name, expected_runtime_s=runtime_s)
+        cluster.apply(*allocator.submit(cluster, request, FIRST_FIT, PRIORITY, 0.0))
+    waits = Request("waits", 4, required_node="a", expected_runtime_s=60.0)
+    cluster.apply(*allocator.submit(cluster, waits, FIRST_FIT, PRIORITY, 0.0))
+    small = Request("small", 1, preferred_node="b", expected_runtime_s=60.0)
+    urgent = Request("urgent", 4, required_node="b", priority=9, expected_runtime_s=60.0)
+    alone = allocator.allocate_in_order(cluster, [small], FIRST_FIT, PRIORITY, 1.0)
+    beside = allocator.allocate_in_order(cluster, [urgent, small], FIRST_FIT, PRIORITY, 1.0)
+    assert beside == alone
+    (granted,) = alone
+    assert isinstance(granted, Granted)
+    assert granted.lease.placement.node == "b"
 
 
 def test_a_grant_beside_the_queue_takes_a_number_that_no_later_request_gets() -> None:

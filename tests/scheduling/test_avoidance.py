@@ -206,7 +206,7 @@ def test_no_lease_is_preempted_for_a_place_on_a_server_that_it_avoids() -> None:
     for name in "tu":
         cluster.apply(allocator.enqueue(cluster, [Request(name, 4, team="vision", priority=9)], 92.0)[0])
     [change] = allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 689.0)
-    assert (change.lease_id, change.by) == ("low", "u")  # type: ignore[union-attr]
+    assert (change.lease_id, change.preemptor) == ("low", "u")  # type: ignore[union-attr]
 
 
 def test_a_release_refuses_unknown_servers_and_cuts_a_long_sentence() -> None:

@@ -30,6 +30,7 @@ from resource_manager.scheduling.decayed_use import (
     fair_tree_ranks,
     fair_usage_factors,
     level_fair_shares,
+    rules_changed,
     shares_of,
     with_use,
 )
@@ -179,9 +180,7 @@ def test_a_state_keeps_its_use_through_trials_snapshots_and_new_rules() -> None:
     assert cluster.ledger.uses == {"vision": Use(ended.use["vision"], 500.0)}
     again = ClusterState.from_snapshot(cluster.snapshot())
     assert used(again, 900.0) == used(cluster, 900.0)
-    changed = TeamsChanged(Teams((Team("vision", 1),), half_life_s=HALF_LIFE_S), 600.0)
-    for change in with_use(cluster, [changed]):
-        cluster.apply(change)
+    cluster.apply(rules_changed(cluster, Teams((Team("vision", 1),), half_life_s=HALF_LIFE_S), 600.0))
     assert used(cluster, 900.0)["vision"] == pytest.approx(used(again, 900.0)["vision"])
 
 
@@ -218,12 +217,13 @@ def test_each_end_of_one_commit_adds_to_the_use_that_the_one_before_it_left() ->
 def test_new_rules_of_a_commit_carry_the_use_of_the_ends_before_them() -> None:
     cluster = cluster_with(Team("vision"))
     grant(cluster, "x", "vision", 0.0, 0)
-    rules = TeamsChanged(Teams((Team("vision", 1),), half_life_s=HALF_LIFE_S), 400.0)
-    found = list(with_use(cluster, [Released("x", 1, 100.0), rules, Cancelled("z", 400.0)]))
+    rules = Teams((Team("vision", 1),), half_life_s=HALF_LIFE_S)
+    with cluster.trial():
+        cluster.apply(Released("x", 1, 100.0))
+        changed = rules_changed(cluster, rules, 400.0)
     left = Use(held_use(1.0, 100.0, HALF_LIFE_S), 100.0).at_time(400.0, HALF_LIFE_S)
-    assert isinstance(found[1], TeamsChanged)
-    assert found[1].use == {"vision": pytest.approx(left)}
-    assert len(found) == 3
+    assert changed == TeamsChanged(rules, 400.0, {"vision": pytest.approx(left)})
+    assert list(with_use(cluster, [changed])) == [changed]
 
 
 def test_a_team_is_charged_for_those_below_it() -> None:

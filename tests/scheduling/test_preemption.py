@@ -317,6 +317,27 @@ def test_a_preemptor_takes_nothing_early_of_what_another_is_to_get() -> None:
     assert "large" in shared.state.leases
 
 
+def test_nothing_is_taken_of_what_is_only_planned() -> None:
+    """`mine` is to get what `x` holds: there is no lease of it yet that `more` could take."""
+    shared = Shared(Team("vision", 4), Team("nlp", 2))
+    shared.submit("x", 4, team="nlp")
+    shared.submit("mine", 4, team="vision")
+    changes = shared.submit("more", 4, team="vision", priority=5)
+    assert [type(change) for change in changes] == [Queued]
+    assert shared.preempting() == {"x": "mine"}
+
+
+def test_an_operator_takes_nothing_for_a_request_that_is_to_get_its_place_already() -> None:
+    shared = Shared(Team("vision", 4))
+    shared.submit("x", 2, team="nlp")
+    shared.submit("y", 2, team="nlp")
+    shared.submit("mine", 2, team="vision")
+    (victim,) = shared.preempting()
+    (other,) = {"x", "y"} - {victim}
+    with pytest.raises(NotPreemptibleError, match="need not wait"):
+        allocator.preempt(shared.state, other, first_fit, fifo, shared.now, preemptor="mine")
+
+
 def test_a_cancelled_preemptor_keeps_nothing() -> None:
     shared = Shared(Team("vision", 4))
     shared.submit("x", 2, team="nlp")
@@ -496,7 +517,7 @@ def test_by_hand_a_lease_has_its_grace_and_ends_for_the_request_that_is_named() 
         shared.submit(name, 4, team="nlp")
     token, now = shared.state.leases["x"].fencing_token, shared.now
     changes = allocator.preempt(shared.state, "x", first_fit, fifo, now, preemptor="second")
-    assert changes == [Preempting("x", token, "second", now + 7.0, now)]
+    assert changes == [Preempting("x", token, "second", now + 7.0, now, by_operator=True)]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from resource_manager.airflow.version_compat import (
     is_first_try_since_cleared,
 )
 from resource_manager.core.changes import Outcome
+from resource_manager.core.identifiers import as_reason
 from resource_manager.errors import LeaseNotFoundError
 from resource_manager.jobs.gang_environment import HOSTFILE, gang_environment, hostfile, is_gang
 from resource_manager.jobs.gang_job import ORDER_LABEL, DoneWhen, GangJob, StartupOrder
@@ -254,7 +255,10 @@ class GPUTrainingOperator(GPUOperator):
         ):
             raise AirflowException(f"{error}; {GPUS_STAY_ALLOCATED}") from error
         identity, _ = identity_of(context)
-        why = {"reason": str(error), "failed_nodes": failed_nodes or ([error.server] if error.server else [])}
+        why = {
+            "reason": as_reason(error),
+            "failed_nodes": failed_nodes or ([error.server] if error.server else []),
+        }
         self._end(manager, identity, Outcome.FAILED, **why)
         if not is_gang(allocation):
             raise AirflowException(str(error)) from error

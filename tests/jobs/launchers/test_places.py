@@ -230,7 +230,8 @@ def test_nothing_runs_after_a_start_whose_outer_shell_was_killed(tmp_path, monke
         launcher.start(Job("j", ("sleep", "60")))
     assert not isinstance(failed.value, LauncherUnreachableError)
     assert launcher.status("j").state is JobState.FINISHED
-    assert list(directory_job._processes(str(tmp_path / "j"))) == []
+    left = list(directory_job._processes(str(tmp_path / "j")))
+    assert left == []
 
 
 def test_what_is_sent_to_servers_runs_on_python_3_7():

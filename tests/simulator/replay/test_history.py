@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +15,27 @@ from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
 from resource_manager.cli.commands import main as gpu_manager
-from resource_manager.core.changes import Granted, Queued, Released
+from resource_manager.core.changes import (
+    AgentSeen,
+    Change,
+    GpuCleaned,
+    Granted,
+    Preempting,
+    Queued,
+    Released,
+)
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.teams import Team, Teams
 from resource_manager.manager import runtime_learner
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling.policies import POLICIES, get_policy
 from resource_manager.scheduling.queue_order import get_order
 from resource_manager.settings import Settings
-from resource_manager.storage.history_file import History, collect, to_lines
+from resource_manager.storage.history_file import History, before_changes, collect, to_lines, write_file
 from resource_manager.storage.memory import MemoryStore
 from simulator.cli import main
+from simulator.replay import metrics
 from simulator.replay.history import read_history, workload_of
 from simulator.replay.replay import Replay, differences
 
@@ -193,6 +205,127 @@ def test_a_history_without_its_first_changes_is_replayed(tmp_path: Path) -> None
     assert len(history.changes) + history.forgotten == len(whole) - 60
     replayed = Replay(workload_of(history, "history"), get_policy("first_fit"), get_order("fifo")).run()
     assert len(replayed.job_runs) > 20
+
+
+def preempting_manager() -> tuple[GPUResourceManager, list[float]]:
+    """Return a manager of four GPUs, all guaranteed to team `a`, and its clock."""
+    now = [0.0]
+    settings = Settings(store="memory://", order="fifo")
+    inventory = [Node("n", 0, {"cpus": 64}, tuple(Gpu(i) for i in range(4)))]
+    manager = GPUResourceManager(settings, store=MemoryStore(clock=lambda: now[0]), inventory=inventory)
+    rules = Teams((Team("a", 4),), preemption=True, min_runtime_s=0.0, preemption_delay_s=5.0)
+    manager.apply_teams(rules)
+    return manager, now
+
+
+def with_a_preemption() -> History:
+    """`long` runs from 10 to 45, the last 15 s of which it saves what it did, and from 100 to 300."""
+    manager, now = preempting_manager()
+    now[0] = 10.0
+    manager.submit("long", 4, 1, team="b")
+    now[0] = 25.0
+    manager.submit("owed", 4, 1, team="a")
+    now[0] = 30.0
+    manager.expire_and_schedule()
+    now[0] = 45.0
+    manager.release("long", outcome="PREEMPTED")
+    now[0] = 100.0
+    manager.release("owed", outcome="SUCCESS")
+    now[0] = 300.0
+    manager.release("long", outcome="SUCCESS")
+    return collect(manager)
+
+
+def test_a_preempted_job_is_one_job_with_its_parts(tmp_path: Path) -> None:
+    write_file(with_a_preemption(), tmp_path / "history.jsonl")
+    workload = workload_of(read_history(str(tmp_path / "history.jsonl")), "history")
+    record = Replay(workload, get_policy("first_fit"), get_order("fifo")).run()
+    assert differences(record) == []
+    long = record.job_runs["long"]
+    assert (long.job.runtime_s, long.job.waited_s, long.ended_at) == (235.0, 55.0, 300.0)
+    assert [(part.lease.granted_at, part.preempted_at, part.ended_at) for part in long.parts] == [
+        (10.0, 30.0, 45.0)
+    ]
+    assert [until - begin for _, begin, until in metrics.spans(long, 300.0)] == [35.0, 200.0]
+    arguments = ["replay", "--history", str(tmp_path / "history.jsonl"), "--order", "fifo", "--json"]
+    summary = json.loads(CliRunner().invoke(main, arguments).stdout)
+    assert (summary["jobs"], summary["started"], summary["ended"]) == (2, 2, 2)
+    assert (summary["recorded"]["same"], summary["recorded"]["different"]) == (2, 0)
+    assert (summary["mean_wait_s"], summary["recorded_mean_wait_s"]) == (37.5, 37.5)
+
+
+def test_a_job_that_is_preempted_at_another_time_takes_as_long_to_save() -> None:
+    """Here `long` starts a second later, so its recorded end is not that of this lease."""
+    workload = workload_of(with_a_preemption(), "history")
+    first, second, *rest = workload.batches
+    late = replace(workload, batches=(first, replace(second, at=11.0), *rest))
+    replayed = Replay(late, get_policy("first_fit"), get_order("fifo")).run()
+    [part] = replayed.job_runs["long"].parts
+    assert (part.lease.granted_at, part.preempted_at, part.ended_at) == (11.0, 30.0, 45.0)
+    assert replayed.job_runs["owed"].started_at == 45.0
+    assert len(differences(replayed)) == 1
+
+
+def test_a_job_that_is_not_preempted_in_the_replay_runs_on() -> None:
+    """Without the rules `owed` waits until `long` has run for as long as its parts ran together."""
+    workload = workload_of(with_a_preemption(), "history")
+    without = replace(workload, batches=workload.batches[1:])
+    runs = Replay(without, get_policy("first_fit"), get_order("fifo")).run().job_runs
+    assert (runs["long"].parts, runs["long"].ended_at) == ([], 245.0)
+    assert (runs["owed"].started_at, runs["owed"].ended_at) == (245.0, 300.0)
+
+
+def test_gpus_of_a_watched_server_are_free_once_they_were_clean() -> None:
+    """A lease that ends at another time than it did leaves them dirty for as long."""
+    manager, now = preempting_manager()
+
+    def clean(cluster: ClusterState, at: float) -> list[Change]:
+        entries = cluster.node("n").cleaning.values()
+        return [GpuCleaned("n", entry.gpu_id, entry.fencing_token, at) for entry in entries]
+
+    manager.commit(lambda cluster, at: [AgentSeen("n", at)])
+    now[0] = 10.0
+    manager.submit("x", 4, 1)
+    now[0] = 20.0
+    manager.submit("y", 4, 1)
+    now[0] = 50.0
+    manager.release("x", outcome="SUCCESS")
+    now[0] = 57.0
+    manager.commit(clean)
+    workload = workload_of(collect(manager), "history")
+    as_it_was = Replay(workload, get_policy("first_fit"), get_order("fifo")).run()
+    assert differences(as_it_was) == []
+    assert as_it_was.job_runs["y"].started_at == 57.0
+    late = tuple(replace(batch, at=12.0) if batch.at == 10.0 else batch for batch in workload.batches)
+    shifted = Replay(replace(workload, batches=late), get_policy("first_fit"), get_order("fifo")).run()
+    assert (shifted.job_runs["x"].ended_at, shifted.job_runs["y"].started_at) == (52.0, 59.0)
+
+
+def test_a_job_before_a_server_was_added_is_placed_on_those_of_its_time() -> None:
+    manager, now = preempting_manager()
+    manager.submit("x", 4, 1)
+    now[0] = 10.0
+    manager.submit("y", 4, 1)
+    now[0] = 20.0
+    more = Node("m", 1, {"cpus": 64}, tuple(Gpu(i) for i in range(4)))
+    manager.apply_inventory((*manager.inventory, more))
+    workload = workload_of(collect(manager), "history")
+    assert [node.name for node in workload.start.nodes] == ["n"]
+    record = Replay(workload, get_policy("first_fit"), get_order("fifo")).run()
+    assert differences(record) == []
+    assert record.job_runs["y"].started_at == 20.0
+
+
+def test_a_lease_that_is_older_than_the_history_begins_without_what_the_history_tells_of_it() -> None:
+    whole = with_a_preemption()
+    cluster = ClusterState.from_snapshot(whole.before)
+    for change in whole.changes:
+        cluster.apply(change)
+        if isinstance(change, Preempting):
+            break
+    history = before_changes(cluster.snapshot(), [change])
+    [lease] = history.before.leases
+    assert (lease.lease_id, lease.preempted_by, lease.preempt_until) == ("long", "", math.inf)
 
 
 def test_the_run_time_of_a_job_excludes_its_wait() -> None:

@@ -41,7 +41,7 @@ def test_a_preempted_job_goes_on_from_its_last_checkpoint(trace: tuple[Path, Pat
     record = replay.run()
     owed, long = record.job_runs["owed"], record.job_runs["long"]
     assert (owed.started_at, owed.ended_at) == (3630.0, 4230.0)  # after the preemption delay
-    assert [(begin, until) for _, begin, until in long.preempted] == [(0.0, 3630.0)]
+    assert [(part.lease.granted_at, part.ended_at) for part in long.parts] == [(0.0, 3630.0)]
     assert long.saved_s == 3600.0
     assert long.ended_at == 4230.0 + 36000.0 - 3600.0
     assert (metrics.wait_s(long), metrics.lost_gpu_s(long)) == (600.0, 30.0 * 4)

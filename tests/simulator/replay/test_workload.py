@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from resource_manager.core.changes import Cancelled, InventoryChanged
+from resource_manager.core.changes import Cancelled, InventoryChanged, Released
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import get_order
@@ -19,7 +19,7 @@ from simulator.cli import main
 from simulator.errors import SimulationError
 from simulator.replay import metrics
 from simulator.replay.replay import Record, Replay, Sample
-from simulator.replay.workload import EventBatch, Job, RecordedEnd, read_workload
+from simulator.replay.workload import EventBatch, Job, Part, read_workload
 
 NODES = "node,gpus,gpu_type,cpus,memory_mib\na,2,T4,8,1000\nb,1,A100,8,1000\n"
 JOBS = """job,submit_s,runtime_s,gpus,gpu_milli,cpus,gpu_types,team,priority
@@ -152,8 +152,8 @@ def test_a_recorded_end_applies_only_to_a_job_that_started_as_recorded(tmp_path:
     recorded = Lease(asked["y"], (Placement("a", (0, 1)),), 1, 10.0, 99.0)
     batches = (
         EventBatch(0.0, arrivals=[Job(asked["x"], 0.0, 30.0)]),
-        EventBatch(10.0, arrivals=[Job(asked["y"], 10.0, 30.0, recorded)]),
-        EventBatch(40.0, external=[RecordedEnd("y")]),
+        EventBatch(10.0, arrivals=[Job(asked["y"], 10.0, 30.0, (Part(recorded, ended_at=40.0),))]),
+        EventBatch(40.0, external=[Released("y", 1, 40.0)]),
     )
     job_run = Replay(replace(workload, batches=batches), first_fit, get_order("fifo")).run().job_runs["y"]
     assert (job_run.started_at, job_run.ended_at) == (30.0, 60.0)
