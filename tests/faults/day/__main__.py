@@ -30,7 +30,7 @@ from tests.faults.day.proof import Evidence, broken, not_shown, remarks
 from tests.faults.redis_servers import SentinelGroup
 from tests.sql_servers import Postgres
 
-CONFIRMATION_S = "30"
+CONFIRMATION_S = 30
 """Time for which owners confirm their leases after the fail-over."""
 
 
@@ -53,7 +53,7 @@ class Day(Bench):  # type: ignore[misc]  # the benches of the end-to-end tests a
             AIRFLOW__CORE__PARALLELISM="4",
             AIRFLOW_CONN_DAY_SSH=fleet.connection,
             AIRFLOW_CONN_GPU_SERVICE=service.connection,
-            GPU_MANAGER_LEASE_CONFIRMATION_WINDOW_S=CONFIRMATION_S,
+            window_s=CONFIRMATION_S,
             GPU_MANAGER_BACKFILL="true",
             **{**airflow_on(postgres, home), "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO"},
         )
@@ -139,7 +139,6 @@ def main(jobs: int, minutes: float, seed: int, page: Path) -> None:
     )
     if missing:
         sys.exit(f"the day {missing}")
-    os.environ["GPU_MANAGER_LEASE_CONFIRMATION_WINDOW_S"] = CONFIRMATION_S
     home = Path(tempfile.mkdtemp(prefix="gpu-day-"))
     (home / "service").mkdir()
     day_s = 60.0 * minutes

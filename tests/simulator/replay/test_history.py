@@ -38,6 +38,7 @@ from simulator.cli import main
 from simulator.replay import metrics
 from simulator.replay.history import read_history, workload_of
 from simulator.replay.replay import Replay, differences
+from tests.builders import redefine
 
 ORDERS = ("fifo", "fifo+backfill", "priority", "srtf", "srsf+backfill", "fair_share", "tiresias")
 PAIRS = [(policy, ORDERS[place % len(ORDERS)]) for place, policy in enumerate(sorted(POLICIES))]
@@ -214,7 +215,7 @@ def preempting_manager() -> tuple[GPUResourceManager, list[float]]:
     inventory = [Node("n", 0, {"cpus": 64}, tuple(Gpu(i) for i in range(4)))]
     manager = GPUResourceManager(settings, store=MemoryStore(clock=lambda: now[0]), inventory=inventory)
     rules = Teams((Team("a", 4),), preemption=True, min_runtime_s=0.0, preemption_delay_s=5.0)
-    manager.apply_teams(rules)
+    redefine(manager, teams=rules)
     return manager, now
 
 
@@ -308,7 +309,7 @@ def test_a_job_before_a_server_was_added_is_placed_on_those_of_its_time() -> Non
     manager.submit("y", 4, 1)
     now[0] = 20.0
     more = Node("m", 1, {"cpus": 64}, tuple(Gpu(i) for i in range(4)))
-    manager.apply_inventory((*manager.inventory, more))
+    redefine(manager, nodes=(*manager.inventory, more))
     workload = workload_of(collect(manager), "history")
     assert [node.name for node in workload.start.nodes] == ["n"]
     record = Replay(workload, get_policy("first_fit"), get_order("fifo")).run()
