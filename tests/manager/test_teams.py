@@ -15,7 +15,10 @@ RULES = Teams((Team("research", 12), Team("vision", 4, limit=6, parent="research
 def test_rules_are_applied_and_shown_with_what_is_held() -> None:
     manager = GPUResourceManager.from_url("memory://")
     made = manager.apply(ClusterDefinition(teams=RULES))
-    assert made["lines"] == ["+ team research", "+ team vision"]
+    assert made["lines"] == [
+        "+ team research, guaranteed 12",
+        "+ team vision, guaranteed 4, limit 6, parent research",
+    ]
     manager.submit("x", 6, team="vision", owner="kim")
     manager.submit("y", 2, team="vision")
     shown = {team["team"]: team for team in manager.teams()["teams"]}
