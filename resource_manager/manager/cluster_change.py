@@ -82,6 +82,9 @@ def plan(cluster: ClusterState, definition: ClusterDefinition, options: ApplyOpt
             raise InvalidRequestError(
                 f"remove: {section!r} is not one of {', '.join(REMOVABLE)}", field="remove"
             )
+    for name in options.retire:
+        if name not in cluster.by_name:
+            raise InvalidRequestError(f"retire: there is no server {name!r}", field="retire")
     return _Planning(cluster, _with_removals(definition, options.remove), options, now).made
 
 
@@ -242,6 +245,9 @@ class _Planning:
 
     def _windows(self, nodes: Sequence[Node]) -> None:
         if self._defined.windows is None:
+            named = [name for window in self._cluster.windows if window.in_file for name in window.servers]
+            for name in sorted({*named} - {node.name for node in nodes}):
+                self._refuse("-", f"server {name}", "a window of [[maintenance]] names it", "servers")
             return
         others = [window for window in self._cluster.windows if not window.in_file]
         left = [window for window in self._cluster.windows if window.in_file]

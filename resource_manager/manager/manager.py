@@ -884,7 +884,14 @@ class GPUResourceManager:
     ) -> Request:
         """Return the request of a `Demand`, or of its fields, on the replica's servers."""
         demand = Demand.of(lease_id, gpus, cpus, prefer_server, **options)
-        return self._commits.peek_replica(lambda cluster, now: build_request(demand, cluster))
+
+        def build(cluster: ClusterState, now: float) -> Request:
+            return build_request(demand, cluster)
+
+        try:
+            return self._commits.peek_replica(build)
+        except InvalidRequestError:  # it may be older than the cluster that takes it
+            return self._commits.read(build)
 
     def gpu_range(self) -> tuple[int, int]:
         """Return the minimum and maximum of whole GPUs a task may request, on the replica's servers."""

@@ -427,7 +427,7 @@ def test_rules_of_teams_are_tried_applied_and_shown(run: Run, tmp_path: Path) ->
     path = tmp_path / "teams.toml"
     path.write_text("[teams.vision]\nguaranteed = 8\nlimit = 16\n")
     tried = run("diff", str(path))
-    assert (tried.exit_code, tried.stdout) == (1, "+ team vision\n")
+    assert (tried.exit_code, tried.stdout) == (1, "+ team vision, guaranteed 8, limit 16\n")
     assert parsed(run("teams", "--json"))["teams"] == []
     assert parsed(run("apply", str(path), "--yes", "--json"))["changed"]
     assert run("apply", str(path), "--yes").stdout == "no difference\n"

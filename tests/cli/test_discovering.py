@@ -249,7 +249,10 @@ def test_the_page_writes_the_inventory_that_it_shows(servers: Servers, tmp_path:
     )
     assert done.returncode == 0, done.stderr
     told, *lines, status = done.stdout.splitlines()
-    assert [line.partition(",")[0] for line in lines] == ["+ server gpu-a", "+ server gpu-b", "applied"]
+    assert [line.partition(",")[0] for line in lines] == [
+        *(f"+ server {name}" for name in hosts.values()),
+        "applied",
+    ]
     assert told == "servers.toml: 2 servers with 4 GPUs"
     assert [server["total_gpus"] for server in json.loads(status)["servers"]] == [2, 2]
     written = (tmp_path / "servers.toml").read_text()

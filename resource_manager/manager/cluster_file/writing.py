@@ -121,7 +121,7 @@ def _lines(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
 
 def _is_table(path: tuple[str, ...], key: str, value: Any) -> bool:
     if isinstance(value, list):
-        return bool(value) and isinstance(value[0], dict)
+        return bool(value) and all(isinstance(entry, dict) for entry in value)
     return isinstance(value, dict) and (not path or path == ("teams",))
 
 
