@@ -33,6 +33,9 @@ else:  # a command that calls a service, or prints its help, needs none of them
 
 __version__ = "0.1.0"
 
+STORED_FORMAT = 1
+"""Number of the format of what stores keep; a reader refuses a newer one."""
+
 __all__ = [
     "AsyncGPUResourceManager",
     "Demand",

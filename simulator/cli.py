@@ -15,6 +15,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from resource_manager import __version__
 from resource_manager.cli.base import BAD_INPUT, Failure, OneLineErrors
 from resource_manager.cli.base import print_json as print_json
 from resource_manager.errors import ResourceManagerError, how_to_install
@@ -199,5 +200,6 @@ def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gpu-simulate", message="%(prog)s %(version)s")
 def main() -> None:
     """Replay and simulate GPU scheduling with the resource manager's own allocator."""

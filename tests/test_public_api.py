@@ -13,7 +13,7 @@ from resource_manager.scheduling.policies import POLICIES, get_policy
 
 MANAGER_METHODS = {
     *("allocate_resources", "release_resources", "get_resource_summary", "reset_resources", "allocate_batch"),
-    *("allocate", "submit", "cancel", "renew", "explain", "history", "drain", "restore", "from_url"),
+    *("allocate", "submit", "cancel", "renew", "explain", "history", "drain", "resume", "from_url"),
 }
 HEAVY = {"airflow", "flask", "click", "rich", "numpy", "scipy", "matplotlib", "prometheus_client"}
 

@@ -119,6 +119,8 @@ class Report(Strict):
     disk_free_mib: Count | None
     interval_s: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] | None = None
     """Time between two reports of an agent."""
+    version: Text | None = None
+    """Version of the agent; a probe over ssh has none."""
     machine: Text | None = None
     """What tells this machine from others, as in the place of a job."""
     jobs: JobsReport | None = None

@@ -9,6 +9,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any
 from urllib.parse import urlsplit
 
+from resource_manager import __version__
 from resource_manager.agent.running import RunningProbe
 from resource_manager.errors import InvalidRequestError, ResourceManagerError, redact
 
@@ -99,13 +100,14 @@ def run_agent(
     is refused for a new reason, and when one is taken again.
     """
     probe = RunningProbe()
+    own = {"server": server, "interval_s": interval_s, "version": __version__}
     trouble = ""
     hurry_left_s = 0.0
     with_jobs = False
     try:
         while True:
             pause_s = interval_s
-            report = {**probe.report(with_jobs=with_jobs), "server": server, "interval_s": interval_s}
+            report = {**probe.report(with_jobs=with_jobs), **own}
             try:
                 answer = sender.send(report)
                 pause_s, with_jobs = _pause_s(answer, interval_s), answer.get("jobs") is True

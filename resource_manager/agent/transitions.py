@@ -16,10 +16,10 @@ from resource_manager.core.changes import (
     GpuCleaned,
     GpuClosed,
     GpuOpened,
-    Restored,
+    Resumed,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.gpu_state import leases_on
+from resource_manager.core.gpu_state import DRAINED, condition_of, leases_on
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease, Placement
 from resource_manager.core.node_state import Cleaning, NodeState
@@ -154,6 +154,10 @@ class _Reading:
         if reason is not None:
             if closed is None or self._is_worse(reason, stop, closed):
                 uuid = self._state.gpu_uuids[gpu_id]
+                if (
+                    closed is not None and condition_of(closed) == DRAINED
+                ):  # which an operator ends, no report
+                    reason = f"{closed.reason}; {reason}"
                 yield GpuClosed(self._state.name, gpu_id, uuid, reason[:MAX_REASON], self._now, stop)
         elif closed is not None and self._recovers(closed.reason) and self._counted(gpu_id):
             yield GpuOpened(self._state.name, gpu_id, self._now)
@@ -215,7 +219,7 @@ class _Reading:
             if drained is None or not drained.failed:
                 yield Drained(self._state.name, self._now, reason[:MAX_SERVER_REASON], failed=True)
         elif self._is_mismatch(drained) and self._counted(SERVER):
-            yield Restored(self._state.name, self._now)
+            yield Resumed(self._state.name, self._now)
 
     @staticmethod
     def _is_mismatch(drained: Drained | None) -> bool:

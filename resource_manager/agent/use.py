@@ -82,7 +82,8 @@ class GpuUse(TypedDict):
 class ServerUse(TypedDict):
     """One server, which takes new leases if `is_open`; `age_s` is the time since its last report, or None.
 
-    `drain_reason` is why it was drained, or since when its agent is silent. `error` is the report's.
+    `drain_reason` is why it was drained, or since when its agent is silent. `error` is the report's,
+    `agent_version` that of the agent that sent it.
     """
 
     server_id: int
@@ -94,6 +95,7 @@ class ServerUse(TypedDict):
     age_s: float | None
     error: str
     driver: str | None
+    agent_version: str | None
     gpus: list[GpuUse]
 
 
@@ -175,6 +177,7 @@ def server_use(
         "age_s": None if kept is None else max(now - kept.received_at, 0.0),
         "error": "" if kept is None else kept.report.error or "",
         "driver": None if kept is None else kept.report.driver,
+        "agent_version": None if kept is None else kept.report.version,
         "gpus": [
             _gpu_use(state, gpu, found, table, idle_s)
             for gpu in sorted(state.node.gpus, key=lambda gpu: gpu.gpu_id)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import get_completion_class
 
-from resource_manager import __version__
+from resource_manager import STORED_FORMAT, __version__
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, OneLineErrors, print_json
 from resource_manager.cli.demand import DemandCommand, demand_of
@@ -28,6 +28,7 @@ from resource_manager.manager.wording import What, matches, what_of
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
+    from resource_manager.manager.demand import Demand
 else:  # loads rich, which no command with --json needs
     tables = lazy_module("resource_manager.cli.tables")
 
@@ -43,7 +44,7 @@ _SILENCE = logging.NullHandler()
 @click.option("--url", envvar="GPU_MANAGER_URL", help="URL of the service; without it, the store is used.")
 @click.option("--token", envvar="GPU_MANAGER_TOKEN", help="Bearer token for the service.")
 @click.option("--store", help="Store (redis://…, airflow://, memory://); overrides GPU_MANAGER_STORE.")
-@click.version_option(__version__, prog_name=PROGRAM)
+@click.version_option(message=f"{PROGRAM} {__version__}, stored format {STORED_FORMAT}", version=__version__)
 @click.pass_context
 def main(context: click.Context, /, **given: Any) -> None:
     """Show, request and release leases on named GPUs and CPUs.
@@ -149,11 +150,15 @@ def queue(target: Target, wide: bool, as_json: bool) -> None:
 
 @main.command(cls=DemandCommand)
 @click.argument("lease_id", metavar="TASK_ID")
+@click.option("--wait", is_flag=True, help="Queue for them, and wait; Ctrl-C gives the place up.")
 @json_option
 @click.pass_obj
 @exit_codes
-def allocate(target: Target, /, lease_id: str, as_json: bool, **options: Any) -> None:
-    """Grant GPUs now, or print why not and exit with 1."""
+def allocate(target: Target, /, lease_id: str, wait: bool, as_json: bool, **options: Any) -> None:
+    """Grant GPUs now, or print why not and exit with 1; with --wait, once they are free."""
+    if wait:
+        _allocate_in_time(target, demand_of(lease_id, options), as_json)
+        return
     from resource_manager.core.refusal import (  # which the manager and the client load anyway
         Refusal,
         RefusalKind,
@@ -161,8 +166,19 @@ def allocate(target: Target, /, lease_id: str, as_json: bool, **options: Any) ->
 
     lease = target.manager.try_allocate(demand_of(lease_id, options))
     if isinstance(lease, Refusal):
-        waits = "" if lease.kind is RefusalKind.NEVER_FITS else f" (`{PROGRAM} submit` waits)"
+        waits = "" if lease.kind is RefusalKind.NEVER_FITS else " (--wait queues for them)"
         raise Failure(f"not granted: {lease.detail}{waits}", REFUSED)
+    print_json(lease) if as_json else click.echo(tables.lease_line(lease))
+
+
+def _allocate_in_time(target: Target, demand: Demand, as_json: bool) -> None:
+    from resource_manager.cli.by_hand import wait_for_grant
+
+    try:
+        with Session(target) as session:
+            lease = wait_for_grant(session, demand)
+    except Interrupted as interrupted:
+        raise SystemExit(interrupted.exit_code) from None
     print_json(lease) if as_json else click.echo(tables.lease_line(lease))
 
 
@@ -275,46 +291,44 @@ def cancel(target: Target, task_id: str, reason: str, as_json: bool) -> None:
     _done(done, as_json, task_id, "cancelled", f"{task_id!r} has no pending request")
 
 
+gpu_option = click.option("--gpu", help="One GPU of the server, by number or UUID.")
+
+
 @main.command()
 @click.argument("server", shell_complete=completing.servers)
+@gpu_option
 @click.option("--reason", default="", help="Reason, shown to every user.")
 @click.option("--failed", is_flag=True, help="Mark the server as broken, not only closed.")
 @json_option
 @click.pass_obj
 @exit_codes
-def drain(target: Target, server: str, reason: str, failed: bool, as_json: bool) -> None:
-    """Grant no new leases on a server (id or name); its current leases continue."""
-    view = known_server(lambda: target.manager.drain(server_of(server), reason=reason, failed=failed))
-    running = view["running_tasks"]
-    print_json(view) if as_json else click.echo(f"{view['server_name']}: drained, {running} still running")
+def drain(target: Target, server: str, gpu: str | None, reason: str, failed: bool, as_json: bool) -> None:
+    """Grant no new leases on a server (id or name) or one of its GPUs; its current leases continue."""
+    view = known_server(lambda: target.manager.drain(server_of(server), gpu, reason=reason, failed=failed))
+    if as_json:
+        print_json(view)
+    elif gpu is None:
+        click.echo(f"{view['server_name']}: drained, {view['running_tasks']} still running")
+    else:
+        click.echo(f"{view['server_name']}: GPU {gpu} drained")
 
 
 @main.command()
 @click.argument("server", shell_complete=completing.servers)
+@gpu_option
 @json_option
 @click.pass_obj
 @exit_codes
-def restore(target: Target, server: str, as_json: bool) -> None:
-    """Allow new leases on a drained server (id or name) again."""
-    view = known_server(lambda: target.manager.restore(server_of(server)))
-    print_json(view) if as_json else click.echo(f"{view['server_name']}: takes leases again")
-
-
-@main.command(name="open-gpu")
-@click.argument("server", shell_complete=completing.servers)
-@click.argument("gpu")
-@json_option
-@click.pass_obj
-@exit_codes
-def open_gpu(target: Target, server: str, gpu: str, as_json: bool) -> None:
-    """Allow new leases on a closed GPU (number or UUID) of a server (id or name) again."""
-    view = known_server(lambda: target.manager.open_gpu(server_of(server), server_of(gpu)))
+def resume(target: Target, server: str, gpu: str | None, as_json: bool) -> None:
+    """Allow new leases on a drained server (id or name), or on one closed GPU of it, again."""
+    view = known_server(lambda: target.manager.resume(server_of(server), gpu))
     if as_json:
         print_json(view)
         return
     closed = [str(each["gpu_id"]) for each in view["gpus_closed"]]
     rest = f"; still closed: GPU {', '.join(closed)}" if closed else ""
-    click.echo(f"{view['server_name']}: GPU {gpu} takes leases again{rest}")
+    where = "takes" if gpu is None else f"GPU {gpu} takes"
+    click.echo(f"{view['server_name']}: {where} leases again{rest}")
 
 
 @main.command()

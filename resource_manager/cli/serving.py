@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from resource_manager import __version__
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.signals import PROMPT_S, Calls, Interrupted, Signals
@@ -179,7 +180,7 @@ def _serve(
     )
     with Signals() as signals:
         for address in addresses(server):
-            logger.info("serving at %s", address, extra={"address": address})
+            logger.info("serving at %s", address, extra={"address": address, "version": __version__})
         stop = threading.Event()
         chores = [
             regularly("expiry", EXPIRE_EVERY_S, service.manager.expire_and_schedule, stop),

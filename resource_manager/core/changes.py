@@ -206,7 +206,7 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class Resumed:
     """A drained node takes new leases again; one whose agent is silent does so as a node without an agent."""
 
     node: str
@@ -347,7 +347,7 @@ Change = (
     | Queued
     | Cancelled
     | Drained
-    | Restored
+    | Resumed
     | TeamsChanged
     | MaintenanceChanged
     | AgentSeen

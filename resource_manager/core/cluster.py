@@ -32,7 +32,7 @@ from resource_manager.core.changes import (
     Queued,
     Released,
     Renewed,
-    Restored,
+    Resumed,
     TeamsChanged,
 )
 from resource_manager.core.cluster_settings import ClusterSettings
@@ -519,7 +519,7 @@ class ClusterState(NodeIndex):
     def _drained(self, change: Drained) -> None:
         self._change_drained(self.node(change.node), change)
 
-    def _restored(self, change: Restored) -> None:
+    def _resumed(self, change: Resumed) -> None:
         state = self.node(change.node)
         self._change_drained(state, None)
         if state.silent is not None:
@@ -743,7 +743,7 @@ _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {
     Queued: ClusterState._queued,
     Cancelled: ClusterState._cancelled,
     Drained: ClusterState._drained,
-    Restored: ClusterState._restored,
+    Resumed: ClusterState._resumed,
     TeamsChanged: ClusterState._teams_changed,
     MaintenanceChanged: ClusterState._maintenance_changed,
     AgentSeen: ClusterState._agent_changed,

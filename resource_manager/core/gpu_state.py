@@ -11,6 +11,9 @@ from resource_manager.core.changes import GpuCleaned, GpuClosed, GpuOpened
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Placement
 from resource_manager.core.node_state import Cleaning, NodeState
 
+DRAINED = "drained"
+"""The condition of a GPU that an operator closed."""
+
 MAX_SHOWN = 3
 """Maximum number of GPUs named in a sentence."""
 

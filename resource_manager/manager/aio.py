@@ -57,7 +57,7 @@ class AsyncGPUResourceManager:
     explain = _awaitable(GPUResourceManager.explain)
     history = _awaitable(GPUResourceManager.history)
     drain = _awaitable(GPUResourceManager.drain)
-    restore = _awaitable(GPUResourceManager.restore)
+    resume = _awaitable(GPUResourceManager.resume)
     server = _awaitable(GPUResourceManager.server)
     adopt = _awaitable(GPUResourceManager.adopt)
     expire_and_schedule = _awaitable(GPUResourceManager.expire_and_schedule)

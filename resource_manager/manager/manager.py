@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar, Unpack
@@ -17,7 +18,7 @@ from resource_manager.core.changes import (
     MembersReleased,
     Released,
     ReleaseResult,
-    Restored,
+    Resumed,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
@@ -740,28 +741,37 @@ class GPUResourceManager:
     # ---- servers ----
 
     def drain(
-        self, server: int | str, *, reason: str = "", failed: bool = False, once: Once | None = None
+        self,
+        server: int | str,
+        gpu: int | str | None = None,
+        *,
+        reason: str = "",
+        failed: bool = False,
+        once: Once | None = None,
     ) -> ServerSummary:
-        """Drain the server: no new leases, its current ones stay. `failed` marks it as broken."""
-        check_text(reason=reason)
-        return self._server_change(server, lambda name, now: Drained(name, now, reason, bool(failed)), once)
+        """Drain the server, or one GPU of it by number or UUID: no new leases, its current ones stay.
 
-    def restore(self, server: int | str, *, once: Once | None = None) -> ServerSummary:
-        """Reopen a drained or silent server, and grant the pending requests that now fit."""
-        return self._server_change(server, Restored, once)
-
-    def open_gpu(self, server: int | str, gpu: int | str, *, once: Once | None = None) -> ServerSummary:
-        """Open a closed GPU, by its number or UUID, and take as clean what ended leases held on it.
-
-        Raises `InvalidRequestError` for an unknown GPU.
+        `failed` marks a server as broken. Raises `InvalidRequestError` for an unknown GPU.
         """
-        name = self._commits.peek_replica(lambda cluster, now: server_name(cluster, server))
+        check_text(reason=reason)
+        if gpu is None:
+            return self._server_change(
+                server, lambda name, now: Drained(name, now, reason, bool(failed)), once
+            )
+        if failed:
+            raise InvalidRequestError("failed is said of a whole server, not of one GPU", field="failed")
+        return self._gpu_change(server, gpu, partial(allocator.drain_gpu, reason=reason), once)
 
-        def step(cluster: ClusterState, now: float) -> list[Change]:
-            opened = allocator.open_gpu(cluster, name, gpu_number(cluster, name, gpu), now)
-            return self._commits.with_dispatch(cluster, opened, now)
+    def resume(
+        self, server: int | str, gpu: int | str | None = None, *, once: Once | None = None
+    ) -> ServerSummary:
+        """Reopen a drained or silent server, or one closed GPU of it, and grant the pending that now fit.
 
-        return self._server_step(name, step, once)
+        What ended leases held on the GPU is taken as clean. Raises `InvalidRequestError` for an unknown GPU.
+        """
+        if gpu is None:
+            return self._server_change(server, Resumed, once)
+        return self._gpu_change(server, gpu, allocator.resume_gpu, once)
 
     def look(self, reader: Reader[T], max_age_s: float = 0.0) -> T:
         """Return the reader's answer on the state as of now, or of at most `max_age_s` ago."""
@@ -977,6 +987,21 @@ class GPUResourceManager:
         return self._server_step(
             name, lambda cluster, now: self._commits.with_dispatch(cluster, [make(name, now)], now), once
         )
+
+    def _gpu_change(
+        self,
+        server: int | str,
+        gpu: int | str,
+        decide: Callable[[ClusterState, str, int, float], list[Change]],
+        once: Once | None,
+    ) -> ServerSummary:
+        name = self._commits.peek_replica(lambda cluster, now: server_name(cluster, server))
+
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            changes = decide(cluster, name, gpu_number(cluster, name, gpu), now)
+            return self._commits.with_dispatch(cluster, changes, now)
+
+        return self._server_step(name, step, once)
 
     def _server_step(self, name: str, step: Step, once: Once | None) -> ServerSummary:
         def view(cluster: ClusterState, now: float) -> ServerSummary:

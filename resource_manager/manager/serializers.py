@@ -225,7 +225,7 @@ def server_state(state: NodeState) -> str:
 
 def closed_because(state: NodeState) -> str:
     """Return why the server takes no new leases: its operator's reason, and the silence of its agent."""
-    silence = silence_of(state) and f"{silence_of(state)}; if its agent was removed, restore the server"
+    silence = silence_of(state) and f"{silence_of(state)}; if its agent was removed, resume the server"
     return "; ".join(filter(None, ("" if state.drained is None else state.drained.reason, silence)))
 
 

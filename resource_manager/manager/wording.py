@@ -32,9 +32,7 @@ class What(StrEnum):
     CANCEL = "cancel"
     PREEMPT = "preempt"
     DRAIN = "drain"
-    RESTORE = "restore"
-    CLOSE_GPU = "close-gpu"
-    OPEN_GPU = "open-gpu"
+    RESUME = "resume"
     CLEAN_GPU = "clean-gpu"
     AGENT = "agent"
     MAINTENANCE = "maintenance"
@@ -53,10 +51,8 @@ KINDS: dict[What, tuple[str, ...]] = {
     What.QUARANTINE: ("quarantined",),
     What.CANCEL: ("cancelled",),
     What.PREEMPT: ("preempting",),
-    What.DRAIN: ("drained",),
-    What.RESTORE: ("restored",),
-    What.CLOSE_GPU: ("gpuclosed",),
-    What.OPEN_GPU: ("gpuopened",),
+    What.DRAIN: ("drained", "gpuclosed"),
+    What.RESUME: ("resumed", "gpuopened"),
     What.CLEAN_GPU: ("gpucleaned",),
     What.AGENT: ("agentseen", "agentlost"),
     What.MAINTENANCE: ("maintenancechanged",),

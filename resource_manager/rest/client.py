@@ -261,12 +261,15 @@ class ServiceClient:
                 403, f"task {entry['task_id']!r} belongs to {owner or 'no owner'}, not to {caller['name']}"
             )
 
-    def drain(self, server: int | str, *, reason: str = "", failed: bool = False) -> ServerSummary:
-        body = {"reason": reason, "failed": failed}
+    def drain(
+        self, server: int | str, gpu: int | str | None = None, *, reason: str = "", failed: bool = False
+    ) -> ServerSummary:
+        body = {"gpu": gpu, "reason": reason, "failed": failed}
         return cast("ServerSummary", self._post(f"/api/servers/{self._server_id(server)}/drain", body))
 
-    def restore(self, server: int | str) -> ServerSummary:
-        return cast("ServerSummary", self._post(f"/api/servers/{self._server_id(server)}/restore", {}))
+    def resume(self, server: int | str, gpu: int | str | None = None) -> ServerSummary:
+        path = f"/api/servers/{self._server_id(server)}/resume"
+        return cast("ServerSummary", self._post(path, {"gpu": gpu}))
 
     def server(self, server: int | str) -> ServerDetail:
         return cast("ServerDetail", self._get(f"/api/servers/{self._server_id(server)}"))
@@ -292,10 +295,6 @@ class ServiceClient:
             found: list[ServerUse] = self._get("/api/gpus", {"servers": list(servers)})["items"]
             return found
         return list(self._pages("/api/gpus"))
-
-    def open_gpu(self, server: int | str, gpu: int | str) -> ServerSummary:
-        path = f"/api/servers/{self._server_id(server)}/open-gpu"
-        return cast("ServerSummary", self._post(path, {"gpu": gpu}))
 
     def reset_resources(self) -> bool:
         return bool(self._post("/api/reset", {"confirm": True})["success"])

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import flask
 
+from resource_manager import STORED_FORMAT, __version__
 from resource_manager.agent.accounting import report_of
 from resource_manager.agent.probe import MAX_REPORT_BYTES
 from resource_manager.agent.reports import ReportError, read_report
@@ -54,8 +55,6 @@ from resource_manager.rest.schemas import (
     MaintenanceBody,
     MaintenanceRemoveAnswer,
     MaintenanceRemoveBody,
-    NoBody,
-    OpenGpuBody,
     Page,
     PageQuery,
     PlaceBody,
@@ -65,6 +64,7 @@ from resource_manager.rest.schemas import (
     RenewBody,
     ReportAnswer,
     ResetBody,
+    ResumeBody,
     ServerDetail,
     ServerSummary,
     Status,
@@ -269,7 +269,7 @@ def cancel(service: Service, caller: Identity, body: CancelBody, once: Once | No
     "POST",
     "/api/servers/<int:server_id>/drain",
     Role.OPERATOR,
-    "Drain a server: it takes no new leases",
+    "Drain a server or one of its GPUs: it takes no new leases",
     body=DrainBody,
     answer=ServerSummary,
     failures=(404,),
@@ -279,24 +279,24 @@ def drain(
     service: Service, caller: Identity, body: DrainBody, server_id: int, once: Once | None = None
 ) -> Any:
     return _server(
-        lambda: service.manager.drain(server_id, reason=body.reason, failed=body.failed, once=once)
+        lambda: service.manager.drain(server_id, body.gpu, reason=body.reason, failed=body.failed, once=once)
     )
 
 
 @routes.add(
     "POST",
-    "/api/servers/<int:server_id>/restore",
+    "/api/servers/<int:server_id>/resume",
     Role.OPERATOR,
-    "Restore a drained server: it takes new leases again",
-    body=NoBody,
+    "Resume a drained server or a closed GPU: it takes new leases again",
+    body=ResumeBody,
     answer=ServerSummary,
     failures=(404,),
     tags=("servers",),
 )
-def restore(
-    service: Service, caller: Identity, body: NoBody, server_id: int, once: Once | None = None
+def resume(
+    service: Service, caller: Identity, body: ResumeBody, server_id: int, once: Once | None = None
 ) -> Any:
-    return _server(lambda: service.manager.restore(server_id, once=once))
+    return _server(lambda: service.manager.resume(server_id, body.gpu, once=once))
 
 
 @routes.add(
@@ -327,22 +327,6 @@ def adopt(
 ) -> Any:
     gpus = [Gpu(gpu.gpu_id, gpu.type, gpu.vendor, gpu.memory_mib, gpu.uuid) for gpu in body.gpus]
     return _server(lambda: service.manager.adopt(server_id, gpus, once=once))
-
-
-@routes.add(
-    "POST",
-    "/api/servers/<int:server_id>/open-gpu",
-    Role.OPERATOR,
-    "Open a closed GPU of a server: it takes new leases again",
-    body=OpenGpuBody,
-    answer=ServerSummary,
-    failures=(404,),
-    tags=("servers",),
-)
-def open_gpu(
-    service: Service, caller: Identity, body: OpenGpuBody, server_id: int, once: Once | None = None
-) -> Any:
-    return _server(lambda: service.manager.open_gpu(server_id, body.gpu, once=once))
 
 
 @routes.add(
@@ -634,7 +618,7 @@ def healthz(service: Service, caller: Identity | None) -> Any:
         raise ProblemError(
             503, "the store does not answer: see the log of the service", headers={"Retry-After": "5"}
         ) from error
-    return {"status": "ok"}
+    return {"status": "ok", "version": __version__, "format": STORED_FORMAT}
 
 
 @routes.add("GET", "/metrics", Role.READER, "Prometheus metrics")

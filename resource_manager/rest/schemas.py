@@ -134,7 +134,15 @@ class CancelBody(Body):
     reason: Text = Field(default="", description="Reason, for the history.")
 
 
-class DrainBody(Body):
+class ResumeBody(Body):
+    """`POST /api/servers/<id>/resume`."""
+
+    gpu: Annotated[int, Field(ge=0, lt=2**31)] | Uuid | None = Field(
+        default=None, description="One GPU, by number or UUID; omitted: the server."
+    )
+
+
+class DrainBody(ResumeBody):
     """`POST /api/servers/<id>/drain`."""
 
     reason: Text = ""
@@ -157,16 +165,6 @@ class AdoptBody(Body):
     """`POST /api/servers/<id>/adopt`: the server's GPUs from now on."""
 
     gpus: list[AdoptedGpu] = Field(max_length=MAX_GPUS_OF_SERVER)
-
-
-class OpenGpuBody(Body):
-    """`POST /api/servers/<id>/open-gpu`."""
-
-    gpu: Annotated[int, Field(ge=0, lt=2**31)] | Uuid = Field(description="Its number or UUID.")
-
-
-class NoBody(Body):
-    """Body of a change without arguments: an empty object, or no body."""
 
 
 class ResetBody(Body):
@@ -508,9 +506,11 @@ class Explanation(Answer):
 
 
 class Health(Answer):
-    """Health of the service: `ok` if it reaches its store."""
+    """Health of the service: `ok` if it reaches its store, whose format is the number `format`."""
 
     status: str
+    version: str
+    format: int
 
 
 class Problem(Answer):

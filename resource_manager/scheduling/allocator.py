@@ -9,6 +9,7 @@ from resource_manager.core.changes import (
     Change,
     Expired,
     GpuCleaned,
+    GpuClosed,
     GpuOpened,
     Granted,
     JobEnd,
@@ -21,7 +22,7 @@ from resource_manager.core.changes import (
     new_released,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.gpu_state import cleaning_milli, cleaning_on
+from resource_manager.core.gpu_state import DRAINED, cleaning_milli, cleaning_on
 from resource_manager.core.models import (
     MILLI_PER_GPU,
     JobPlace,
@@ -368,7 +369,16 @@ def cancel(
     return [Cancelled(lease_id, now, reason)]
 
 
-def open_gpu(cluster: ClusterState, node: str, gpu_id: int, now: float) -> list[Change]:
+def drain_gpu(cluster: ClusterState, node: str, gpu_id: int, now: float, reason: str = "") -> list[Change]:
+    """Return the change after which the GPU takes no new leases until `resume_gpu`; its leases continue."""
+    state = cluster.node(node)
+    closed = state.closed_gpus.get(gpu_id)
+    told = f"{DRAINED}; {reason}" if reason else DRAINED
+    stop = closed is not None and closed.stop
+    return [GpuClosed(node, gpu_id, state.gpu_uuids.get(gpu_id, ""), told, now, stop)]
+
+
+def resume_gpu(cluster: ClusterState, node: str, gpu_id: int, now: float) -> list[Change]:
     """Return the changes after which the GPU is open and nothing of it is being cleaned, none if it is so."""
     state = cluster.node(node)
     changes: list[Change] = [

@@ -15,13 +15,11 @@ from typing import Any, get_args
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
+from resource_manager import STORED_FORMAT
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import Snapshot
 from resource_manager.core.models import Request
 from resource_manager.errors import CorruptStateError, InvalidRequestError, NewerFormatError
-
-FORMAT_VERSION = 1
-"""Version of the stored format; a reader refuses a newer one."""
 
 MAX_REQUEST_BYTES = 8 * 1024
 """Limit of a whole request as JSON: it is stored in the state and, with its changes, in the history."""
@@ -99,7 +97,7 @@ def check_kinds(tags: Iterable[str]) -> None:
 def snapshot_to_dict(snapshot: Snapshot) -> dict[str, Any]:
     """Return a whole state as plain values, with the format version."""
     return {
-        "format": FORMAT_VERSION,
+        "format": STORED_FORMAT,
         **_ADAPTERS[Snapshot].dump_python(snapshot, mode="json", exclude_defaults=True),
     }
 
@@ -147,9 +145,9 @@ def check_format(found: object, where: str) -> None:
         number = int(str(found))
     except ValueError:
         raise CorruptStateError(f"{where} names no format version (found {found!r})") from None
-    if number > FORMAT_VERSION:
+    if number > STORED_FORMAT:
         raise NewerFormatError(
-            f"{where} was written in format {number}; this software reads up to {FORMAT_VERSION}: upgrade it"
+            f"{where} was written in format {number}; this software reads up to {STORED_FORMAT}: upgrade it"
         )
 
 

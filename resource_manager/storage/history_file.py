@@ -30,7 +30,7 @@ from resource_manager.core.changes import (
     Queued,
     Released,
     Renewed,
-    Restored,
+    Resumed,
     TeamsChanged,
 )
 from resource_manager.core.cluster import Snapshot
@@ -211,10 +211,10 @@ def _drained_before(now: Snapshot, changes: list[Change]) -> tuple[Drained, ...]
         if isinstance(change, Granted):
             for member in change.lease.members:
                 first.setdefault(member.node, change)
-        elif isinstance(change, Drained | Restored):
+        elif isinstance(change, Drained | Resumed):
             first.setdefault(change.node, change)
     still = [entry for entry in now.drained if entry.node not in first]
-    return (*still, *(Drained(node, c.at) for node, c in first.items() if isinstance(c, Restored)))
+    return (*still, *(Drained(node, c.at) for node, c in first.items() if isinstance(c, Resumed)))
 
 
 def _watched_before(now: Snapshot, changes: list[Change]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resource_manager.core.changes import Drained, InventoryChanged, Restored
+from resource_manager.core.changes import Drained, InventoryChanged, Resumed
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import Node, Placement, Request
 from resource_manager.scheduling.allocator import grant, release
@@ -173,7 +173,7 @@ class Environment:
                 self.cluster.apply(Drained(self.nodes[index].name, self.now, "offline"))
         for index in self.dataset.joining.get(second, ()):
             if index in self.nodes:
-                self.cluster.apply(Restored(self.nodes[index].name, self.now))
+                self.cluster.apply(Resumed(self.nodes[index].name, self.now))
         self._arrive()
 
     def _complete(self, task_id: int, executor: Executor, kept_on: Device) -> None:

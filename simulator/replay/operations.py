@@ -30,7 +30,7 @@ from resource_manager.core.changes import (
     Queued,
     Released,
     Renewed,
-    Restored,
+    Resumed,
     TeamsChanged,
 )
 from resource_manager.core.cluster import Snapshot
@@ -154,9 +154,7 @@ class Operations:
                 self._decided(change)
             case Quarantined(revoked=False) | Expired():
                 self._expiry(change).external.append(change)
-            case (
-                AgentSeen() | AgentLost() | GpuClosed() | GpuOpened() | GpuCleaned() | Drained() | Restored()
-            ):
+            case AgentSeen() | AgentLost() | GpuClosed() | GpuOpened() | GpuCleaned() | Drained() | Resumed():
                 # A new inventory closes the GPUs again that have other numbers in it.
                 is_part = self._kind is Kind.CLUSTER and isinstance(change, GpuClosed)
                 self._join(change.at, Kind.CLUSTER if is_part else Kind.REPORT).external.append(change)

@@ -28,7 +28,7 @@ from resource_manager.core.changes import (
     Quarantined,
     Released,
     Renewed,
-    Restored,
+    Resumed,
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
@@ -101,7 +101,7 @@ class Job:
 
 ServerChange = (
     Drained
-    | Restored
+    | Resumed
     | TeamsChanged
     | MaintenanceChanged
     | GpuClosed

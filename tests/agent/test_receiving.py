@@ -243,15 +243,15 @@ def test_a_lost_agent_leaves_gpus_uncleaned_until_somebody_confirms(pair: Servic
     pair.manager.release_resources("t")
     assert report_b(pair, 80) == ["gpu-a"]
     assert "gpu-a" not in pair.manager.store.reports.reports(["gpu-a"])
-    assert pair.manager.restore("gpu-a")["available_gpus"] == 0
-    assert pair.manager.open_gpu("gpu-a", 1)["available_gpus"] == 1, "an operator confirms"
+    assert pair.manager.resume("gpu-a")["available_gpus"] == 0
+    assert pair.manager.resume("gpu-a", 1)["available_gpus"] == 1, "an operator confirms"
     pair.report(gpu(0), gpu(1))
     assert pair.server["available_gpus"] == 2, "an agent confirms"
 
 
-def test_an_operator_who_removed_an_agent_restores_its_server(pair: Service) -> None:
+def test_an_operator_who_removed_an_agent_resumes_its_server(pair: Service) -> None:
     report_b(pair, 80)
-    row = pair.manager.restore("gpu-a")
+    row = pair.manager.resume("gpu-a")
     assert (row["silent_since"], row["watched"], row["available_gpus"]) == (None, False, 2)
     assert report_b(pair, 200) == [], "it has no agent that could be silent"
     pair.report(gpu(0), gpu(1))
@@ -386,12 +386,25 @@ def test_soft_conditions_recover_after_three_clean_reports_and_hard_ones_do_not(
         assert service.closed.keys() == {0, 1}
         service.report(gpu(0), gpu(1))
     assert service.closed.keys() == {1}
-    service.manager.open_gpu("gpu-a", 1)
+    service.manager.resume("gpu-a", 1)
     service.report(gpu(0), gpu(1, xids=[{"xid": 48, "count": 1, "at": service.clock.now - 60}]))
     assert service.closed == {}, "the XID from before it was opened"
     later = {"xid": 48, "count": 1, "at": service.clock.now + 9}
     service.report(gpu(0), gpu(1, xids=[later]))
     assert service.closed.keys() == {1}
+
+
+def test_a_gpu_that_an_operator_drained_stays_closed_whatever_is_reported(service: Service) -> None:
+    service.manager.drain("gpu-a", 0, reason="fans")
+    service.report(gpu(0, rows_pending=True), gpu(1))
+    assert service.closed == {0: "drained; fans"}
+    service.report(gpu(1))
+    assert service.closed[0].startswith("drained; fans; uuid missing")
+    for _ in range(4):
+        service.report(gpu(0), gpu(1))
+    assert service.closed.keys() == {0}
+    service.manager.resume("gpu-a", 0)
+    assert service.closed == {}
 
 
 def test_a_worse_condition_replaces_the_reason_and_a_lesser_one_does_not(service: Service) -> None:
@@ -429,7 +442,7 @@ def test_the_reason_of_a_rogue_process_names_the_lease_of_its_mark_and_what_beca
         pair.report(gpu(0, processes=[process]), gpu(1))
         found = pair.closed[0]
         pair.report(gpu(0), gpu(1))
-        pair.manager.open_gpu("gpu-a", 0)
+        pair.manager.resume("gpu-a", 0)
         assert found.startswith("rogue process; pid 77 of eve: python mine.py; of ")
         return found.removeprefix("rogue process; pid 77 of eve: python mine.py; of ")
 

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from resource_manager import __version__
 from resource_manager.agent.reports import read_report
 from resource_manager.agent.sending import ReportSender, run_agent
 from resource_manager.errors import InvalidRequestError
@@ -93,6 +94,7 @@ def test_reports_are_sent_with_name_token_and_path(state: State, service: Servic
     ] * 2
     first, second = (read_report(body) for _, _, body in service.requests)
     assert first.server == second.server == "gpu-a"
+    assert first.version == __version__
     assert [found.uuid for found in first.gpus] == [uuid_of(0), uuid_of(1)]
     assert [found.uuid for found in second.gpus] == [uuid_of(4)]
     assert first.uptime_s is not None

@@ -179,6 +179,26 @@ def test_stop_waits_for_a_task_that_is_not_known_yet_or_gives_up(
     assert process.communicate(timeout=30) == ("late: released, it had no job\n", "")
 
 
+@pytest.mark.parametrize("ending", ["granted", "interrupted"])
+def test_allocate_waits_for_its_grant_or_gives_its_place_up(
+    environment: dict[str, str], manager: GPUResourceManager, ending: str
+) -> None:
+    manager.allocate_resources("first", 2, 1)
+    waiting = begun(environment, "allocate", "second", "--gpus", "2", "--wait")
+    wait_for(lambda: [entry["task_id"] for entry in manager.queue()] == ["second"])
+    if ending == "granted":
+        assert manager.release_resources("first")
+        told, _ = waiting.communicate(timeout=60)
+        assert (waiting.returncode, told.partition(":")[0]) == (0, "second")
+        assert manager.release_resources("second")
+    else:
+        waiting.send_signal(signal.SIGINT)
+        waiting.communicate(timeout=60)
+        assert waiting.returncode == 128 + signal.SIGINT
+        assert manager.queue() == []
+        assert manager.release_resources("first")
+
+
 @pytest.mark.parametrize("step", ["submit", "prepare", "place_job", "attend", "stop", "release"])
 def test_a_signal_in_each_step_ends_the_command_and_its_lease(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -71,7 +71,7 @@ def test_a_pending_request_is_shown_explained_and_cancelled(run: Run) -> None:
     full = "no server with 2 GPUs: none is free anywhere"
     assert (refused.exit_code, refused.stderr.strip().removeprefix("Error: ")) == (
         1,
-        f"not granted: {full} (`gpu-manager submit` waits)",
+        f"not granted: {full} (--wait queues for them)",
     )
     told = " ".join(run("queue").stdout.split())
     assert "unknown" in told
@@ -93,10 +93,10 @@ def test_a_pending_request_is_shown_explained_and_cancelled(run: Run) -> None:
     assert run("cancel", "late").exit_code == 1
 
 
-def test_servers_are_drained_restored_and_reset(run: Run) -> None:
+def test_servers_are_drained_resumed_and_reset(run: Run) -> None:
     assert parsed(run("drain", "gpu-server-0", "--reason", "dust", "--json"))["state"] == "DRAINED"
     assert parsed(run("allocate", "t", "--gpus", "2", "--cpus", "1", "--json"))["server_id"] == 1
-    assert parsed(run("restore", "0", "--json"))["state"] == "IDLE"
+    assert parsed(run("resume", "0", "--json"))["state"] == "IDLE"
     assert run("drain", "99").exit_code == 1
     assert run("drain", "nowhere").exit_code == 1
     assert run("reset").exit_code == 1

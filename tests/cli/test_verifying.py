@@ -113,6 +113,15 @@ def test_an_unknown_server_is_one_line_and_exit_1(run: Run, command: str) -> Non
     assert "'nope' is not in the inventory of 2 servers" in done.stderr
 
 
+def test_one_gpu_is_drained_by_number_or_uuid(run: Run, manager: GPUResourceManager) -> None:
+    done = run("drain", HERE, "--gpu", uuid_of(0), "--reason", "fans")
+    assert (done.exit_code, done.stdout) == (0, f"{HERE}: GPU {uuid_of(0)} drained\n")
+    assert [each["reason"] for each in manager.server(HERE)["gpus_closed"]] == ["drained; fans"]
+    wrong = run("drain", HERE, "--gpu", "0", "--failed")
+    assert (wrong.exit_code, wrong.stdout, len(wrong.stderr.splitlines())) == (2, "", 1)
+    assert "--failed is said of a whole server" in wrong.stderr
+
+
 def test_a_closed_gpu_is_opened_by_number_or_uuid(run: Run, manager: GPUResourceManager) -> None:
     manager.commit(
         lambda cluster, now: [
@@ -121,18 +130,18 @@ def test_a_closed_gpu_is_opened_by_number_or_uuid(run: Run, manager: GPUResource
         ]
     )
     assert [each["reason"] for each in manager.server(HERE)["gpus_closed"]] == ["xid 79", "heat"]
-    first = run("open-gpu", HERE, uuid_of(0))
+    first = run("resume", HERE, "--gpu", uuid_of(0))
     assert (first.exit_code, first.stdout) == (
         0,
         f"{HERE}: GPU {uuid_of(0)} takes leases again; still closed: GPU 1\n",
     )
-    second = run("open-gpu", "0", "1", "--json")
+    second = run("resume", "0", "--gpu", "1", "--json")
     assert json.loads(second.stdout)["gpus_closed"] == []
     for server, number, exit_code, line in (
         (HERE, "7", 2, f"{HERE} has no GPU '7'"),
         (HERE, "GPU-no", 2, f"{HERE} has no GPU 'GPU-no'"),
         ("nope", "0", 1, "not in the inventory"),
     ):
-        wrong = run("open-gpu", server, number)
+        wrong = run("resume", server, "--gpu", number)
         assert (wrong.exit_code, wrong.stdout, len(wrong.stderr.splitlines())) == (exit_code, "", 1)
         assert line in wrong.stderr

@@ -29,7 +29,7 @@ from resource_manager.core.changes import (
     Queued,
     Released,
     Renewed,
-    Restored,
+    Resumed,
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
@@ -54,7 +54,7 @@ STEPS: list[Change] = [
     Queued(Request("w", 1), 94.0, 2, 94.0),
     Cancelled("w", 95.0, "no longer needed"),
     Drained("a", 96.0, "fan", failed=True),
-    Restored("a", 97.0),
+    Resumed("a", 97.0),
     AgentSeen("a", 97.1),
     GpuClosed("a", 1, "GPU-1", "xid 79", 97.2, stop=True),
     GpuOpened("a", 1, 97.3),

@@ -18,7 +18,7 @@ from resource_manager.core.changes import (
     Queued,
     Released,
     Renewed,
-    Restored,
+    Resumed,
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
@@ -100,7 +100,7 @@ def test_a_trial_leaves_no_trace(cluster: ClusterState) -> None:
         cluster.apply(granted(Request("w1", gpus=8), "gpu-server-0", *range(8), token=3))
         cluster.apply(Cancelled("w2", 2.0))
         cluster.apply(Drained("gpu-server-2", 2.0))
-        cluster.apply(Restored("gpu-server-2", 2.0))
+        cluster.apply(Resumed("gpu-server-2", 2.0))
         cluster.apply(Drained("gpu-server-2", 2.0))
         cluster.apply(Queued(Request("w3"), 2.0, 3, 2.0))
     after = cluster.snapshot()

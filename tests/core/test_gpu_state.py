@@ -20,7 +20,7 @@ from resource_manager.core.changes import (
     Granted,
     InventoryChanged,
     Released,
-    Restored,
+    Resumed,
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import condition_of, recount, withheld, withheld_milli
@@ -97,7 +97,7 @@ def test_on_a_watched_node_exactly_what_the_lease_held_is_cleaned_first() -> Non
     assert free(cluster) == [750, 0, 1000], "nobody can say that the other is clean"
     cluster.apply(Released("u", 2, 69.0))
     assert free(cluster) == [750, 0, 1000], "nor what is left now"
-    cluster.apply(Restored("a", 70.0))
+    cluster.apply(Resumed("a", 70.0))
     assert free(cluster) == [750, 0, 1000]
     cluster.apply(granted("w", 4, 0, milli=250))
     cluster.apply(Released("w", 4, 71.0))
@@ -105,13 +105,13 @@ def test_on_a_watched_node_exactly_what_the_lease_held_is_cleaned_first() -> Non
     allocator.check(cluster)
 
 
-def test_a_node_whose_agent_is_silent_is_closed_until_it_reports_or_is_restored() -> None:
+def test_a_node_whose_agent_is_silent_is_closed_until_it_reports_or_is_resumed() -> None:
     cluster = state_of(AgentSeen("a", 0.0), granted("t", 1, 0), AgentLost("a", 61.0, 1.0))
     state, request = cluster.node("a"), Request("u", 1)
     assert (state.is_open, state.watched, state.fits(request)) == (False, True, False)
     assert [node.name for node in cluster.candidates(request)] == ["b"]
     assert list(cluster.leases) == ["t"]
-    for change, is_watched in ((AgentSeen("a", 62.0), True), (Restored("a", 62.0), False)):
+    for change, is_watched in ((AgentSeen("a", 62.0), True), (Resumed("a", 62.0), False)):
         with cluster.trial():
             cluster.apply(change)
             assert (state.is_open, state.watched, state.silent) == (True, is_watched, None)
@@ -120,7 +120,7 @@ def test_a_node_whose_agent_is_silent_is_closed_until_it_reports_or_is_restored(
     cluster.apply(Drained("a", 63.0))
     cluster.apply(AgentSeen("a", 64.0))
     assert (state.is_open, state.silent) == (False, None), "it is drained all the same"
-    cluster.apply(Restored("a", 65.0))
+    cluster.apply(Resumed("a", 65.0))
     assert (state.is_open, state.watched) == (True, True)
 
 
@@ -234,7 +234,7 @@ STEPS = st.lists(
     st.one_of(
         st.builds(lambda node: ("watch", node), NAMES),
         st.builds(lambda node: ("lose", node), NAMES),
-        st.builds(lambda node: ("restore", node), NAMES),
+        st.builds(lambda node: ("resume", node), NAMES),
         st.builds(lambda node, gpu, stop: ("close", node, gpu, stop), NAMES, IDS, st.booleans()),
         st.builds(lambda node, gpu: ("open", node, gpu), NAMES, IDS),
         st.builds(lambda gpus, milli: ("grant", gpus, milli), IDS, st.sampled_from((250, 1000))),
@@ -253,12 +253,12 @@ def changes_of(cluster: ClusterState, step: tuple[object, ...], number: int) -> 
             return [AgentSeen(node, at)]
         case ("lose", str(node)):
             return [AgentLost(node, at, at - 60.0)]
-        case ("restore", str(node)):
-            return [Restored(node, at)]
+        case ("resume", str(node)):
+            return [Resumed(node, at)]
         case ("close", str(node), int(gpu_id), bool(stop)):
             return [GpuClosed(node, gpu_id, "", "xid 48", at, stop)]
         case ("open", str(node), int(gpu_id)):
-            return allocator.open_gpu(cluster, node, gpu_id, at)
+            return allocator.resume_gpu(cluster, node, gpu_id, at)
         case ("grant", int(gpus), int(milli)):
             request = Request(f"t{number}", 1 if milli < 1000 else gpus + 1, gpu_milli=milli)
             found = list(cluster.candidates(request))[:1]

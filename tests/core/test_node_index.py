@@ -19,7 +19,7 @@ from resource_manager.core.changes import (
     Queued,
     Released,
     Renewed,
-    Restored,
+    Resumed,
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Node, Placement, Request
@@ -141,7 +141,7 @@ def test_indexes_follow_every_change(seed: int) -> None:
             changes = allocator.release(state, rng.choice(sorted(state.leases)), float(step))
         elif kind == 8:
             at = rng.choice(state.nodes)
-            changes = [Drained(at.name, float(step)) if at.is_open else Restored(at.name, float(step))]
+            changes = [Drained(at.name, float(step)) if at.is_open else Resumed(at.name, float(step))]
         else:
             kept = rng.sample("abcdefghijk", rng.randrange(8, 12))
             changes = [InventoryChanged(nodes("".join(kept), rng.choice((2, 4))), float(step))]
@@ -238,7 +238,7 @@ def test_a_renewal_extends_the_lease_and_ends_its_quarantine() -> None:
         (Cancelled("x", 1.0), LeaseNotFoundError, "no live lease of task 'x'"),
         (Released("t", 2, 1.0), LeaseNotFoundError, "no live lease of task 't' with fencing token 2"),
         (Expired("x", 1, 1.0), LeaseNotFoundError, "no live lease of task 'x' with fencing token 1"),
-        (Restored("x", 1.0), UnknownNodeError, "server 'x'"),
+        (Resumed("x", 1.0), UnknownNodeError, "server 'x'"),
         (
             Granted(Lease(Request("y"), (Placement("x"),), 2, 0.0), 0.0),
             UnknownNodeError,
@@ -287,7 +287,7 @@ def test_a_nested_trial_is_undone_separately() -> None:
     state.apply(Drained("b", 0.0, "fans"))
     before = state.snapshot()
     with state.trial():
-        state.apply(Restored("b", 1.0))
+        state.apply(Resumed("b", 1.0))
         hold(state, "t", "b", 0)
         middle = state.snapshot()
         with state.trial():
@@ -426,7 +426,7 @@ def test_the_journal_returns_the_nodes_changed_since_a_mark(monkeypatch: pytest.
         mark = state.mark
     state.apply(Drained("b", 0.0))
     assert state.changed_since(mark) == [1]
-    state.apply(Restored("b", 0.0))
+    state.apply(Resumed("b", 0.0))
     state.apply(Released("t0", 1, 0.0))
     assert state.changed_since(mark) == [1, 1, 0]
     assert state.changed_since(start) == [0, 1, 2] * 3 + [0, 1, 1, 0]

@@ -117,7 +117,7 @@ def test_airflow_roles_decide_the_rights(airflow: Stack, name: str, allocates: i
         assert caller.post("/api/servers/3/drain", json={}).status_code == drains
         assert caller.post("/api/release", json={"task_id": f"role-{name}"}).status_code == allocates
     with client(airflow, "olga") as olga:
-        olga.post("/api/servers/3/restore").raise_for_status()
+        olga.post("/api/servers/3/resume").raise_for_status()
 
 
 def test_the_console_is_in_airflows_navigation(airflow: Stack, chromium: Any) -> None:
@@ -132,8 +132,8 @@ def test_the_console_is_in_airflows_navigation(airflow: Stack, chromium: Any) ->
     row.get_by_text("Drain…").click()
     row.get_by_role("button", name="Drain gpu-server-1").click()
     b.expect(frame.get_by_text("Server 1 takes no new leases.")).to_be_visible()
-    frame.locator("#server-1").get_by_text("Restore…").click()
-    frame.locator("#server-1").get_by_role("button", name="Restore gpu-server-1").click()
+    frame.locator("#server-1").get_by_text("Resume…").click()
+    frame.locator("#server-1").get_by_role("button", name="Resume gpu-server-1").click()
     b.expect(frame.get_by_text("Server 1 takes leases again.")).to_be_visible()
     frame.get_by_role("link", name="Leases", exact=True).click()
     frame.get_by_text("Release…").click()

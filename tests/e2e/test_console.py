@@ -74,7 +74,7 @@ def fresh(service: b.Service) -> None:
     with service.client("olga") as olga:
         olga.post("/api/reset", json={"confirm": True}).raise_for_status()
         for server_id in range(4):
-            olga.post(f"/api/servers/{server_id}/restore").raise_for_status()
+            olga.post(f"/api/servers/{server_id}/resume").raise_for_status()
 
 
 def allocate(service: b.Service, name: str, task_id: str, **more: Any) -> None:
@@ -99,7 +99,7 @@ def test_an_allocation_appears_without_a_reload(page: Any, service: b.Service) -
     b.picture(page, "console-live")
 
 
-def test_an_operator_drains_and_restores(page: Any, service: b.Service) -> None:
+def test_an_operator_drains_and_resumes(page: Any, service: b.Service) -> None:
     b.log_in(page, service, "olga")
     row = page.locator("#server-1")
     row.get_by_text("Drain…").click()
@@ -109,8 +109,8 @@ def test_an_operator_drains_and_restores(page: Any, service: b.Service) -> None:
     b.expect(row.get_by_text("DRAINED")).to_be_visible()
     b.expect(row.get_by_text("new fan")).to_be_visible()
     b.picture(page, "console-drained")
-    row.get_by_text("Restore…").click()
-    row.get_by_role("button", name="Restore gpu-server-1").click()
+    row.get_by_text("Resume…").click()
+    row.get_by_role("button", name="Resume gpu-server-1").click()
     b.expect(row.get_by_text("IDLE")).to_be_visible()
 
 

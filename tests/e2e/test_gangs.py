@@ -227,7 +227,7 @@ def test_a_server_is_drained_while_a_gang_waits(bench):
         wait_for(lambda: "gang-3" in bench.manager.queue()[0]["reason"], what="the reason")
         assert not waits.beats()
     finally:
-        bench.manager.restore("gang-3")
+        bench.manager.resume("gang-3")
     wait_until_all_train(waits)
     waits.finish()
     waits.wait_until("success")

@@ -27,7 +27,7 @@ from resource_manager.core.changes import (
     GpuOpened,
     Granted,
     Released,
-    Restored,
+    Resumed,
 )
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node
 from resource_manager.errors import CapacityError
@@ -78,7 +78,7 @@ def check_gpus(history: Sequence[tuple[int, Change]], seen: Sequence[Seen]) -> l
                 silent.discard(change.node)
             case AgentLost():
                 silent.add(change.node)
-            case Restored():
+            case Resumed():
                 if change.node in silent:
                     watched.discard(change.node)
                 silent.discard(change.node)
@@ -278,7 +278,7 @@ class Course:
             lambda cluster, now: [AgentLost(name, now, now - 60.0)] if cluster.node(name).watched else []
         )
         if self.rng.random() < 0.3:
-            manager.restore(name)
+            manager.resume(name)
         self.start_jobs()
 
     def renumber(self) -> None:
@@ -306,7 +306,7 @@ class Course:
                 self.send(name)
             for entry in self.managers[0].get_resource_summary()["servers"]:
                 for closed in entry["gpus_closed"] if entry["server_name"] == name else ():
-                    self.manager().open_gpu(name, closed["gpu_id"])
+                    self.manager().resume(name, closed["gpu_id"])
         self.start_jobs()
 
 

@@ -74,6 +74,7 @@ class Course:
         self._others: list[Program] = []
         self._later: list[tuple[float, Callable[[], object]]] = []
         self._ended_by_others: set[str] = set()
+        self._store_sleeps = False
 
     # ---- the course ----
 
@@ -116,7 +117,12 @@ class Course:
         self.outcome.kinds["run"] += 1
 
     def _ask(self) -> None:
-        """Let somebody stop or release a lease that they see, from a place of their own."""
+        """Let somebody stop or release a lease that they see, from a place of their own.
+
+        Not while the store sleeps: the course wakes it between two steps, and this one would wait for it.
+        """
+        if self._store_sleeps:
+            return
         words = self.rng.choice((["stop"], ["stop"], ["release"], ["release", "--force"]))
         with suppress(ResourceManagerError):
             if leases := self._manager.leases():
@@ -206,12 +212,18 @@ class Course:
 
     def _stop_store(self) -> bool:
         self._store.process.send_signal(signal.SIGSTOP)
-        self._after(self.rng.uniform(0.1, 2.0), lambda: self._store.process.send_signal(signal.SIGCONT))
+        self._store_sleeps = True
+        self._after(self.rng.uniform(0.1, 2.0), self._wake_store)
         return True
+
+    def _wake_store(self) -> None:
+        self._store.process.send_signal(signal.SIGCONT)
+        self._store_sleeps = False
 
     def _restart_store(self) -> bool:
         self._store.kill()
         self._store.start()
+        self._store_sleeps = False
         return True
 
     def _jobs(self) -> list[psutil.Process]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from resource_manager import STORED_FORMAT
 from resource_manager.core.changes import (
     Cancelled,
     Change,
@@ -27,7 +28,6 @@ from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.errors import NewerFormatError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.storage.codec import FORMAT_VERSION
 from resource_manager.storage.redis.client import RedisClient
 from tests.faults.access_paths import ACCESS_PATHS
 from tests.faults.bugs import BUGS, OF_PREEMPTION, OF_TERMINALS
@@ -108,7 +108,7 @@ def test_beside_a_newer_version_an_older_one_refuses_in_one_line_and_writes_noth
     with GPUResourceManager.from_url(url) as older:
         assert older.allocate_resources("a", 2, 4)
         client = RedisClient.from_url(url)
-        client.driver.hset(client.key("meta"), "format", str(FORMAT_VERSION + 1))
+        client.driver.hset(client.key("meta"), "format", str(STORED_FORMAT + 1))
         before = contents(client)
         calls: list[Callable[[], object]] = [
             lambda: older.allocate_resources("b", 2, 4),

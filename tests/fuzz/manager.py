@@ -93,7 +93,7 @@ BODIES: tuple[tuple[type[BaseModel], bytes], ...] = (
     (bodies.RenewBody, b'{"task_id": "t", "checkpoint_at": 1.5}'),
     (bodies.PreemptBody, b'{"task_id": "t", "preemptor": "u", "dry_run": true}'),
     (bodies.AdoptBody, b'{"gpus": [{"gpu_id": 0, "uuid": "GPU-1", "type": "A100", "memory_mib": 40960}]}'),
-    (bodies.OpenGpuBody, b'{"gpu": "GPU-1"}'),
+    (bodies.ResumeBody, b'{"gpu": "GPU-1"}'),
     (
         bodies.ClusterBody,
         b'{"sections": {"preemption": true, "cluster": {"order": "fifo"}, '
@@ -131,7 +131,7 @@ def manager_with_everything() -> GPUResourceManager:
     manager.renew("t1")
     manager.drain(3, reason="fan")
     manager.release_resources("t0", outcome="SUCCESS")
-    manager.restore(3)
+    manager.resume(3)
     name = "gpu-server-1"
     manager.commit(lambda cluster, now: [AgentSeen(name, now), GpuClosed(name, 7, "", "xid 79", now)])
     manager.release_resources("t1")

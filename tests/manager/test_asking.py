@@ -41,7 +41,7 @@ OF_A_TASK = {
 
 OF_A_SERVER = {
     "drain": {"drained"},
-    "restore": {"restored"},
+    "resume": {"resumed"},
     "teams": {"teamschanged"},
     "maintenance": {"maintenancechanged"},
 }
@@ -65,8 +65,8 @@ def step(manager: GPUResourceManager, rng: random.Random, kind: str, task: str) 
         manager.preempt(task)
     elif kind == "drain":
         manager.drain(rng.randrange(2))
-    elif kind == "restore":
-        manager.restore(rng.randrange(2))
+    elif kind == "resume":
+        manager.resume(rng.randrange(2))
     elif kind == "teams":
         rules = Teams((Team("a", rng.randint(0, 8)), Team("b", rng.randint(0, 8))), True, 0.0, 0.0)
         redefine(manager, teams=rules)
@@ -227,7 +227,7 @@ def test_what_time_allows_is_not_of_whoever_asks_for_nothing_new() -> None:
     before = manager.get_resource_summary()["version"]
     clock.now += 61.0
     with asked_by("ada"):
-        manager.open_gpu(0, 0)  # it is open
+        manager.resume(0, 0)  # it is open
     assert manager.history(before) == []
     manager.expire_and_schedule()
     [change] = manager.history(before)

@@ -44,7 +44,7 @@ def test_a_closed_gpu_is_never_granted_until_an_operator_opens_it(manager: GPURe
     assert (server["available_gpus"], server["closed_gpus"], server["state"]) == (0, 1, "FULL")
     assert server["gpus_closed"][0]["reason"] == "xid 79; fell off the bus"
     assert manager.release_resources("one")
-    opened = manager.open_gpu("gpu-a", "GPU-0000")
+    opened = manager.resume("gpu-a", "GPU-0000")
     assert opened["gpus_closed"] == []
     granted = manager.status_of("both")
     assert granted is not None
@@ -57,6 +57,28 @@ def test_a_request_that_only_a_closed_gpu_could_satisfy_does_not_block_the_queue
     close(manager, 1)
     manager.submit("both", 2, 1)
     assert manager.submit("one", 1, 1)["state"] == "RUNNING"
+
+
+def test_an_operator_drains_one_gpu(manager: GPUResourceManager) -> None:
+    lease = manager.allocate_resources("t", 2, 1)
+    assert lease is not None
+    closed = manager.drain("gpu-a", 1, reason="fans")["gpus_closed"]
+    assert [(each["gpu_id"], each["reason"]) for each in closed] == [(1, "drained; fans")]
+    assert manager.leases()[0]["gpu_failed"] == "", "what runs there goes on"
+    manager.release_resources("t")
+    refusal = manager.allocate("both", 2, 1)
+    assert isinstance(refusal, Refusal)
+    assert refusal.detail == "gpu-a has 1 but GPU 1 is closed: drained; fans"
+    assert manager.resume("gpu-a", 1)["available_gpus"] == 2
+    with pytest.raises(InvalidRequestError, match="whole server"):
+        manager.drain("gpu-a", 1, failed=True)
+
+
+def test_a_drained_gpu_keeps_the_mark_of_its_failure(manager: GPUResourceManager) -> None:
+    manager.allocate_resources("t", 2, 1)
+    close(manager, 1, stop=True)
+    manager.drain("gpu-a", 1)
+    assert manager.leases()[0]["gpu_failed"] == "drained"
 
 
 def test_a_lease_on_a_gpu_that_failed_says_so_and_goes_on(manager: GPUResourceManager) -> None:
@@ -74,9 +96,9 @@ def test_an_operator_confirms_that_a_gpu_is_clean(manager: GPUResourceManager) -
     summary = manager.get_resource_summary()["servers"][0]
     assert [(each["gpu_id"], each["task_id"]) for each in summary["gpus_cleaning"]] == [(0, "t")]
     assert (summary["available_gpus"], summary["closed_gpus"]) == (1, 1)
-    assert manager.open_gpu(0, 0)["available_gpus"] == 2
+    assert manager.resume(0, 0)["available_gpus"] == 2
     version = manager.get_resource_summary()["version"]
-    manager.open_gpu("gpu-a", 0)
+    manager.resume("gpu-a", 0)
     assert manager.get_resource_summary()["version"] == version, "it was open and clean"
 
 
@@ -94,6 +116,6 @@ def test_an_estimate_takes_gpus_as_clean_soon_after_their_lease(manager: GPUReso
 
 def test_an_unknown_gpu_is_named(manager: GPUResourceManager) -> None:
     with pytest.raises(InvalidRequestError, match=r"^server gpu-a has no GPU '7': name its number or UUID$"):
-        manager.open_gpu("gpu-a", 7)
+        manager.resume("gpu-a", 7)
     with pytest.raises(UnknownNodeError):
-        manager.open_gpu("gpu-z", 0)
+        manager.resume("gpu-z", 0)

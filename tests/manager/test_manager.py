@@ -156,7 +156,7 @@ class TestOriginalResults:
         manager.drain("gpu-server-3", failed=True)
         states = [server["state"] for server in manager.get_resource_summary()["servers"]]
         assert states == ["PARTIAL", "FULL", "DRAINED", "ERROR"]
-        assert manager.restore(2)["state"] == "IDLE"
+        assert manager.resume(2)["state"] == "IDLE"
 
     @pytest.mark.parametrize("failed", [False, True])
     def test_nothing_of_a_closed_server_is_free(self, manager: GPUResourceManager, failed: bool) -> None:
@@ -178,7 +178,7 @@ class TestOriginalResults:
         assert set(server["free_gpu_milli"].values()) == {0}
         needs = manager.explain("asks", 8, 60)["servers"][1]["reasons"]
         assert needs == ["failed" if failed else "drained"]
-        opened = manager.restore(1)
+        opened = manager.resume(1)
         assert (opened["available_gpus"], opened["closed_gpus"], opened["available_cpus"]) == (5, 0, 55)
 
     def test_gpus_in_quarantine_are_used(self, manager: GPUResourceManager, clock: Clock) -> None:
@@ -374,7 +374,7 @@ class TestQueue:
         manager.drain(1)
         assert manager.submit("pinned", 2, 8, server=1)["state"] == "WAITING"
         assert manager.submit("free", 2, 8)["state"] == "RUNNING"
-        manager.restore(1)
+        manager.resume(1)
         status = manager.status_of("pinned")
         assert status is not None
         assert status["server_id"] == 1

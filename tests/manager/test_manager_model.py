@@ -164,9 +164,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.model.drained.add(server)
 
     @rule(server=st.integers(0, SERVERS - 1))
-    def restore(self, server: int) -> None:
+    def resume(self, server: int) -> None:
         self.model.expire()
-        self.manager.restore(server)
+        self.manager.resume(server)
         self.model.drained.discard(server)
         self.model.serve()
 

@@ -137,6 +137,6 @@ def test_what_changed_nothing_is_tried_again(manager: GPUResourceManager) -> Non
 def test_a_key_is_for_one_request_and_one_day(manager: GPUResourceManager, clock: Clock) -> None:
     manager.drain(0, once=once())
     with pytest.raises(IdempotencyKeyError):
-        manager.restore(0, once=once(request="another"))
+        manager.resume(0, once=once(request="another"))
     clock.now += KEEP_S
-    assert not manager.restore(0, once=once(request="another"))["drained"]
+    assert not manager.resume(0, once=once(request="another"))["drained"]

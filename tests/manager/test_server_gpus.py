@@ -62,7 +62,7 @@ def test_adopted_gpus_serve_pending_requests_at_once_and_survive_a_reset() -> No
         manager.release("t")
         detail = manager.adopt("a", [Gpu(0, uuid="GPU-x"), Gpu(1, uuid="GPU-y")])
         assert [gpu["uuid"] for gpu in detail["gpus"]] == ["GPU-x", "GPU-y"]
-        manager.restore("a")
+        manager.resume("a")
         found = manager.status_of("waits")
         assert found is not None
         assert found["state"] == "RUNNING"

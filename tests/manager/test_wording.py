@@ -22,7 +22,7 @@ from resource_manager.core.changes import (
     Queued,
     Released,
     Renewed,
-    Restored,
+    Resumed,
     TeamsChanged,
 )
 from resource_manager.core.models import JobPlace, Lease, Placement, Request
@@ -59,7 +59,7 @@ GANG = Lease(Request("t", 2, nodes=2), (Placement("a", (0, 1)), Placement("b", (
         (Quarantined("t", 1, 0.0, revoked=True), "t released by force"),
         (Cancelled("t", 0.0, "tired"), "t tired"),
         (Drained("a", 0.0, "fan", failed=True), "a failed, fan"),
-        (Restored("a", 0.0), "a"),
+        (Resumed("a", 0.0), "a"),
         (GpuClosed("a", 3, "", "xid 79; lost", 0.0), "a GPU 3: xid 79; lost"),
         (GpuOpened("a", 3, 0.0), "a GPU 3"),
         (TeamsChanged(Teams(), 0.0, lines=("teams.v.limit: 2 -> 3", "x")), "teams.v.limit: 2 -> 3; x"),

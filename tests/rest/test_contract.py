@@ -27,7 +27,7 @@ CHANGES = (
     "/api/cancel",
     "/api/servers/0/drain",
     "/api/servers/0/adopt",
-    "/api/servers/0/open-gpu",
+    "/api/servers/0/resume",
     "/api/reset",
     "/api/maintenance",
     "/api/maintenance/remove",
@@ -68,7 +68,7 @@ def test_invalid_bodies_change_nothing(
     response = open_client.post(path, json=body)
     if response.status_code == 200:  # a valid body by chance: undo it
         manager.reset_resources()
-        manager.restore(0)
+        manager.resume(0)
         return
     assert 400 <= response.status_code < 500 or response.status_code == 503
     assert response.content_type == "application/problem+json"

@@ -58,9 +58,9 @@ def test_a_lower_role_changes_nothing(as_role: AsRole, manager: GPUResourceManag
         assert reader.post(path, json=payload).status_code == 403
     for path in (
         "/api/servers/0/drain",
-        "/api/servers/0/restore",
+        "/api/servers/0/resume",
         "/api/servers/0/adopt",
-        "/api/servers/0/open-gpu",
+        "/api/servers/0/resume",
     ):
         assert user.post(path).status_code == 403
     assert user.post("/api/reset", json={"confirm": True}).status_code == 403

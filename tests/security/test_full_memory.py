@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from resource_manager import GPUResourceManager, Settings
-from resource_manager.core.changes import Cancelled, Change, Drained, Queued, Restored
+from resource_manager.core.changes import Cancelled, Change, Drained, Queued, Resumed
 from resource_manager.core.models import Request
 from resource_manager.errors import InvalidRequestError, StoreFullError
 from resource_manager.rest import tokens
@@ -94,7 +94,7 @@ def test_leases_and_the_queue_continue_with_full_memory(server: RedisServer) -> 
         with pytest.raises(StoreFullError):
             manager.allocate_resources("new", 8, 1)
         manager.drain(3)
-        manager.restore(3)
+        manager.resume(3)
         with server.client() as admin:
             admin.config_set("maxmemory", 0)
         assert manager.allocate_resources("new", 8, 1) is not None
@@ -178,7 +178,7 @@ def test_with_full_memory_a_change_displaces_the_oldest_of_the_history(server: R
         before = used(server)
         for _ in range(6):
             now = store.now()
-            changes: list[Change] = [Drained("gpu-server-0", now), Restored("gpu-server-0", now)] * 500
+            changes: list[Change] = [Drained("gpu-server-0", now), Resumed("gpu-server-0", now)] * 500
             store.commit(cluster.version, changes, now=now)
             for change in changes:
                 cluster.apply(change)

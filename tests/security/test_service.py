@@ -81,7 +81,7 @@ def test_a_cookie_of_another_service_is_refused(service: Service, kept: Persiste
         assert other.get("/api/status").status_code == 401
 
 
-@pytest.mark.parametrize("path", ["/act/servers/0/drain", "/act/servers/0/restore", "/logout"])
+@pytest.mark.parametrize("path", ["/act/servers/0/drain", "/act/servers/0/resume", "/logout"])
 def test_an_action_of_the_console_needs_its_csrf_token(
     path: str, service: Service, kept: Persistence
 ) -> None:

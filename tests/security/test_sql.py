@@ -42,7 +42,7 @@ def test_names_stay_data_in_tables_and_views(
             again: Any = manager.try_allocate(demand, once=Once(name, name, "h"))
             assert (granted["fencing_token"], granted["owner"]) == (again["fencing_token"], name)
             assert manager.drain(1, reason=name)
-            assert manager.restore(1)
+            assert manager.resume(1)
             assert manager.release_resources(name, outcome=name)
         store.reports.put("'; --", b"report", b"record", 30)
         assert store.reports.records(["'; --"]) == {"'; --": b"record"}

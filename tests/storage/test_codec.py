@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from resource_manager import STORED_FORMAT
 from resource_manager.core.changes import (
     Cancelled,
     Change,
@@ -22,7 +23,7 @@ from resource_manager.core.changes import (
     Queued,
     Released,
     Renewed,
-    Restored,
+    Resumed,
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
@@ -55,7 +56,7 @@ CHANGES: list[Change] = [
     Queued(REQUEST, 1.0, 1, 1.0),
     Cancelled("t", 1.0, "gave up"),
     Drained("a", 1.0, "maintenance", failed=True),
-    Restored("a", 2.0, by="airflow:prod/etl/train"),
+    Resumed("a", 2.0, by="airflow:prod/etl/train"),
     MaintenanceChanged((Window(1, ("s1",), 100.5, 200.0, 604800.0, "fans", True),), 3.0),
     TeamsChanged(
         Teams((Team("v", 3, {"A100": 3}, 4, parent="r", max_runtime_s=9.5),), True),
@@ -162,4 +163,4 @@ def test_fields_at_their_defaults_are_not_written() -> None:
 def test_a_newer_format_is_refused() -> None:
     value = codec.snapshot_to_dict(ClusterState([NODE]).snapshot())
     with pytest.raises(CorruptStateError, match="upgrade"):
-        codec.snapshot_from_dict({**value, "format": codec.FORMAT_VERSION + 1})
+        codec.snapshot_from_dict({**value, "format": STORED_FORMAT + 1})

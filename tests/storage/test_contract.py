@@ -30,7 +30,7 @@ from resource_manager.core.changes import (
     Queued,
     Released,
     Renewed,
-    Restored,
+    Resumed,
 )
 from resource_manager.core.cluster import Adoption, ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
@@ -775,7 +775,7 @@ def test_where_jobs_did_not_start_is_known_to_every_replica_until_it_is_over(ope
     assert fresh(open_client()).failed_starts == before.failed_starts
 
 
-def test_a_silent_server_is_closed_for_every_replica_until_its_agent_reports_or_it_is_restored(
+def test_a_silent_server_is_closed_for_every_replica_until_its_agent_reports_or_it_is_resumed(
     open_client: OpenStore,
 ) -> None:
     store = open_client()
@@ -789,9 +789,9 @@ def test_a_silent_server_is_closed_for_every_replica_until_its_agent_reports_or_
         (Released("t", 1, 62.0), (lost,), True),
         (AgentSeen("gpu-server-0", 70.0), (), True),
         (Drained("gpu-server-0", 71.0), (), True),
-        (Restored("gpu-server-0", 72.0), (), True),
+        (Resumed("gpu-server-0", 72.0), (), True),
         (lost, (lost,), True),
-        (Restored("gpu-server-0", 80.0), (), False),
+        (Resumed("gpu-server-0", 80.0), (), False),
     ]
     for step, silent, is_watched in steps:
         commit(store, mine, lambda now, step=step: [step])

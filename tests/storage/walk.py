@@ -20,7 +20,7 @@ from resource_manager.core.changes import (
     MaintenanceChanged,
     Outcome,
     Preempting,
-    Restored,
+    Resumed,
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
@@ -203,7 +203,7 @@ class Walk:
         if kind == 1 and not state.closed_gpus:
             return [GpuClosed(state.name, rng.randrange(8), "", "xid 79", now, stop=rng.random() < 0.5)]
         if kind == 2 and state.closed_gpus:
-            return allocator.open_gpu(cluster, state.name, rng.choice(sorted(state.closed_gpus)), now)
+            return allocator.resume_gpu(cluster, state.name, rng.choice(sorted(state.closed_gpus)), now)
         dirty = [entry for node in cluster.nodes for entry in node.cleaning.values()]
         return [GpuCleaned(each.node, each.gpu_id, each.fencing_token, now, 0.25, 1.5) for each in dirty]
 
@@ -213,7 +213,7 @@ class Walk:
         if kind == 0 and len(open_nodes) > 2:
             return [Drained(open_nodes[-1].name, now, "fans", failed=self.rng.random() < 0.5)]
         if kind == 1:
-            return [Restored(state.name, now) for state in cluster.nodes if state.drained or state.silent]
+            return [Resumed(state.name, now) for state in cluster.nodes if state.drained or state.silent]
         if kind == 2:
             keep = servers(self.rng.randint(3, 5))
             adopted = self.rng.choice(("", keep[0].name))

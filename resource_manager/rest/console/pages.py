@@ -30,10 +30,9 @@ from resource_manager.rest.schemas import (
     CancelBody,
     DrainBody,
     ExplainQuery,
-    NoBody,
-    OpenGpuBody,
     PreemptBody,
     ReleaseBody,
+    ResumeBody,
 )
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
@@ -104,12 +103,6 @@ class LeaseQuery(Body):
     """Lease or pending request to show."""
 
     id: LeaseId
-
-
-class OpenGpuForm(Body):
-    """GPU that a button opens."""
-
-    gpu: Annotated[int, Field(ge=0, lt=2**31)]
 
 
 @routes.add("GET", "/", Role.READER, "Servers", query=ServersQuery, page=True)
@@ -292,21 +285,23 @@ def events(service: Service, caller: Identity, query: EventsQuery) -> Any:
 
 @routes.add("POST", "/act/servers/<int:server_id>/drain", Role.OPERATOR, "Drain", page=True)
 def act_drain(service: Service, caller: Identity, server_id: int) -> Any:
-    rest.drain(service, caller, _form(DrainBody), server_id)
-    return _back("gpu.page_servers", f"Server {server_id} takes no new leases.")
+    body = _form(DrainBody)
+    rest.drain(service, caller, body, server_id)
+    return _back_from(server_id, body.gpu, "takes no new leases")
 
 
-@routes.add("POST", "/act/servers/<int:server_id>/restore", Role.OPERATOR, "Restore", page=True)
-def act_restore(service: Service, caller: Identity, server_id: int) -> Any:
-    rest.restore(service, caller, _form(NoBody), server_id)
-    return _back("gpu.page_servers", f"Server {server_id} takes leases again.")
+@routes.add("POST", "/act/servers/<int:server_id>/resume", Role.OPERATOR, "Resume", page=True)
+def act_resume(service: Service, caller: Identity, server_id: int) -> Any:
+    body = _form(ResumeBody)
+    rest.resume(service, caller, body, server_id)
+    return _back_from(server_id, body.gpu, "takes leases again")
 
 
-@routes.add("POST", "/act/servers/<int:server_id>/open-gpu", Role.OPERATOR, "Open a GPU", page=True)
-def act_open_gpu(service: Service, caller: Identity, server_id: int) -> Any:
-    form = _form(OpenGpuForm)
-    rest.open_gpu(service, caller, OpenGpuBody(gpu=form.gpu), server_id)
-    flask.flash(f"GPU {form.gpu} of server {server_id} takes leases again.")
+def _back_from(server_id: int, gpu: int | str | None, what: str) -> Any:
+    """Go back to where the button of a server, or of one of its GPUs, is."""
+    if gpu is None:
+        return _back("gpu.page_servers", f"Server {server_id} {what}.")
+    flask.flash(f"GPU {gpu} of server {server_id} {what}.")
     return flask.redirect(flask.url_for("gpu.page_server", server_id=server_id), 303)
 
 

@@ -15,7 +15,7 @@ KINDS = {
     "agentseen": "watched by its agent",
     "agentlost": "its agent is silent: no new leases",
     "drained": "drained",
-    "restored": "restored",
+    "resumed": "resumed",
 }
 """Text of each kind of change that is about the health of a server."""
 

@@ -9,6 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from resource_manager import STORED_FORMAT, __version__
 from resource_manager.core.changes import (
     Cancelled,
     Change,
@@ -71,6 +72,9 @@ class Metrics:
     def __init__(self, watch: StateFollower) -> None:
         self.registry = registry = CollectorRegistry()
         self.manager = ManagerMetrics(registry)
+        Gauge(
+            "gpu_manager_build_info", "1 for this version.", ("version", "format"), registry=registry
+        ).labels(__version__, STORED_FORMAT).set(1)
         self.requests = Histogram(
             "gpu_manager_http_request_seconds",
             "Requests to the service by route.",

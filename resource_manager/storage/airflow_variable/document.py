@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from resource_manager import STORED_FORMAT
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, NodeState, Snapshot
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request
 from resource_manager.errors import CorruptStateError, NewerFormatError, ResourceManagerError
 from resource_manager.scheduling import allocator
 from resource_manager.storage.codec import (
-    FORMAT_VERSION,
     change_from_dict,
     change_to_dict,
     check_format,
@@ -55,7 +55,7 @@ def to_json(document: Document, now: float) -> str:
         {
             "servers": [_server(state) for state in cluster.nodes],
             "last_updated": _iso(now),
-            "format": FORMAT_VERSION,
+            "format": STORED_FORMAT,
             "version": cluster.version,
             "last_fencing_token": cluster.last_fencing_token,
             "incarnation": document.incarnation,

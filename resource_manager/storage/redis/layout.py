@@ -33,7 +33,7 @@ from resource_manager.core.changes import (
     Queued,
     Released,
     Renewed,
-    Restored,
+    Resumed,
     TeamsChanged,
 )
 from resource_manager.core.cluster import Adoption, ClusterState, Snapshot
@@ -73,7 +73,7 @@ OPERATIONS: dict[type, tuple[str, Callable[[Any], str]]] = {
     Queued: ("queue", attrgetter("request.lease_id")),
     Cancelled: ("cancel", _ID),
     Drained: ("drain", _NODE),
-    Restored: ("restore", _NODE),
+    Resumed: ("resume", _NODE),
     TeamsChanged: ("rule", lambda change: TEAMS),
     MaintenanceChanged: ("rule", lambda change: MAINTENANCE),
     AgentSeen: ("set gpu", gpu_layout.field_of),

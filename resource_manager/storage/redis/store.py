@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from resource_manager import STORED_FORMAT
 from resource_manager.core.changes import Change, ClusterSettingsChanged, Granted, InventoryChanged, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
@@ -30,7 +31,7 @@ from resource_manager.errors import (
 )
 from resource_manager.storage import refusals
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ServerClock
-from resource_manager.storage.codec import FORMAT_VERSION, change_from_json, check_format, check_kinds
+from resource_manager.storage.codec import change_from_json, check_format, check_kinds
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.outage import outage
@@ -145,7 +146,7 @@ class RedisStore:
         commit_id = os.urandom(12).hex()
         answer = self._run(
             self._commit,
-            FORMAT_VERSION,
+            STORED_FORMAT,
             self._incarnation,
             version,
             repr(now),
@@ -194,7 +195,7 @@ class RedisStore:
 
     def move(self, version: int, to: str) -> None:
         answer = self._run(
-            self._move, FORMAT_VERSION, self._incarnation, self._confirmation_window_s, version, to
+            self._move, STORED_FORMAT, self._incarnation, self._confirmation_window_s, version, to
         )
         if answer[0] != b"ok":
             self._refuse(answer, version)
@@ -242,7 +243,7 @@ class RedisStore:
 
     def _question(self, known: int) -> tuple[Any, ...]:
         return (
-            FORMAT_VERSION,
+            STORED_FORMAT,
             self._incarnation,
             self._confirmation_window_s,
             known,
@@ -304,7 +305,7 @@ class RedisStore:
         incarnation = os.urandom(12).hex()
         answer = self._run(
             self._write,
-            FORMAT_VERSION,
+            STORED_FORMAT,
             incarnation,
             mode,
             snapshot.version,

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from sqlalchemy import Engine, PoolProxiedConnection
 
+from resource_manager import STORED_FORMAT
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S
-from resource_manager.storage.codec import FORMAT_VERSION
 from resource_manager.storage.sql.tables import TABLES
 from resource_manager.storage.sql.views import Json
 
@@ -248,7 +248,7 @@ def _update(is_known: bool, grants: bool, arrives: bool, hands_on: bool, frees: 
     guards = [
         "namespace = :namespace",
         "version = :version",
-        f"format <= {FORMAT_VERSION}",
+        f"format <= {STORED_FORMAT}",
         "moved_to = ''",
         "server = {server}",
         "(lock_token = '' OR lock_token = :lock_token OR lock_expires_at <= {now})",

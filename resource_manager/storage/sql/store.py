@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace as with_values
 from typing import Any, NamedTuple
 
+from resource_manager import STORED_FORMAT
 from resource_manager.core.changes import Change, Granted, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
@@ -30,7 +31,6 @@ from resource_manager.storage import refusals
 from resource_manager.storage.base import poll
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ServerClock
 from resource_manager.storage.codec import (
-    FORMAT_VERSION,
     change_from_json,
     change_to_json,
     check_format,
@@ -203,7 +203,7 @@ class SqlStore:
                 "UPDATE {state} SET format = :format, incarnation = :incarnation, version = :version, "
                 "last_fencing_token = :fencing, sequence = :sequence, server = {server} "
                 "WHERE namespace = :namespace AND version IS NULL",
-                format=FORMAT_VERSION,
+                format=STORED_FORMAT,
                 incarnation=incarnation,
                 version=snapshot.version,
                 fencing=snapshot.last_fencing_token,
@@ -240,7 +240,7 @@ class SqlStore:
             lock_row = self.database.dialect.lock_row
             row = self._row(connection, lock_row)
             assert row is not None
-            if row.version is not None and row.format > FORMAT_VERSION:
+            if row.version is not None and row.format > STORED_FORMAT:
                 check_format(row.format, f"the state in {self.database.address}")
             self._refuse_moved(row)
             for key, _ in once:
@@ -262,7 +262,7 @@ class SqlStore:
                 "last_fencing_token = :fencing, sequence = :sequence, server = {server}, "
                 "commit_id = :commit_id, suspended_until = 0, operator_reset = :yes "
                 "WHERE namespace = :namespace",
-                format=FORMAT_VERSION,
+                format=STORED_FORMAT,
                 incarnation=kept,
                 version=new.version,
                 fencing=new.last_fencing_token,
@@ -349,7 +349,7 @@ class SqlStore:
                 raise self._lost(version, "empty")
             return None, ()
         self._clock.learn(row.now, begin)
-        if row.format > FORMAT_VERSION:
+        if row.format > STORED_FORMAT:
             check_format(row.format, f"the state in {self.database.address}")
         if self._incarnation and row.incarnation != self._incarnation and not row.operator_reset:
             raise self._lost(version, "another state")

@@ -261,11 +261,11 @@ class Views:
             "watched": (
                 "SELECT a.namespace, a.server_name, a.version, 1 AS is_on FROM agent a "
                 f"UNION ALL SELECT c.namespace, {node}, c.version, 0 FROM {self._change} c "
-                f"WHERE {_is('restored')} AND (SELECT a.is_silent FROM agent a "
+                f"WHERE {_is('resumed')} AND (SELECT a.is_silent FROM agent a "
                 f"WHERE a.namespace = c.namespace AND a.server_name = {node} AND a.version < c.version "
                 "ORDER BY a.version DESC, a.is_silent DESC LIMIT 1) = 1"
             ),
-            "silent": self._on_now(self._switched("agentlost", ("agentseen", "restored"), "silent")),
+            "silent": self._on_now(self._switched("agentlost", ("agentseen", "resumed"), "silent")),
             # Of a lease that ended while its server was watched, until it is said to be clean.
             "cleaning": (
                 f"SELECT s.namespace, {json.at(json.text, 'l.value', 'node')} AS server_name, "
@@ -294,7 +294,7 @@ class Views:
                 f"SELECT m.namespace, {server} AS server_name, SUM({self._cpus()}) AS cpus FROM member m "
                 f"WHERE {lives} GROUP BY 1, 2"
             ),
-            "drained": self._on_now(self._switched("drained", ("restored",), "drained")),
+            "drained": self._on_now(self._switched("drained", ("resumed",), "drained")),
             "retired": (
                 f"SELECT s.namespace, {json.scalar.format(x='l.value')} AS server_name "
                 f"FROM {self._snapshot} s {json.elements('l', json.document.format(x='s.body'), 'retired')}"

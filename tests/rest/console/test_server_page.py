@@ -108,7 +108,7 @@ def test_the_page_of_a_server_has_gpus_processes_leases_and_history(as_role: AsR
         "uuid missing",
     ):
         assert shown in page, shown
-    assert "Open GPU" not in page
+    assert "Resume GPU" not in page
     raw = as_role(Role.READER).get("/servers/0").get_data(as_text=True)
     assert "python &lt;train&gt;.py" in raw
     assert as_role(Role.READER).get("/servers/7").status_code == 404
@@ -119,10 +119,21 @@ def test_an_operator_opens_a_gpu_from_the_page(as_role: AsRole, manager: GPUReso
     olga = as_role(Role.OPERATOR, "olga")
     page = text_of(olga, "/servers/0")
     [csrf] = set(re.findall(r'name="csrf_token" value="([^"]+)"', page))
-    done = olga.post("/act/servers/0/open-gpu", data={"csrf_token": csrf, "gpu": "3"})
+    done = olga.post("/act/servers/0/resume", data={"csrf_token": csrf, "gpu": "3"})
     assert (done.status_code, done.headers["Location"]) == (303, "/servers/0")
     assert [each["gpu_id"] for each in manager.server(0)["gpus_closed"]] == [1, 4]
     assert "GPU 3 opened" in text_of(olga, "/servers/0")
+
+
+@pytest.mark.usefixtures("reported")
+def test_an_operator_drains_a_gpu_from_the_page(as_role: AsRole, manager: GPUResourceManager) -> None:
+    olga = as_role(Role.OPERATOR, "olga")
+    page = text_of(olga, "/servers/0")
+    assert "Drain GPU 0" in page
+    assert "Drain GPU 3" not in page, "it is closed"
+    [csrf] = set(re.findall(r'name="csrf_token" value="([^"]+)"', page))
+    olga.post("/act/servers/0/drain", data={"csrf_token": csrf, "gpu": "0", "reason": "fans"})
+    assert "GPU 0 closed: drained; fans, by olga" in text_of(as_role(Role.READER), "/servers/0")
 
 
 def test_a_gpu_that_is_being_cleaned_says_so(
@@ -148,7 +159,7 @@ def test_the_use_of_some_servers_is_asked_for_by_name(as_role: AsRole) -> None:
 @pytest.mark.usefixtures("reported")
 def test_the_history_of_a_server_says_who_changed_it(as_role: AsRole, manager: GPUResourceManager) -> None:
     olga = as_role(Role.OPERATOR, "olga")
-    olga.post("/api/servers/0/open-gpu", json={"gpu": 3})
+    olga.post("/api/servers/0/resume", json={"gpu": 3})
     olga.post("/api/servers/0/drain", json={"reason": "fans"})
     page = text_of(as_role(Role.READER), "/servers/0")
     for shown in ("GPU 3 opened, by olga", "drained: fans, by olga", "watched by its agent, by agent:gpu-a"):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager
-from resource_manager.core.changes import Change, Drained, Granted, InventoryChanged, Restored
+from resource_manager.core.changes import Change, Drained, Granted, InventoryChanged, Resumed
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import Gpu, Node, Placement, Request
 from resource_manager.scheduling import allocator
@@ -72,7 +72,7 @@ steps = st.lists(
         st.tuples(st.just("ask"), requests),
         st.tuples(st.just("end"), st.integers(0, 30)),
         st.tuples(st.just("drain"), st.sampled_from("abcde")),
-        st.tuples(st.just("restore"), st.sampled_from("abcde")),
+        st.tuples(st.just("resume"), st.sampled_from("abcde")),
         st.tuples(st.just("resize"), st.tuples(st.sampled_from("abe"), st.sampled_from([4, 16]))),
         st.tuples(st.just("try"), requests),
     ),
@@ -117,7 +117,7 @@ def play(cluster: ClusterState, policy: Policy, script: list[tuple[str, object]]
                 again = policy(cluster, argument)
             chosen += [again, policy(cluster, argument)]
         else:
-            changes = [Restored(str(argument), float(number))]
+            changes = [Resumed(str(argument), float(number))]
         for change in changes:
             cluster.apply(change)
         allocator.check(cluster)

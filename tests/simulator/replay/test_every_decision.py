@@ -59,7 +59,7 @@ RULES = (
 OUTCOMES = (*Outcome, "")
 STEPS = {
     "submit": 30, "allocate": 6, "batch": 3, "release": 14, "end": 12, "renew": 5, "cancel": 3, "preempt": 4,
-    "members": 4, "remainder": 4, "teams": 2, "drain": 2, "restore": 3, "window": 2, "no_window": 1,
+    "members": 4, "remainder": 4, "teams": 2, "drain": 2, "resume": 3, "window": 2, "no_window": 1,
     "inventory": 1, "adopt": 1, "agent": 2, "close": 2, "open": 3, "clean": 5, "place": 1, "revoke": 1,
     "look": 8, "tick": 16,
 }  # fmt: skip
@@ -276,8 +276,8 @@ class Driver:
     def do_drain(self, draw: random.Random) -> None:
         self.manager.drain(draw.choice("abc"), failed=draw.random() < 0.5)
 
-    def do_restore(self, draw: random.Random) -> None:
-        self.manager.restore(draw.choice("abcd"))
+    def do_resume(self, draw: random.Random) -> None:
+        self.manager.resume(draw.choice("abcd"))
 
     def do_window(self, draw: random.Random) -> None:
         if not self.course.states_runtimes:
@@ -333,7 +333,7 @@ class Driver:
     def do_open(self, draw: random.Random) -> None:
         closed = [(state.name, gpu_id) for state in self.state.nodes for gpu_id in sorted(state.closed_gpus)]
         name, gpu_id = draw.choice(closed or [("a", 0)])
-        self.manager.open_gpu(name, gpu_id)
+        self.manager.resume(name, gpu_id)
 
     def do_clean(self, draw: random.Random) -> None:
         """An agent sees that all is clean on its server."""

@@ -82,7 +82,7 @@ def random_operations(manager: GPUResourceManager, seed: int, steps: int = 200) 
         elif kind < 0.97:
             manager.drain(draw.randrange(1, 4), reason="test")
         else:
-            manager.restore(draw.randrange(1, 4))
+            manager.resume(draw.randrange(1, 4))
 
 
 def record(url: str, policy: str, order: str, path: Path, seed: int = 1) -> int:

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core.changes import Cancelled, Drained, Restored
+from resource_manager.core.changes import Cancelled, Drained, Resumed
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
 from resource_manager.scheduling import allocator
@@ -92,7 +92,7 @@ def test_a_drained_server_and_a_cancelled_job_are_heeded() -> None:
         EventBatch(0, external=[Drained("n", 0.0, "closed")]),
         arrival(60, ("a", 4, 60.0), ("b", 4, 60.0)),
         EventBatch(600, external=[Cancelled("b", 600.0)]),
-        EventBatch(900, external=[Restored("n", 900.0)]),
+        EventBatch(900, external=[Resumed("n", 900.0)]),
     ]
     rounds = run(workload(*batches))
     a, b = rounds.jobs

@@ -26,7 +26,7 @@ from resource_manager.core.changes import (
     Queued,
     Released,
     Renewed,
-    Restored,
+    Resumed,
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
@@ -87,7 +87,7 @@ def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, 
         (Queued(Request("t"), 1.0, 1, 1.0), "queue", "t"),
         (Cancelled("t", 1.0), "cancel", "t"),
         (Drained("a", 1.0), "drain", "a"),
-        (Restored("a", 1.0), "restore", "a"),
+        (Resumed("a", 1.0), "resume", "a"),
         (TeamsChanged(Teams(), 1.0), "rule", "teams"),
         (MaintenanceChanged((), 1.0), "rule", "maintenance"),
         (AgentSeen("a b", 1.0), "set gpu", "watched a b"),

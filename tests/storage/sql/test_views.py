@@ -69,7 +69,7 @@ def test_free_amounts_are_those_of_the_manager(manager: GPUResourceManager) -> N
         }
     manager.drain(2)
     assert servers(manager)["gpu-server-2"] == (0, 0)
-    manager.restore(2)
+    manager.resume(2)
     assert servers(manager)["gpu-server-2"][0] > 0
 
 

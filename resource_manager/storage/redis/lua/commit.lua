@@ -218,9 +218,9 @@ for i = begin, #ARGV, 3 do
     redis.call('HSET', rules, 'failed_starts', table.concat(kept, '\n', math.max(1, #kept - tonumber(most) + 1)))
   elseif operation == 'drain' then
     redis.call('HSET', drained, key, json)
-  elseif operation == 'restore' or operation == 'forget' then
+  elseif operation == 'resume' or operation == 'forget' then
     redis.call('HDEL', drained, key)
-    local agent = operation == 'restore' and redis.call('HGET', gpus, 'watched ' .. key)
+    local agent = operation == 'resume' and redis.call('HGET', gpus, 'watched ' .. key)
     if agent and string.find(agent, '{"change":"agentlost"', 1, true) == 1 then
       redis.call('HDEL', gpus, 'watched ' .. key)
     end
