@@ -25,7 +25,7 @@ from demo.stack import REPOSITORY, Stack, StackError, next_free_port
 from demo.timeline import Holding, draw, holdings, live_view
 from resource_manager import GPUResourceManager, ResourceManagerError
 from resource_manager.cli.tables import usage
-from resource_manager.manager.serializers import short_name
+from resource_manager.manager.serializers import name_in_words
 from resource_manager.storage.history_file import collect, write_file
 
 DAG_ID = "train_digits"
@@ -207,15 +207,11 @@ class _Progress:
     ) -> Iterator[str]:
         """Yield the changes since the last call."""
         now = {
-            **{entry["task_id"]: "waits" for entry in queue},
-            **{lease["task_id"]: f"runs on {' '.join(map(_place, lease['members']))}" for lease in leases},
+            **{name_in_words(entry): "waits" for entry in queue},
+            **{name_in_words(lease): f"on {' '.join(map(_place, lease['members']))}" for lease in leases},
         }
         ended = {task: "ended" for task in self._shown if task not in now}
-        news = [
-            f"{short_name(task):18.18}{what}"
-            for task, what in {**ended, **now}.items()
-            if self._shown.get(task) != what
-        ]
+        news = [f"{task} {what}" for task, what in {**ended, **now}.items() if self._shown.get(task) != what]
         self._shown = now
         yield from news
         if news:

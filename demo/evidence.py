@@ -10,9 +10,9 @@ from demo.timeline import Holding, overlaps
 
 
 def reports_of(api: AirflowApi, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
-    """Return the report of each successful job of a run of `train_digits` or `train_gang`, by task id."""
+    """Return the report of each successful job of a run of `train_digits` or `train_gang`, by its name."""
     return {
-        task["task_id"]: api.xcom(dag_id, run_id, task["task_id"])
+        f"{dag_id}.{task['task_id']}": api.xcom(dag_id, run_id, task["task_id"])
         for task in api.task_instances(dag_id, run_id)
         if task["state"] == "success"
     }

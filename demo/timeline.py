@@ -13,7 +13,8 @@ from rich.text import Text
 
 from resource_manager.cli import tables
 from resource_manager.core.models import MILLI_PER_GPU
-from resource_manager.manager.serializers import short_name
+from resource_manager.core.names import display_name
+from resource_manager.manager.serializers import name_in_words
 from resource_manager.rest.console.colours import Holder, assign
 
 
@@ -22,16 +23,13 @@ class Holding:
     """Lease of a task; times are seconds of the store's clock, `released_at` is None while it runs."""
 
     task_id: str
+    name: str
     queued_at: float
     granted_at: float
     released_at: float | None
     server: str
     gpu_ids: tuple[int, ...]
     cpus: float
-
-    @property
-    def name(self) -> str:
-        return short_name(self.task_id)
 
 
 def holdings(history: Iterable[Mapping[str, Any]]) -> list[Holding]:
@@ -44,6 +42,7 @@ def holdings(history: Iterable[Mapping[str, Any]]) -> list[Holding]:
             held[lease["fencing_token"]] = [
                 Holding(
                     request["lease_id"],
+                    display_name(request["lease_id"], request.get("labels", {})),
                     lease.get("queued_at") or lease["granted_at"],
                     lease["granted_at"],
                     None,
@@ -83,7 +82,7 @@ def live_view(
     summary = {"total_servers": len(servers), "servers": servers}
     waiting = [
         Text(
-            f"{short_name(entry['task_id'])} waits: {entry['reason']}",
+            f"{name_in_words(entry)} waits: {entry['reason']}",
             "dim",
             no_wrap=True,
             overflow="ellipsis",

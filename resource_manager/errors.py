@@ -110,33 +110,35 @@ class LeaseNotFoundError(ResourceManagerError):
         self.fencing_token = fencing_token
 
 
+class AmbiguousNameError(ResourceManagerError):
+    """A name that several leases or pending requests have; the message lists them with their short ids."""
+
+    def __init__(self, name: str, count: int, matches: str) -> None:
+        super().__init__(f"{name!r} names {count}: {matches}; say which by its short id")
+
+
 class RuntimeOverError(LeaseNotFoundError):
     """A lease that has lasted for the longest runtime of its team, and is not renewed."""
 
-    def __init__(self, lease_id: str, team: str, max_runtime_s: float) -> None:
+    def __init__(self, lease_id: str, name: str, team: str, max_runtime_s: float) -> None:
         super().__init__(lease_id)
-        self.args = (
-            f"the lease of {lease_id!r} is over: team {team} may run jobs of at most {max_runtime_s:g} s",
-        )
+        self.args = (f"the lease of {name} is over: team {team} may run jobs of at most {max_runtime_s:g} s",)
 
 
 class OtherOwnerError(ResourceManagerError):
     """A lease or pending request that belongs to another owner than the caller acts for."""
 
-    def __init__(self, lease_id: str, owner: str, asked_by: str | None) -> None:
-        super().__init__(
-            f"task {lease_id!r} belongs to {owner or 'no owner'}, not to {asked_by or 'no owner'}"
-        )
-        self.lease_id = lease_id
+    def __init__(self, name: str, owner: str, asked_by: str | None) -> None:
+        super().__init__(f"{name} belongs to {owner or 'no owner'}, not to {asked_by or 'no owner'}")
         self.owner = owner
 
 
 class JobPlacedError(ResourceManagerError):
     """A release of a lease whose job was placed, by somebody who does not know that the job is gone."""
 
-    def __init__(self, lease_id: str, servers: Sequence[str], launcher: str) -> None:
+    def __init__(self, lease_id: str, name: str, servers: Sequence[str], launcher: str) -> None:
         super().__init__(
-            f"{lease_id!r} has a job on {', '.join(servers)} (launcher {launcher}), whose GPUs must not be "
+            f"{name} has a job on {', '.join(servers)} (launcher {launcher}), whose GPUs must not be "
             "granted while it runs: stop it instead"
         )
         self.lease_id = lease_id
@@ -145,9 +147,9 @@ class JobPlacedError(ResourceManagerError):
 class ServerInUseError(ResourceManagerError):
     """A server that has leases, of which it must have none for this change."""
 
-    def __init__(self, server: str, lease_ids: Sequence[str]) -> None:
-        shown = ", ".join(map(repr, lease_ids[:3])) + (", …" if len(lease_ids) > 3 else "")
-        many = "1 lease" if len(lease_ids) == 1 else f"{len(lease_ids)} leases"
+    def __init__(self, server: str, names: Sequence[str]) -> None:
+        shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        many = "1 lease" if len(names) == 1 else f"{len(names)} leases"
         super().__init__(
             f"server {server!r} has {many} ({shown}): drain it, and repeat this once they have ended"
         )

@@ -156,10 +156,11 @@ class ReportReceiver:
         except StoreFullError as error:
             logger.warning("the report of %s was not kept: %s", report.server, error)
         if changes:
-            with asked_by(f"agent:{report.server}"):
+            with asked_by(f"agent:{report.server}") as asking:
                 made = self._manager.commit(judge)
+            names = asking.names()
             for change in made:
-                _log(change)
+                _log(change, names)
             answer = self._manager.look(
                 lambda cluster, now: self._answer(cluster, report, record), STATE_MAX_AGE_S
             )
@@ -257,7 +258,7 @@ class ReportReceiver:
         with asked_by(""):  # silence is nobody's doing
             changes = self._manager.commit(step) if lost else []
         for change in changes:
-            _log(change)
+            _log(change, {})
         return changes
 
 
@@ -317,10 +318,11 @@ def _ends(gone: Iterable[Lease], cluster: ClusterState, now: float) -> Iterator[
         )
 
 
-def _log(change: Change) -> None:
+def _log(change: Change, names: Mapping[str, str]) -> None:
     match change:
         case Released():
-            logger.warning("lease %s is released: %s", change.lease_id, change.reason)
+            name = names.get(change.lease_id, change.lease_id)
+            logger.warning("lease %s is released: %s", name, change.reason)
         case GpuClosed():
             logger.warning("GPU %d of %s is closed: %s", change.gpu_id, change.node, change.reason)
         case AgentLost():

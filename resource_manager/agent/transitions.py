@@ -22,8 +22,8 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import DRAINED, condition_of, leases_on
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease, Placement
+from resource_manager.core.names import name_of, short
 from resource_manager.core.node_state import Cleaning, NodeState
-from resource_manager.core.refusal import short
 
 CLEAN_REPORTS = 3
 """Number of reports in a row without a condition after which a GPU that recovers by itself is opened."""
@@ -143,7 +143,7 @@ class _Reading:
             left = self._left_of(entry)
             if left != [] and self._now - entry.since > self._rules.clean_timeout_s:
                 named = ", ".join(map(_named, left[:MAX_LISTED])) if left else "it cannot be seen"
-                lease = _lease_words(entry.lease_id, entry.fencing_token)
+                lease = _lease_words(entry.name, entry.fencing_token)
                 yield f"{NOT_CLEANED}; {lease}, which ended at {to_the_minute(entry.since)}: {named}"
 
     # ---- one GPU ----
@@ -286,11 +286,11 @@ def _of_lease(cluster: ClusterState, state: NodeState, process: ProcessReport) -
     if lease is not None:
         where = "other GPUs here" if state.name in {m.node for m in lease.members} else lease.placement.node
         has = f"which is quarantined on {where}" if lease.quarantined else f"which has {where}"
-        return f"; of {_lease_words(lease.lease_id, lease.fencing_token, lease.request.owner)}, {has}"
+        return f"; of {_lease_words(name_of(lease), lease.fencing_token, lease.request.owner)}, {has}"
     entries = (entry for each in cluster.nodes for entry in each.cleaning.values())
     ended = next((entry for entry in entries if token is not None and entry.fencing_token == token), None)
     if ended is not None:
-        return f"; of {_lease_words(ended.lease_id, token)}, which ended at {to_the_minute(ended.since)}"
+        return f"; of {_lease_words(ended.name, token)}, which ended at {to_the_minute(ended.since)}"
     who = _lease_words(process.lease_id, token) if process.lease_id else f"job {process.job}"
     if token is not None and token > cluster.last_fencing_token:
         return f"; of {who}, which is unknown here"
@@ -305,10 +305,10 @@ def _marked(cluster: ClusterState, lease_id: str | None, token: int | None) -> L
     return next((lease for lease in leases if lease.fencing_token == token), None)
 
 
-def _lease_words(lease_id: str, token: int | None, owner: str = "") -> str:
+def _lease_words(name: str, token: int | None, owner: str = "") -> str:
     known = [f"token {token}"] if token is not None else []
     known += [f"owner {short(owner, MAX_NAME)}"] if owner else []
-    return f"lease {short(lease_id, MAX_NAME)}" + (f" ({', '.join(known)})" if known else "")
+    return f"lease {short(name, MAX_NAME)}" + (f" ({', '.join(known)})" if known else "")
 
 
 def _named(process: ProcessReport) -> str:

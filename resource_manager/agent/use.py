@@ -16,6 +16,7 @@ from resource_manager.agent.transitions import rogue_processes
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import cleaning_on, leases_on
 from resource_manager.core.models import Gpu
+from resource_manager.core.names import display_name, short_id
 from resource_manager.core.node_state import NodeState
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.serializers import closed_because, server_state
@@ -28,6 +29,8 @@ class GpuLease(TypedDict):
     """Lease on a GPU; `idle_s` is the time for which it has computed nothing, once that is too long."""
 
     task_id: str
+    name: str
+    short_id: str
     team: str
     owner: str
     gpu_milli: int
@@ -204,6 +207,8 @@ def _gpu_use(
         "leases": [
             {
                 "task_id": lease.lease_id,
+                "name": display_name(lease.lease_id, lease.request.labels),
+                "short_id": short_id(lease.sequence),
                 "team": lease.request.team,
                 "owner": lease.request.owner,
                 "gpu_milli": lease.request.gpu_milli,
@@ -232,7 +237,7 @@ def _gpu_use(
             for each in findings(found, table)
         ],
         "closed": "" if closed is None else closed.reason,
-        "cleaning": [entry.lease_id for entry in cleaning_on(state, gpu.gpu_id)],
+        "cleaning": [entry.name for entry in cleaning_on(state, gpu.gpu_id)],
         "rogue": bool(rogue),
         "idle": any(lease.lease_id in idle_s for lease in leases),
     }

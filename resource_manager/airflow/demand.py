@@ -18,6 +18,7 @@ from resource_manager.jobs.reconcile import Action, ActionKind
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.demand import KINDS, Demand, from_texts, given_value
 from resource_manager.manager.results import Submission
+from resource_manager.manager.serializers import name_in_words
 from resource_manager.rest.client import ServiceClient, ServiceError
 
 DEFAULT_POOL = "default_pool"
@@ -134,7 +135,7 @@ def end_lease(
     _require_owner(manager, entry, owner)
     if not is_of(entry, identity):
         raise AirflowException(
-            f"lease {identity.lease_id!r} names another task in its labels; it was not requested by this "
+            f"lease {name_in_words(entry)} names another task in its labels; it was not requested by this "
             "task: release it"
         )
     return end_entry(manager, entry, outcome, **why)
@@ -144,7 +145,7 @@ def _require_owner(manager: Manager, entry: Mapping[str, Any], owner: str) -> No
     """Raise `AirflowException` if the lease is of another owner; the service itself compares its callers."""
     if not isinstance(manager, ServiceClient) and entry.get("owner", "") != owner:
         raise AirflowException(
-            f"lease {entry['task_id']!r} belongs to owner {entry.get('owner')!r}, not to {owner!r}; "
+            f"lease {name_in_words(entry)} belongs to owner {entry.get('owner')!r}, not to {owner!r}; "
             "it was not requested by this task: release it"
         )
 
@@ -161,7 +162,7 @@ def end_entry(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | Non
     except ResourceManagerError as error:
         raise AirflowException(str(error)) from error
     if done.action is ActionKind.KEPT:
-        raise AirflowException(f"{done.task_id}: {done.detail}; its GPUs stay allocated until it is gone")
+        raise AirflowException(f"{done.name}: {done.detail}; its GPUs stay allocated until it is gone")
     return done
 
 

@@ -94,7 +94,7 @@ def _run_ended(dag_run: Any) -> None:
 def _end(manager: Manager, entry: Mapping[str, Any], by: str) -> None:
     with asked_by(by):
         done = reconcile.end(manager, entry)
-    logger.info("%s %s: %s", done.action, done.task_id, done.detail)
+    logger.info("%s %s: %s", done.action, done.name, done.detail)
 
 
 def finish() -> None:

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 
 from resource_manager.airflow.links import console_url
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.core.models import Lease, PendingRequest, Placement, Request
+from resource_manager.core.names import Named, name_of
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.serializers import duration
 from resource_manager.scheduling.preemption import restarts_of
@@ -62,7 +63,7 @@ class TaskNotes:
             if (identity := self._own(lease.request)) is not None
         }
         notes = {
-            identity: describe_pending(entry.request, entry.queued_at)
+            identity: describe_pending(entry)
             for entry in cluster.pending.values()
             if (identity := self._own(entry.request)) is not None
         }
@@ -82,11 +83,12 @@ class TaskNotes:
         return identity if identity is not None and identity.instance == self._instance else None
 
 
-def describe_pending(request: Request, queued_at: float) -> str:
+def describe_pending(entry: PendingRequest) -> str:
     """Return the note of a task whose request waits."""
+    request = entry.request
     gpus = f"{request.gpus} GPU{'' if request.gpus == 1 else 's'}"
     each = f" on each of {request.nodes} servers" if request.nodes > 1 else ""
-    return f"**Waiting** for {gpus}{each} since {_time(queued_at)}. Why and until when: {_link(request)}"
+    return f"**Waiting** for {gpus}{each} since {_time(entry.queued_at)}. Why and until when: {_link(entry)}"
 
 
 def describe_lease(lease: Lease, ended_at: float | None = None) -> str:
@@ -102,7 +104,7 @@ def describe_lease(lease: Lease, ended_at: float | None = None) -> str:
     waited_s = 0.0 if lease.queued_at is None or has_run else lease.granted_at - lease.queued_at
     waited = f", after {duration(waited_s)} of waiting" if waited_s >= 1 else ""
     verb = does if ended_at is None else did
-    return f"**{verb}** on {'; '.join(places)} {when}{waited}. {_link(lease.request)}"
+    return f"**{verb}** on {'; '.join(places)} {when}{waited}. {_link(lease)}"
 
 
 def _place(member: Placement) -> str:
@@ -145,5 +147,5 @@ def _time(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%d %b %H:%M} UTC"
 
 
-def _link(request: Request) -> str:
-    return f"[GPU console]({console_url(request.lease_id)})"
+def _link(entry: Named) -> str:
+    return f"[`{name_of(entry)}` in the GPU console]({console_url(entry.lease_id)})"

@@ -28,7 +28,7 @@ from resource_manager.jobs.launchers import (
 from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.launchers.terminal import TerminalLauncher
 from resource_manager.jobs.preempting import grace_of
-from resource_manager.manager.serializers import duration
+from resource_manager.manager.serializers import duration, name_in_words
 
 TTL_S = 60.0
 """TTL of a lease that a terminal renews; its job ends this long after the last sign of this program."""
@@ -78,7 +78,7 @@ class Attended:
         self._signed_at = self._asked_at = self._renewed_at = self._begun_at = time.monotonic()
         self._asked: Future[Mapping[str, Any] | None] | None = None
         self._told: Future[JobStatus] | None = None
-        self._preempted_by = ""
+        self._preemption = ""
         self._is_warned = self._is_silent = False
 
     def run(self) -> int:
@@ -118,15 +118,15 @@ class Attended:
 
     def _attend(self, launcher: TerminalLauncher) -> int:
         """Return the exit code of the job that runs now, once all that is to be done after it is done."""
-        lease_id = self._lease["task_id"]
         ending = self._watch(launcher)
         status, unknown = self._end(launcher)
         if unknown is None:
             self._release(ending.outcome, ending.reason)
         elif self._owns:
             say(
-                f"{lease_id}: its job on {self._server} may still run: {unknown}; its GPUs stay allocated "
-                f"until it is known to be gone: gpu-manager stop {lease_id}, once the server is back"
+                f"{name_in_words(self._lease)}: its job on {self._server} may still run: {unknown}; its GPUs "
+                f"stay allocated until it is known to be gone: gpu-manager stop {self._lease['short_id']}, "
+                "once the server is back"
             )
         else:
             say(f"the command on {self._server} may still run, for {TTL_S:g} s at most: {unknown}")
@@ -152,9 +152,9 @@ class Attended:
             return Ending(interrupted.exit_code, Outcome.CANCELLED)
         if code == 0:
             return Ending(0, Outcome.SUCCESS)
-        if self._preempted_by:
+        if self._preemption:
             say("it was preempted and does not wait again by itself: run the command again")
-            return Ending(PREEMPTED, Outcome.EVICTED, f"preempted for {self._preempted_by}")
+            return Ending(PREEMPTED, Outcome.EVICTED, self._preemption)
         return Ending(code if code > 0 else 128 - code, Outcome.FAILED)
 
     def _mind_time(self) -> Ending | None:
@@ -215,14 +215,14 @@ class Attended:
         if found["gpu_failed"]:
             say(f"a GPU of the lease failed: {found['gpu_failed']}; its job is ended")
             return Ending(GPU_FAILED, Outcome.FAILED, f"a GPU failed: {found['gpu_failed']}")
-        if found["preempted_by"] and not self._preempted_by:
-            self._preempted_by, self._lease = found["preempted_by"], found
+        if found["preempted_by"] and not self._preemption:
+            self._preemption, self._lease = found["reason"], found
             left_s = grace_of(found)
-            say(f"preempted for {self._preempted_by}; the job has {left_s:.0f} s to save what it did")
+            say(f"{self._preemption}; the job has {left_s:.0f} s to save what it did")
         return None
 
     def _ended(self) -> str:
-        return f"the lease {self._lease['task_id']} was ended"
+        return f"the lease {name_in_words(self._lease)} was ended"
 
     def _mind_job(self, launcher: TerminalLauncher) -> None:
         """Let the job's server know that this program is there, and the job that its lease is taken."""
@@ -230,7 +230,7 @@ class Attended:
         if now - self._signed_at >= SIGN_EVERY_S and not self._signing.is_busy:
             self._signed_at = now
             self._signing.begin(lambda: launcher.sign(key))
-        if self._preempted_by and not self._telling.is_busy:
+        if self._preemption and not self._telling.is_busy:
             grace_s, signal_name = grace_of(self._lease), self._lease["preempt_signal"]
             self._telling.begin(lambda: launcher.preempt(key, grace_s, signal_name, PREEMPT_STEP_S))
 

@@ -22,9 +22,9 @@ from resource_manager.cli.session import Session, is_silent, is_undone, say
 from resource_manager.cli.signals import Interrupted, interruptible
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.core.changes import Outcome
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.lazy import lazy_module
-from resource_manager.manager.serializers import duration
+from resource_manager.manager.serializers import duration, name_in_words
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
@@ -130,15 +130,15 @@ def hold(target: Target, /, for_s: float, as_json: bool, **options: Any) -> None
         print_json(lease)
         return
     click.echo(tables.lease_line(lease))
-    click.echo(f"held until {_clock(lease['expires_at'])}; gpu-manager release {lease['task_id']}", err=True)
+    click.echo(f"held until {_clock(lease['expires_at'])}; gpu-manager release {lease['short_id']}", err=True)
 
 
 @main.command(context_settings={"ignore_unknown_options": True})
-@click.argument("task_id", shell_complete=completing.leases)
+@click.argument("name", shell_complete=completing.leases)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 @exit_codes
-def attach(target: Target, task_id: str, command: tuple[str, ...]) -> NoReturn:
+def attach(target: Target, name: str, command: tuple[str, ...]) -> NoReturn:
     """Open a shell, or run a command, beside a running job: on its server, with its GPUs.
 
     It takes no GPUs of its own and ends when the lease does.
@@ -147,7 +147,7 @@ def attach(target: Target, task_id: str, command: tuple[str, ...]) -> NoReturn:
 
     try:
         with Session(target) as session:
-            lease = session.ask(lambda manager: _lease_of(manager, task_id))
+            lease = session.ask(lambda manager: _lease_of(manager, name))
             session.ask(lambda manager: manager.require_owner(lease))
             job = _job(lease, command or LOGIN_SHELL, key=f"attach-{secrets.token_hex(4)}")
             raise SystemExit(Attended(session, lease, job, None, owns=False).run())
@@ -156,18 +156,18 @@ def attach(target: Target, task_id: str, command: tuple[str, ...]) -> NoReturn:
 
 
 @main.command()
-@click.argument("task_id", shell_complete=completing.leases)
+@click.argument("name", shell_complete=completing.leases)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
 @click.option("--rank", type=click.IntRange(0), default=0, help="Member of a gang.")
 @click.pass_obj
 @exit_codes
-def logs(target: Target, task_id: str, follow: bool, rank: int) -> None:
+def logs(target: Target, name: str, follow: bool, rank: int) -> None:
     """Print the output of a lease's job."""
     from contextlib import closing
 
     from resource_manager.jobs.launchers import JobState
 
-    job = _running_job(_lease_of(target.manager, task_id), rank)
+    job = _running_job(_lease_of(target.manager, name), rank)
     offset = 0
     with closing(job.open()) as launcher:
         while True:
@@ -182,7 +182,7 @@ def logs(target: Target, task_id: str, follow: bool, rank: int) -> None:
 
 
 @main.command()
-@click.argument("task_id", shell_complete=completing.tasks)
+@click.argument("name", shell_complete=completing.tasks)
 @click.option(
     "--retry-for",
     "retry_for_s",
@@ -192,24 +192,24 @@ def logs(target: Target, task_id: str, follow: bool, rank: int) -> None:
 @json_option
 @click.pass_obj
 @exit_codes
-def stop(target: Target, task_id: str, retry_for_s: float | None, as_json: bool) -> None:
+def stop(target: Target, name: str, retry_for_s: float | None, as_json: bool) -> None:
     """Stop a lease's job, then release the lease; or take a pending request out of the queue."""
     from resource_manager.jobs.reconcile import ActionKind
 
-    end = partial(_end, target, task_id)
+    end = partial(_end, target, name)
     done = interruptible(end if retry_for_s is None else partial(_at_last, end, retry_for_s))
     if as_json:
         print_json({"task_id": done.task_id, "action": done.action, "detail": done.detail})
     elif done.action is not ActionKind.KEPT:
-        click.echo(one_line(f"{task_id}: {done.action}, {done.detail}"))
+        click.echo(one_line(f"{done.name}: {done.action}, {done.detail}"))
     if done.action is ActionKind.KEPT:
-        raise Failure(f"{task_id} keeps its lease: {done.detail}", REFUSED)
+        raise Failure(f"{done.name} keeps its lease: {done.detail}", REFUSED)
 
 
-def _end(target: Target, task_id: str) -> Action:
+def _end(target: Target, name: str) -> Action:
     from resource_manager.jobs import reconcile
 
-    return reconcile.end(target.manager, _entry_of(target.manager, task_id))
+    return reconcile.end(target.manager, _entry_of(target.manager, name))
 
 
 def _at_last(end: Callable[[], Action], retry_for_s: float) -> Action:
@@ -273,7 +273,7 @@ def wait_for_grant(session: Session, demand: Any) -> Any:
         found = session.signals.result(asked)
         while found["state"] == "WAITING":
             if said != (said := _wait_of(found)):
-                say(f"{lease_id} {said}")
+                say(f"{name_in_words(found)} {said}")
             session.signals.pause(LOOK_EVERY_S)
             looks += 1
             try:
@@ -324,28 +324,26 @@ def _running_job(lease: Mapping[str, Any], rank: int) -> RunningJob:
 
     jobs = RunningJob.all_of(lease)
     if not jobs:
-        raise Failure(
-            f"{lease['task_id']} has no job: none was placed yet, or its process took the lease by itself",
-            REFUSED,
-        )
+        why = "none was placed yet, or its process took the lease by itself"
+        raise Failure(f"{name_in_words(lease)} has no job: {why}", REFUSED)
     if rank >= len(jobs):
         raise Failure(f"--rank must be below {len(jobs)}, got {rank}", BAD_INPUT)
     return jobs[rank]
 
 
-def _lease_of(manager: Any, task_id: str) -> Mapping[str, Any]:
-    found = _entry_of(manager, task_id)
+def _lease_of(manager: Any, name: str) -> Mapping[str, Any]:
+    found = _entry_of(manager, name)
     if found["state"] == "WAITING":
-        raise Failure(f"{task_id} waits at position {found['position']}: {found['reason']}", REFUSED)
+        waits = f"waits at position {found['position']}: {found['reason']}"
+        raise Failure(f"{name_in_words(found)} {waits}", REFUSED)
     return found
 
 
-def _entry_of(manager: Any, task_id: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] | None = manager.status_of(task_id)
-    if found is None:
-        raise UnknownTaskError(
-            f"{task_id!r} holds no lease and waits for none; see gpu-manager status", REFUSED
-        )
+def _entry_of(manager: Any, name: str) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = manager.named(name)
+    except LeaseNotFoundError as error:
+        raise UnknownTaskError(str(error), REFUSED) from None
     return found
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
 from resource_manager import STORED_FORMAT, __version__
@@ -24,6 +25,7 @@ from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.errors import UnknownNodeError
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.lazy import lazy_module
+from resource_manager.manager.serializers import name_in_words
 from resource_manager.manager.wording import What, matches, what_of
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ T = TypeVar("T")
 
 PROGRAM = "gpu-manager"
 DAY_S = 86_400
+
 _SILENCE = logging.NullHandler()
 
 
@@ -193,13 +196,13 @@ def submit(target: Target, /, lease_id: str, as_json: bool, **options: Any) -> N
     if as_json:
         print_json(view)
     elif view["state"] == "WAITING":
-        click.echo(f"{lease_id}: waits at position {view['position']}: {view['reason']}")
+        click.echo(f"{name_in_words(view)}: waits at position {view['position']}: {view['reason']}")
     else:
         click.echo(tables.lease_line(view))
 
 
 @main.command()
-@click.argument("task_id", shell_complete=completing.leases)
+@click.argument("name", shell_complete=completing.leases)
 @click.option("--fencing-token", type=int, help="Fail unless the lease has this fencing token.")
 @click.option("--outcome", default="", help="Outcome for the history: SUCCESS, FAILED, CANCELLED or any.")
 @click.option(
@@ -215,7 +218,7 @@ def submit(target: Target, /, lease_id: str, as_json: bool, **options: Any) -> N
 @exit_codes
 def release(
     target: Target,
-    task_id: str,
+    name: str,
     fencing_token: int | None,
     outcome: str,
     ranks: tuple[int, ...],
@@ -232,34 +235,33 @@ def release(
     if gone and not reason.strip():
         raise Failure("--gone needs --reason: how it is known that nothing runs there any more", BAD_INPUT)
     job_end = JobEnd.FORCED if force else JobEnd.GONE if gone else JobEnd.UNKNOWN
-    if not ranks:
-        result = target.manager.release(
-            task_id, fencing_token=fencing_token, outcome=outcome, job_end=job_end, reason=reason
-        )
-    elif fencing_token is None:
+    if ranks and fencing_token is None:
         raise Failure("--rank needs --fencing-token: the lease whose members end", BAD_INPUT)
+    lease = target.manager.named(name, pending=False, fencing_token=fencing_token)
+    of_lease = {"fencing_token": lease["fencing_token"], "outcome": outcome, "job_end": job_end}
+    if ranks:
+        result = target.manager.release_members(lease["task_id"], ranks, **of_lease)
     else:
-        result = target.manager.release_members(
-            task_id, ranks, fencing_token=fencing_token, outcome=outcome, job_end=job_end
-        )
+        result = target.manager.release(lease["task_id"], reason=reason, **of_lease)
     done = result in (ReleaseResult.RELEASED, ReleaseResult.QUARANTINED)
-    _done(done, as_json, task_id, str(result), f"there is no such lease of {task_id!r}")
+    _done(done, as_json, lease, str(result), "has ended meanwhile")
 
 
 @main.command()
-@click.argument("task_id", shell_complete=completing.leases)
+@click.argument("name", shell_complete=completing.leases)
 @click.option("--fencing-token", type=int, help="Fail unless the lease has this fencing token.")
 @json_option
 @click.pass_obj
 @exit_codes
-def renew(target: Target, task_id: str, fencing_token: int | None, as_json: bool) -> None:
+def renew(target: Target, name: str, fencing_token: int | None, as_json: bool) -> None:
     """Renew a lease: its TTL starts again from now."""
-    lease = target.manager.renew(task_id, fencing_token=fencing_token)
+    lease = target.manager.named(name, pending=False, fencing_token=fencing_token)
+    lease = target.manager.renew(lease["task_id"], fencing_token=lease["fencing_token"])
     print_json(lease) if as_json else click.echo(tables.lease_line(lease))
 
 
 @main.command()
-@click.argument("task_id", shell_complete=completing.leases)
+@click.argument("name", shell_complete=completing.leases)
 @click.option(
     "--for",
     "preemptor",
@@ -271,24 +273,29 @@ def renew(target: Target, task_id: str, fencing_token: int | None, as_json: bool
 @json_option
 @click.pass_obj
 @exit_codes
-def preempt(target: Target, task_id: str, preemptor: str, dry_run: bool, as_json: bool) -> None:
+def preempt(target: Target, name: str, preemptor: str, dry_run: bool, as_json: bool) -> None:
     """Take a lease for a pending request: its job saves what it did, then waits again."""
-    taken = target.manager.preempt(task_id, preemptor=preemptor, dry_run=dry_run)
+    lease = target.manager.named(name, pending=False)
+    for_id = target.manager.named(preemptor, pending=True)["task_id"] if preemptor else ""
+    taken = target.manager.preempt(
+        lease["task_id"], preemptor=for_id, fencing_token=lease["fencing_token"], dry_run=dry_run
+    )
     unchanged = " (--dry-run: not changed)" if dry_run else ""
-    line = f"{task_id} is preempted for {taken['preempted_by']}{unchanged}"
+    line = f"{name_in_words(taken)} is {taken['reason']}{unchanged}"
     print_json(taken) if as_json else click.echo(line)
 
 
 @main.command()
-@click.argument("task_id", shell_complete=completing.pending)
+@click.argument("name", shell_complete=completing.pending)
 @click.option("--reason", default="", help="Reason for the history.")
 @json_option
 @click.pass_obj
 @exit_codes
-def cancel(target: Target, task_id: str, reason: str, as_json: bool) -> None:
+def cancel(target: Target, name: str, reason: str, as_json: bool) -> None:
     """Remove a pending request from the queue."""
-    done = target.manager.cancel(task_id, reason=reason)
-    _done(done, as_json, task_id, "cancelled", f"{task_id!r} has no pending request")
+    entry = target.manager.named(name, pending=True)
+    done = target.manager.cancel(entry["task_id"], sequence=entry["sequence"], reason=reason)
+    _done(done, as_json, entry, "cancelled", "has left the queue meanwhile")
 
 
 gpu_option = click.option("--gpu", help="One GPU of the server, by number or UUID.")
@@ -392,7 +399,11 @@ def history(
         return shows_kind and matches(change, by, wanted)
 
     entries = _changes(target.manager, after, limit, is_shown)
-    print_json(entries) if as_json else tables.console(wide=wide).print(tables.history_table(entries))
+    if as_json:
+        print_json(entries)
+    else:
+        names = _names(target.manager, entries)
+        tables.console(wide=wide).print(tables.history_table(entries, names))
 
 
 def _changes(
@@ -411,17 +422,46 @@ def _changes(
     return list(islice(filter(is_shown, changes), limit))[::-1]
 
 
+def _names(manager: Any, shown: list[Any]) -> dict[int, dict[str, str]]:
+    """Return by version the names of the leases that the changes shown, in order, mention."""
+    from resource_manager.manager.newest_changes import MAX_LOOKED_AT, names_at, newest_changes
+
+    newest = shown[-1]["version"] if shown else 0
+    return names_at(shown, islice(newest_changes(manager.history, newest), MAX_LOOKED_AT))
+
+
 @main.command(cls=DemandCommand)
+@click.argument("name", required=False, shell_complete=completing.tasks)
 @wide_option
 @json_option
 @click.pass_obj
 @exit_codes
-def explain(target: Target, /, wide: bool, as_json: bool, **options: Any) -> None:
-    """Show whether this request would be granted now, where, or why not; exit with 1 if not."""
-    answer = target.manager.explain(demand_of(probe_id(), options))
+def explain(target: Target, /, name: str | None, wide: bool, as_json: bool, **options: Any) -> None:
+    """Show whether a request would be granted now, where, or why not; exit with 1 if not.
+
+    NAME is that of a pending request or a lease; without it the options say what is asked for.
+    """
+    if name is not None:
+        _reject_demand(options)
+        answer = target.manager.explain_named(name)
+    else:
+        answer = target.manager.explain(demand_of(probe_id(), options))
     print_json(answer) if as_json else tables.console(wide=wide).print(tables.explanation(answer))
     if not answer["would_be_granted"]:
         raise SystemExit(REFUSED)
+
+
+def _reject_demand(options: Mapping[str, Any]) -> None:
+    """Raise `Failure` for an option that says what is asked for, where a request that is made has a name."""
+    context = click.get_current_context()
+    params = context.command.get_params(context)
+    given = [
+        param.opts[0]
+        for param in params
+        if param.name in options and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise Failure(f"NAME and {given[0]}: say either a name or what is asked for", BAD_INPUT)
 
 
 @main.command()
@@ -435,7 +475,9 @@ def reset(target: Target, yes: bool, as_json: bool) -> None:
         if as_json:
             raise Failure("--json cannot ask for confirmation: add --yes", BAD_INPUT)
         click.confirm("End every lease and empty the queue?", abort=True, err=True)
-    _done(target.manager.reset_resources(), as_json, None, "reset", "the lock was not free: try again")
+    if not target.manager.reset_resources():
+        raise Failure("the lock was not free: try again", REFUSED)
+    print_json({"success": True}) if as_json else click.echo("reset")
 
 
 @main.command()
@@ -460,10 +502,10 @@ def known_server(ask: Callable[[], T]) -> T:
         raise Failure(str(error), REFUSED) from error
 
 
-def _done(done: bool, as_json: bool, task_id: str | None, verb: str, otherwise: str) -> None:
+def _done(done: bool, as_json: bool, entry: Mapping[str, Any], verb: str, otherwise: str) -> None:
     if not done:
-        raise Failure(otherwise, REFUSED)
+        raise Failure(f"{name_in_words(entry)} {otherwise}", REFUSED)
     if as_json:
-        print_json({"success": True, **({"task_id": task_id} if task_id else {})})
+        print_json({"success": True, "task_id": entry["task_id"]})
     else:
-        click.echo(f"{task_id}: {verb}" if task_id else verb)
+        click.echo(f"{name_in_words(entry)}: {verb}")

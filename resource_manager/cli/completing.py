@@ -1,11 +1,13 @@
-"""Ids and names that the shell completes, asked of the store or service that the command line names."""
+"""Names that the shell completes, asked of the store or service that the command line names."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from resource_manager.cli.target import Target
 from resource_manager.errors import ResourceManagerError
@@ -13,19 +15,20 @@ from resource_manager.errors import ResourceManagerError
 CONNECT_TIMEOUT_S = 0.5
 """Time that a service may take to listen while somebody types."""
 
-Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 COLONS = "COMP_WORDBREAKS=${COMP_WORDBREAKS//:/}\n"
 """Line before bash's script: ids have colons, at which bash would break them into words."""
 
 
-def _completes(ask: Callable[[Any], Iterable[str]]) -> Complete:
+def _completes(ask: Callable[[Any, str], Iterable[CompletionItem]]) -> Complete:
     """Return a completion by what a manager answers; none while it does not answer."""
 
-    def complete(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    def complete(context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         target = Target.of(context.find_root().params, connect_timeout_s=CONNECT_TIMEOUT_S)
         try:
-            return [name for name in ask(target.manager) if name.startswith(incomplete)]
+            words = ask(target.manager, incomplete)
+            return [word for word in words if str(word.value).startswith(incomplete)]
         except (ResourceManagerError, click.ClickException, ImportError, OSError, ValueError):
             return []
         finally:
@@ -34,13 +37,24 @@ def _completes(ask: Callable[[Any], Iterable[str]]) -> Complete:
     return complete
 
 
-def _ids(entries: Iterable[Any]) -> list[str]:
-    return list(dict.fromkeys(entry["task_id"] for entry in entries))
+def _names(entries: Iterable[Any], incomplete: str) -> list[CompletionItem]:
+    """Return short ids with what has them, then the names of one alone; full ids once one is begun."""
+    listed = list(entries)
+    counts = Counter(entry["name"] for entry in listed)
+    words = {entry["short_id"]: CompletionItem(entry["short_id"], help=entry["name"]) for entry in listed}
+    for entry in listed:
+        if counts[entry["name"]] == 1:
+            words[entry["name"]] = CompletionItem(entry["name"])
+        if incomplete:
+            words[entry["task_id"]] = CompletionItem(entry["task_id"])
+    return list(words.values())
 
 
-leases = _completes(lambda manager: _ids(manager.leases()))
-pending = _completes(lambda manager: _ids(manager.queue()))
-tasks = _completes(lambda manager: _ids([*manager.leases(), *manager.queue()]))
-servers = _completes(
-    lambda manager: [server["server_name"] for server in manager.get_resource_summary()["servers"]]
-)
+def _servers(manager: Any, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(each["server_name"]) for each in manager.get_resource_summary()["servers"]]
+
+
+leases = _completes(lambda manager, incomplete: _names(manager.leases(), incomplete))
+pending = _completes(lambda manager, incomplete: _names(manager.queue(), incomplete))
+tasks = _completes(lambda manager, incomplete: _names([*manager.leases(), *manager.queue()], incomplete))
+servers = _completes(_servers)

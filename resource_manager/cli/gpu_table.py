@@ -11,7 +11,7 @@ from rich.text import Text
 
 from resource_manager.cli.tables import STATE_STYLES, Row
 from resource_manager.core.models import MILLI_PER_GPU
-from resource_manager.manager.serializers import duration, short_name
+from resource_manager.manager.serializers import duration, name_in_words
 from resource_manager.rest.console.colours import Colour, Holder, assign
 
 BAR = 8
@@ -110,11 +110,11 @@ def _who(gpu: Row, server: Row, colours: Mapping[str, Colour]) -> Text:
     elif gpu["closed"]:
         text.append(f"CLOSED {gpu['closed']} ", "bold red")
     if gpu["cleaning"]:
-        text.append(f"cleaning {', '.join(map(short_name, gpu['cleaning']))} ", "yellow")
+        text.append(f"cleaning {', '.join(gpu['cleaning'])} ", "yellow")
     if gpu["idle"]:
         text.append("idle ", "bold yellow")
     for lease in gpu["leases"]:
-        text.append(short_name(lease["task_id"]), colours[lease["task_id"]].rgb)
+        text.append(name_in_words(lease), colours[lease["task_id"]].rgb)
         part = "" if lease["gpu_milli"] == MILLI_PER_GPU else f" {lease['gpu_milli']}m"
         text.append(f"{part}{' ' + lease['team'] if lease['team'] else ''} ", "dim")
     if not text:

@@ -137,7 +137,7 @@ def _show(done: Reconciliation, as_json: bool, *, once: bool) -> None:
         print_json(asdict(done))
         return
     for action in done.actions:
-        click.echo(f"{action.action:16}{action.task_id}: {one_line(action.detail)}")
+        click.echo(f"{action.action:16}{action.name}: {one_line(action.detail)}")
     if once and not done.actions:
         click.echo("nothing to do: every lease of this Airflow belongs to an unfinished task")
     if once and done.other_instances:

@@ -15,8 +15,9 @@ from resource_manager.manager.serializers import (
     Usage,
     duration,
     most_wasted,
+    name_in_words,
     ranges,
-    short_name,
+    short_id_in_words,
     short_uuid,
     usage_in_words,
     wasted,
@@ -77,7 +78,7 @@ def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
             cells(server, here, colours),
             f"{server['available_gpus']}/{server['total_gpus']}",
             f"{server['available_cpus']:g}/{server['total_cpus']:g}",
-            Text(" ").join(Text(short_name(lease["task_id"]), colours[_key(lease)].rgb) for lease in here),
+            Text("\n").join(Text(name_in_words(lease), colours[_key(lease)].rgb) for lease in here),
         )
     return Group(table, *([queue_table(queue)] if queue else []))
 
@@ -190,7 +191,8 @@ def leases_table(leases: Sequence[Row], now: float) -> FittedTable:
     uuids = [Column("UUIDs", 6)] if any(map(_uuids, leases)) else []
     states = [Column("state")] if any(lease["state"] != "RUNNING" for lease in leases) else []
     table = FittedTable(
-        Column("task"),
+        Column("name", wraps=True),
+        Column("id"),
         *states,
         Column("server"),
         Column("GPUs"),
@@ -205,7 +207,8 @@ def leases_table(leases: Sequence[Row], now: float) -> FittedTable:
     for lease in leases:
         ends = lease.get("expires_at")
         table.add_row(
-            lease["task_id"],
+            lease["name"],
+            short_id_in_words(lease),
             *(lease["state"] for _ in states),
             "\n".join(member["server_name"] for member in lease["members"]),
             "\n".join(ranges(member["gpu_ids"]) for member in lease["members"]),
@@ -223,7 +226,8 @@ def queue_table(queue: Sequence[Row]) -> Group:
     """Return the pending requests with reason and estimated start, then why any start is unknown."""
     table = FittedTable(
         Column("#", justify="right"),
-        Column("task"),
+        Column("name", wraps=True),
+        Column("id"),
         Column("team", 2),
         Column("priority", 3, justify="right"),
         Column("GPUs", justify="right"),
@@ -236,7 +240,8 @@ def queue_table(queue: Sequence[Row]) -> Group:
     for entry in queue:
         table.add_row(
             str(entry["position"]),
-            entry["task_id"],
+            entry["name"],
+            entry["short_id"],
             entry["team"],
             str(entry["priority"]),
             f"{entry['nodes']} × {entry['required_gpus']}"
@@ -270,7 +275,7 @@ def lease_line(lease: Row) -> str:
     """Return who got what in one line, with a further line for each member of a gang."""
     if len(lease["members"]) > 1:
         lines = [
-            f"{lease['task_id']}: {len(lease['members'])} members, fencing token {lease['fencing_token']}"
+            f"{name_in_words(lease)}: {len(lease['members'])} members, fencing token {lease['fencing_token']}"
         ]
         for member in lease["members"]:
             devices = ",".join(map(str, member["gpu_ids"]))
@@ -284,7 +289,7 @@ def lease_line(lease: Row) -> str:
     if lease["gpu_uuids"]:
         devices += f" ({', '.join(map(short_uuid, lease['gpu_uuids']))})"
     return (
-        f"{lease['task_id']}: {devices} and {lease['cpu_count']:g} CPUs of {lease['server_name']}, "
+        f"{name_in_words(lease)}: {devices} and {lease['cpu_count']:g} CPUs of {lease['server_name']}, "
         f"fencing token {lease.get('fencing_token')}"
     )
 
@@ -315,8 +320,8 @@ def explanation(answer: Row) -> Group:
     return Group(verdict, table)
 
 
-def history_table(changes: Sequence[Row]) -> FittedTable:
-    """Return the changes in the order given."""
+def history_table(changes: Sequence[Row], names: Mapping[int, Mapping[str, str]]) -> FittedTable:
+    """Return the changes in the order given; `names` are those of leases by version and id."""
     table = FittedTable(
         Column("version", 1, justify="right"),
         Column("time"),
@@ -326,7 +331,8 @@ def history_table(changes: Sequence[Row]) -> FittedTable:
     )
     for change in changes:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(change["at"]))
-        table.add_row(str(change["version"]), at, change["change"], describe(change), change.get("by", ""))
+        what = describe(change, names[change["version"]])
+        table.add_row(str(change["version"]), at, change["change"], what, change.get("by", ""))
     return table
 
 

@@ -66,7 +66,17 @@ def begin_cleaning(state: NodeState, lease: Lease, member: Placement, at: float)
         key = (gpu_id, lease.fencing_token)
         other = cleaning.get(key)  # another member's part of the same GPU
         milli = lease.request.gpu_milli + (other.milli if other else 0)
-        cleaning[key] = Cleaning(state.name, gpu_id, uuid, lease.fencing_token, milli, lease.lease_id, at)
+        cleaning[key] = Cleaning(
+            state.name,
+            gpu_id,
+            uuid,
+            lease.fencing_token,
+            milli,
+            lease.lease_id,
+            at,
+            lease.request.labels,
+            lease.sequence,
+        )
     state.cleaning = cleaning
     recount(state, gpu_ids)
     return partial(_end_cleaning, state, before, gpu_ids)

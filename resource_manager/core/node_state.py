@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import eq as _is_same
@@ -18,6 +19,7 @@ from resource_manager.core.fit import (
     usable_gpus,
 )
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Node, Placement, Request
+from resource_manager.core.names import full_name
 from resource_manager.errors import CapacityError
 
 
@@ -35,6 +37,13 @@ class Cleaning:
     milli: int
     lease_id: str
     since: float
+    labels: Mapping[str, str]
+    sequence: int
+
+    @property
+    def name(self) -> str:
+        """Name of the lease for people."""
+        return full_name(self.lease_id, self.labels, self.sequence)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,9 @@ from resource_manager.core.fit import (
 from resource_manager.core.gpu_state import withheld
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
+from resource_manager.core.names import name_of, short
 from resource_manager.core.node_state import ClosedToRequest, NodeState
 from resource_manager.errors import NO_SERVERS, LockTimeoutError
-
-MAX_SHOWN = 120
-"""Maximum length of a name in a sentence; names may have a thousand characters."""
 
 MAX_DETAIL = 480
 """Maximum length of a sentence, so that no interface has to shorten it and all show the same."""
@@ -175,7 +173,7 @@ def unreleased_lease(states: Iterable[NodeState], request: Request) -> str:
         unconfirmed = [lease for lease in state.leases.values() if lease.quarantined]
         if unconfirmed and state.is_open and _fits_without(state, unconfirmed, request):
             return (
-                f"{short(unconfirmed[0].lease_id)} on {short(state.name)} was not renewed, but its job may "
+                f"{name_of(unconfirmed[0])} on {short(state.name)} was not renewed, but its job may "
                 "still run: release the lease once the job is known to be gone"
             )
     return ""
@@ -245,14 +243,6 @@ def gpu_word(request: Request, count: int) -> str:
         more = ["another type"] if len(request.gpu_types) > MAX_TYPES else []
         return " or ".join(types + more)
     return f"GPU{'' if count == 1 else 's'}{f' by {short(request.vendor)}' if request.vendor else ''}"
-
-
-def short(name: str, most: int = MAX_SHOWN) -> str:
-    """Return the name, with the middle of a very long one left out: both ends distinguish names."""
-    if len(name) <= most:
-        return name
-    half = most // 2 - 1
-    return f"{name[:half]}…{name[-half:]}"
 
 
 def _nearest(states: list[NodeState], request: Request) -> str:

@@ -17,6 +17,7 @@ from resource_manager.jobs.preempting import STEP_S, grace_of, queue_again
 from resource_manager.jobs.running_job import is_remainder
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.results import Allocation, QueueEntry, Submission
+from resource_manager.manager.serializers import name_in_words
 
 logger = logging.getLogger(__name__)
 
@@ -92,8 +93,13 @@ class Action:
     """Action on one lease or pending request, and its reason."""
 
     task_id: str
+    name: str
     action: ActionKind
     detail: str = ""
+
+
+def _action(entry: Mapping[str, Any], action: ActionKind, detail: str = "") -> Action:
+    return Action(entry["task_id"], name_in_words(entry), action, detail)
 
 
 def end(
@@ -117,9 +123,9 @@ def end(
     if entry["state"] == "WAITING":
         done = manager.cancel(task_id, sequence=entry["sequence"])
         kind = ActionKind.CANCELLED if done else ActionKind.GONE_BEFORE
-        return Action(task_id, kind, "it was pending")
+        return _action(entry, kind, "it was pending")
     if entry["labels"].get("scope") == PROCESS_SCOPE:  # which may outlive the end of its task in Airflow
-        return Action(task_id, ActionKind.KEPT, "its process may still run; the lease expires after it")
+        return _action(entry, ActionKind.KEPT, "its process may still run; the lease expires after it")
     job, detail, known = GangJob.of(entry), "it had no job", JobEnd.UNKNOWN
     if job is not None:
         stopped = job.stop()
@@ -135,7 +141,7 @@ def end(
         failed_nodes=failed_nodes,
     )
     kind = ActionKind.RELEASED if result is ReleaseResult.RELEASED else ActionKind.GONE_BEFORE
-    return Action(task_id, kind, detail)
+    return _action(entry, kind, detail)
 
 
 def _end_those_stopped(
@@ -144,7 +150,7 @@ def _end_those_stopped(
     """Release the members whose jobs are gone; the rest, if not all, becomes a quarantined remainder."""
     task_id, error = entry["task_id"], next(iter(stopped.left.values()))
     if not stopped.ranks:
-        return Action(task_id, ActionKind.KEPT, f"its job may still run: {error}")
+        return _action(entry, ActionKind.KEPT, f"its job may still run: {error}")
     done = manager.release_members(
         task_id,
         stopped.ranks,
@@ -153,20 +159,20 @@ def _end_those_stopped(
         job_end=JobEnd.ENDED,
     )
     kind = ActionKind.PARTLY_RELEASED if done is ReleaseResult.RELEASED else ActionKind.GONE_BEFORE
-    return Action(task_id, kind, f"its job may still run: {error}")
+    return _action(entry, kind, f"its job may still run: {error}")
 
 
 def stop_job(entry: Mapping[str, Any]) -> Action:
     """Stop the job of a lease whose GPU failed; its task sees that, fails the try and ends the lease."""
-    task_id, job = entry["task_id"], GangJob.of(entry)
+    job = GangJob.of(entry)
     why = f"one of its GPUs failed: {entry['gpu_failed']}"
     if job is None:
-        return Action(task_id, ActionKind.KEPT, f"{why}; it has no job that could be stopped here")
+        return _action(entry, ActionKind.KEPT, f"{why}; it has no job that could be stopped here")
     stopped = job.stop()
     if stopped.left:
         error = next(iter(stopped.left.values()))
-        return Action(task_id, ActionKind.KEPT, f"{why}; its job may still run: {error}")
-    return Action(task_id, ActionKind.STOPPED, why)
+        return _action(entry, ActionKind.KEPT, f"{why}; its job may still run: {error}")
+    return _action(entry, ActionKind.STOPPED, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,16 +221,14 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
             elif entry["state"] == "ERROR":
                 manager.renew(entry["task_id"], fencing_token=entry["fencing_token"])
                 actions.append(
-                    Action(
-                        entry["task_id"], ActionKind.RENEWED, "it was quarantined, but its task is unfinished"
-                    )
+                    _action(entry, ActionKind.RENEWED, "it was quarantined, but its task is unfinished")
                 )
         except LeaseNotFoundError:
-            actions.append(Action(entry["task_id"], ActionKind.GONE_BEFORE))
+            actions.append(_action(entry, ActionKind.GONE_BEFORE))
         except ResourceManagerError as error:
-            actions.append(Action(entry["task_id"], ActionKind.KEPT, str(error)))
+            actions.append(_action(entry, ActionKind.KEPT, str(error)))
     for action in actions:
-        logger.info("%s %s: %s", action.action, action.task_id, action.detail)
+        logger.info("%s %s: %s", action.action, action.name, action.detail)
     return Reconciliation(actions, len(of_tasks) - len(owned))
 
 
@@ -237,7 +241,7 @@ def _end_if_over(manager: Manager, entry: Mapping[str, Any]) -> list[Action]:
         manager.require_owner(entry)
         return [end(manager, entry, Outcome.FAILED)]
     except ResourceManagerError as error:  # out of reach from here, or another's
-        logger.info("%s stays quarantined: %s", entry["task_id"], error)
+        logger.info("%s stays quarantined: %s", name_in_words(entry), error)
         return []
 
 
@@ -249,23 +253,23 @@ def is_overdue(entry: Mapping[str, Any]) -> bool:
 
 def _preempt(manager: Manager, entry: Mapping[str, Any]) -> Action:
     """End the jobs of a preempted lease and queue its request again, as the operator does."""
-    task_id, gang = entry["task_id"], GangJob.of(entry)
+    gang = GangJob.of(entry)
     if gang is None:
-        return Action(task_id, ActionKind.KEPT, "it is held beyond its preemption, and has no job to end")
+        return _action(entry, ActionKind.KEPT, "it is held beyond its preemption, and has no job to end")
     manager.require_owner(entry)
     try:
         done = gang.preempt(grace_of(entry), entry["preempt_signal"], STEP_S)
         if done.left:
             raise next(iter(done.left.values()))
         if not done.is_over:
-            return Action(task_id, ActionKind.KEPT, "its job was told that it is preempted")
+            return _action(entry, ActionKind.KEPT, "its job was told that it is preempted")
         if done.has_succeeded or done.has_failed:
-            return Action(task_id, ActionKind.KEPT, "its job had ended by itself, which its task will see")
+            return _action(entry, ActionKind.KEPT, "its job had ended by itself, which its task will see")
         queued = queue_again(manager, entry, gang)
     except LauncherError as error:
-        return Action(task_id, ActionKind.KEPT, f"its job may still run: {error}")
+        return _action(entry, ActionKind.KEPT, f"its job may still run: {error}")
     kind = ActionKind.QUEUED_AGAIN if queued else ActionKind.GONE_BEFORE
-    return Action(task_id, kind, "it was preempted")
+    return _action(entry, kind, "it was preempted")
 
 
 def _once(ask: Callable[[str, str], bool]) -> Callable[[str, str], bool]:

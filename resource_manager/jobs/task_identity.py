@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-_ID = re.compile(r"[\w.-]{1,250}")
-_MAP_INDEX = re.compile(r"-1|[0-9]{1,9}")
-
-
-def task_of(labels: Mapping[str, str]) -> tuple[str, str, str, int] | None:
-    """Return the DAG, run, task and map index in labels, or None if no task of Airflow has such ids.
-
-    Labels are what a lease's owner says, and the ids become parts of the paths of Airflow's pages and API:
-    none may be a step to another page, as `..` is however it is quoted.
-    """
-    dag_id, run_id, task_id = (labels.get(key, "") for key in ("dag_id", "run_id", "task_id"))
-    map_index = labels.get("map_index") or "-1"
-    if not (_ID.fullmatch(dag_id) and _ID.fullmatch(task_id) and _MAP_INDEX.fullmatch(map_index)):
-        return None
-    if {"", ".", ".."} & {dag_id, run_id, task_id}:
-        return None
-    return dag_id, run_id, task_id, int(map_index)
+from resource_manager.core.names import task_of
 
 
 def task_as_caller(instance: str, dag_id: str, task_id: str = "") -> str:

@@ -51,6 +51,8 @@ class AsyncGPUResourceManager:
     cancel = _awaitable(GPUResourceManager.cancel)
     renew = _awaitable(GPUResourceManager.renew)
     status_of = _awaitable(GPUResourceManager.status_of)
+    named = _awaitable(GPUResourceManager.named)
+    explain_named = _awaitable(GPUResourceManager.explain_named)
     wait = _awaitable(GPUResourceManager.wait)
     leases = _awaitable(GPUResourceManager.leases)
     queue = _awaitable(GPUResourceManager.queue)

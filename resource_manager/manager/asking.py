@@ -11,8 +11,10 @@ from functools import cache
 from typing import Any
 
 from resource_manager.core.changes import Change, Granted, Preempting
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.direct_init import direct_copy
 from resource_manager.core.identifiers import check_names
+from resource_manager.core.names import Named, name_of
 from resource_manager.errors import InvalidRequestError
 
 MAX_BY = 600
@@ -21,15 +23,36 @@ MAX_BY = 600
 RESERVED = ("airflow:", "unix:", "agent:", "user:")
 """Beginnings of the names of callers that did not log in."""
 
+Step = Callable[[ClusterState, float], list[Change]]
+
 
 class Asking:
     """A caller, and the changes that were made because of what they asked for, while they ask."""
 
-    __slots__ = ("by", "changes")
+    __slots__ = ("by", "changes", "entries")
 
     def __init__(self, by: str) -> None:
         self.by = by
         self.changes: list[Change] = []
+        self.entries: dict[str, Named] = {}
+        """Leases and pending requests before the changes of them, by id: their names stay known."""
+
+    def noting(self, step: Step) -> Step:
+        """Return the step, noting what is there of the leases and requests that its changes are about."""
+
+        def noted(cluster: ClusterState, now: float) -> list[Change]:
+            changes = step(cluster, now)
+            for change in changes:
+                lease_id = getattr(change, "lease_id", "")
+                if entry := cluster.leases.get(lease_id) or cluster.pending.get(lease_id):
+                    self.entries[lease_id] = entry
+            return changes
+
+        return noted
+
+    def names(self) -> dict[str, str]:
+        """Return the names of what its changes are about and do not bring, by lease id."""
+        return {lease_id: name_of(entry) for lease_id, entry in self.entries.items()}
 
 
 _asking: ContextVar[Asking | None] = ContextVar("gpu_manager_asking", default=None)

@@ -25,6 +25,8 @@ from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.identifiers import check_text
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu, JobPlace, Lease, Node, Request
+from resource_manager.core.name_lookup import find
+from resource_manager.core.names import display_name, name_of, short
 from resource_manager.core.refusal import RecoveryWindow, Refusal, lock_busy, no_servers, recovering
 from resource_manager.errors import (
     ClusterChangedError,
@@ -40,12 +42,12 @@ from resource_manager.errors import (
 )
 from resource_manager.manager import maintenance, repeats, serializers, teams
 from resource_manager.manager.arguments import ORIGINAL_NAMES, DemandArguments, DemandOptions, Dumpable
-from resource_manager.manager.asking import checked_by, this_user
+from resource_manager.manager.asking import Step, checked_by, this_user
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan, revision_of
 from resource_manager.manager.cluster_file.reading import load_inventory
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm, settings_of
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.manager.commit.group import Reader, Step
+from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.demand import Demand
 from resource_manager.manager.maintenance import WindowForm
@@ -376,11 +378,12 @@ class GPUResourceManager:
 
     def _release(self, lease_id: str, decide: Step, outcome: str, once: Once | None) -> ReleaseResult:
         check_text(outcome=outcome)
-        is_live, is_over = False, True
+        is_over = True
+        lease: Lease | None = None
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            nonlocal is_live, is_over
-            is_live = lease_id in cluster.leases
+            nonlocal is_over, lease
+            lease = cluster.leases.get(lease_id)
             decided = decide(cluster, now)
             is_over = any(type(change) in (Released, MembersReleased) for change in decided)
             return self._commits.with_dispatch(cluster, decided, now)
@@ -389,11 +392,12 @@ class GPUResourceManager:
             self._commits.run(step, _nothing, once=repeats.of_reading(once, _nothing))
         except (LeaseNotFoundError, OtherOwnerError) as error:
             logger.warning("not released: %s", error)
-            return ReleaseResult.OTHER_HOLDER if is_live else ReleaseResult.NOT_HELD
+            return ReleaseResult.NOT_HELD if lease is None else ReleaseResult.OTHER_HOLDER
         if not is_over:
-            logger.warning("quarantined task %r: released by force, its job may run", lease_id)
+            logger.warning("quarantined %s: released by force, its job may run", _called(lease, lease_id))
             return ReleaseResult.QUARANTINED
-        logger.info("released task %r", lease_id)
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("released %s", _called(lease, lease_id))
         return ReleaseResult.RELEASED
 
     def release_members(
@@ -552,6 +556,26 @@ class GPUResourceManager:
         """Return the task's allocation (RUNNING, ERROR if quarantined), queue entry (WAITING), or None."""
         return self._commits.read(lambda cluster, now: self._status(cluster, lease_id, now))
 
+    def named(
+        self, name: str, *, pending: bool | None = None, fencing_token: int | None = None
+    ) -> Submission:
+        """Return what a full lease id, a short id, `dag.task[3]` or `dag.task` names, as `status_of` does.
+
+        With `pending` only a pending request, with False only a lease (of that fencing token). All methods
+        that change something take full ids alone: act on the id and number that this returns. Raises
+        `LeaseNotFoundError`, and `AmbiguousNameError`, which lists them, if there are several.
+        """
+
+        def view(cluster: ClusterState, now: float) -> Submission:
+            entry = find(cluster, name, pending=pending, fencing_token=fencing_token)
+            if isinstance(entry, Lease):
+                return serializers.allocation(cluster, entry)
+            found = self._status(cluster, entry.lease_id, now)
+            assert found is not None
+            return found
+
+        return self._commits.read(view)
+
     def wait(self, lease_id: str, timeout_s: float) -> Submission | None:
         """Wait until a pending request is granted, at most that long; return as `status_of` does.
 
@@ -656,6 +680,18 @@ class GPUResourceManager:
         """Explain if and where the request would be granted now, or why not and when; changes nothing."""
         request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
         return self._commits.read(lambda cluster, now: self.explanation_in(cluster, now, request))
+
+    def explain_named(self, name: str) -> Explanation:
+        """Explain why the pending request of that name waits, and when it should start.
+
+        It may be a full lease id, a short id, `dag.task[3]` or `dag.task`, as of `named`. What has a lease
+        has that as its reason.
+        """
+
+        def view(cluster: ClusterState, now: float) -> Explanation:
+            return self.explanation_in(cluster, now, find(cluster, name).request)
+
+        return self._commits.read(view)
 
     def history(self, after: int = 0, limit: int = 1000, *, by: str = "", what: str = "") -> list[Recorded]:
         """Return the changes after version `after`, oldest first: `version` and the change's own keys.
@@ -951,13 +987,14 @@ class GPUResourceManager:
         answers: list[T | Refusal] = []
         for request, result in zip(requests, results, strict=True):
             if isinstance(result, Refusal):
-                logger.warning("no lease for task %r: %s: %s", request.lease_id, result.kind, result.detail)
+                name = short(display_name(request.lease_id, request.labels))
+                logger.warning("no lease for %s: %s: %s", name, result.kind, result.detail)
                 answers.append(result)
             else:
                 lease, answer = result
-                for member in lease.members:
+                for member in lease.members if logger.isEnabledFor(logging.INFO) else ():
                     gpu_ids = ",".join(map(str, member.gpu_ids))
-                    logger.info("task %r holds GPUs %s of %s", request.lease_id, gpu_ids, member.node)
+                    logger.info("%s holds GPUs %s of %s", name_of(lease), gpu_ids, member.node)
                 answers.append(answer)
         return answers
 
@@ -1090,3 +1127,8 @@ def _granted(result: Allocation | Refusal) -> Allocation | None:
 
 
 __all__ = ["GPUResourceManager", "Observer"]
+
+
+def _called(lease: Lease | None, lease_id: str) -> str:
+    """Return the name of a lease; its id if it is a remainder, or was not there."""
+    return short(lease_id) if lease is None else name_of(lease)

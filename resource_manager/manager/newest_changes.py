@@ -1,12 +1,16 @@
-"""The history read backwards."""
+"""The history read backwards, and what people call those that its changes mention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from resource_manager.manager.results import Recorded
+from resource_manager.manager.serializers import recorded_name
 
 PAGE = 1000
+
+MAX_LOOKED_AT = 20_000
+"""Number of changes looked through for those that name a lease."""
 
 
 def newest_changes(history: Callable[[int, int], Sequence[Recorded]], version: int) -> Iterator[Recorded]:
@@ -18,3 +22,26 @@ def newest_changes(history: Callable[[int, int], Sequence[Recorded]], version: i
             return
         yield from reversed(page)
         version = start
+
+
+def names_at(shown: Iterable[Recorded], newest_first: Iterable[Recorded]) -> dict[int, dict[str, str]]:
+    """Return the names, by lease id, of what the changes shown mention and do not bring, by their versions.
+
+    Each is that of the request which was granted or queued last before the change, among those given.
+    """
+    wanted = {
+        change["version"]: {change[key] for key in ("lease_id", "preemptor") if key in change}
+        for change in shown
+    }
+    unnamed: dict[str, list[int]] = {}
+    found: dict[int, dict[str, str]] = {version: {} for version in wanted}
+    for change in newest_first:
+        for lease_id in wanted.pop(change["version"], ()):
+            unnamed.setdefault(lease_id, []).append(change["version"])
+        if name := recorded_name(change):
+            lease_id = change.get("lease", change)["request"]["lease_id"]
+            for version in unnamed.pop(lease_id, ()):
+                found[version][lease_id] = name
+        if not wanted and not unnamed:
+            break
+    return found

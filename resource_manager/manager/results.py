@@ -58,12 +58,14 @@ class Place(TypedDict):
 class Allocation(Requested):
     """A lease. Times are seconds since the epoch by the store's clock; `expires_at` None: never.
 
+    `name` and `short_id`, such as `my_dag.train[3]` and `k7wd`, are what people call it.
     `gpu_memory_mib` is the lease's part of the memory of each of its GPUs, 0 if not in the inventory.
     `gpu_uuids` are the GPUs' identities, empty if the inventory names none; `gpu_ids` are their numbers now.
     `gpu_failed` is the reason if one of its GPUs failed: its owner must stop the job; else empty.
     `members` has one entry a server; the other keys describe the first. PREEMPTING: the job must end by
-    `until`, for the request `preempted_by`. ERROR: the lease is quarantined, for the `reason`; one that is
-    `revoked` cannot be renewed. `job_places` has one entry a member once the job was placed.
+    `until`, for the request `preempted_by`. ERROR: the lease is quarantined. Both have a
+    `reason`; one that is `revoked` cannot be renewed. `job_places` has one entry a member once the job was
+    placed.
     """
 
     server_id: int
@@ -73,6 +75,8 @@ class Allocation(Requested):
     gpu_devices: str
     gpu_uuids: list[str]
     task_id: str
+    name: str
+    short_id: str
     address: str
     vendor: str
     gpu_memory_mib: int
@@ -105,6 +109,8 @@ class QueueEntry(Requested):
     """A pending request: position from 1 in queue order; `kind` and `reason` of the wait."""
 
     task_id: str
+    name: str
+    short_id: str
     state: Literal["WAITING"]
     position: int
     kind: str
@@ -136,6 +142,7 @@ class CleaningGpu(TypedDict):
 
     gpu_id: int
     task_id: str
+    name: str
     fencing_token: int
     gpu_milli: int
     since: float

@@ -12,8 +12,10 @@ from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.models import MILLI_PER_GPU, Amount, JobPlace, Lease, Placement, Request
+from resource_manager.core.name_lookup import name_in
+from resource_manager.core.names import display_name, full_name, listed, name_of, short, short_id
 from resource_manager.core.node_state import Cleaning
-from resource_manager.core.refusal import Refusal, RefusalKind, short, silence_of
+from resource_manager.core.refusal import Refusal, RefusalKind, silence_of
 from resource_manager.manager.results import (
     Allocation,
     CleaningGpu,
@@ -42,9 +44,6 @@ from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.start_estimates import Start
 from resource_manager.scheduling.victims import reasons_for
 
-MAX_NAMED = 3
-"""Maximum number of leases that a sentence names."""
-
 
 def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
     """Return an allocation result (original design, section 6.1.2), extended by fields of the lease.
@@ -66,6 +65,8 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
         "gpu_devices": ",".join(map(str, first["gpu_ids"])),
         "gpu_uuids": list(first["gpu_uuids"]),
         "task_id": request.lease_id,
+        "name": display_name(request.lease_id, request.labels),
+        "short_id": short_id(lease.sequence),
         "address": first["address"],
         "vendor": first["vendor"],
         "gpu_memory_mib": first["gpu_memory_mib"],
@@ -81,10 +82,19 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
         "gpu_failed": "" if (failure := cluster.gpu_failure(lease)) is None else failure.reason,
         "job_places": [_place(place) for place in lease.places],
         "revoked": lease.revoked,
-        "reason": quarantine_in_words(lease) if lease.quarantined else "",
+        "reason": _reason(cluster, lease),
         "members": members,
         **_demand(request),
     }
+
+
+def _reason(cluster: ClusterState, lease: Lease) -> str:
+    """Return why a lease is quarantined or being preempted; empty if it is neither."""
+    if lease.quarantined:
+        return quarantine_in_words(lease)
+    if not lease.preempted_by:
+        return ""
+    return f"preempted for {name_in(cluster, preemptor_in_words(lease.preempted_by))}"
 
 
 def quarantine_in_words(lease: Lease) -> str:
@@ -98,7 +108,7 @@ def quarantine_in_words(lease: Lease) -> str:
     if lease.places and lease.places[0].user:
         where += f" ({lease.places[0].launcher}, user {lease.places[0].user})"
     return (
-        f"{short(lease.lease_id)} of {owner} {why}, and {where} may still run: stop it, or release it with "
+        f"{name_of(lease)} of {owner} {why}, and {where} may still run: stop it, or release it with "
         "--gone once it is known to be gone"
     )
 
@@ -140,6 +150,8 @@ def pending(standing: Standing, now: float) -> QueueEntry:
     entry, request = standing.entry, standing.entry.request
     return {
         "task_id": request.lease_id,
+        "name": display_name(request.lease_id, request.labels),
+        "short_id": short_id(entry.sequence),
         "state": "WAITING",
         "position": standing.position,
         "kind": str(standing.refusal.kind),
@@ -253,9 +265,24 @@ def usage_in_words(usage: Usage) -> str:
     return f"{usage.free:g} free, {usage.used:g} used, {usage.closed:g} closed of {usage.total:g}"
 
 
-def short_name(lease_id: str) -> str:
-    """Return the last part of a lease id: `train[2]` of `dag/run/train[2]`."""
-    return lease_id.rsplit("/", 1)[-1]
+def name_in_words(entry: Mapping[str, Any]) -> str:
+    """Return display name and short id of an allocation or queue entry, as `names.name_of` of a lease."""
+    return f"{short(entry['name'])} {short_id_in_words(entry)}"
+
+
+def short_id_in_words(entry: Mapping[str, Any]) -> str:
+    """Return the short id, with the ranks of the remainder of a gang."""
+    members = entry.get("members", ())
+    ranks = ranges(member["rank"] for member in members) if members and len(members) < entry["nodes"] else ""
+    return f"{entry['short_id']} rank {ranks}" if ranks else str(entry["short_id"])
+
+
+def recorded_name(change: Mapping[str, Any]) -> str:
+    """Return display name and short id of the lease or request that a change brings, empty if it does not."""
+    entry = change.get("lease", change)
+    if (request := entry.get("request")) is None:
+        return ""
+    return full_name(request["lease_id"], request.get("labels", {}), entry.get("sequence", 0))
 
 
 def ranges(ids: Iterable[int]) -> str:
@@ -322,6 +349,7 @@ def _cleaning_gpu(entry: Cleaning) -> CleaningGpu:
     return {
         "gpu_id": entry.gpu_id,
         "task_id": entry.lease_id,
+        "name": entry.name,
         "fencing_token": entry.fencing_token,
         "gpu_milli": entry.milli,
         "since": entry.since,
@@ -403,9 +431,8 @@ def explanation(
     if not granted and kind is not None and suspended is None:
         victims = would_preempt(cluster, request, policy, order, now)
     if victims:
-        named = " and ".join(short(lease.lease_id) for lease in victims[:MAX_NAMED])
-        more = f" and {len(victims) - MAX_NAMED} more" if len(victims) > MAX_NAMED else ""
-        reason = f"{reason}; would preempt {named}{more}, {reasons_for(cluster, request, victims)}"
+        named = listed(list(map(name_of, victims)))
+        reason = f"{reason}; would preempt {named}, {reasons_for(cluster, request, victims)}"
     admission = order.admission
     return {
         "task_id": request.lease_id,

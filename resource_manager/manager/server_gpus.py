@@ -10,6 +10,7 @@ from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import leases_on
 from resource_manager.core.inventory import inventory_changed
 from resource_manager.core.models import Gpu, Node
+from resource_manager.core.names import name_of
 from resource_manager.errors import InvalidRequestError, ServerInUseError, UnknownNodeError
 from resource_manager.manager import serializers
 from resource_manager.manager.results import InventoryGpu, ServerDetail
@@ -43,7 +44,7 @@ def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) 
     if state.retired:
         raise UnknownNodeError(name, len(cluster.nodes))
     if state.leases:
-        raise ServerInUseError(name, list(state.leases))
+        raise ServerInUseError(name, list(map(name_of, state.leases.values())))
     others = {
         gpu.uuid for other in cluster.nodes if other is not state for gpu in other.node.gpus if gpu.uuid
     }

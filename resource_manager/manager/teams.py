@@ -8,15 +8,13 @@ from typing import Any
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Amount
-from resource_manager.core.refusal import short
+from resource_manager.core.names import listed, name_of, short
 from resource_manager.core.team_ledger import UNNAMED, Account, TeamLedger, milli_of
 from resource_manager.core.teams import Teams, check_teams, stated
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.positions import dotted
 from resource_manager.manager.results import TeamsView, TeamView
 from resource_manager.manager.wording import changed_in_words, value_in_words
-
-MAX_NAMED = 3
 
 
 def check(cluster: ClusterState, teams: Teams, capacity: Mapping[str, int]) -> None:
@@ -28,14 +26,13 @@ def check(cluster: ClusterState, teams: Teams, capacity: Mapping[str, int]) -> N
         raise _wrong(name, field, reason)
     named = {team.name for team in teams.teams}
     for team in cluster.teams.teams:
-        holders = [lease.lease_id for lease in cluster.leases.values() if lease.request.team == team.name]
+        holders = [name_of(lease) for lease in cluster.leases.values() if lease.request.team == team.name]
         if team.name not in named and holders:
-            more = f" and {len(holders) - MAX_NAMED} more" if len(holders) > MAX_NAMED else ""
             raise _wrong(
                 team.name,
                 "",
                 f"the team is missing but holds {len(holders)} leases "
-                f"({', '.join(map(short, holders[:MAX_NAMED]))}{more}): keep it until they have ended",
+                f"({listed(holders)}): keep it until they have ended",
             )
 
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.models import Gpu
+from resource_manager.core.names import short
 from resource_manager.errors import InvalidRequestError
+from resource_manager.manager.serializers import recorded_name
 
 MAX_LINES = 50
 """The most lines of a change, which stay in the history; a last one says that there are more."""
@@ -115,17 +117,23 @@ def matches(change: Mapping[str, Any], by: str, what: What | None) -> bool:
     return not by or who == by or fnmatchcase(who, by)
 
 
-def describe(change: Mapping[str, Any]) -> str:
-    """Return what a change of any kind is about, and what it says, in one line."""
+NO_NAMES: Mapping[str, str] = {}
+
+
+def describe(change: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES) -> str:
+    """Return what a change of any kind is about, and what it says, in one line.
+
+    `names` are those of leases and requests that it mentions and does not bring, by id.
+    """
     if "lease" in change:
-        return f"{change['lease']['request']['lease_id']} on {content_of(change)}"
+        return f"{recorded_name(change)} on {content_of(change)}"
     if "request" in change:
-        return f"{change['request']['lease_id']} asks for {change['request'].get('gpus', 0)} GPUs"
-    subject = change.get("lease_id") or change.get("node") or ""
-    return f"{subject} {content_of(change)}".strip()
+        return f"{recorded_name(change)} asks for {change['request'].get('gpus', 0)} GPUs"
+    subject = _name(change.get("lease_id", ""), names) or change.get("node", "")
+    return f"{subject} {content_of(change, names)}".strip()
 
 
-def content_of(change: Mapping[str, Any]) -> str:
+def content_of(change: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES) -> str:
     """Return what a change says beyond its kind, and the lease or server that it is about."""
     if "lines" in change:
         return "; ".join(change["lines"])
@@ -136,8 +144,12 @@ def content_of(change: Mapping[str, Any]) -> str:
     if change["change"] == "quarantined":
         told.append("released by force" if change.get("revoked") else "not ended or renewed in time")
     if "preemptor" in change:
-        told.append(f"for {preemptor_in_words(change['preemptor'])}")
+        told.append(f"for {_name(preemptor_in_words(change['preemptor']), names)}")
     return ": ".join(filter(None, (where, ", ".join(told))))
+
+
+def _name(lease_id: str, names: Mapping[str, str]) -> str:
+    return names.get(lease_id, short(lease_id))
 
 
 def by_whom(text: str, change: Mapping[str, Any]) -> str:

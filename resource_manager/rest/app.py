@@ -122,8 +122,9 @@ def _changes_of(asking: Asking | None) -> list[str]:
     """Return the changes that a request made, in words and with who asked for them; not those of others."""
     asked = [] if asking is None else [change for change in asking.changes if change.by]
     shown = [codec.change_to_dict(change) for change in asked[:MAX_LOGGED]]
+    names = {} if asking is None else asking.names()
     more = [f"and {len(asked) - MAX_LOGGED} more"] if len(asked) > MAX_LOGGED else []
-    return [by_whom(f"{each['change']} {describe(each)}", each) for each in shown] + more
+    return [by_whom(f"{each['change']} {describe(each, names)}", each) for each in shown] + more
 
 
 def _guard(response: flask.Response, service: Service) -> flask.Response:

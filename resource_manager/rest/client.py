@@ -34,6 +34,7 @@ from resource_manager.errors import (
     redact,
 )
 from resource_manager.manager.arguments import DemandArguments, DemandOptions, Dumpable, arguments_of
+from resource_manager.manager.serializers import name_in_words
 
 if TYPE_CHECKING:
     from resource_manager.agent.use import ServerUse
@@ -63,6 +64,9 @@ TIMEOUT_S = 70.0
 
 RETRY_S = 0.1
 PAGE = 1000
+
+EXACT: dict[str, Any] = {"exact": True}
+"""Field of a call by a whole lease id: what nobody holds any more must not be taken for a name."""
 
 
 class ServiceError(ResourceManagerError):
@@ -171,7 +175,7 @@ class ServiceClient:
     def release_resources(self, task_id: str, *, fencing_token: int | None = None, outcome: str = "") -> bool:
         """End a lease; return False if there is no such lease."""
         body = {"task_id": task_id, "fencing_token": fencing_token, "outcome": outcome}
-        return self._found("/api/release", body)
+        return self._found("/api/release", body | EXACT)
 
     def release(
         self,
@@ -215,7 +219,7 @@ class ServiceClient:
 
     def _release(self, body: dict[str, Any]) -> ReleaseResult:
         try:
-            answer = self._post("/api/release", body)
+            answer = self._post("/api/release", body | EXACT)
         except LeaseNotFoundError:
             return ReleaseResult.NOT_HELD
         return ReleaseResult.QUARANTINED if answer["quarantined"] else ReleaseResult.RELEASED
@@ -234,7 +238,7 @@ class ServiceClient:
     ) -> Allocation:
         """Return the lease with its new end; raise `LeaseNotFoundError`."""
         body = {"task_id": lease_id, "fencing_token": fencing_token, "checkpoint_at": checkpoint_at}
-        return cast("Allocation", self._post("/api/renew", body))
+        return cast("Allocation", self._post("/api/renew", body | EXACT))
 
     def preempt(
         self, lease_id: str, *, preemptor: str = "", fencing_token: int | None = None, dry_run: bool = False
@@ -246,11 +250,12 @@ class ServiceClient:
             "fencing_token": fencing_token,
             "dry_run": dry_run,
         }
-        return cast("Allocation", self._post("/api/preempt", body))
+        return cast("Allocation", self._post("/api/preempt", body | EXACT))
 
     def cancel(self, lease_id: str, *, sequence: int | None = None, reason: str = "") -> bool:
         """Remove a pending request; return False if the task has none (of that `sequence`)."""
-        return self._found("/api/cancel", {"task_id": lease_id, "sequence": sequence, "reason": reason})
+        body = {"task_id": lease_id, "sequence": sequence, "reason": reason}
+        return self._found("/api/cancel", body | EXACT)
 
     def require_owner(self, entry: Mapping[str, Any]) -> None:
         """Raise `ServiceError` (403) for a lease or pending request that the service would not let us end."""
@@ -258,7 +263,7 @@ class ServiceClient:
         owner = entry.get("owner") or ""
         if caller["role"] != "operator" and owner != caller["name"]:
             raise ServiceError(
-                403, f"task {entry['task_id']!r} belongs to {owner or 'no owner'}, not to {caller['name']}"
+                403, f"{name_in_words(entry)} belongs to {owner or 'no owner'}, not to {caller['name']}"
             )
 
     def drain(
@@ -334,9 +339,20 @@ class ServiceClient:
 
     def status_of(self, lease_id: str) -> Submission | None:
         try:
-            return cast("Submission", self._get("/api/task", {"task_id": lease_id}))
+            return cast("Submission", self._get("/api/task", {"task_id": lease_id} | EXACT))
         except LeaseNotFoundError:
             return None
+
+    def named(
+        self, name: str, *, pending: bool | None = None, fencing_token: int | None = None
+    ) -> Submission:
+        """Return what a full lease id, a short id, `dag.task[3]` or `dag.task` names.
+
+        Raises `LeaseNotFoundError`, and `ServiceError` (409), which lists them, if there are several.
+        """
+        query = {"task_id": name, "pending": pending, "fencing_token": fencing_token}
+        given = {key: value for key, value in query.items() if value is not None}
+        return cast("Submission", self._get("/api/task", given))
 
     def leases(self) -> list[Allocation]:
         return list(self._pages("/api/leases"))
@@ -374,6 +390,10 @@ class ServiceClient:
             for name, value in _plain((lease_id, gpus, cpus, prefer_server), options).items()
         }
         return cast("Explanation", self._get("/api/explain", query))
+
+    def explain_named(self, name: str) -> Explanation:
+        """Return why the pending request of that name waits; see `GPUResourceManager.explain_named`."""
+        return cast("Explanation", self._get("/api/task/explain", {"name": name}))
 
     def close(self) -> None:
         self._http.close()
@@ -489,7 +509,7 @@ def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> Resou
     elif kind == NOT_PREEMPTIBLE:
         error = NotPreemptibleError()
     elif kind == JOB_PLACED:
-        error = JobPlacedError(problem.get("task_id", ""), (), "")
+        error = JobPlacedError(problem.get("task_id", ""), "", (), "")
     elif kind == NO_LEASE:
         error = LeaseNotFoundError(problem.get("task_id", ""), problem.get("fencing_token"))
     elif problem.get("kind") == RefusalKind.NEVER_FITS:

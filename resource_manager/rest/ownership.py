@@ -45,5 +45,5 @@ def not_released(
     owner = owner_required(caller)
     is_that = view is not None and fencing_token in (None, view.get("fencing_token"))
     if view is not None and is_that and owner not in (None, view["owner"]):
-        return OtherOwnerError(task_id, view["owner"], owner)
+        return OtherOwnerError(f"{view['name']} {view['short_id']}", view["owner"], owner)
     return LeaseNotFoundError(task_id, fencing_token)

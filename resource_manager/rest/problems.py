@@ -22,6 +22,7 @@ from resource_manager.errors import (
     TASK_TAKEN,
     UNKNOWN_SERVER,
     AlreadyDoneError,
+    AmbiguousNameError,
     ClusterChangedError,
     DuplicateTaskError,
     IdempotencyKeyError,
@@ -164,6 +165,8 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             return ProblemError(409, detail, kind=SERVER_IN_USE, server=error.server)
         case JobPlacedError():
             return ProblemError(409, detail, kind=JOB_PLACED, task_id=error.lease_id)
+        case AmbiguousNameError():
+            return ProblemError(409, detail)
         case NotPreemptibleError():
             return ProblemError(409, detail, kind=NOT_PREEMPTIBLE)
         case IdempotencyKeyError():

@@ -14,11 +14,13 @@ from resource_manager.agent.probe import MAX_REPORT_BYTES
 from resource_manager.agent.reports import ReportError, read_report
 from resource_manager.agent.use import use_of
 from resource_manager.core.changes import JobEnd, ReleaseResult
-from resource_manager.core.models import Gpu, JobPlace
+from resource_manager.core.models import Gpu, JobPlace, Lease
+from resource_manager.core.name_lookup import find
 from resource_manager.core.refusal import Refusal
 from resource_manager.errors import (
     NO_LEASE,
     UNKNOWN_SERVER,
+    LeaseNotFoundError,
     LockTimeoutError,
     ResourceManagerError,
     UnknownNodeError,
@@ -55,6 +57,7 @@ from resource_manager.rest.schemas import (
     MaintenanceBody,
     MaintenanceRemoveAnswer,
     MaintenanceRemoveBody,
+    NameQuery,
     Page,
     PageQuery,
     PlaceBody,
@@ -156,12 +159,13 @@ def submit(service: Service, caller: Identity, body: AllocateBody, once: Once | 
 )
 def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | None = None) -> Any:
     owner, outcome = owner_required(caller), body.outcome
+    lease_id, token = _meant(service, body.task_id, body.fencing_token, pending=False, exact=body.exact)
     if body.job_end is JobEnd.GONE and not caller.is_operator:
         raise ProblemError(403, "job_end gone is an operator's word that nothing runs there any more")
     if body.ranks is None or body.fencing_token is None:
         result = service.manager.release(
-            body.task_id,
-            fencing_token=body.fencing_token,
+            lease_id,
+            fencing_token=token,
             owner=owner,
             outcome=outcome,
             job_end=body.job_end,
@@ -180,9 +184,9 @@ def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | 
             once=once,
         )
     if result not in (ReleaseResult.RELEASED, ReleaseResult.QUARANTINED):
-        raise not_released(service, caller, body.task_id, body.fencing_token)
+        raise not_released(service, caller, lease_id, token)
     quarantined = result is ReleaseResult.QUARANTINED
-    return {"success": True, "task_id": body.task_id, "quarantined": quarantined}
+    return {"success": True, "task_id": lease_id, "quarantined": quarantined}
 
 
 @routes.add(
@@ -209,13 +213,14 @@ def place(service: Service, caller: Identity, body: PlaceBody, once: Once | None
     "Renew a lease: its TTL starts again now",
     body=RenewBody,
     answer=Allocation,
-    failures=(404,),
+    failures=(404, 409),
     tags=("leases",),
 )
 def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None = None) -> Any:
+    lease_id, token = _meant(service, body.task_id, body.fencing_token, pending=False, exact=body.exact)
     return service.manager.renew(
-        body.task_id,
-        fencing_token=body.fencing_token,
+        lease_id,
+        fencing_token=token,
         owner=owner_required(caller),
         checkpoint_at=body.checkpoint_at,
         once=once,
@@ -233,12 +238,11 @@ def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None
     tags=("leases",),
 )
 def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | None = None) -> Any:
+    lease_id, token = _meant(service, body.task_id, body.fencing_token, pending=False, exact=body.exact)
+    is_exact = body.exact or not body.preemptor
+    preemptor = _meant(service, body.preemptor, None, pending=True, exact=is_exact)[0]
     return service.manager.preempt(
-        body.task_id,
-        preemptor=body.preemptor,
-        fencing_token=body.fencing_token,
-        dry_run=body.dry_run,
-        once=once,
+        lease_id, preemptor=preemptor, fencing_token=token, dry_run=body.dry_run, once=once
     )
 
 
@@ -249,20 +253,21 @@ def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | 
     "Remove a pending request from the queue",
     body=CancelBody,
     answer=Done,
-    failures=(404,),
+    failures=(404, 409),
     tags=("queue",),
 )
 def cancel(service: Service, caller: Identity, body: CancelBody, once: Once | None = None) -> Any:
+    lease_id, sequence = _meant(service, body.task_id, body.sequence, pending=True, exact=body.exact)
     is_cancelled = service.manager.cancel(
-        body.task_id,
+        lease_id,
         owner=owner_required(caller),
-        sequence=body.sequence,
+        sequence=sequence,
         reason=body.reason,
         once=once,
     )
     if not is_cancelled:
         raise ProblemError(404, f"task {body.task_id!r} has no pending request", kind=NO_LEASE)
-    return {"success": True, "task_id": body.task_id}
+    return {"success": True, "task_id": lease_id}
 
 
 @routes.add(
@@ -522,10 +527,12 @@ def preempting(service: Service, caller: Identity) -> Any:
     "Lease or pending request of a task",
     query=TaskQuery,
     answer=Submission,
-    failures=(404,),
+    failures=(404, 409),
     tags=("leases",),
 )
 def task(service: Service, caller: Identity, query: TaskQuery) -> Any:
+    if not query.exact:
+        return service.manager.named(query.task_id, pending=query.pending, fencing_token=query.fencing_token)
     found = service.manager.status_of(query.task_id)
     if found is None:
         raise ProblemError(
@@ -580,6 +587,20 @@ def explain(service: Service, caller: Identity, query: ExplainQuery) -> Any:
 
 @routes.add(
     "GET",
+    "/api/task/explain",
+    Role.READER,
+    "Explain why a pending request waits, and when it should start",
+    query=NameQuery,
+    answer=Explanation,
+    failures=(404, 409),
+    tags=("queue",),
+)
+def explain_task(service: Service, caller: Identity, query: NameQuery) -> Any:
+    return service.manager.explain_named(query.name)
+
+
+@routes.add(
+    "GET",
     "/api/trends",
     Role.READER,
     "Utilisation, queue and waits over the last hours",
@@ -629,6 +650,23 @@ def metrics(service: Service, caller: Identity) -> Any:
 @routes.add("GET", "/openapi.json", Role.READER, "This interface as an OpenAPI 3.1 document")
 def openapi(service: Service, caller: Identity) -> Any:
     return document(routes.all, service.manager.gpu_range(), flask.request.script_root)
+
+
+def _meant(
+    service: Service, name: str, number: int | None, *, pending: bool, exact: bool
+) -> tuple[str, int | None]:
+    """Return the full lease id of that name, with the fencing token of a lease or the sequence in the queue.
+
+    `number` is the caller's own, with which the name is a full id, and so it is where nothing has that name:
+    what is repeated may be over.
+    """
+    if exact or number is not None:
+        return name, number
+    try:
+        entry = service.manager.look(lambda cluster, now: find(cluster, name, pending=pending))
+    except LeaseNotFoundError:
+        return name, None
+    return entry.lease_id, entry.fencing_token if isinstance(entry, Lease) else entry.sequence
 
 
 def _server(change: Callable[[], T]) -> T:

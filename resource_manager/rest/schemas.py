@@ -52,10 +52,20 @@ class BatchBody(Body):
     requests: list[AllocateBody] = Field(min_length=1, max_length=MAX_BATCH)
 
 
+Exact = Annotated[
+    bool,
+    Field(
+        description="True: task_id is a whole lease id, as programs know it. Else it may be the short id, "
+        "dag.task or dag.task[3] of what no fencing token or sequence tells apart."
+    ),
+]
+
+
 class LeaseBody(Body):
     """Lease that a call acts on."""
 
     task_id: LeaseId
+    exact: Exact = False
     fencing_token: Annotated[int, Field(strict=True, ge=0, le=2**53)] | None = Field(
         default=None, description="Act only on the lease with this fencing token."
     )
@@ -130,6 +140,7 @@ class CancelBody(Body):
     """`POST /api/cancel`."""
 
     task_id: LeaseId
+    exact: Exact = False
     sequence: int | None = Field(default=None, description="The queue entry to remove; omitted: the current.")
     reason: Text = Field(default="", description="Reason, for the history.")
 
@@ -259,6 +270,19 @@ class TaskQuery(Body):
     """`GET /api/task`."""
 
     task_id: LeaseId
+    exact: Exact = False
+    pending: bool | None = Field(
+        default=None, description="True: only a pending request; false: only a lease; omitted: either."
+    )
+    fencing_token: Annotated[int, Field(ge=0, le=2**53)] | None = Field(
+        default=None, description="Only the lease with this fencing token, which may be a gang's remainder."
+    )
+
+
+class NameQuery(Body):
+    """`GET /api/task/explain`."""
+
+    name: LeaseId = Field(description="Full lease id, short id, dag.task[3] or dag.task.")
 
 
 class ExplainQuery(RestDemand):

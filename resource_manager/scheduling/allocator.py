@@ -31,8 +31,9 @@ from resource_manager.core.models import (
     Request,
     new_lease,
 )
+from resource_manager.core.names import name_of, short
 from resource_manager.core.node_state import is_rounding_error
-from resource_manager.core.refusal import MAX_REASON, short
+from resource_manager.core.refusal import MAX_REASON
 from resource_manager.errors import (
     CapacityError,
     DuplicateTaskError,
@@ -313,13 +314,13 @@ def _require_lease(
         if lease is None:
             raise LeaseNotFoundError(lease_id, fencing_token)
     if owner not in (None, lease.request.owner):
-        raise OtherOwnerError(lease_id, lease.request.owner, owner)
+        raise OtherOwnerError(name_of(lease), lease.request.owner, owner)
     return lease
 
 
 def _job_placed(lease: Lease) -> JobPlacedError:
     nodes = [member.node for member in lease.members]
-    return JobPlacedError(lease.lease_id, nodes, lease.places[0].launcher)
+    return JobPlacedError(lease.lease_id, name_of(lease), nodes, lease.places[0].launcher)
 
 
 def expire(cluster: ClusterState, now: float) -> list[Change]:
@@ -363,7 +364,7 @@ def cancel(
     """
     pending = cluster.pending.get(lease_id)
     if pending is not None and owner not in (None, pending.request.owner):
-        raise OtherOwnerError(lease_id, pending.request.owner, owner)
+        raise OtherOwnerError(name_of(pending), pending.request.owner, owner)
     if pending is None or sequence not in (None, pending.sequence):
         raise LeaseNotFoundError(lease_id)
     return [Cancelled(lease_id, now, reason)]

@@ -17,6 +17,8 @@ from resource_manager.core.fit import (
 )
 from resource_manager.core.gpu_state import withheld
 from resource_manager.core.models import MILLI_PER_GPU, PendingRequest, Request
+from resource_manager.core.name_lookup import name_in
+from resource_manager.core.names import short
 from resource_manager.core.node_state import ClosedToRequest
 from resource_manager.core.refusal import (
     ONE_MIG_DEVICE,
@@ -25,7 +27,6 @@ from resource_manager.core.refusal import (
     label_words,
     leases_in_the_way,
     needs,
-    short,
     silence_of,
 )
 from resource_manager.scheduling import allocator
@@ -227,7 +228,8 @@ class _Reasons:
         return Refusal(RefusalKind.BEHIND_QUEUE, detail)
 
     def _who(self, position: int, ahead: Request) -> str:
-        return f"{short(ahead.lease_id)} (position {position}, {needs(self._cluster, ahead)})"
+        who = name_in(self._cluster, ahead.lease_id)
+        return f"{who} (position {position}, {needs(self._cluster, ahead)})"
 
     def _delay(self, request: Request) -> str:
         """Say why backfill does not start the request now, by the same steps as `allocator.dispatch`."""
@@ -264,7 +266,7 @@ class _Reasons:
         cause = ""
         if endless := next(unknown, None):
             noun = "lease " if endless.lease_id in self._cluster.leases else ""
-            cause = f": the runtime of {noun}{short(endless.lease_id)} is unknown"
+            cause = f": the runtime of {noun}{name_in(self._cluster, endless.lease_id)} is unknown"
         return f"{who} may start at any moment{cause}, so nothing overtakes it"
 
 

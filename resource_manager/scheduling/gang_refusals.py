@@ -6,7 +6,8 @@ from resource_manager.core import refusal
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.fit import ShortageKind, could_ever_fit, shortages
 from resource_manager.core.models import Request, Spread
-from resource_manager.core.refusal import Refusal, RefusalKind, free_on, needed, short
+from resource_manager.core.names import short
+from resource_manager.core.refusal import Refusal, RefusalKind, free_on, needed
 from resource_manager.scheduling.gangs import (
     could_ever_take,
     domain_masks,

@@ -19,7 +19,9 @@ from resource_manager.core.changes import (
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Placement, Request
-from resource_manager.core.refusal import Refusal, RefusalKind, short
+from resource_manager.core.name_lookup import name_in
+from resource_manager.core.names import name_of, short
+from resource_manager.core.refusal import Refusal, RefusalKind
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError
 from resource_manager.scheduling.gangs import Members
 from resource_manager.scheduling.policies import Policy, nothing_fits
@@ -62,7 +64,7 @@ def awaiting_release(cluster: ClusterState, lease_id: str, now: float) -> Refusa
         return None
     if stuck := next((lease for lease in ending if lease.quarantined), None):
         detail = (
-            f"{short(stuck.lease_id)} on {short(stuck.placement.node)} is still held after its preemption: "
+            f"{name_of(stuck)} on {short(stuck.placement.node)} is still held after its preemption: "
             "release it once its job is known to be gone"
         )
     else:
@@ -70,7 +72,7 @@ def awaiting_release(cluster: ClusterState, lease_id: str, now: float) -> Refusa
         more = f" and {len(ending) - 1} more" if len(ending) > 1 else ""
         left_s = max(ending[-1].preempt_until - now, 0.0)
         detail = (
-            f"waits for {short(first.lease_id)} on {short(first.placement.node)}{more} to end, preempted for "
+            f"waits for {name_of(first)} on {short(first.placement.node)}{more} to end, preempted for "
             f"it; within {left_s:.0f} s"
         )
     return Refusal(RefusalKind.AWAITING_RELEASE, detail)
@@ -92,13 +94,12 @@ def preemption_of(
     Without one it is for the first in the queue that waits for what this lease holds. Rules of teams do not
     matter, but `preemptible` does. Raises `NotPreemptibleError` if it must not, or need not, be preempted.
     """
-    lease_id = lease.lease_id
+    lease_id, name = lease.lease_id, name_of(lease)
     if lease.preempted_by:
-        raise NotPreemptibleError(
-            f"{lease_id} is being preempted for {preemptor_in_words(lease.preempted_by)} already"
-        )
+        winner = name_in(cluster, preemptor_in_words(lease.preempted_by))
+        raise NotPreemptibleError(f"{name} is being preempted for {winner} already")
     if not lease.request.preemptible:
-        raise NotPreemptibleError(f"{lease_id} is not preemptible, as it asked: stop its job instead")
+        raise NotPreemptibleError(f"{name} is not preemptible, as it asked: stop its job instead")
     if preemptor and preemptor not in cluster.pending:
         raise InvalidRequestError(
             f"preemptor must be a pending request, got {preemptor!r}", field="preemptor"
@@ -121,8 +122,10 @@ def preemption_of(
                 winner = pending.request.lease_id
                 return Preempting(lease_id, lease.fencing_token, winner, until, now, by_operator=True)
     if preemptor:
-        raise NotPreemptibleError(f"{preemptor} would not start if {lease_id} ended, or need not wait for it")
-    raise NotPreemptibleError(f"nobody waits for what {lease_id} holds: stop its job instead")
+        raise NotPreemptibleError(
+            f"{name_in(cluster, preemptor)} would not start if {name} ended, or need not wait for it"
+        )
+    raise NotPreemptibleError(f"nobody waits for what {name} holds: stop its job instead")
 
 
 def preemptions(cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float) -> list[Change]:

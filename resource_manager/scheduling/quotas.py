@@ -8,7 +8,8 @@ from enum import StrEnum
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Request
-from resource_manager.core.refusal import Refusal, RefusalKind, short
+from resource_manager.core.names import display_name, name_of, short
+from resource_manager.core.refusal import Refusal, RefusalKind
 from resource_manager.core.team_ledger import UNNAMED, Account, TeamLedger, milli_of
 from resource_manager.errors import RuntimeOverError
 
@@ -65,7 +66,8 @@ def lease_end(ledger: TeamLedger, request: Request, granted_at: float, now: floa
         return now + request.ttl_s
     end = granted_at + team.max_runtime_s
     if now >= end:
-        raise RuntimeOverError(request.lease_id, team.name, team.max_runtime_s)
+        called = short(display_name(request.lease_id, request.labels))
+        raise RuntimeOverError(request.lease_id, called, team.name, team.max_runtime_s)
     return min(now + request.ttl_s, end)
 
 
@@ -163,7 +165,7 @@ def _users(cluster: ClusterState, account: Account) -> str:
         found = {short(owner) if owner else "no owner": held for owner, held in account.by_owner.items()}
     else:
         found = {
-            short(lease.lease_id): milli_of(lease.request)
+            name_of(lease): milli_of(lease.request)
             for lease in cluster.leases.values()
             if lease.request.team == account.name and milli_of(lease.request)
         }

@@ -11,7 +11,8 @@ from resource_manager.core.changes import GpuCleaned, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.failed_starts import avoided_until
 from resource_manager.core.models import Lease, Request
-from resource_manager.core.refusal import RefusalKind, leases_in_the_way, short, unreleased_lease
+from resource_manager.core.names import name_of
+from resource_manager.core.refusal import RefusalKind, leases_in_the_way, unreleased_lease
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import standings
 from resource_manager.scheduling.gang_refusals import no_capacity
@@ -182,12 +183,12 @@ def _why_unknown(
 
 
 def _endless(cluster: ClusterState, request: Request, endless: Collection[str]) -> str:
-    found = [lease.lease_id for lease in leases_in_the_way(cluster, request) if lease.lease_id in endless]
+    found = [lease for lease in leases_in_the_way(cluster, request) if lease.lease_id in endless]
     if not found:
         return "no lease whose end is known frees enough capacity for it"
     others = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return (
-        f"the end of {short(found[0])}{others} is unknown; "
+        f"the end of {name_of(found[0])}{others} is unknown; "
         "state runtimes: expected_runtime, --expected-runtime"
     )
 

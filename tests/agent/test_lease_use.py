@@ -11,6 +11,7 @@ from resource_manager.agent.lease_use import idle_leases
 from resource_manager.agent.receiving import records_of
 from resource_manager.agent.use import use_of
 from resource_manager.core.changes import AgentLost
+from resource_manager.core.names import short_id
 from resource_manager.core.teams import Team, Teams
 from resource_manager.rest.assemble import persistence_of, standalone
 from tests.agent.reporting import gpu, process, server, uuid
@@ -108,8 +109,9 @@ def test_the_gauges_say_whose_a_gpu_is_and_what_it_does(service: Service, tmp_pa
     found = dict(re.findall(r"^(gpu_manager_(?:gpu|server|report)_.*) ([\d.e+]+)$", text, re.MULTILINE))
     first = f'gpu="0",server="gpu-a",uuid="{uuid(0)}"'
     rogue = f'command="python mine.py",gpu="1",pid="77",server="gpu-a",user="eve",uuid="{uuid(1)}"'
+    name = f"t {short_id(1)}"
     for wanted in (
-        f'gpu_manager_gpu_info{{gpu="0",lease="t",server="gpu-a",team="vision",uuid="{uuid(0)}"}}',
+        f'gpu_manager_gpu_info{{gpu="0",lease="{name}",server="gpu-a",team="vision",uuid="{uuid(0)}"}}',
         f'gpu_manager_gpu_info{{gpu="1",lease="",server="gpu-a",team="",uuid="{uuid(1)}"}}',
         f"gpu_manager_gpu_rogue_process{{{rogue}}}",
         f'gpu_manager_gpu_closed{{gpu="1",reason="row remap failed",server="gpu-a",uuid="{uuid(1)}"}}',

@@ -11,6 +11,7 @@ from resource_manager.agent.receiving import ReportReceiver
 from resource_manager.agent.reports import ReportError, read_report
 from resource_manager.core.changes import AgentLost, Change, Quarantined
 from resource_manager.core.models import Gpu, Node
+from resource_manager.core.names import short_id
 from resource_manager.core.refusal import Refusal
 from resource_manager.errors import UnknownNodeError
 from resource_manager.manager.commit.group import Step
@@ -152,7 +153,8 @@ def test_what_is_not_clean_in_time_is_closed_with_its_processes_and_recovers(ser
     assert service.closed == {}
     service.report(gpu(0, processes=[stays]), gpu(1), after_s=2)
     assert service.closed == {
-        0: "not cleaned; lease t (token 1), which ended at 1970-01-12T13:46Z: pid 4711 of eve: python mine.py"
+        0: f"not cleaned; lease t {short_id(1)} (token 1), which ended at 1970-01-12T13:46Z: "
+        "pid 4711 of eve: python mine.py"
     }
     for _ in range(3):
         assert 0 in service.closed
@@ -450,13 +452,14 @@ def test_the_reason_of_a_rogue_process_names_the_lease_of_its_mark_and_what_beca
         return process(job=f"gpu-train-0a1b2c3d-{token}", lease_source="cgroup", **known)
 
     pair.allocate("dag/run/train", 1, server="gpu-b", owner="ada")
-    assert reason(marked(1)) == "lease dag/run/train (token 1, owner ada), which has gpu-b"
+    name = f"dag/run/train {short_id(1)}"
+    assert reason(marked(1)) == f"lease {name} (token 1, owner ada), which has gpu-b"
     by_id = process(lease_id="dag/run/train", lease_source="environment")
-    assert reason(by_id) == "lease dag/run/train (token 1, owner ada), which has gpu-b"
+    assert reason(by_id) == f"lease {name} (token 1, owner ada), which has gpu-b"
     pair.manager.commit(lambda cluster, now: [Quarantined("dag/run/train", 1, now)])
-    assert reason(marked(1)) == ("lease dag/run/train (token 1, owner ada), which is quarantined on gpu-b")
+    assert reason(marked(1)) == (f"lease {name} (token 1, owner ada), which is quarantined on gpu-b")
     pair.manager.release_resources("dag/run/train")
-    assert reason(marked(1)) == "lease dag/run/train (token 1), which ended at 1970-01-12T13:47Z"
+    assert reason(marked(1)) == f"lease {name} (token 1), which ended at 1970-01-12T13:47Z"
     pair.report(gpu(8), gpu(9), name="gpu-b", after_s=0.5)
     assert reason(marked(1)) == "job gpu-train-0a1b2c3d-1, which has ended"
     ended = marked(1, lease_id="dag/run/train")

@@ -22,6 +22,7 @@ with warnings.catch_warnings():
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu, Node
 from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.serializers import name_in_words
 from resource_manager.storage.memory import MemoryStore
 from tests.builders import Clock
 
@@ -79,15 +80,16 @@ def test_a_note_tells_waiting_from_training_and_what_was(
 ) -> None:
     notes = TaskNotes(manager.store, "here")
     manager.submit("other", 1)
-    manager.submit(TASK.lease_id, 2, labels=LABELS)
+    name = name_in_words(manager.submit(TASK.lease_id, 2, labels=LABELS))
+    assert name.startswith(f"{TASK.dag_id}.{TASK.task_id} ")
     notes.update()
     assert content(database).startswith("**Waiting** for 2 GPUs since ")
-    assert "Why and until when: [GPU console](" in content(database)
+    assert f"Why and until when: [`{name}` in the GPU console](" in content(database)
     clock.now += 600
     manager.release("other")
     notes.update()
     assert content(database).startswith("**Training** on GPUs 0, 1 of gpu-a since ")
-    assert ", after 10 min of waiting. [GPU console](" in content(database)
+    assert f", after 10 min of waiting. [`{name}` in the GPU console](" in content(database)
     clock.now += 60
     manager.release(TASK.lease_id)
     notes.update()

@@ -78,7 +78,9 @@ def test_a_preempted_command_is_told_and_what_it_held_is_granted_at_once(
     assert process.returncode == 75
     assert re.fullmatch(r"saved within 5\d(\.\d+)?\n", output)
     _, first, second = (line for line in said.splitlines() if line.startswith("gpu-manager: "))
-    assert re.fullmatch(r"gpu-manager: preempted for urgent; the job has 5\d s to save what it did", first)
+    assert re.fullmatch(
+        r"gpu-manager: preempted for urgent \w+; the job has 5\d s to save what it did", first
+    )
     assert second == "gpu-manager: it was preempted and does not wait again by itself: run the command again"
     assert released(manager)["outcome"] == "EVICTED"
     assert [lease["task_id"] for lease in manager.leases()] == ["urgent"]

@@ -135,7 +135,7 @@ def test_ids_are_whole_however_narrow(
 
 def test_history_finds_who_released_what(run: Run, manager: GPUResourceManager) -> None:
     with asked_by("ada"):
-        manager.submit("x", 1)
+        name = manager.submit("x", 1)["short_id"]
         manager.release("x", outcome="FAILED")
     with asked_by("airflow:prod/etl/train"):
         manager.submit("y", 1)
@@ -152,7 +152,7 @@ def test_history_finds_who_released_what(run: Run, manager: GPUResourceManager) 
     assert found("--by", "eve") == []
     shown = run("history", "--by", "ada", "--what", "release", "--wide").stdout
     [row] = [line for line in shown.splitlines() if "released" in line]
-    assert row.replace("│", " ").split()[-4:] == ["released", "x", "FAILED", "ada"]
+    assert row.replace("│", " ").split()[-5:] == ["released", "x", name, "FAILED", "ada"]
 
 
 def test_history_refuses_a_kind_that_there_is_not(run: Run) -> None:

@@ -17,13 +17,15 @@ from tests.cli.targets import Run
 
 NODES = [server(gpus=4), Node("gpu-b", 1, {"cpus": 8}, (Gpu(0),))]
 
+TASK = {"dag_id": "my_dag", "run_id": "run", "task_id": "train"}
+
 
 @pytest.fixture
 def manager() -> Iterator[GPUResourceManager]:
     """One server with a busy, an idle, a rogue and a lost GPU, and one that reports nothing."""
     with GPUResourceManager.from_url("memory://", inventory=NODES) as manager:
-        busy = manager.submit("here:dag/run/train", 1, server="gpu-a", team="vision")
-        manager.submit("here:dag/run/sleep", 1, gpu_milli=250, server="gpu-a", owner="ada", idle_after=1e-6)
+        busy = manager.submit("here:dag/run/train", 1, server="gpu-a", team="vision", labels=TASK)
+        manager.submit("hand:1f2e", 1, gpu_milli=250, server="gpu-a", owner="ada", idle_after=1e-6)
         mine = process(78, lease_id="here:dag/run/train", lease_source="environment", job=None)
         assert busy["gpu_uuids"] == [uuid(0)]
         known = {"temperature_c": 61, "power_w": 251.5}
@@ -72,8 +74,8 @@ def test_the_table_fits_80_columns_and_names_what_is_wrong(run: Run, monkeypatch
     shown = lines(run("top", "--once"))
     assert max(map(len, shown)) <= 80
     assert shown[0].startswith("gpu-a  PARTIAL  4 × A100  ")
-    assert shown[1] == "  0 █████▋·· 71%  ██████▎· 62/80G    61°  252W train vision"
-    assert shown[2] == "  1 ········ 0%   ········ 0/80G       –     – idle sleep 250m"
+    assert shown[1] == "  0 █████▋·· 71%  ██████▎· 62/80G    61°  252W my_dag.train vnpm vision"
+    assert shown[2] == "  1 ········ 0%   ········ 0/80G       –     – idle hand:1f2e f462 250m"
     assert "ROGUE 4242 eve" in shown[3]
     assert "CLOSED uuid missing" in shown[4]
     assert shown[5] == "gpu-b  IDLE  1 × GPU  no report"

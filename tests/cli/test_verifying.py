@@ -65,7 +65,7 @@ def test_a_lost_gpu_and_a_new_one_are_named_and_then_adopted(
     refused = run("adopt", HERE)
     assert (refused.exit_code, refused.stderr) == (
         1,
-        f"Error: server {HERE!r} has 1 lease ('t'): drain it, and repeat this once they have ended\n",
+        f"Error: server {HERE!r} has 1 lease (t vnpm): drain it, and repeat this once they have ended\n",
     )
     manager.release("t", fencing_token=lease["fencing_token"])
     adopted = run("adopt", HERE)

@@ -177,7 +177,7 @@ def test_a_gang_that_shares_a_gpu_has_all_of_it_cleaned_as_one_entry() -> None:
     cluster = state_of(AgentSeen("a", 0.0))
     cluster.apply(Granted(Lease(request, members, 7, 0.0), 0.0))
     cluster.apply(Released("t", 7, 5.0))
-    assert cluster.node("a").cleaning == {(1, 7): Cleaning("a", 1, "", 7, 800, "t", 5.0)}
+    assert cluster.node("a").cleaning == {(1, 7): Cleaning("a", 1, "", 7, 800, "t", 5.0, {}, 0)}
     assert free(cluster) == [1000, 200, 1000]
 
 

@@ -18,16 +18,15 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, Utility
+from resource_manager.core.names import MAX_SHOWN, name_of, short
 from resource_manager.core.refusal import (
     MAX_DETAIL,
-    MAX_SHOWN,
     RecoveryWindow,
     Refusal,
     RefusalKind,
     lock_busy,
     never_fits,
     recovering,
-    short,
 )
 from resource_manager.manager.serializers import explanation
 from resource_manager.rest.problems import from_refusal
@@ -146,7 +145,7 @@ def test_free_but_reserved_capacity_names_the_request_ahead() -> None:
     cluster.apply(Queued(Request("train_a", 6), 1.0, 1, 1.0))
     assert reason(cluster, Request("t", 1)) == (
         "behind_queue",
-        "2 GPUs are free on gpu-server-0; reserved for train_a (position 1, needs 6), "
+        "2 GPUs are free on gpu-server-0; reserved for train_a vnpm (position 1, needs 6), "
         "first come, first served",
     )
     cluster.apply(Queued(Request("t", 2), 2.0, 2, 2.0))
@@ -164,7 +163,7 @@ def test_a_server_that_never_fits_the_request_ahead_is_not_called_reserved() -> 
     cluster.apply(Queued(Request("train_a", 6), 1.0, 1, 1.0))
     assert reason(cluster, Request("t", 1)) == (
         "behind_queue",
-        "1 GPU is free on small; train_a (position 1, needs 6) is ahead, first come, first served",
+        "1 GPU is free on small; train_a vnpm (position 1, needs 6) is ahead, first come, first served",
     )
 
 
@@ -176,8 +175,8 @@ def test_under_backfill_the_reason_names_the_delayed_request_and_the_remedy() ->
     order = get_order("fifo+backfill")
     assert reason(cluster, Request("t", 2), order) == (
         "behind_queue",
-        "2 GPUs are free on s1; starting now could delay train_a (position 1, needs 8), because its runtime "
-        "is unknown: state expected_runtime",
+        "2 GPUs are free on s1; starting now could delay train_a vnpm (position 1, needs 8), because its "
+        "runtime is unknown: state expected_runtime",
     )
     assert reason(cluster, Request("t", 2, expected_runtime_s=500.0), order)[1].endswith("needs 8)")
     short_one = Request("t", 2, expected_runtime_s=60.0)
@@ -203,8 +202,8 @@ def test_no_runtime_is_asked_for_where_none_would_help() -> None:
     cluster = backfilled(lease("known", 0, 1, 1, 100.0), lease("a", 1, 4, 2, None))
     said = (
         "behind_queue",
-        "3 GPUs are free on s1; train_a (position 1, needs 6) may start at any moment: the runtime of lease "
-        "a is unknown, so nothing overtakes it",
+        "3 GPUs are free on s1; train_a vnpm (position 1, needs 6) may start at any moment: the runtime of "
+        "lease a bbbb is unknown, so nothing overtakes it",
     )
     brief = Request("t", 2, expected_runtime_s=1.0)
     assert reason(cluster, Request("t", 2), order) == reason(cluster, brief, order) == said
@@ -214,11 +213,11 @@ def test_no_runtime_is_asked_for_where_none_would_help() -> None:
 def test_a_pending_request_without_a_runtime_may_be_the_obstacle() -> None:
     order = get_order("fifo+backfill")
     cluster = backfilled(lease("a", 0, 4, 1, 100.0), head=Request("train_a", 6))
-    cluster.apply(Queued(Request("train_b", 8, expected_runtime_s=5.0), 2.0, 1, 2.0))
+    cluster.apply(Queued(Request("train_b", 8, expected_runtime_s=5.0), 2.0, 2, 2.0))
     brief = Request("t", 2, expected_runtime_s=1.0)
     assert reason(cluster, brief, order)[1] == (
-        "4 GPUs are free on s1; train_b (position 2, needs 8) may start at any moment: the runtime of "
-        "train_a is unknown, so nothing overtakes it"
+        "4 GPUs are free on s1; train_b f462 (position 2, needs 8) may start at any moment: the runtime of "
+        "train_a vnpm is unknown, so nothing overtakes it"
     )
     assert not allocator.allocate_in_order(cluster, [brief], FIRST_FIT, order, 10.0)
 
@@ -229,8 +228,8 @@ def test_only_so_many_get_a_place_in_time() -> None:
     for number in range(MAX_RESERVATIONS + 5):
         cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=5.0), 2.0, number, 2.0))
     assert reason(cluster, Request("t", 2, expected_runtime_s=1.0), order)[1] == (
-        f"4 GPUs are free on s1; nothing overtakes w{MAX_RESERVATIONS - 1} (position {MAX_RESERVATIONS + 1}, "
-        f"needs 8): only the {MAX_RESERVATIONS} before it have a place in time"
+        f"4 GPUs are free on s1; nothing overtakes w{MAX_RESERVATIONS - 1} c274 (position "
+        f"{MAX_RESERVATIONS + 1}, needs 8): only the {MAX_RESERVATIONS} before it have a place in time"
     )
 
 
@@ -238,7 +237,7 @@ def test_no_runtime_is_asked_for_where_the_head_starts_once_an_overdue_job_ends(
     order = get_order("fifo+backfill")
     cluster = backfilled(lease("overdue", 0, 6, 1, 5.0), head=Request("train_a", 8, expected_runtime_s=5.0))
     assert reason(cluster, Request("t", 2), order)[1] == (
-        "2 GPUs are free on s1; starting now could delay train_a (position 1, needs 8)"
+        "2 GPUs are free on s1; starting now could delay train_a vnpm (position 1, needs 8)"
     )
 
 
@@ -247,8 +246,8 @@ def test_the_short_resource_of_the_request_ahead_is_named() -> None:
     hold(cluster, "runs", "s1", 2, 8)
     cluster.apply(Queued(Request("train_a", 2, resources={"cpus": 30}), 1.0, 1, 1.0))
     assert reason(cluster, Request("t", 1, resources={"cpus": 1}))[1] == (
-        "6 GPUs are free on s1; reserved for train_a (position 1, needs 2 GPUs and 30 cpus), first come, "
-        "first served"
+        "6 GPUs are free on s1; reserved for train_a vnpm (position 1, needs 2 GPUs and 30 cpus), first come"
+        ", first served"
     )
     hold(cluster, "more", "s1", 5, 8)
     assert "(position 1, needs 2), " in reason(cluster, Request("t", 1, resources={"cpus": 1}))[1]
@@ -305,8 +304,8 @@ def test_a_quarantined_lease_is_named_if_its_release_would_help() -> None:
     cluster.apply(Quarantined("lost", 1, 5.0))
     assert reason(cluster, Request("t", 6)) == (
         "awaiting_release",
-        "no server with 6 GPUs: largest free is 2 on s1; lost on s1 was not renewed, but its job may still "
-        "run: release the lease once the job is known to be gone",
+        "no server with 6 GPUs: largest free is 2 on s1; lost bbbb on s1 was not renewed, but its job may "
+        "still run: release the lease once the job is known to be gone",
     )
     assert reason(cluster, Request("t", 8))[0] == "no_capacity"
 
@@ -469,7 +468,7 @@ def test_every_reason_is_true_of_the_state(data: st.DataObject, name: str) -> No
         elif kind is RefusalKind.BEHIND_QUEUE:
             assert room
             assert standing.position > 1, "no request is ahead of the first"
-            assert any(f"{other.entry.lease_id} (position" in standing.refusal.detail for other in seen)
+            assert any(f"{name_of(other.entry)} (position" in standing.refusal.detail for other in seen)
         elif kind is RefusalKind.MAINTENANCE:
             assert not open_and_able
             assert "drained: fan" in standing.refusal.detail or "is closed: xid 79" in standing.refusal.detail

@@ -15,6 +15,7 @@ from demo import __main__ as demo
 from demo import compose
 from demo.stack import Stack
 from resource_manager import GPUResourceManager
+from resource_manager.manager.serializers import name_in_words
 
 
 def test_an_unwritable_file_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,17 +101,20 @@ def test_lines_of_the_demo_fit_80_columns() -> None:
         servers = manager.get_resource_summary()["servers"]
         return list(news.lines(servers, manager.leases(), manager.queue()))
 
-    for number in range(5):
-        manager.submit(f"train_digits/run-1767225600.123456/train_8gpu_{number}2cpu", 8, 8)
+    def submit(number: int) -> str:
+        labels = {"dag_id": "train_digits", "run_id": "run-1767225600", "task_id": f"train_8gpu_{number}2cpu"}
+        return name_in_words(manager.submit(f"train_digits/run/{number}", 8, 8, labels=labels))
+
+    names = [submit(number) for number in range(5)]
     first = lines()
     assert len(first) == 6
     assert first[-1] == "GPUs: 0 free, 32 used, 0 closed of 32"
-    assert any(line.startswith("train_8gpu_42cpu") and line.endswith("waits") for line in first)
+    assert f"{names[4]} waits" in first
     assert max(map(len, first)) <= 80 - len("123.5 s  ")
     assert lines() == []
     manager.drain(0)
-    manager.release_resources("train_digits/run-1767225600.123456/train_8gpu_02cpu")
-    assert lines() == ["train_8gpu_02cpu  ended", "GPUs: 0 free, 24 used, 8 closed of 32"]
+    manager.release_resources("train_digits/run/0")
+    assert lines() == [f"{names[0]} ended", "GPUs: 0 free, 24 used, 8 closed of 32"]
 
 
 def test_compose_without_docker_fails_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_the_commands_take_and_show_gangs(manager: GPUResourceManager) -> None:
     done = command(manager, "submit", "g", "--gpus", "4", "--cpus", "2", "--nodes", "2", "--same", "rack")
     assert done.exit_code == 0, done.output
     assert done.output.splitlines() == [
-        "g: 2 members, fencing token 1",
+        "g vnpm: 2 members, fencing token 1",
         "  rank 0: GPUs 0,1,2,3 and 2 CPUs of a (10.0.0.0:29500)",
         "  rank 1: GPUs 0,1,2,3 and 2 CPUs of b (10.0.0.1)",
     ]

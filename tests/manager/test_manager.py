@@ -556,7 +556,7 @@ class TestRefusals:
         manager.submit("train_a", 6, 1)
         refused = manager.allocate("b", 2, 1)
         said = (
-            "2 GPUs are free on gpu-server-0; reserved for train_a (position 1, needs 6), "
+            "2 GPUs are free on gpu-server-0; reserved for train_a f462 (position 1, needs 6), "
             "first come, first served"
         )
         assert refused == Refusal(RefusalKind.BEHIND_QUEUE, said)
@@ -627,7 +627,7 @@ class TestRefusals:
         batch = [{"task_id": f"t{i}", "required_gpus": 4, "required_cpus": 1} for i in range(3)]
         assert [bool(result) for result in manager.allocate_batch(batch)] == [True, True, False]
         assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-            "no lease for task 't2': no_capacity: no server with 4 GPUs: none is free anywhere"
+            "no lease for t2: no_capacity: no server with 4 GPUs: none is free anywhere"
         ]
 
 

@@ -117,8 +117,8 @@ def test_a_lease_with_a_placed_job_is_quarantined_at_its_ttl_for_a_reason(
     assert lease is not None
     assert lease["state"] == "ERROR"
     assert lease["reason"] == (
-        "t of ada was not renewed, and its job on a (ssh, user ada) may still run: stop it, or release it "
-        "with --gone once it is known to be gone"
+        "t vnpm of ada was not renewed, and its job on a (ssh, user ada) may still run: stop it, or release "
+        "it with --gone once it is known to be gone"
     )
     assert free_gpus(manager) == 2
     manager.renew("t", fencing_token=lease["fencing_token"])
@@ -133,7 +133,7 @@ def test_a_release_without_knowledge_of_the_job_is_refused_and_says_stop(
     token = placed(manager)
     for release in (way.release, way.release_resources):
         with pytest.raises(
-            JobPlacedError, match=r"^'t' has a job on a \(launcher ssh\), .*: stop it instead$"
+            JobPlacedError, match=r"^t vnpm has a job on a \(launcher ssh\), .*: stop it instead$"
         ):
             release("t", fencing_token=token)
     assert free_gpus(manager) == 2
@@ -196,13 +196,13 @@ def test_the_command_line_refuses_forces_and_believes_an_operator(manager: GPURe
     refused = command(manager, "release", "t")
     assert refused.exit_code == 1
     assert refused.output == (
-        "Error: 't' has a job on a (launcher ssh), whose GPUs must not be granted while it runs: "
+        "Error: t vnpm has a job on a (launcher ssh), whose GPUs must not be granted while it runs: "
         "stop it instead\n"
     )
     assert command(manager, "release", "t", "--gone").exit_code == 2
     assert command(manager, "release", "t", "--gone", "--reason", "x", "--force").exit_code == 2
-    assert command(manager, "release", "t", "--force").output == "t: quarantined\n"
-    assert command(manager, "release", "t", "--gone", "--reason", "rebooted").output == "t: released\n"
+    assert command(manager, "release", "t", "--force").output == "t vnpm: quarantined\n"
+    assert command(manager, "release", "t", "--gone", "--reason", "rebooted").output == "t vnpm: released\n"
     assert manager.leases() == []
 
 

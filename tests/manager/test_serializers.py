@@ -231,5 +231,4 @@ def test_a_duration_is_told_in_its_own_unit(seconds: float, text: str) -> None:
 
 
 def test_words_for_people() -> None:
-    assert serializers.short_name("production:dag/run/train[2]") == "train[2]"
     assert serializers.usage_in_words(serializers.Usage(4, 2, 8)) == "4 free, 2 used, 2 closed of 8"

@@ -54,7 +54,7 @@ def test_a_server_lists_its_gpus_by_number_with_the_tasks_on_each() -> None:
 def test_adopted_gpus_serve_pending_requests_at_once_and_survive_a_reset() -> None:
     with managed() as manager:
         manager.submit("holder", 1, server="b")
-        with pytest.raises(ServerInUseError, match=r"'b' has 1 lease \('holder'\)"):
+        with pytest.raises(ServerInUseError, match=r"'b' has 1 lease \(holder vnpm\)"):
             manager.adopt("b", [Gpu(0, uuid="GPU-new")])
         assert manager.submit("t", 2, server="a")["state"] == "RUNNING"
         manager.submit("waits", 2, server="a")

@@ -26,6 +26,7 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.models import JobPlace, Lease, Placement, Request
+from resource_manager.core.names import short_id
 from resource_manager.core.teams import Teams
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.wording import (
@@ -41,15 +42,16 @@ from resource_manager.manager.wording import (
 )
 from resource_manager.storage import codec
 
-GANG = Lease(Request("t", 2, nodes=2), (Placement("a", (0, 1)), Placement("b", (2, 3))), 1, 0.0)
+GANG = Lease(Request("t", 2, nodes=2), (Placement("a", (0, 1)), Placement("b", (2, 3))), 1, 0.0, sequence=1)
+CPUS = Lease(Request("t"), (Placement("a"),), 1, 0.0, sequence=2)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (Queued(Request("t", 2), 0.0, 1, 0.0), "t asks for 2 GPUs"),
-        (Granted(GANG, 0.0), "t on a GPUs 0, 1; b GPUs 2, 3"),
-        (Granted(Lease(Request("t"), (Placement("a"),), 1, 0.0), 0.0), "t on a GPUs none"),
+        (Queued(Request("t", 2), 0.0, 1, 0.0), f"t {short_id(1)} asks for 2 GPUs"),
+        (Granted(GANG, 0.0), f"t {short_id(1)} on a GPUs 0, 1; b GPUs 2, 3"),
+        (Granted(CPUS, 0.0), f"t {short_id(2)} on a GPUs none"),
         (JobPlaced("t", 1, (JobPlace("ssh", "a:22"), JobPlace("ssh", "b:22")), 0.0), "t a:22, b:22"),
         (Renewed("t", 1, 0.0), "t"),
         (Released("t", 1, 0.0, "FAILED", reason="no route"), "t FAILED, no route"),
@@ -70,6 +72,13 @@ GANG = Lease(Request("t", 2, nodes=2), (Placement("a", (0, 1)), Placement("b", (
 )
 def test_a_change_says_what_it_is_about_and_what_it_does(change: Change, words: str) -> None:
     assert describe(codec.change_to_dict(change)) == words
+
+
+def test_what_a_change_does_not_bring_is_told_by_its_name() -> None:
+    released = codec.change_to_dict(Released("here:d/r/t", 1, 0.0, "FAILED"))
+    assert describe(released, {"here:d/r/t": "d.t k7wd"}) == "d.t k7wd FAILED"
+    preempted = codec.change_to_dict(Preempting("a", 1, "b", 9.0, 0.0))
+    assert describe(preempted, {"b": "d.t k7wd"}) == "a for d.t k7wd"
 
 
 def test_who_asked_comes_after_what_was_done() -> None:

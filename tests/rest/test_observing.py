@@ -8,6 +8,7 @@ import logging
 import pytest
 from flask.testing import FlaskClient
 
+from resource_manager.core.names import short_id
 from resource_manager.rest.observability.logs import JsonFormatter
 
 
@@ -63,7 +64,7 @@ def test_the_access_log_says_what_a_request_changed_and_who_asked(
     lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
     made = [(line["message"], line.get("changes")) for line in lines if line["logger"].endswith(".access")]
     drained = "drained gpu-server-1 fans, by anonymous"
-    released = "released first SUCCESS, by anonymous"
+    released = f"released first {short_id(1)} SUCCESS, by anonymous"
     assert made == [
         (f"POST /api/servers/1/drain 200; {drained}", [drained]),
         (f"POST /api/release 200; {released}", [released]),
@@ -81,6 +82,6 @@ def test_many_changes_of_one_request_are_counted_in_its_line(
         open_client.post("/api/allocate/batch", json={"requests": requests})
     [record] = [record for record in caplog.records if record.name.endswith(".access")]
     assert json.loads(JsonFormatter().format(record))["changes"][1:] == [
-        "granted t1 on gpu-server-0 GPUs 2, 3, by anonymous",
+        f"granted t1 {short_id(2)} on gpu-server-0 GPUs 2, 3, by anonymous",
         "and 3 more",
     ]

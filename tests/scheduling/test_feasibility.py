@@ -90,7 +90,7 @@ def test_a_request_that_fits_but_is_not_first_is_behind_the_queue() -> None:
     queue(cluster, Request("head", 2))
     refusal = refusals_of(cluster, [Request("t", 1)], FIRST_FIT, FIFO, 9.0)["t"]
     assert refusal.kind is RefusalKind.BEHIND_QUEUE
-    assert "head (position 1" in refusal.detail
+    assert "head bbbb (position 1" in refusal.detail
 
 
 def test_every_server_answers_in_the_order_of_the_inventory() -> None:

@@ -42,7 +42,7 @@ def test_a_team_inside_its_guarantee_takes_back_what_another_borrows() -> None:
     assert taken == Preempting("z", newest.fencing_token, "mine", shared.now + 60.0, shared.now)
     assert shared.refusal("mine") == (
         "awaiting_release",
-        "waits for z on a to end, preempted for it; within 60 s",
+        "waits for z 3hmc on a to end, preempted for it; within 60 s",
     )
     ended = shared.release("z")
     assert [type(change) for change in ended] == [Released, Queued, Granted]
@@ -54,7 +54,7 @@ def test_a_preemptor_says_how_many_leases_it_waits_for_and_how_long_at_most() ->
     shared.submit("x", 2, team="nlp", preempt_grace_s=30.0)
     shared.submit("y", 2, team="nlp", preempt_grace_s=10.0)
     shared.submit("mine", 4, team="vision")
-    ends = "waits for y on a and 1 more to end, preempted for it; within"
+    ends = "waits for y f462 on a and 1 more to end, preempted for it; within"
     assert shared.refusal("mine")[1] == f"{ends} 30 s"
     shared.now += 40.0  # nobody has looked yet
     assert shared.refusal("mine")[1] == f"{ends} 0 s"
@@ -360,7 +360,7 @@ def test_a_lease_held_beyond_its_grace_is_quarantined_and_the_preemptor_goes_on_
     kind, detail = shared.refusal("mine")
     assert (kind, detail) == (
         "awaiting_release",
-        "x on a is still held after its preemption: release it once its job is known to be gone",
+        "x vnpm on a is still held after its preemption: release it once its job is known to be gone",
     )
     shared.do(allocator.renew(shared.state, "x", shared.now))
     assert shared.state.leases["x"].quarantined
@@ -523,10 +523,10 @@ def test_by_hand_a_lease_has_its_grace_and_ends_for_the_request_that_is_named() 
 @pytest.mark.parametrize(
     ("lease_id", "by", "why"),
     [
-        ("x", "", "nobody waits for what x holds: stop its job instead"),
-        ("x", "large", "large would not start if x ended, or need not wait for it"),
+        ("x", "", "nobody waits for what x vnpm holds: stop its job instead"),
+        ("x", "large", "large 3hmc would not start if x vnpm ended, or need not wait for it"),
         ("x", "gone", "preemptor must be a pending request, got 'gone'"),
-        ("fixed", "", "fixed is not preemptible, as it asked: stop its job instead"),
+        ("fixed", "", "fixed f462 is not preemptible, as it asked: stop its job instead"),
     ],
 )
 def test_by_hand_nobody_is_taken_in_vain(lease_id: str, by: str, why: str) -> None:
@@ -546,5 +546,5 @@ def test_by_hand_a_lease_is_taken_once() -> None:
     shared.submit("x", 4, team="nlp")
     shared.submit("next", 4, team="nlp")
     by_hand(shared, "x")
-    with pytest.raises(NotPreemptibleError, match="x is being preempted for next already"):
+    with pytest.raises(NotPreemptibleError, match="x vnpm is being preempted for next f462 already"):
         by_hand(shared, "x")

@@ -62,7 +62,7 @@ def test_a_limit_stops_a_request_that_fits_and_says_by_whom_the_rest_is_used() -
     ("held", "users"),
     [
         ({"b": ("li", 1), "a": ("kim", 1), "c": ("", 2)}, "no owner (2), kim (1), li (1)"),
-        ({"d": ("", 1), "a": ("", 2), "b": ("", 1)}, "a (2), b (1), d (1)"),
+        ({"d": ("", 1), "a": ("", 2), "b": ("", 1)}, "a kw4n (2), b 7ch3 (1), d 3hmc (1)"),
         ({name: (name, 1) for name in "dcba"}, "a (1), b (1), c (1), 1 more"),
         ({}, "nobody"),
     ],
@@ -265,7 +265,7 @@ def test_a_runtime_of_exactly_the_longest_is_no_reason_and_what_is_over_names_th
     assert stop_of(ledger, asked) is None
     longer = replace(asked, expected_runtime_s=100.5)
     assert stop_of(ledger, longer) == Stop(StopKind.RUNTIME, ledger.named("vision"))
-    with pytest.raises(RuntimeOverError, match="the lease of 'x' is over: team vision may run jobs"):
+    with pytest.raises(RuntimeOverError, match="the lease of x is over: team vision may run jobs"):
         lease_end(ledger, asked, 0.0, 100.0)
 
 

@@ -43,7 +43,7 @@ def test_a_ttl_is_not_taken_as_the_end_of_a_lease() -> None:
         "at": None,
         "server_name": None,
         "confidence": "unknown",
-        "detail": "the end of runs0 and 1 more is unknown; state runtimes: expected_runtime, "
+        "detail": "the end of runs0 bbbb and 1 more is unknown; state runtimes: expected_runtime, "
         "--expected-runtime",
     }
 
@@ -90,8 +90,8 @@ def test_other_reasons_for_an_unknown_start() -> None:
     cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
     cluster.apply(Quarantined("runs0", 1, 5.0))
     assert estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)["w"].detail == (
-        "runs0 on gpu-server-0 was not renewed, but its job may still run: release the lease once the job is "
-        "known to be gone"
+        "runs0 bbbb on gpu-server-0 was not renewed, but its job may still run: release the lease once the "
+        "job is known to be gone"
     )
     cluster = busy(10.0)
     cluster.apply(Queued(Request("w", 9), 1.0, 2, 1.0))
@@ -111,8 +111,8 @@ def test_the_lease_that_is_named_is_on_a_server_that_could_take_the_request() ->
     cluster.apply(Queued(Request("here", 8, required_node="gpu-server-2"), 2.0, 2, 2.0))
     cluster.apply(Queued(Request("closed", 8, required_node="gpu-server-0"), 3.0, 3, 3.0))
     starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)
-    assert starts["w"].detail.startswith("the end of runs1 and 1 more is unknown; ")
-    assert starts["here"].detail.startswith("the end of runs2 is unknown; ")
+    assert starts["w"].detail.startswith("the end of runs1 bbbb and 1 more is unknown; ")
+    assert starts["here"].detail.startswith("the end of runs2 bbbb is unknown; ")
     assert starts["closed"].detail == "gpu-server-0 has 0 but is drained"
 
 
@@ -135,7 +135,7 @@ def test_a_request_behind_another_has_the_same_detail() -> None:
     cluster.apply(Queued(Request("behind", 2), 2.0, 2, 2.0))
     starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)
     assert starts["behind"].detail == starts["head"].detail
-    assert "the end of runs0 is unknown" in starts["head"].detail
+    assert "the end of runs0 bbbb is unknown" in starts["head"].detail
 
 
 def test_a_price_that_is_not_covered_names_no_lease() -> None:
@@ -181,7 +181,7 @@ def test_queue_explain_and_backfill_use_the_same_learnt_runtimes(
     slow = manager.submit("long_8", 2, 1, expected_runtime=6_000.0)
     assert (slow["kind"], slow["reason"]) == (
         "behind_queue",
-        "2 GPUs are free on gpu-server-0; starting now could delay head_1 (position 1, needs 8)",
+        "2 GPUs are free on gpu-server-0; starting now could delay head_1 xjv4 (position 1, needs 8)",
     )
     assert manager.submit("quick_9", 2, 1)["state"] == "RUNNING", "its learnt runtime ends before long_7"
     head = manager.queue()[0]["estimated_start"]

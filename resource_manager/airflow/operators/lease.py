@@ -24,6 +24,7 @@ from resource_manager.jobs.reconcile import RUN_SCOPE
 from resource_manager.jobs.registered_process import register_process
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.results import Allocation
+from resource_manager.manager.serializers import name_in_words
 
 MEMBERS = "members"
 """XCom of `GPUAllocateOperator` with the members of its lease."""
@@ -120,7 +121,7 @@ def _require_dag(entry: Mapping[str, Any], identity: TaskIdentity) -> None:
     ):
         if labels.get(name) != own:
             raise AirflowFailException(
-                f"lease {entry['task_id']!r} belongs to the {what} {labels.get(name)!r}, not to this one, "
+                f"lease {name_in_words(entry)} belongs to the {what} {labels.get(name)!r}, not to this one, "
                 f"{own!r}: release it there"
             )
 

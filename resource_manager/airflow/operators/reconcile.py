@@ -36,7 +36,7 @@ class GPUReconcileOperator(BaseOperator):
         except ResourceManagerError as error:
             raise AirflowException(str(error)) from error
         for action in done.actions:
-            self.log.info("%s %s: %s", action.action, action.task_id, action.detail)
+            self.log.info("%s %s: %s", action.action, action.name, action.detail)
         if not done.actions:
             self.log.info("every lease of this Airflow belongs to an unfinished task")
         if done.other_instances:

@@ -372,7 +372,7 @@ class GPUTrainingOperator(GPUOperator):
         GPUs, and is tried again later.
         """
         gang = GangJob.of(allocation)
-        self.log.warning("the lease is preempted for %s; ending its job", allocation["preempted_by"])
+        self.log.warning("the lease is %s; ending its job", allocation["reason"])
         try:
             if gang is None:  # its job was not placed
                 queue_again(manager, allocation, None)

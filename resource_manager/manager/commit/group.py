@@ -12,12 +12,11 @@ from typing import Any, Generic, TypeVar
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import LockTimeoutError
-from resource_manager.manager.asking import with_by
+from resource_manager.manager.asking import Step, with_by
 from resource_manager.storage.once import Once
 
 T = TypeVar("T")
 
-Step = Callable[[ClusterState, float], list[Change]]
 """(state, now) -> the changes to make; it may raise, and must not change the state."""
 
 Reader = Callable[[ClusterState, float], T]

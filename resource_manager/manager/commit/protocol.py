@@ -15,6 +15,7 @@ from resource_manager.core.changes import Change, Expired, Preempting, Quarantin
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.maintenance import preemptor_in_words
+from resource_manager.core.name_lookup import name_in
 from resource_manager.core.refusal import Refusal, no_servers
 from resource_manager.errors import (
     InvalidRequestError,
@@ -26,8 +27,8 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     StoreFullError,
 )
-from resource_manager.manager.asking import asking
-from resource_manager.manager.commit.group import Groups, Operation, Reader, Repeatable, Step
+from resource_manager.manager.asking import Step, asking
+from resource_manager.manager.commit.group import Groups, Operation, Reader, Repeatable
 from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.commit.rules import RuleBook
@@ -135,7 +136,8 @@ class Transactions:
         `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
         """
         who = asking()
-        operation = Operation(step, reader, self.by if who is None else who.by, once, refused)
+        by, step = (self.by, step) if who is None else (who.by, who.noting(step))
+        operation = Operation(step, reader, by, once, refused)
         if once is not None and (reference := self.store.recall(once.key)) is not None:
             return self._answer_again(once, reference)
         self._groups.carry_out(operation, self._lock_timeout_s, exclusive=exclusive)
@@ -329,7 +331,7 @@ class Transactions:
         due = allocator.expire(cluster, now)
         own = [operation for operation in group if isinstance(operation, _Expirations)]
         if due:
-            _log(due)
+            _log(cluster, due)
             own = own or [_Expirations(self)]
         if not own:
             return group
@@ -358,13 +360,14 @@ class Transactions:
             self.observer.measured(name, value)
 
 
-def _log(due: Sequence[Change]) -> None:
+def _log(cluster: ClusterState, due: Sequence[Change]) -> None:
     for change in due:
         if isinstance(change, Preempting):
-            logger.warning("preempted for %s: %r", preemptor_in_words(change.preemptor), change.lease_id)
-    late = [change.lease_id for change in due if isinstance(change, Expired | Quarantined)]
+            winner = name_in(cluster, preemptor_in_words(change.preemptor))
+            logger.warning("preempted for %s: %s", winner, name_in(cluster, change.lease_id))
+    late = [name_in(cluster, each.lease_id) for each in due if isinstance(each, Expired | Quarantined)]
     if late:
-        logger.warning("not renewed in time: %s", ", ".join(map(repr, late)))
+        logger.warning("not renewed in time: %s", ", ".join(late))
 
 
 def _answer(operation: Operation[T]) -> T:

@@ -17,8 +17,9 @@ from resource_manager.core.changes import GpuClosed
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import cleaning_on, condition_of
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Request
+from resource_manager.core.name_lookup import contains
+from resource_manager.core.names import display_name, name_of, short_id, task_of
 from resource_manager.core.refusal import silence_of
-from resource_manager.jobs.task_identity import task_of
 from resource_manager.manager.serializers import (
     Usage,
     closed_because,
@@ -26,7 +27,6 @@ from resource_manager.manager.serializers import (
     gpu_usage,
     ranges,
     server_state,
-    short_name,
 )
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import colours
@@ -60,6 +60,8 @@ class Cell:
     text: str
     title: str
     task_id: str = ""
+    tail: str = ""
+    short_id: str = ""
     span: int = 1
     since: float | None = None
     team: str = ""
@@ -109,6 +111,8 @@ class ServerRow:
 @dataclass(frozen=True, slots=True)
 class LeaseRow:
     task_id: str
+    name: str
+    short_id: str
     server: str
     gpus: str
     uuids: str
@@ -240,7 +244,7 @@ def _cell(
     why = "" if closed is None else f"; closed: {closed.reason}"
     if not leases:
         if closed is None and (dirty := cleaning_on(state, gpu_id)):
-            after = ", ".join(entry.lease_id for entry in dirty)
+            after = ", ".join(entry.name for entry in dirty)
             return Cell("cell closed", "◌ cleaning", f"GPU {gpu_id}: being cleaned after {after}")
         if closed is not None:
             return Cell("cell closed fault", f"{icon} {word}", f"GPU {gpu_id}: {why[2:]}")
@@ -248,11 +252,12 @@ def _cell(
         return Cell(f"cell {word}", word, f"GPU {gpu_id}: {word}")
     first = leases[0]
     who = ", ".join(
-        f"{lease.lease_id} ({lease.request.owner})" if lease.request.owner else lease.lease_id
+        f"{name_of(lease)} ({lease.request.owner})" if lease.request.owner else name_of(lease)
         for lease in leases
     )
     classes = f"cell {css_classes(found[first.key])}"
-    text = short_name(first.lease_id) if len(leases) == 1 else f"{len(leases)} leases"
+    name, bracket, index = display_name(first.lease_id, first.request.labels).partition("[")
+    text = name if len(leases) == 1 else f"{len(leases)} leases"
     if free_milli:
         classes += f" share p{(MILLI_PER_GPU - free_milli) * 4 // MILLI_PER_GPU}"
         who += f"; {free_milli / MILLI_PER_GPU:.0%} {'free' if state.is_open else 'closed'}"
@@ -269,6 +274,7 @@ def _cell(
     cell = Cell(classes, text, f"GPU {gpu_id}: {who}{why}", first.key)
     if len(leases) == 1:
         cell.since, cell.team, cell.rank = first.granted_at, first.request.team, _rank(first, state.name)
+        cell.tail, cell.short_id = bracket + index, short_id(first.sequence)
     return cell
 
 
@@ -320,7 +326,7 @@ def under_maintenance(cluster: ClusterState, now: float) -> list[Alert]:
 def _alert(cluster: ClusterState, lease: Lease, what: str) -> Alert:
     names = ", ".join(dict.fromkeys(member.node for member in lease.members))
     at = cluster.by_name[lease.placement.node].node.server_id
-    return Alert(f"⚠ {short_name(lease.lease_id)} on {names} {what}", at)
+    return Alert(f"⚠ {name_of(lease)} on {names} {what}", at)
 
 
 def mark_of(closed: GpuClosed | None) -> tuple[str, str]:
@@ -383,6 +389,8 @@ def lease_row(
     gpu_ids = [cluster.by_name[member.node].gpu_ids_of(member) for member in lease.members]
     return LeaseRow(
         lease.lease_id,
+        display_name(lease.lease_id, request.labels),
+        short_id(lease.sequence),
         ", ".join(dict.fromkeys(member.node for member in lease.members)),
         "; ".join(ranges(ids) for ids in gpu_ids) + share,
         ", ".join(uuid for member in lease.members for uuid in member.gpu_uuids),
@@ -438,13 +446,13 @@ def _sum(usages: Iterable[Usage]) -> Usage:
 
 
 def matching(states: Iterable[NodeState], text: str, wanted: str) -> list[NodeState]:
-    """Return the servers in a state whose name, or the task id of a lease on them, contains the text."""
-    text = text.casefold()
+    """Return the servers in a state whose name, or a name of a lease on them, contains the text."""
     found = []
     for state in states:
         if wanted and server_state(state) != wanted:
             continue
-        if text and text not in state.name.casefold() and not any(text in t.casefold() for t in state.leases):
+        is_there = not text or text.casefold() in state.name.casefold()
+        if not is_there and not any(contains(lease, text) for lease in state.leases.values()):
             continue
         found.append(state)
     return found

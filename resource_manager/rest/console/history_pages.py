@@ -6,17 +6,21 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.manager.newest_changes import newest_changes
+from resource_manager.manager.newest_changes import MAX_LOOKED_AT, newest_changes
 from resource_manager.manager.results import Recorded
-
-MAX_LOOKED_AT = 20_000
-"""Number of changes that a page looks through for those it shows."""
+from resource_manager.manager.serializers import recorded_name
 
 
 def newest(manager: GPUResourceManager, version: int) -> Iterator[Recorded]:
     """Yield the newest kept changes up to this version, the newest first."""
     oldest = version - MAX_LOOKED_AT
     return takewhile(lambda change: change["version"] > oldest, newest_changes(manager.history, version))
+
+
+def is_called(change: Recorded, name: str) -> bool:
+    """Return True if a change brings the lease or pending request with that short id or display name."""
+    shown, _, short_id = recorded_name(change).rpartition(" ")
+    return bool(short_id) and name in (shown, short_id)
 
 
 def lease_of(change: Recorded) -> str:

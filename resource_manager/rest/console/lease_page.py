@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from resource_manager.agent.use import GpuUse, use_of
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
+from resource_manager.core.name_lookup import find
+from resource_manager.core.names import short
+from resource_manager.errors import LeaseNotFoundError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.manager import serializers
+from resource_manager.manager.newest_changes import names_at
 from resource_manager.manager.results import Recorded
 from resource_manager.manager.wording import by_whom, content_of
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import cells
-from resource_manager.rest.console.history_pages import lease_of, newest
+from resource_manager.rest.console.history_pages import is_called, lease_of, newest
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.service import Service
 
@@ -51,8 +56,12 @@ def _pairs(labels: Any) -> str:
     return ", ".join(f"{name}={value}" for name, value in labels.items())
 
 
-def look_at(service: Service, caller: Identity, lease_id: str) -> dict[str, Any]:
-    """Return what the page of a lease shows; raises `ProblemError` if nothing is known of it."""
+def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
+    """Return what the page of the lease of that name shows, also once it has ended.
+
+    Raises `ProblemError` if nothing is known of it, and `AmbiguousNameError`.
+    """
+    lease_id = service.watch.look(lambda cluster, now: _id_of(cluster, name))
 
     def look(cluster: ClusterState, now: float) -> dict[str, Any]:
         found: dict[str, Any] = {"lease": None, "waiting": None, "now": now, "totals": cells.totals(cluster)}
@@ -76,13 +85,32 @@ def look_at(service: Service, caller: Identity, lease_id: str) -> dict[str, Any]
         return found
 
     found = service.watch.look(look)
-    changes = newest(service.manager, found["totals"]["version"])
+    changes = list(newest(service.manager, found["totals"]["version"]))
+    if found["lease"] is None and found["waiting"] is None:
+        lease_id = next((lease_of(change) for change in changes if is_called(change, name)), lease_id)
     events = [change for change in changes if lease_of(change) == lease_id][:MAX_EVENTS]
     if not events and found["lease"] is None and found["waiting"] is None:
-        raise ProblemError(404, f"{lease_id} has no lease, waits for none, and is not in the kept history")
+        raise ProblemError(404, f"{name} has no lease, waits for none, and is not in the kept history")
+    names_of = names_at(events, changes)
     names = [] if found["lease"] is None else [member["server_name"] for member in found["lease"]["members"]]
     uses = use_of(service.manager, names) if names else []
-    return {**found, "lease_id": lease_id, "events": events, "uses": _uses(uses, lease_id)}
+    shown = [serializers.name_in_words(entry) for entry in (found["lease"], found["waiting"]) if entry]
+    shown += filter(None, map(serializers.recorded_name, events))
+    return {
+        **found,
+        "lease_id": lease_id,
+        "name": [*shown, short(lease_id)][0],
+        "events": [(change["at"], describe_event(change, names_of[change["version"]])) for change in events],
+        "uses": _uses(uses, lease_id),
+    }
+
+
+def _id_of(cluster: ClusterState, name: str) -> str:
+    """Return the full id of the lease or pending request of that name, or the name if nothing has it."""
+    try:
+        return find(cluster, name).lease_id
+    except LeaseNotFoundError:
+        return name
 
 
 def _uses(uses: Any, lease_id: str) -> list[tuple[str, GpuUse]]:
@@ -95,10 +123,10 @@ def _uses(uses: Any, lease_id: str) -> list[tuple[str, GpuUse]]:
     ]
 
 
-def describe_event(change: Recorded) -> str:
-    """Return an event of a lease as a phrase."""
+def describe_event(change: Recorded, names: Mapping[str, str]) -> str:
+    """Return an event of a lease as a phrase; `names` are those of what it mentions, by lease id."""
     text = WORDS.get(change["change"], str(change["change"]))
-    content = content_of(change)
+    content = content_of(change, names)
     joined = f"{text} on {content}" if "lease" in change else f"{text}: {content}" if content else text
     return by_whom(joined, change)
 
@@ -117,10 +145,12 @@ def stop_job(service: Service, caller: Identity, lease_id: str, fencing_token: i
 
     entry = service.watch.look(look)
     if entry is None:
-        raise ProblemError(404, f"{lease_id} does not hold this lease any more")
+        raise ProblemError(404, f"{short(lease_id)} does not hold this lease any more")
     if not caller.is_operator and entry["owner"] != caller.name:
-        raise ProblemError(403, f"{lease_id} is not yours: only its owner or an operator stops it")
+        raise ProblemError(
+            403, f"{serializers.name_in_words(entry)} is not yours: only its owner or an operator stops it"
+        )
     done = reconcile.end(service.manager, entry)
     if done.action is ActionKind.KEPT:
-        raise ProblemError(409, f"{lease_id} keeps its lease: {done.detail}")
-    return f"{lease_id} is released: {done.detail}."
+        raise ProblemError(409, f"{serializers.name_in_words(entry)} keeps its lease: {done.detail}")
+    return f"{serializers.name_in_words(entry)} is released: {done.detail}."

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from resource_manager.agent.use import KeptReport, kept_reports, use_of
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.name_lookup import contains, name_in
 from resource_manager.errors import ResourceManagerError, StoreError
 from resource_manager.manager import serializers
 from resource_manager.manager.demand import LeaseId, Text
@@ -179,7 +180,7 @@ def side(service: Service, caller: Identity) -> Any:
 @routes.add("GET", "/lease", Role.READER, "One lease or pending request", query=LeaseQuery, page=True)
 def lease(service: Service, caller: Identity, query: LeaseQuery) -> Any:
     shown = lease_page.look_at(service, caller, query.id)
-    return _page("lease.html", service, caller, describe=lease_page.describe_event, **shown)
+    return _page("lease.html", service, caller, **shown)
 
 
 @routes.add("GET", "/leases", Role.READER, "Leases", query=ListQuery, page=True)
@@ -190,7 +191,7 @@ def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
             lease
             for lease in (*cluster.leases.values(), *cluster.remainders.values())
             if not text
-            or text in lease.lease_id.casefold()
+            or contains(lease, text)
             or text in lease.request.owner.casefold()
             or any(text in member.node.casefold() for member in lease.members)
         ]
@@ -206,9 +207,9 @@ def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
 @routes.add("GET", "/queue", Role.READER, "The queue", query=ListQuery, page=True)
 def queue(service: Service, caller: Identity, query: ListQuery) -> Any:
     def look(cluster: ClusterState, now: float) -> dict[str, Any]:
-        text = query.q.casefold()
         entries = service.manager.queue_in(cluster, now)
-        shown, paging = _paged([e for e in entries if text in e["task_id"].casefold()], query.page)
+        found = [e for e in entries if contains(cluster.pending[e["task_id"]], query.q)]
+        shown, paging = _paged(found, query.page)
         rows = [_waiting(entry, cluster, caller, service) for entry in shown]
         return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
 
@@ -311,8 +312,9 @@ def act_release(service: Service, caller: Identity) -> Any:
     body = ReleaseBody(
         task_id=form.task_id, fencing_token=form.fencing_token, outcome="released in the console"
     )
+    name = _name(service, form)
     rest.release(service, caller, body)
-    return _back("gpu.page_leases", f"{form.task_id} is released.")
+    return _back("gpu.page_leases", f"{name} is released.")
 
 
 @routes.add("POST", "/act/stop", Role.USER, "Stop the job of a lease and release it", page=True)
@@ -329,16 +331,17 @@ def act_preempt(service: Service, caller: Identity) -> Any:
     form = _form(TaskForm)
     done = rest.preempt(service, caller, PreemptBody(task_id=form.task_id, fencing_token=form.fencing_token))
     grace = serializers.duration(done["preempt_grace_s"])
-    by = done["preempted_by"]
-    flask.flash(f"{form.task_id} is preempted for {by}: its job has {grace} to save what it did.")
+    name = serializers.name_in_words(done)
+    flask.flash(f"{name} is {done['reason']}: its job has {grace} to save what it did.")
     return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
 
 
 @routes.add("POST", "/act/cancel", Role.USER, "Cancel", page=True)
 def act_cancel(service: Service, caller: Identity) -> Any:
     form = _form(TaskForm)
+    name = _name(service, form)
     rest.cancel(service, caller, CancelBody(task_id=form.task_id, sequence=form.sequence))
-    return _back("gpu.page_queue", f"{form.task_id} is no longer in the queue.")
+    return _back("gpu.page_queue", f"{name} is no longer in the queue.")
 
 
 @routes.add("GET", "/login", None, "The page to log in", page=True)
@@ -409,6 +412,11 @@ def _page(template: str, service: Service, caller: Identity, **values: Any) -> s
 def _form(model: type[Body]) -> Any:
     fields = {key: value for key, value in flask.request.form.items() if key != auth.CSRF_FIELD}
     return model.model_validate(fields)
+
+
+def _name(service: Service, form: TaskForm) -> str:
+    """Return the name of the lease or pending request that a button is about to end."""
+    return service.watch.look(lambda cluster, now: name_in(cluster, form.task_id))
 
 
 def _back(endpoint: str, message: str) -> flask.typing.ResponseReturnValue:

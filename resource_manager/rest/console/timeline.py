@@ -9,8 +9,9 @@ from typing import Any
 
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import Lease
+from resource_manager.core.names import name_of
 from resource_manager.manager.results import Recorded
-from resource_manager.manager.serializers import duration, short_name
+from resource_manager.manager.serializers import duration, name_in_words, recorded_name
 from resource_manager.rest.console import cells
 from resource_manager.rest.console.colours import Colour
 from resource_manager.rest.console.history_pages import newest
@@ -53,6 +54,7 @@ class Span:
     """Time of a lease on GPUs of one server; `outcome` is None while it runs."""
 
     lease_id: str
+    name: str
     node: str
     gpu_ids: tuple[int, ...]
     start: float
@@ -141,6 +143,7 @@ def past(changes: Iterable[Recorded], live: Mapping[int, Lease], start: float) -
             found += [
                 Span(
                     request["lease_id"],
+                    recorded_name(change),
                     member["node"],
                     tuple(member.get("gpu_ids", ())),
                     change["at"],
@@ -192,7 +195,9 @@ def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, A
         is_short = end is not None and window.percent(now) - window.percent(span.start) < NARROW
         _add(rows[span.node], lanes[span.node], window, span, classes, bare=is_short)
         if end is not None:
-            later = Span(span.lease_id, span.node, span.gpu_ids, now, end, "expected to end", span.team)
+            later = Span(
+                span.lease_id, span.name, span.node, span.gpu_ids, now, end, "expected to end", span.team
+            )
             _add(rows[span.node], lanes[span.node], window, later, f"{classes} later", bare=not is_short)
     for entry in entries:
         _add_waiting(rows, window, entry)
@@ -213,6 +218,7 @@ def _running(
         for member in lease.on(state.name):
             span = Span(
                 lease.lease_id,
+                name_of(lease),
                 state.name,
                 state.gpu_ids_of(member),
                 lease.granted_at,
@@ -232,10 +238,10 @@ def _add(
     """Add a bar for each run of neighbouring GPUs of a span."""
     x, right = window.percent(span.start), window.percent(span.end)
     places = sorted(lanes[gpu_id] for gpu_id in span.gpu_ids if gpu_id in lanes)
-    name = f"{span.team} / {short_name(span.lease_id)}" if span.team else short_name(span.lease_id)
+    name = f"{span.team} / {span.name}" if span.team else span.name
     words = span.outcome or "running"
     mark = "✖ " if "failed" in classes else ""
-    title = f"{span.lease_id}: {words}, {duration(span.end - span.start)}"
+    title = f"{span.name}: {words}, {duration(span.end - span.start)}"
     while places:
         run = [places.pop(0)]
         while places and places[0] == run[-1] + 1:
@@ -268,10 +274,8 @@ def _add_waiting(rows: Mapping[str, Row], window: Window, entry: Any) -> None:
         return
     end = start["at"] + (entry["expected_runtime_s"] or window.end)
     x = window.percent(start["at"])
-    name = short_name(entry["task_id"])
-    title = (
-        f"{entry['task_id']}: should start in {duration(start['at'] - window.now)} ({start['confidence']})"
-    )
+    name = name_in_words(entry)
+    title = f"{name}: should start in {duration(start['at'] - window.now)} ({start['confidence']})"
     row.bars.append(
         Bar(
             x,

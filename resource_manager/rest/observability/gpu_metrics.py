@@ -13,6 +13,7 @@ from resource_manager.agent.transitions import is_pinned
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import cleaning_milli, condition_of, leased_milli, leases_on
 from resource_manager.core.models import MILLI_PER_GPU
+from resource_manager.core.names import name_of
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.state_follower import StateFollower
 
@@ -76,8 +77,8 @@ class GpuGauges:
                 age.add_metric((state.name,), max(now - record.received_at, 0.0))
             for gpu_id, uuid in state.gpu_uuids.items():
                 gpu = (state.name, str(gpu_id), uuid)
-                for lease_id, team in _holders(state, gpu_id):
-                    info.add_metric((*gpu, lease_id, team), 1)
+                for name, team in _holders(state, gpu_id):
+                    info.add_metric((*gpu, name, team), 1)
                 allocated.add_metric(gpu, leased_milli(state, gpu_id) / MILLI_PER_GPU)
                 cleaning.add_metric(gpu, cleaning_milli(state, gpu_id) / MILLI_PER_GPU)
                 if (closure := state.closed_gpus.get(gpu_id)) is not None:
@@ -94,10 +95,10 @@ class GpuGauges:
         uses = {name: record.leases for name, record in records.items() if record.silent_at >= now}
         for lease_id, since in idle_leases(cluster, uses, now).items():
             lease = cluster.leases[lease_id]
-            idle.add_metric((lease_id, lease.request.team, lease.placement.node), now - since)
+            idle.add_metric((name_of(lease), lease.request.team, lease.placement.node), now - since)
         return [info, allocated, cleaning, closed, used, memory, rogue, watched, silent, age, idle]
 
 
 def _holders(state: NodeState, gpu_id: int) -> list[tuple[str, str]]:
-    """Return lease and team of each holder of the GPU, a pair of empty ones without any."""
-    return [(lease.lease_id, lease.request.team) for lease in leases_on(state, gpu_id)] or [("", "")]
+    """Return name and team of each lease on the GPU, a pair of empty ones without any."""
+    return [(name_of(lease), lease.request.team) for lease in leases_on(state, gpu_id)] or [("", "")]

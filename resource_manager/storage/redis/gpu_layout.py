@@ -52,9 +52,9 @@ def fields_of(snapshot: Snapshot) -> dict[str, str]:
 
 def _ended_lease(entry: Cleaning) -> str:
     """Return a lease and its end, as commit.lua keeps them, from which `_cleaning` reads the entry."""
-    request = Request(entry.lease_id, 1, gpu_milli=entry.milli)
+    request = Request(entry.lease_id, 1, gpu_milli=entry.milli, labels=entry.labels)
     placement = Placement(entry.node, (entry.gpu_id,), (entry.uuid,) if entry.uuid else ())
-    lease = Lease(request, (placement,), entry.fencing_token, entry.since)
+    lease = Lease(request, (placement,), entry.fencing_token, entry.since, sequence=entry.sequence)
     ended = Released(entry.lease_id, entry.fencing_token, entry.since)
     return f"{change_to_json(Granted(lease, entry.since))}\n{change_to_json(ended)}"
 
@@ -116,8 +116,17 @@ def _cleaning(name: str, text: str) -> Cleaning:
             parts = sum(rank in _ranks(end, lease) for end in ends for rank, _ in held)
             uuids = dict(zip(held[0][1].gpu_ids, held[0][1].gpu_uuids, strict=False))
             milli = lease.request.gpu_milli * parts
-            at = ends[-1].at
-            return Cleaning(node, gpu_id, uuids.get(gpu_id, ""), fencing_token, milli, lease.lease_id, at)
+            return Cleaning(
+                node,
+                gpu_id,
+                uuids.get(gpu_id, ""),
+                fencing_token,
+                milli,
+                lease.lease_id,
+                ends[-1].at,
+                lease.request.labels,
+                lease.sequence,
+            )
     except (ValueError, LookupError):
         pass
     raise CorruptStateError(f"not an ended lease on a GPU: {name[:120]!r}")

@@ -153,7 +153,7 @@ class TestOneStep:
         with caplog.at_level(logging.WARNING):
             assert state.run(granting(state, "late", GPUS), holders) == {"late"}
         assert store.commits[2:] == [["Expired", "Expired", "Granted"]]
-        assert caplog.messages == ["not renewed in time: 'early', 'early too'"]
+        assert caplog.messages == ["not renewed in time: early vnpm, early too f462"]
 
     def test_is_measured(self, state: Transactions, notes: Notes) -> None:
         grant(state, "a")

@@ -10,6 +10,8 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
+from resource_manager.core.names import short_id
+from resource_manager.manager.serializers import name_in_words
 from resource_manager.rest.tokens import Role
 
 AsRole = Callable[..., FlaskClient]
@@ -77,7 +79,7 @@ def test_the_owner_stops_the_job_and_others_do_not(
     assert (status, "does not hold this lease any more" in text) == (404, True)
     assert manager.leases()
     status, text = form(ursula, page(ursula), "/act/stop", **fields)
-    assert (status, f"{NAME} is released: it had no job." in text) == (200, True)
+    assert (status, f"d.t {short_id(1)} is released: it had no job." in text) == (200, True)
     assert manager.leases() == []
     assert "released: CANCELLED" in text
     assert ">ENDED<" in text
@@ -98,7 +100,8 @@ def test_the_overview_names_what_is_wrong_and_who_waits(manager: GPUResourceMana
     text = html.unescape(raw)
     assert "1 alert" in text
     assert "failed: <fan>" in text
-    assert re.search(r"vision / fill-\d+</a> · 8 GPUs", text)
+    [waits] = manager.queue()
+    assert f"vision / {waits['name']}</a> <code>{waits['short_id']}</code> · 8 GPUs" in text
     assert manager.queue()[0]["reason"] in text
 
 
@@ -114,7 +117,8 @@ def test_an_operator_preempts_a_lease_for_who_waits_for_it(
         pass
     [waiting] = manager.queue()
     status, text = form(olga, page(olga), "/act/preempt", **fields)
-    assert f"{NAME} is preempted for {waiting['task_id']}: its job has 60 s to save what it did." in text
+    names = f"d.t {short_id(1)} is preempted for {name_in_words(waiting)}"
+    assert f"{names}: its job has 60 s to save what it did." in text
     assert ">PREEMPTING<" in text
     assert manager.status_of(NAME)["preempted_by"] == waiting["task_id"]  # type: ignore[index,typeddict-item]
     assert "Preempt…" not in page(olga)

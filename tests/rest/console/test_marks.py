@@ -14,6 +14,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.maintenance import as_text
 from resource_manager.core.teams import Teams
 from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.serializers import name_in_words
 from resource_manager.rest.tokens import Role
 from tests.builders import redefine
 
@@ -33,7 +34,7 @@ def test_what_runs_under_maintenance_is_marked(
     redefine(manager, teams=Teams(preemption=True))
     before = read("/metrics")
     assert "gpu_manager_leases_under_maintenance 0.0" in before
-    manager.submit("train", 2, 1, prefer_server="gpu-server-0")
+    name = name_in_words(manager.submit("train", 2, 1, prefer_server="gpu-server-0"))
     begin = time.time() - 60.0
     window = WindowForm.of(
         **{"from": as_text(begin)}, servers=["gpu-server-0"], until=as_text(begin + 3600.0), preempt=preempt
@@ -42,7 +43,7 @@ def test_what_runs_under_maintenance_is_marked(
     manager.expire_and_schedule()
     overview = read("/")
     assert re.search(r"under maintenance, ends <time [^>]*>in (59|60) min</time>", overview)
-    assert "⚠ train on gpu-server-0 still runs under maintenance" in overview
+    assert f"⚠ {name} on gpu-server-0 still runs under maintenance" in overview
     metrics = read("/metrics")
     assert "gpu_manager_leases_under_maintenance 1.0" in metrics
     assert f'gpu_manager_leases_preempting{{stuck="false"}} {preempt:d}.0' in metrics

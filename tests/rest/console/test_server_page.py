@@ -13,6 +13,7 @@ from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
 from resource_manager.agent.reports import read_report
+from resource_manager.core.names import short_id
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 from tests.agent.reporting import as_text, gpu, process, report, server, uuid
@@ -54,7 +55,7 @@ def text_of(client: FlaskClient, path: str) -> str:
 @pytest.mark.parametrize("path", ["/", "/fragments/servers?ids=0"])
 def test_cells_have_bars_and_closed_gpus_icon_and_pattern(as_role: AsRole, path: str) -> None:
     page = text_of(as_role(Role.READER), path)
-    cells = re.findall(r'<[ai][^>]* class="cell ([^"]*)" title="([^"]*)"[^>]*><b>(.*?)</[ai]>', page)
+    cells = re.findall(r'<[ai][^>]* class="cell ([^"]*)" title="([^"]*)"[^>]*><b><span>(.*?)</[ai]>', page)
     assert [(text.partition("<")[0], "fault" in classes) for classes, _, text in cells] == [
         ("train", False),
         ("✖ train", True),
@@ -65,8 +66,8 @@ def test_cells_have_bars_and_closed_gpus_icon_and_pattern(as_role: AsRole, path:
     bars = [re.findall(r'<u class="(w\d+)">', text) for _, _, text in cells]
     assert bars == [["w8", "w8"], [], ["w0", "w0"], ["w10", "w0"], []]
     titles = [title for _, title, _ in cells]
-    assert titles[0] == "GPU 0: train (ada); 71 % used, 62 of 80 GB"
-    assert titles[1].startswith("GPU 1: train (ada); closed: gpu lost; ")
+    assert titles[0] == f"GPU 0: train {short_id(1)} (ada); 71 % used, 62 of 80 GB"
+    assert titles[1].startswith(f"GPU 1: train {short_id(1)} (ada); closed: gpu lost; ")
     assert titles[3] == (
         "GPU 3: closed: rogue process; pid 4242 of eve: python mine.py; 99 % used, 0 of 80 GB"
     )
@@ -144,8 +145,9 @@ def test_a_gpu_that_is_being_cleaned_says_so(
     manager.submit("train", 1)
     manager.release("train")
     page = text_of(as_role(Role.READER), "/")
-    assert 'title="GPU 0: being cleaned after train; 0 % used, 0 of 80 GB"' in page
-    assert "◌ being cleaned after train" in text_of(as_role(Role.READER), "/servers/0")
+    name = f"train {short_id(1)}"
+    assert f'title="GPU 0: being cleaned after {name}; 0 % used, 0 of 80 GB"' in page
+    assert f"◌ being cleaned after {name}" in text_of(as_role(Role.READER), "/servers/0")
 
 
 def test_the_use_of_some_servers_is_asked_for_by_name(as_role: AsRole) -> None:

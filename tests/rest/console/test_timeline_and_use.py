@@ -11,6 +11,7 @@ from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu, Node
+from resource_manager.core.names import short_id
 from resource_manager.rest.tokens import Role
 from resource_manager.storage.memory import MemoryStore
 from tests.builders import Clock
@@ -57,14 +58,14 @@ def test_the_timeline_has_past_running_and_coming_leases(as_role: AsRole) -> Non
     text = page(as_role, "/timeline")
     assert "<old>" not in text
     [(x, width, title)] = bars(text, "past failed")
-    assert (title, x < 2) == ("d/r/<old>: FAILED, 1.0 h", True)
+    assert (title, x < 2) == (f"d/r/<old> {short_id(1)}: FAILED, 1.0 h", True)
     [(start, running, title)] = bars(text, "held [a-z0-9 ]*?(?<!later)")
-    assert title == "d/r/now: running, 1.0 h"
+    assert title == f"d/r/now {short_id(2)}: running, 1.0 h"
     assert (start, running) == (pytest.approx(x + width, abs=0.1), pytest.approx(width, abs=0.1))
     [(_, _, title)] = bars(text, "held [a-z0-9 ]*later")
-    assert title.startswith("d/r/now: expected to end, ")
+    assert title.startswith(f"d/r/now {short_id(2)}: expected to end, ")
     [(_, _, title)] = bars(text, "expected")
-    assert title == "d/r/next: should start in 1.0 h (good)"
+    assert title == f"d/r/next {short_id(3)}: should start in 1.0 h (good)"
 
 
 def test_an_empty_timeline_says_the_next_step(

@@ -213,7 +213,7 @@ def test_what_is_known_of_gpus_is_read_back_without_nodes_that_left() -> None:
         silent=(AgentLost("b", 99.5, 39.5),),
         closed_gpus=(GpuClosed("a", 1, "GPU-1", "xid 79", 2.5, stop=True),),
         opened_gpus=(GpuOpened("b", 0, 3.5),),
-        cleaning=(Cleaning("b", 1, "GPU-7", 7, 400, "t", 1763814469.123457),),
+        cleaning=(Cleaning("b", 1, "GPU-7", 7, 400, "t", 1763814469.123457, {"dag_id": "d"}, 4),),
     )
     parts = parts_of(replace(snapshot, watched=("b", "gone")))
     gpus = dict(zip(parts[1::3], map(str.encode, parts[2::3]), strict=True))

@@ -1,0 +1,95 @@
+"""Leases and pending requests by the names that people use for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Lease, PendingRequest
+from resource_manager.core.names import (
+    CYCLE,
+    Named,
+    display_name,
+    listed,
+    name_of,
+    number_of,
+    short,
+    short_id,
+)
+from resource_manager.errors import AmbiguousNameError, LeaseNotFoundError
+
+
+def find(
+    cluster: ClusterState, text: str, *, pending: bool | None = None, fencing_token: int | None = None
+) -> Named:
+    """Return what a full lease id, a short id, `dag.task[3]` or `dag.task` names: a full id before others.
+
+    With `pending` only a pending request, with False only a lease, else either; a lease with that fencing
+    token, if one is given. Raises `LeaseNotFoundError`, and `AmbiguousNameError` if there are several.
+    """
+
+    def is_meant(entry: Named) -> bool:
+        if isinstance(entry, PendingRequest):
+            return pending is not False and fencing_token is None
+        return not pending and fencing_token in (None, entry.fencing_token)
+
+    exact = cluster.leases.get(text) or cluster.pending.get(text)
+    if exact is not None and is_meant(exact):
+        return exact
+    entries = list(filter(is_meant, _entries(cluster)))
+    number = number_of(text)
+    found = [entry for entry in entries if entry.lease_id == text] or [
+        entry for entry in entries if entry.sequence % CYCLE == number or is_called(entry, text)
+    ]
+    # The remainder of a gang has the names of its request that waits or runs again.
+    whole = {entry.lease_id for entry in found if not _is_remainder(entry)}
+    found = [entry for entry in found if not (_is_remainder(entry) and entry.lease_id in whole)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise AmbiguousNameError(text, len(found), listed([_told_apart(entry, found) for entry in found]))
+    alike = [name_of(entry) for entry in entries if contains(entry, text)]
+    what = "pending request" if pending else "lease" if pending is False else "lease or pending request"
+    error = LeaseNotFoundError(text)
+    error.args = (f"no {what} is called {short(text)!r}" + (f"; alike: {listed(alike)}" if alike else ""),)
+    raise error
+
+
+def name_in(cluster: ClusterState, lease_id: str) -> str:
+    """Return the name of the lease or pending request of that id; the id if it is gone."""
+    entry = cluster.leases.get(lease_id) or cluster.pending.get(lease_id)
+    return short(lease_id) if entry is None else name_of(entry)
+
+
+def is_called(entry: Named, text: str) -> bool:
+    """Return True if the text is the entry's `dag.task[3]`, or the `dag.task` of a mapped task."""
+    name = display_name(entry.lease_id, entry.request.labels)
+    if text in (name, name.partition("[")[0]):
+        return True
+    labels = entry.request.labels
+    return bool(labels) and text == f"{labels.get('dag_id')}.{labels.get('task_id')}"
+
+
+def contains(entry: Named, text: str) -> bool:
+    """Return True if display name, short id or lease id contain the text; in whatever case it is typed."""
+    text = text.casefold()
+    names = (display_name(entry.lease_id, entry.request.labels), short_id(entry.sequence), entry.lease_id)
+    return any(text in name.casefold() for name in names)
+
+
+def _entries(cluster: ClusterState) -> Iterator[Named]:
+    yield from cluster.leases.values()
+    yield from cluster.remainders.values()
+    yield from cluster.pending.values()
+
+
+def _is_remainder(entry: Named) -> bool:
+    return isinstance(entry, Lease) and bool(entry.ranks)
+
+
+def _told_apart(entry: Named, others: list[Named]) -> str:
+    """Return the entry's name, with the fencing token of a lease that shares its short id with another."""
+    name = name_of(entry)
+    if isinstance(entry, Lease) and sum(other.sequence == entry.sequence for other in others) > 1:
+        name += f" (fencing token {entry.fencing_token})"
+    return name
