@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from resource_manager.errors import ClusterFileError, InvalidRequestError
+from resource_manager.errors import ClusterFileError, ResourceManagerError
 from resource_manager.manager.cluster_file.reading import ClusterFiles
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.results import ClusterDiff, Summary
@@ -22,7 +22,7 @@ def _file_notice(path: Path, diff: Callable[[ClusterForm], ClusterDiff]) -> list
         lines = len(diff(ClusterFiles([path]).form)["lines"])
     except ClusterFileError as error:
         return [str(error)]
-    except InvalidRequestError as error:
-        return [f"{path.name} cannot be applied: {error}"]
+    except ResourceManagerError as error:  # it is refused, or a service does not let this caller compare
+        return [f"{path.name} cannot be compared: {error}"]
     many = f"{lines} line{'' if lines == 1 else 's'}"
     return [f"{path.name} differs ({many}): gpu-manager diff"] if lines else []
