@@ -32,7 +32,6 @@ from resource_manager.core.changes import Change
 from resource_manager.jobs.launchers.registry import LAUNCHERS
 from resource_manager.manager.cluster_file.reading import load_inventory
 from resource_manager.manager.cluster_file.sections import KEYS
-from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
@@ -217,8 +216,8 @@ def test_the_commands_of_a_page_run(
     page: Path, embedded_redis: RedisServer, shared_data: Path, tmp_path: Path
 ) -> None:
     store = f"{embedded_redis.url}?namespace={uuid.uuid4().hex}"
-    with GPUResourceManager.from_url(store, inventory=default_inventory()) as manager:  # with a history
-        manager.submit("earlier", gpus=2)
+    with GPUResourceManager.from_url(store, inventory=ROOT / "demo" / "servers.toml") as manager:
+        manager.submit("earlier", gpus=2)  # so that there is a history
         manager.release_resources("earlier", outcome="SUCCESS")
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     for folder in ("openb", "muri", "pollux", "serverless", "shockwave"):

@@ -115,8 +115,8 @@ class Run:
 
     def run(self) -> Outcome:
         try:
-            if self.preemption and not self.setup.may_lose:
-                with self.setup.manager() as manager:
+            with self.setup.manager() as manager:  # it stores the cluster, which services only read
+                if self.preemption and not self.setup.may_lose:
                     redefine(manager, teams=RULES)
             for slot in range(self.count):
                 self.spawn(slot)
