@@ -523,7 +523,7 @@ BUGS += [
 def verdict(folder: Path, tests: tuple[str, ...]) -> str:
     """Return the first test that fails, or an empty string; exit if the tests are skipped here."""
     timeout_s = 300 if tests == OF_AIRFLOW else 60  # generous, because a timeout counts as a detection
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-pno:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-pno:cacheprovider", "-mnot e2e"]
     command += [f"--timeout={timeout_s}"]
     command += ["-k", f"not {' and not '.join(BUSY)}"]
     done = subprocess.run([*command, *tests], cwd=folder, capture_output=True, text=True, check=False)

@@ -136,7 +136,7 @@ def test_stop_finds_a_job_from_another_home_and_with_another_folder_of_jobs(
     done = piped(elsewhere, "stop", lease["task_id"])
     assert done.returncode == 0
     # Its own program may be the first to release it.
-    assert re.fullmatch(r"hand:\S+: (released|gone before), its job was stopped\n", done.stdout)
+    assert re.fullmatch(r"hand:\S+ \w+: (released|gone before), its job was stopped\n", done.stdout)
     process.communicate(timeout=30)
     assert manager.leases() == []
 
@@ -150,7 +150,7 @@ def test_stop_of_a_job_that_cannot_be_seen_from_here_keeps_its_lease(
     done = piped(environment, "stop", "t")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(
-        "Error: t keeps its lease: its job may still run: the job runs in a terminal of far"
+        "Error: t vnpm keeps its lease: its job may still run: the job runs in a terminal of far"
     )
     assert [each["task_id"] for each in manager.leases()] == ["t"]
 
@@ -178,7 +178,7 @@ def test_stop_waits_for_a_task_that_is_not_known_yet_or_gives_up(
     done = piped(environment, "stop", "nobody")
     assert (done.returncode, done.stdout) == (1, "")
     manager.submit("late", 1)
-    assert process.communicate(timeout=30) == ("late: released, it had no job\n", "")
+    assert process.communicate(timeout=30) == ("late vnpm: released, it had no job\n", "")
 
 
 @pytest.mark.parametrize("ending", ["granted", "interrupted"])
@@ -191,7 +191,7 @@ def test_allocate_waits_for_its_grant_or_gives_its_place_up(
     if ending == "granted":
         assert manager.release_resources("first")
         told, _ = waiting.communicate(timeout=60)
-        assert (waiting.returncode, told.partition(":")[0]) == (0, "second")
+        assert (waiting.returncode, told.split()[0]) == (0, "second")
         assert manager.release_resources("second")
     else:
         waiting.send_signal(signal.SIGINT)

@@ -55,6 +55,9 @@ MAX_MISSED = 64
 JUMP = 2**20
 """Distance by which version and fencing token jump after a fail-over, beyond all that may have been lost."""
 
+SEQUENCE_JUMP = 8192
+"""The same for the number in the order of arrival: short, since short ids are used up by it."""
+
 
 class StateRow(NamedTuple):
     """The row of `state`, whether the server still is the one that wrote it, and the time there."""
@@ -413,8 +416,8 @@ class SqlStore:
     def _begin_recovery(self, row: StateRow) -> None:
         """Start the recovery window: the last commits before the fail-over may be lost.
 
-        Version and fencing token jump beyond all of them, so that no earlier replica passes as current and no
-        token is issued twice.
+        Version, fencing token and sequence jump beyond all of them, so that no earlier replica passes as
+        current, and no token or short id is issued twice.
         """
         cluster = self._snapshot_and_changes()
         if cluster is None or cluster.version != row.version:
@@ -424,17 +427,23 @@ class SqlStore:
             snapshot,
             version=snapshot.version + JUMP,
             last_fencing_token=max(snapshot.last_fencing_token, row.last_fencing_token) + JUMP,
+            sequence=max(snapshot.sequence, row.sequence) + SEQUENCE_JUMP,
         )
 
         def work(connection: Connection) -> None:
             done = self.database.execute(
                 connection,
-                "UPDATE {state} SET version = :version, last_fencing_token = :fencing, server = {server}, "
-                "suspended_until = {now} + :window_s, commit_id = :commit_id "
+                "UPDATE {state} SET version = :version, last_fencing_token = :fencing, sequence = :sequence, "
+                "server = {server}, suspended_until = {now} + :window_s, commit_id = :commit_id "
                 "WHERE namespace = :namespace AND version = :before AND server = :server",
                 version=new.version,
                 fencing=new.last_fencing_token,
+<<<<<<< HEAD
                 window_s=cluster.settings.confirmation_window_s,
+=======
+                sequence=new.sequence,
+                window_s=self._lease_confirmation_window_s,
+>>>>>>> main
                 commit_id=_name(),
                 before=row.version,
                 server=row.server,

@@ -115,6 +115,7 @@ def test_after_a_restart_grants_pause_for_the_recovery_window(own_redis: RedisSe
     assert after is not None
     assert after.version > version + 1000, "no earlier replica passes as current"
     assert after.last_fencing_token > fencing + 1000, "no fencing token of a lost lease is issued again"
+    assert after.sequence > 1000, "nor its short id"
     said = r"^recovering: Redis restarted \d s ago; grants resume in [0123] s \(until then the owners"
     with pytest.raises(StateUnconfirmedError, match=said) as caught:
         add(store, after, "b")

@@ -184,6 +184,7 @@ def test_a_promoted_standby_begins_a_recovery_window(primary: Postgres, stack: E
     assert recovered is not None
     assert recovered.version > 2**20, "no replica from before passes as current"
     assert recovered.last_fencing_token > 2**20, "no token is issued twice"
+    assert recovered.sequence > 1000, "nor a short id"
     assert list(recovered.leases) == ["a"]
     assert store.suspended_until > store.now()
     now = store.now()
