@@ -438,12 +438,8 @@ class SqlStore:
                 "WHERE namespace = :namespace AND version = :before AND server = :server",
                 version=new.version,
                 fencing=new.last_fencing_token,
-<<<<<<< HEAD
-                window_s=cluster.settings.confirmation_window_s,
-=======
                 sequence=new.sequence,
-                window_s=self._lease_confirmation_window_s,
->>>>>>> main
+                window_s=cluster.settings.confirmation_window_s,
                 commit_id=_name(),
                 before=row.version,
                 server=row.server,

@@ -122,8 +122,9 @@ class Driver:
         """Number of requests that were granted or queued for the first time."""
         store = MemoryStore(clock=self.clock)
         self.manager = GPUResourceManager(
-            Settings(store="memory://", policy=course.policy, order=course.order),
+            Settings(store="memory://"),
             store=store,
+            cluster={"policy": course.policy, "order": course.order},
             inventory=inventory("a", "b", "c"),
         )
 

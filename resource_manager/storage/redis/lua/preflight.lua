@@ -20,15 +20,9 @@ local function preflight(meta, format, incarnation, now, recovery_window_s)
   local grants_suspended_until = tonumber(found[5] or 0)
   if found[4] ~= server then
     -- Another server process holds the data: Redis was restarted or failed over, and the last commits may
-<<<<<<< HEAD
-    -- be lost. Version and fencing token jump beyond all of them, so that no earlier replica passes as
-    -- current and no token is issued twice.
-    grants_suspended_until = now + tonumber(found[9] or recovery_window_s)
-=======
     -- be lost. Version, fencing token and sequence jump beyond all of them, so that no earlier replica passes
     -- as current, and no token or short id is issued twice.
-    grants_suspended_until = now + recovery_window_s
->>>>>>> main
+    grants_suspended_until = now + tonumber(found[9] or recovery_window_s)
     version = version + 1048576
     -- With memory full, Redis refuses only the first write of a script: this one adds nothing.
     redis.call('HDEL', meta, '')
