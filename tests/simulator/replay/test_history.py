@@ -211,9 +211,11 @@ def test_a_history_without_its_first_changes_is_replayed(tmp_path: Path) -> None
 def preempting_manager() -> tuple[GPUResourceManager, list[float]]:
     """Return a manager of four GPUs, all guaranteed to team `a`, and its clock."""
     now = [0.0]
-    settings = Settings(store="memory://", order="fifo")
+    store = MemoryStore(clock=lambda: now[0])
     inventory = [Node("n", 0, {"cpus": 64}, tuple(Gpu(i) for i in range(4)))]
-    manager = GPUResourceManager(settings, store=MemoryStore(clock=lambda: now[0]), inventory=inventory)
+    manager = GPUResourceManager(
+        Settings(store="memory://"), store=store, inventory=inventory, cluster={"order": "fifo"}
+    )
     rules = Teams((Team("a", 4),), preemption=True, min_runtime_s=0.0, preemption_delay_s=5.0)
     redefine(manager, teams=rules)
     return manager, now
