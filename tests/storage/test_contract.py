@@ -316,7 +316,7 @@ def test_every_kind_of_change_is_read_back_as_written(open_client: OpenStore, se
 
 def test_the_history_applied_to_the_first_state_gives_the_state(open_client: OpenStore) -> None:
     store = open_client()
-    mine, walk = started(store), Walk(23)
+    mine, walk = started(store), Walk(22)
     for _ in range(80):
         commit(store, mine, lambda now: walk.changes(mine, now))
     history = open_client().history(limit=10_000)

@@ -217,7 +217,11 @@ class Walk:
         if kind == 2:
             keep = servers(self.rng.randint(3, 5))
             adopted = self.rng.choice(("", keep[0].name))
-            return [InventoryChanged(tuple(replace(node, address="10.0.0.2") for node in keep), now, adopted=adopted)]
+            return [
+                InventoryChanged(
+                    tuple(replace(node, address="10.0.0.2") for node in keep), now, adopted=adopted
+                )
+            ]
         if kind == 3:
             team = Team("vision", self.rng.randint(0, 8), limit=self.rng.choice((None, 9)))
             return [TeamsChanged(self.rng.choice((Teams(), Teams((team,)))), now)]

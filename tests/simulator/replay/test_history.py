@@ -86,7 +86,9 @@ def random_operations(manager: GPUResourceManager, seed: int, steps: int = 200) 
 
 
 def record(url: str, policy: str, order: str, path: Path, seed: int = 1) -> int:
-    with GPUResourceManager.from_url(url, policy=policy, order=order) as manager:
+    with GPUResourceManager.from_url(
+        url, inventory=default_inventory(), policy=policy, order=order
+    ) as manager:
         random_operations(manager, seed)
         lines = list(to_lines(collect(manager)))
     path.write_text("\n".join(lines) + "\n")
