@@ -102,7 +102,7 @@ def test_known_changes_go_on_between_two_builds_and_an_unknown_one_grants_nothin
 ) -> None:
     url = embedded_redis.fresh_url()
     client = RedisClient.from_url(url)
-    with running(older, url) as old, GPUResourceManager.from_url(url, inventory=default_inventory()) as new:
+    with running(older, url) as old, GPUResourceManager.from_url(url) as new:
         # What both know goes on, whoever wrote it.
         first = old.call("allocate_resources", "of old", 8, 8)
         second = new.allocate_resources("of new", 8, 8)
