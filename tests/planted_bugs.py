@@ -474,7 +474,7 @@ BUGS += [
     *of_python(
         "cli/attended",
         OF_TERMINALS,
-        ('if found["preempted_by"] and not self._preempted_by:', "if False:"),
+        ('if found["preempted_by"] and not self._preemption:', "if False:"),
         ('if found["gpu_failed"]:', "if False:"),
         ("self._place(place)", "pass"),
         ("self._release(Outcome.CANCELLED)\n                raise", "raise"),

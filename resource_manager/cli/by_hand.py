@@ -18,10 +18,10 @@ from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, one_line, print_json
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.demand import DemandCommand, demand_of
-from resource_manager.cli.session import Session, is_silent, is_undone, say
+from resource_manager.cli.session import Session, is_silent, say
 from resource_manager.cli.signals import Interrupted, interruptible
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.core.changes import Outcome
+from resource_manager.cli.waiting import wait_for_grant
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.lazy import lazy_module
 from resource_manager.manager.serializers import duration, name_in_words
@@ -35,9 +35,6 @@ else:  # loads rich
     tables = lazy_module("resource_manager.cli.tables")
 
 LOOK_EVERY_S = 1.0
-SCHEDULE_EVERY = 5
-"""Looks at a pending request until leases that are due expire."""
-
 LOOK_AGAIN_S = 5.0
 """Time after which a commit that was on its way when nothing was found has arrived."""
 
@@ -259,57 +256,6 @@ def _run(target: Target, command: Sequence[str], time_s: float | None, options: 
 
 def _lease_id() -> str:
     return f"hand:{getpass.getuser()}@{socket.gethostname()}/{secrets.token_hex(4)}"
-
-
-def wait_for_grant(session: Session, demand: Any) -> Any:
-    """Return the lease once it is granted; a wait's reason is said when it changes.
-
-    At a signal or an error the request leaves the queue, or the lease ends.
-    """
-    lease_id, said, looks = demand.lease_id, "", 0
-    session.ask(lambda manager: manager)  # where it cannot be opened, nothing has to be given back
-    asked = session.begin(lambda manager: manager.submit(demand))
-    try:
-        found = session.signals.result(asked)
-        while found["state"] == "WAITING":
-            if said != (said := _wait_of(found)):
-                say(f"{name_in_words(found)} {said}")
-            session.signals.pause(LOOK_EVERY_S)
-            looks += 1
-            try:
-                found = session.ask(partial(_look, lease_id=lease_id, schedules=looks % SCHEDULE_EVERY == 0))
-            except ResourceManagerError as error:
-                if not is_silent(error):
-                    raise
-                found = {**found, "reason": f"{error}; it goes on to wait"}
-        session.signals.check()
-    except BaseException as error:
-        if session.signals.first or not (asked.done() and asked.exception() is error and is_undone(error)):
-            session.give_back(lease_id, partial(_give_back, lease_id=lease_id))
-        raise
-    return found
-
-
-def _wait_of(entry: Mapping[str, Any]) -> str:
-    start = entry.get("estimated_start")
-    expected = f"; expected start {tables.start(start)}" if start else ""
-    return f"waits at position {entry['position']}: {entry['reason']}{expected}"
-
-
-def _look(manager: Any, *, lease_id: str, schedules: bool) -> Any:
-    """Return what became of a request; with the store itself, other requests' leases expire meanwhile."""
-    if schedules and hasattr(manager, "expire_and_schedule"):
-        manager.expire_and_schedule()
-    found = manager.status_of(lease_id)
-    if found is None:
-        raise Failure(f"{lease_id} was taken out of the queue", REFUSED)
-    return found
-
-
-def _give_back(manager: Any, *, lease_id: str) -> None:
-    """Take the request out of the queue, or end the lease that it has become."""
-    if not manager.cancel(lease_id):
-        manager.release(lease_id, outcome=Outcome.CANCELLED)
 
 
 def _job(lease: Mapping[str, Any], command: Sequence[str], key: str | None = None) -> Job:

@@ -21,6 +21,7 @@ from resource_manager.cli.demand import DemandCommand, demand_of
 from resource_manager.cli.session import Session
 from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.waiting import wait_for_grant
 from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.errors import UnknownNodeError
 from resource_manager.jobs.task_identity import probe_id
@@ -175,8 +176,6 @@ def allocate(target: Target, /, lease_id: str, wait: bool, as_json: bool, **opti
 
 
 def _allocate_in_time(target: Target, demand: Demand, as_json: bool) -> None:
-    from resource_manager.cli.by_hand import wait_for_grant
-
     try:
         with Session(target) as session:
             lease = wait_for_grant(session, demand)

@@ -32,7 +32,7 @@ def test_the_demo_trains_seven_models_and_leaves_no_process(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("train_") > 12
-    assert re.search(r"s  train_\dgpu_\d+cpu +waits\n", done.stdout)
+    assert re.search(r"s  train_digits\.train_\dgpu_\d+cpu \w+ +waits\n", done.stdout)
     assert "GPUs: 32 free, 0 used, 0 closed of 32" in done.stdout
     assert re.search(r"train_together +runs on gpu-server-\d\S+ gpu-server-\d\S+\n", done.stdout)
     assert max(map(len, done.stdout.splitlines())) <= 80

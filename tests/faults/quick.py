@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from resource_manager.cli import attended, by_hand, main, session, signals
+from resource_manager.cli import attended, by_hand, main, session, signals, waiting
 from resource_manager.jobs.launchers import LauncherError, ssh, terminal
 
 TTL_S = 6.0
@@ -26,7 +26,7 @@ def shorten() -> None:
     attended.TTL_S = TTL_S
     attended.SIGN_EVERY_S = attended.RENEW_EVERY_S = TTL_S / 4
     attended.ASK_EVERY_S = TTL_S / 12
-    attended.LOOK_EVERY_S = by_hand.LOOK_EVERY_S = 0.2
+    attended.LOOK_EVERY_S = by_hand.LOOK_EVERY_S = waiting.LOOK_EVERY_S = 0.2
     by_hand.LOOK_AGAIN_S = 0.5
     attended.GRACE_S = 2.0
     attended.PREEMPT_STEP_S = 1.0

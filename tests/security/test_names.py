@@ -8,6 +8,7 @@ import logging
 import re
 import sys
 import unicodedata
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -189,7 +190,7 @@ def test_tables_show_a_name_unchanged(
     leases = printed(tables.leases_table(manager.leases(), 0.0))
     assert leases.count(name) == 3
     assert f"{name}!" in printed(tables.queue_table(manager.queue()))
-    assert name in printed(tables.history_table(manager.history()))
+    assert name in printed(tables.history_table(manager.history(), defaultdict(dict)))
     assert name in tables.lease_line(manager.leases()[0])
     assert "\x1b]8" not in leases  # no link
 
