@@ -388,7 +388,8 @@ def test_a_flood_by_one_token_does_not_stop_renewals_by_others(server: RedisServ
         name: {"Authorization": f"Bearer {tokens.create(kept, name, role)}"}
         for name, role in (("ada", Role.USER), ("eve", Role.USER), ("root", Role.OPERATOR))
     }
-    command = [sys.executable, "-m", "resource_manager.cli", "--store", server.url, "serve", "--port", "0"]
+    command = [sys.executable, "-m", "resource_manager.cli", "--store", server.url, "serve", "--example"]
+    command += ["--port", "0"]
     process = subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
