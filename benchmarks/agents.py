@@ -169,7 +169,6 @@ def many_agents(url: str, count: int, seconds: float) -> dict[str, Any]:
     store = TokenRedis(RedisClient.from_url(url))
     keys = [tokens.create(store, f"agent {s}", Role.AGENT, server=f"gpu-{s}") for s in range(count)]
     user = tokens.create(store, "bench", Role.OPERATOR)
-    os.environ["GPU_MANAGER_MIN_GPUS"] = "0"
     with service(url) as (address, run):
         port = int(address.rpartition(":")[2])
         allocate_p50_ms(address, user, 2)

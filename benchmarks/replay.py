@@ -17,7 +17,7 @@ import click
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling.allocator import allocate, release
 from resource_manager.scheduling.policies.capacity import CPU_MILLI
 from resource_manager.scheduling.policies.fgd import Fragmentation

@@ -48,15 +48,16 @@ def service(store_url: str, folder: Path, servers: int) -> Iterator[tuple[str, p
     """Run `gpu-manager serve` on a free port; yield its address and its process."""
     inventory = folder / "inventory.toml"
     inventory.write_text(INVENTORY.format(count=servers))
+    program = str(Path(sys.executable).parent / "gpu-manager")
+    subprocess.run([program, "--store", store_url, "apply", "--yes", str(inventory)], check=True)
     process = subprocess.Popen(
         [
-            str(Path(sys.executable).parent / "gpu-manager"),
+            program,
             *("serve", "--port", "0", "--log-format", "json", "--archive", str(folder / "history.jsonl")),
         ],
         env={
             **os.environ,
             "GPU_MANAGER_STORE": store_url,
-            "GPU_MANAGER_INVENTORY": str(inventory),
             "GPU_MANAGER_HISTORY_LENGTH": str(HISTORY_LENGTH),
         },
         stderr=subprocess.PIPE,

@@ -144,7 +144,7 @@ def _stack(
 def run(picture: Path | None, history: Path | None, store: str = "redis") -> list[str]:
     """Run the demo; return the problems found."""
     with _stack(store) as stack:
-        manager = GPUResourceManager.from_url(stack.store_url, inventory=INVENTORY)
+        manager = GPUResourceManager.from_url(stack.store_url)
         runs = {DAG_ID: stack.api.trigger(DAG_ID), GANG: stack.api.trigger(GANG, GANG_CONF)}
         states = _watch(stack, manager, runs)
         summary = manager.get_resource_summary()

@@ -98,6 +98,7 @@ class Stack:
         self.home.mkdir(parents=True, exist_ok=True)
         try:
             self.start_redis() if self.store == "redis" else self._start_postgresql()
+            self.apply_cluster()
             self.spawn("airflow", [str(Path(sys.executable).parent / "airflow"), "standalone"])
             self._wait_until_ready(self._processes[-1])
             if self._service_port is not None:
@@ -134,6 +135,15 @@ class Stack:
         self.spawn("postgresql", list(command), user=user)
         log = self.home / "postgresql.log"
         wait_until(lambda: answers(self._store_port), 60.0, f"PostgreSQL did not start; see {log}")
+
+    def apply_cluster(self) -> None:
+        """Store the servers of the file that the settings name, if they name one."""
+        if "GPU_MANAGER_INVENTORY" not in self.environment:
+            return
+        command = [sys.executable, "-m", "resource_manager.cli", "apply", "--yes"]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
+        if done.returncode:
+            raise StackError(f"the cluster was not applied: {done.stderr.strip()}")
 
     def spawn(self, name: str, command: list[str], *, user: str | None = None) -> subprocess.Popen[bytes]:
         """Start a process of the stack in a new session, with its output in `<name>.log`."""

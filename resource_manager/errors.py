@@ -14,12 +14,16 @@ TASK_TAKEN = "urn:gpu-manager:task-taken"
 ALREADY_DONE = "urn:gpu-manager:already-done"
 UNKNOWN_SERVER = "urn:gpu-manager:unknown-server"
 SERVER_IN_USE = "urn:gpu-manager:server-in-use"
+CLUSTER_CHANGED = "urn:gpu-manager:cluster-changed"
 NOT_PREEMPTIBLE = "urn:gpu-manager:not-preemptible"
 STORE_FULL = "urn:gpu-manager:store-full"
 """Problem types (RFC 9457), from which a client of the service recreates the error."""
 
 
 _WORD = re.compile(r"(?<![\w'\"/.-])([a-z]+(?:_[a-z]+)*)(=|(?![\w'\"/-]))")
+
+
+NO_SERVERS = "no servers yet: gpu-manager apply FILE"
 
 
 def place_in(location: Iterable[int | str]) -> list[str]:
@@ -61,6 +65,13 @@ class InvalidRequestError(ResourceManagerError, ValueError):
 
 class NeverFitsError(InvalidRequestError):
     """A request within the limits that fits no server of the inventory, even an empty one."""
+
+
+class NoServersError(InvalidRequestError):
+    """A request to a store whose cluster nobody has applied yet."""
+
+    def __init__(self) -> None:
+        super().__init__(NO_SERVERS)
 
 
 class UnknownNodeError(InvalidRequestError):
@@ -161,12 +172,12 @@ class PolicyError(ResourceManagerError):
     """A placement policy or queue order that is unknown or violated its contract."""
 
 
-class InventoryError(ResourceManagerError, ValueError):
-    """An invalid inventory file; the message names file, line and reason."""
+class ClusterFileError(ResourceManagerError, ValueError):
+    """An invalid file of the cluster; the message names file, line, column and reason."""
 
 
-class TeamsFileError(ResourceManagerError, ValueError):
-    """An invalid teams file; the message names file, line and reason."""
+class ClusterChangedError(ResourceManagerError):
+    """A cluster that somebody changed since the difference that is to be applied was shown."""
 
 
 class SettingsError(ResourceManagerError, ValueError):

@@ -1,8 +1,14 @@
-"""Builders for tests: nodes named by letter, and a fake clock."""
+"""Builders for tests: nodes named by letter, a fake clock, and another cluster for a manager."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from resource_manager.core.models import Gpu, Node
+from resource_manager.core.teams import Teams
+from resource_manager.manager.cluster_change import ApplyOptions
+from resource_manager.manager.cluster_file.sections import ClusterDefinition
+from resource_manager.manager.manager import GPUResourceManager
 
 
 class Clock:
@@ -22,3 +28,12 @@ def node(letter: str, gpus: int = 2, cpus: int = 8) -> Node:
 
 def nodes(letters: str, gpus: int = 2, cpus: int = 8) -> tuple[Node, ...]:
     return tuple(node(letter, gpus, cpus) for letter in letters)
+
+
+def redefine(
+    manager: GPUResourceManager, *, nodes: Iterable[Node] | None = None, teams: Teams | None = None
+) -> None:
+    """Give the manager's cluster these servers, whatever leases the others have, or these teams."""
+    defined = ClusterDefinition(nodes=None if nodes is None else tuple(nodes), teams=teams)
+    retire = tuple(node.name for node in manager.inventory)
+    manager.apply(defined, ApplyOptions(retire=retire, force=True))

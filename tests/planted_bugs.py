@@ -403,9 +403,9 @@ BUGS += [
     *of_python(
         "manager/commit/protocol",
         ("tests/manager/commit/test_protocol.py",),
-        ("return nothing_fits if self._recovery.suspends_grants else self.usual_policy",
-         "return self.usual_policy"),
-        ("return nothing_fits if self._recovery.suspends_grants else self.usual_policy",
+        ("return nothing_fits if self._recovery.suspends_grants else self.usual_policy(cluster)",
+         "return self.usual_policy(cluster)"),
+        ("return nothing_fits if self._recovery.suspends_grants else self.usual_policy(cluster)",
          "return nothing_fits"),
         ("group += self._groups.newcomers()", "self._groups.newcomers()"),
         ("group += self._groups.newcomers()", "pass"),

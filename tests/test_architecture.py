@@ -33,8 +33,7 @@ OF_SIMULATOR = (
     "core",
     "scheduling",
     "storage",
-    "manager.inventory_file",
-    "manager.teams_file",  # rules of teams on a trace, from the file that the manager takes
+    "manager.cluster_file",  # rules of teams on a trace, from the file that the manager takes
     "cli.base",
 )
 """The parts of resource_manager that the simulator may import."""

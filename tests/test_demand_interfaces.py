@@ -299,5 +299,5 @@ def test_durations_are_seconds_or_timedeltas(
 
 
 def test_a_demand_without_a_ttl_lives_as_long_as_the_settings_say() -> None:
-    with GPUResourceManager(Settings(store="memory://", lease_ttl_s=77.0)) as manager:
+    with GPUResourceManager(Settings(store="memory://"), cluster={"lease_ttl_s": 77.0}) as manager:
         assert manager.build_request("t", 2).ttl_s == 77.0

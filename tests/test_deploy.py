@@ -127,9 +127,11 @@ def service(root: Path, embedded_redis: RedisServer) -> Iterator[tuple[str, dict
     [port] = free_ports(1)
     settings = settings_in(root / "etc/gpu-manager/service.env")
     settings["GPU_MANAGER_STORE"] = embedded_redis.fresh_url()
-    settings["GPU_MANAGER_INVENTORY"] = f"{root}{settings['GPU_MANAGER_INVENTORY']}"
     settings["SERVE_OPTIONS"] = settings["SERVE_OPTIONS"].replace("5000", str(port))
     environment = {**os.environ, "HOME": str(root), **settings}
+    applied = [f"{HERE}gpu-manager", "apply", "--yes", str(root / "servers.toml")]
+    assert " ".join(applied[1:3]) in PAGE
+    subprocess.run(applied, env=environment, check=True)
     operator = token_for("olga", environment)
     process = subprocess.Popen(command_of("gpu-manager.service", settings), env=environment)
     url = f"http://127.0.0.1:{port}"

@@ -209,14 +209,13 @@ def test_an_extra_works_alone(wheel: Path, extra: str, tmp_path: Path) -> None:
 class Installed(Stack):
     """A stack with the wheel in its Airflow and nothing of this checkout; its plugins folder is empty."""
 
-    def __init__(self, home: Path, programs: Path, inventory: str, setting: str, dag: str) -> None:
+    def __init__(self, home: Path, programs: Path, inventory: str, dag: str) -> None:
         for name in ("dags", "plugins"):
             (home / name).mkdir(parents=True)
         (home / "servers.toml").write_text(inventory)
         (home / "dags" / "readme.py").write_text(dag)
         settings = {
             "AIRFLOW__CORE__PLUGINS_FOLDER": str(home / "plugins"),
-            "GPU_MANAGER_INVENTORY": setting.replace("$PWD", str(home)),
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": "",
         }
@@ -251,10 +250,12 @@ class Installed(Stack):
 def test_the_dag_of_the_readme_succeeds_on_an_installed_airflow(wheel: Path, tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()
     (inventory,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
-    (setting,) = re.findall(r"`GPU_MANAGER_INVENTORY=(\S+)`", readme)
+    (apply,) = re.findall(r"`gpu-manager --store redis://localhost:6379/0 (apply servers.toml)`", readme)
     (dag,) = (code for code in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "import DAG" in code)
     programs = install(tmp_path / "venv", f"{wheel}[airflow,redis]")
-    with Installed(tmp_path / "airflow", programs, inventory, setting, dag) as stack:
+    with Installed(tmp_path / "airflow", programs, inventory, dag) as stack:
+        apply_here = [str(programs / "gpu-manager"), *apply.split(), "--yes"]
+        subprocess.run(apply_here, cwd=stack.home, env=stack.environment, check=True)
         run_id = stack.run("train_on_a_gpu")
         assert stack.api.xcom("train_on_a_gpu", run_id, "train") == "training on GPU 0 of here"
         run_id = stack.run("gpu_reconcile")

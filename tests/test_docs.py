@@ -30,7 +30,8 @@ from demo.stack import free_ports
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.core.changes import Change
 from resource_manager.jobs.launchers.registry import LAUNCHERS
-from resource_manager.manager.inventory_file import load_inventory
+from resource_manager.manager.cluster_file.reading import load_inventory
+from resource_manager.manager.cluster_file.sections import KEYS
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
@@ -215,8 +216,8 @@ def test_the_commands_of_a_page_run(
     page: Path, embedded_redis: RedisServer, shared_data: Path, tmp_path: Path
 ) -> None:
     store = f"{embedded_redis.url}?namespace={uuid.uuid4().hex}"
-    with GPUResourceManager.from_url(store) as manager:  # so that there is a history
-        manager.submit("earlier", gpus=2)
+    with GPUResourceManager.from_url(store, inventory=ROOT / "demo" / "servers.toml") as manager:
+        manager.submit("earlier", gpus=2)  # so that there is a history
         manager.release_resources("earlier", outcome="SUCCESS")
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     for folder in ("openb", "muri", "pollux", "serverless", "shockwave"):
@@ -309,6 +310,7 @@ def test_links_have_targets(page: Path) -> None:
 
 def test_every_setting_and_every_change_stands_on_its_page() -> None:
     settings = (ROOT / "docs" / "operating.md").read_text()
+    assert [key for key in KEYS if f"`{key}`" not in settings] == []
     assert [name for name in Settings.model_fields if f"`GPU_MANAGER_{name.upper()}`" not in settings] == []
     changes = (ROOT / "docs" / "contributing" / "state-and-changes.md").read_text()
     assert [kind for kind in get_args(Change) if f"`{kind.__name__}`" not in changes] == []

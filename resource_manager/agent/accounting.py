@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from resource_manager.agent.receiving import records_of
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.manager.report import Accounts, Report, ReportQuery, load_prices
+from resource_manager.manager.report import Accounts, Report, ReportQuery
 from resource_manager.scheduling.gpu_hours import Measure, measure_of
 
 
@@ -30,7 +29,11 @@ def measures_of(manager: GPUResourceManager) -> Mapping[int, Measure]:
     return {token: measure_of(parts) for token, parts in found.items()}
 
 
-def report_of(manager: GPUResourceManager, query: ReportQuery, prices: Path | None = None) -> Report:
-    """Return the report of the manager's kept history, by this price list or that of its settings."""
-    listed = load_prices(prices or manager.settings.prices)
-    return accounts_of(manager).report(query, measures=measures_of(manager), prices=listed)
+def report_of(manager: GPUResourceManager, query: ReportQuery) -> Report:
+    """Return the report of the manager's kept history, by the cluster's prices."""
+    return accounts_of(manager).report(query, measures=measures_of(manager), prices=prices_of(manager))
+
+
+def prices_of(manager: GPUResourceManager) -> Mapping[str, float]:
+    """Return the cluster's price of an hour of a GPU by type."""
+    return manager.look(lambda cluster, now: cluster.settings.prices)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache
-from importlib.resources import files
-from pathlib import Path
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from functools import cache, lru_cache
+from importlib.resources import as_file, files
 
 from resource_manager.agent.reports import GpuReport
-from resource_manager.errors import ResourceManagerError, place_in
+from resource_manager.core.cluster_settings import HealthRule
+from resource_manager.manager.cluster_file.reading import load_health
 
 
 class HealthAction(StrEnum):
@@ -26,32 +23,6 @@ class HealthAction(StrEnum):
     CLOSE_SERVER = "close server"
 
 
-class HealthTableError(ResourceManagerError, ValueError):
-    """A health table that cannot be read; the message says file and reason."""
-
-
-class Rule(BaseModel):
-    """One table of the file; `catalog` is the immediate action that NVIDIA's catalogue gives for the XID.
-
-    With `recovers` a GPU that was closed for it is opened once reports no longer show it.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    condition: str = Field(min_length=1, max_length=250, pattern="^[^;]*$")
-    action: HealthAction
-    text: str = Field(max_length=250)
-    todo: str = Field(default="", max_length=250)
-    catalog: str = Field(default="", max_length=250)
-    recovers: bool = False
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    conditions: list[Rule]
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A condition that a report shows, what the manager does about it, and what a person should do."""
@@ -62,45 +33,28 @@ class Finding:
     todo: str
 
 
-HealthTable = Mapping[str, Rule]
+HealthTable = Mapping[str, HealthRule]
 """Rule of each condition by its name."""
 
 
-def load_health_table(path: Path | None = None) -> HealthTable:
-    """Return the built-in table, with the rules of the file in place of those of the same condition.
+@lru_cache(maxsize=8)
+def health_table(rules: tuple[HealthRule, ...] = ()) -> HealthTable:
+    """Return the built-in table, with these rules in place of those of the same condition."""
+    built_in = _built_in()
+    return {**built_in, **{rule.condition: _completed(rule, built_in.get(rule.condition)) for rule in rules}}
 
-    Raises `HealthTableError`.
-    """
-    table = _built_in()
-    return table if path is None else {**table, **_read(str(path), _text_of(path))}
+
+def _completed(rule: HealthRule, built_in: HealthRule | None) -> HealthRule:
+    """Return the rule with the texts of the built-in one where it has none."""
+    if built_in is None:
+        return rule
+    return replace(rule, text=rule.text or built_in.text, todo=rule.todo or built_in.todo)
 
 
 @cache
 def _built_in() -> HealthTable:
-    return _read("health.toml", (files(__package__) / "health.toml").read_text(encoding="utf-8"))
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise HealthTableError(f"{path}: {reason}") from error
-
-
-def _read(name: str, text: str) -> dict[str, Rule]:
-    try:
-        rules = _File.model_validate(tomllib.loads(text)).conditions
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(place_in(first["loc"]))
-        raise HealthTableError(f"{name}: {where}: {first['msg']}") from error
-    except (ValueError, RecursionError) as error:
-        raise HealthTableError(f"{name}: {error}") from error
-    found = {rule.condition: rule for rule in rules}
-    if len(found) != len(rules):
-        raise HealthTableError(f"{name}: a condition is there twice")
-    return found
+    with as_file(files(__package__) / "health.toml") as path:
+        return {rule.condition: rule for rule in load_health(path)}
 
 
 def findings(gpu: GpuReport, table: HealthTable) -> tuple[Finding, ...]:
@@ -117,7 +71,7 @@ def _finding(condition: str, table: HealthTable) -> Finding:
     rule = table.get(condition)
     if rule is None:
         return Finding(condition, HealthAction.NOTE, "not in the health table", "look it up in the catalogue")
-    return Finding(condition, rule.action, rule.text, rule.todo)
+    return Finding(condition, HealthAction(rule.action), rule.text, rule.todo)
 
 
 def _conditions(gpu: GpuReport) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,6 +9,7 @@ from itertools import groupby
 from resource_manager.agent.probe import EMPTY_MIG
 from resource_manager.agent.reports import GpuReport, Report
 from resource_manager.core.models import Gpu
+from resource_manager.manager.cluster_file.positions import quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,15 @@ def inventory_toml(servers: Sequence[Discovered]) -> str:
 def _server(server: Discovered) -> Iterable[str]:
     report = server.report
     yield "[[servers]]"
-    yield f"name = {_quoted(report.server)}"
+    yield f"name = {quoted(report.server)}"
     if server.address:
-        yield f"address = {_quoted(server.address)}"
+        yield f"address = {quoted(server.address)}"
     yield f"cpus = {report.cpus or 0}"
     if report.memory_mib is not None:
         yield f"memory_mib = {report.memory_mib}"
     present = usable(report)
     if present and present[0].vendor != "nvidia":
-        yield f"vendor = {_quoted(present[0].vendor)}"
+        yield f"vendor = {quoted(present[0].vendor)}"
     for gpu in report.gpus:
         reason = _why_left_out(gpu)
         if reason is not None:
@@ -83,9 +83,9 @@ def _group(gpus: list[GpuReport]) -> Iterable[str]:
     first = gpus[0]
     yield "[[servers.gpus]]"
     yield f"ids = {[gpu.index for gpu in gpus]}"
-    yield f"type = {_quoted(first.type)}"
+    yield f"type = {quoted(first.type)}"
     if first.vendor != "nvidia":
-        yield f"vendor = {_quoted(first.vendor)}"
+        yield f"vendor = {quoted(first.vendor)}"
     if first.memory_mib is not None:
         yield f"memory_mib = {first.memory_mib}"
     if first.uuid is not None:
@@ -99,8 +99,4 @@ def _group(gpus: list[GpuReport]) -> Iterable[str]:
 
 
 def _list(texts: Iterable[str | None]) -> str:
-    return "[\n" + "".join(f"  {_quoted(text or '')},\n" for text in texts) + "]"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)  # also a valid basic string of TOML
+    return "[\n" + "".join(f"  {quoted(text or '')},\n" for text in texts) + "]"

@@ -10,8 +10,7 @@ from resource_manager.agent.transitions import MAX_COMMAND, MAX_LISTED, is_of, r
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Lease
 from resource_manager.core.node_state import NodeState
-from resource_manager.core.team_ledger import TeamLedger
-from resource_manager.settings import Settings
+from resource_manager.core.teams import Team
 
 MJ_PER_KWH, W_S_PER_KWH = 3.6e9, 3.6e6
 """Millijoules and watt-seconds of a kilowatt-hour."""
@@ -138,20 +137,25 @@ def _is_idle(gpu: GpuReport, lease: Lease, below: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class IdleRules:
-    """Rules by which a lease counts as idle: of its request, else its team, else the settings."""
+    """Rules by which a lease counts as idle: of its request, else its team, else the cluster's settings."""
 
-    settings: Settings
-    ledger: TeamLedger | None
+    cluster: ClusterState
 
     def below(self, lease: Lease) -> float:
         """Return the utilization in percent below which a GPU of the lease counts as idle."""
-        team = None if self.ledger is None else self.ledger.of(lease.request).team.idle_below
-        return _first(lease.request.idle_below, team, self.settings.idle_below)
+        team = self._team(lease)
+        usual = self.cluster.settings.idle_below
+        return _first(lease.request.idle_below, None if team is None else team.idle_below, usual)
 
     def after_s(self, lease: Lease) -> float:
         """Return the time for which the lease may be idle without a warning."""
-        team = None if self.ledger is None else self.ledger.of(lease.request).team.idle_after_s
-        return _first(lease.request.idle_after_s, team, self.settings.idle_after_s)
+        team = self._team(lease)
+        usual = self.cluster.settings.idle_after_s
+        return _first(lease.request.idle_after_s, None if team is None else team.idle_after_s, usual)
+
+    def _team(self, lease: Lease) -> Team | None:
+        ledger = self.cluster.ledger
+        return None if ledger is None else ledger.of(lease.request).team
 
 
 def _first(asked: float | None, team: float | None, usual: float) -> float:
@@ -161,7 +165,6 @@ def _first(asked: float | None, team: float | None, usual: float) -> float:
 def idle_leases(
     cluster: ClusterState,
     uses: Mapping[str, Mapping[int, LeaseUse]],
-    settings: Settings,
     now: float,
     *,
     only: Iterable[str] | None = None,
@@ -170,7 +173,7 @@ def idle_leases(
 
     `uses` are those of each server, by fencing token.
     """
-    rules = IdleRules(settings, cluster.ledger)
+    rules = IdleRules(cluster)
     found: dict[str, float] = {}
     for lease_id in cluster.leases if only is None else only:
         lease = cluster.leases.get(lease_id)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from resource_manager.agent.health import load_health_table
+from resource_manager.agent.health import health_table
 from resource_manager.agent.lease_use import GpuSample, IdleRules, LeaseUse, sample_gpus, sample_leases
 from resource_manager.agent.reports import Report, ReportError
 from resource_manager.agent.sending import CLEANING_INTERVAL_S
@@ -28,13 +28,13 @@ from resource_manager.agent.silence import SILENT_INTERVALS, LastReport, Silence
 from resource_manager.agent.transitions import Rules, transitions
 from resource_manager.core.changes import AgentLost, Change, GpuCleaned, GpuClosed, JobEnd, Outcome, Released
 from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease
 from resource_manager.errors import StoreFullError
 from resource_manager.manager.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.scheduling import allocator
-from resource_manager.settings import Settings
 from resource_manager.storage import Store
 
 logger = logging.getLogger(__name__)
@@ -100,9 +100,9 @@ class Record:
         return found
 
 
-def rules_of(settings: Settings) -> Rules:
-    """Return the rules of these settings; raises `HealthTableError`."""
-    return Rules(load_health_table(settings.health), settings.rogue == "avoid", settings.clean_timeout_s)
+def rules_of(settings: ClusterSettings) -> Rules:
+    """Return the rules of these settings."""
+    return Rules(health_table(settings.health), settings.rogue == "avoid", settings.clean_timeout_s)
 
 
 class ReportReceiver:
@@ -111,12 +111,11 @@ class ReportReceiver:
     def __init__(self, manager: GPUResourceManager) -> None:
         self._manager = manager
         self._store = manager.store
-        self._rules = rules_of(manager.settings)
         self._lock = threading.Lock()
         self._second = 0
         self._fast = 0
         self._has_received = False
-        self.silence = SilenceWatch(manager.settings.silent_after_s)
+        self.silence = SilenceWatch(ClusterSettings().silent_after_s)
 
     def receive(self, report: Report, text: bytes) -> dict[str, Any]:
         """Commit what the report shows, keep it, and return what its agent should know.
@@ -138,7 +137,7 @@ class ReportReceiver:
         elsewhere = self._sightings_elsewhere(report.server, jobs)
 
         def judge(cluster: ClusterState, now: float) -> list[Change]:
-            outcome = transitions(cluster, report, clean, self._rules, now)
+            outcome = transitions(cluster, report, clean, rules_of(cluster.settings), now)
             record.clean = outcome.clean
             changes = [_with_use(change, uses) for change in outcome.changes]
             known = {**elsewhere, report.server: record.jobs}
@@ -148,7 +147,7 @@ class ReportReceiver:
             state = cluster.node(report.server)
             record.jobs = sightings_after(state, report, jobs)
             changes = judge(cluster, now)
-            self._sample(state, report, before, record, IdleRules(self._manager.settings, cluster.ledger))
+            self._sample(state, report, before, record, IdleRules(cluster))
             return changes, {} if changes else self._answer(cluster, report, record)
 
         changes, answer = self._manager.look(read, STATE_MAX_AGE_S)
@@ -243,6 +242,9 @@ class ReportReceiver:
             else LastReport(record.received_at, record.interval_s)
             for name in names
         }
+        self.silence.silent_after_s = self._manager.look(
+            lambda cluster, now: cluster.settings.silent_after_s, STATE_MAX_AGE_S
+        )
         lost = self.silence.lost(agents, now)
 
         def step(cluster: ClusterState, now: float) -> list[Change]:

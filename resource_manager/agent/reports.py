@@ -19,7 +19,7 @@ from resource_manager.agent.probe import (
 )
 from resource_manager.core.identifiers import UNPRINTABLE
 from resource_manager.errors import ResourceManagerError, place_in
-from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER, PciAddress, Uuid, Vendor
+from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER, PciAddress, Uuid, Vendor
 
 Text = Annotated[str, Field(max_length=MAX_TEXT, pattern=f"^[^{UNPRINTABLE}]*$")]
 Count = Annotated[int, Field(ge=0, lt=2**63)]

@@ -36,7 +36,7 @@ class SilenceWatch:
     """
 
     def __init__(self, silent_after_s: float) -> None:
-        self._silent_after_s = silent_after_s
+        self.silent_after_s = silent_after_s
         self._watching_since = 0.0
         self._looked_at = -math.inf
         self._held: dict[str, float] = {}
@@ -62,10 +62,10 @@ class SilenceWatch:
         ]
         found: list[str] = []
         for name in missing:
-            limit_s = max(self._silent_after_s, SILENT_INTERVALS * agents[name].interval_s)
+            limit_s = max(self.silent_after_s, SILENT_INTERVALS * agents[name].interval_s)
             if name in self._held or now - began[name] < limit_s:
                 continue
-            together = [other for other in missing if abs(began[other] - began[name]) <= self._silent_after_s]
+            together = [other for other in missing if abs(began[other] - began[name]) <= self.silent_after_s]
             reporting = sum(agent.at > began[name] for agent in agents.values())
             if len(together) > reporting:
                 self._hold({other: agents[other].at for other in together})
@@ -75,7 +75,7 @@ class SilenceWatch:
 
     def _follow(self, agents: Mapping[str, LastReport], now: float) -> None:
         """Begin again after a pause, and take note of agents that report again."""
-        if not 0 <= now - self._looked_at <= self._silent_after_s / 2:
+        if not 0 <= now - self._looked_at <= self.silent_after_s / 2:
             self._watching_since = now
         self._looked_at = now
         for name in [name for name, at in self._held.items() if name not in agents or agents[name].at > at]:

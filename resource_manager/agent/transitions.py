@@ -171,7 +171,7 @@ class _Reading:
         """Return the reason to close the GPU, None if there is none, and whether its job must stop."""
         if gpu is None:
             rule = self._rules.table.get(MISSING_UUID)
-            action = HealthAction.CLOSE_NOW if rule is None else rule.action
+            action = HealthAction.CLOSE_NOW if rule is None else HealthAction(rule.action)
             if action in (HealthAction.IGNORE, HealthAction.NOTE):
                 return None, False
             return f"{MISSING_UUID}; {self._state.gpu_uuids[gpu_id]}", action is HealthAction.CLOSE_NOW

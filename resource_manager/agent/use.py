@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypedDict
 
-from resource_manager.agent.health import HealthTable, findings, load_health_table
+from resource_manager.agent.health import HealthTable, findings, health_table
 from resource_manager.agent.lease_use import LeaseUse, idle_leases
 from resource_manager.agent.receiving import Record, records_of
 from resource_manager.agent.reports import GpuReport, Report, ReportError, read_report
@@ -133,7 +133,6 @@ def kept_reports(store: Store, servers: Iterable[str]) -> dict[str, KeptReport]:
 
 def use_of(manager: GPUResourceManager, servers: Sequence[str] | None = None) -> list[ServerUse]:
     """Return the use of these servers, by default of all, in the inventory's order."""
-    table = load_health_table(manager.settings.health)
     asked = None if servers is None else set(servers)
 
     def names(cluster: ClusterState, now: float) -> list[str]:
@@ -153,8 +152,9 @@ def use_of(manager: GPUResourceManager, servers: Sequence[str] | None = None) ->
     def view(cluster: ClusterState, now: float) -> list[ServerUse]:
         states = [state for name in wanted if (state := cluster.by_name.get(name)) is not None]
         held = {lease.lease_id for state in states for lease in state.leases.values()}
-        since = idle_leases(cluster, uses, manager.settings, now, only=held)
+        since = idle_leases(cluster, uses, now, only=held)
         idle_s = {lease_id: now - at for lease_id, at in since.items()}
+        table = health_table(cluster.settings.health)
         return [server_use(state, kept.get(state.name), table, now, idle_s) for state in states]
 
     return manager.look(view)

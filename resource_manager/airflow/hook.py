@@ -11,13 +11,13 @@ from resource_manager.airflow.version_compat import (
     AirflowException,
     AirflowNotFoundException,
     BaseHook,
-    form_widgets,
 )
 from resource_manager.errors import LockTimeoutError, ResourceManagerError, StoreUnavailableError
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.task_identity import task_as_caller
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.client import ServiceClient, ServiceUnavailableError
+from resource_manager.settings import Settings
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
@@ -44,11 +44,6 @@ class GPUManagerHook(BaseHook):
     default_conn_name = DEFAULT_CONNECTION
     conn_type = "gpu_manager"
     hook_name = "GPU resource manager"
-
-    @staticmethod
-    def get_connection_form_widgets() -> dict[str, Any]:
-        """Return the fields of the connection form, for Airflow before 3.2."""
-        return form_widgets(_form()["conn-fields"])
 
     @staticmethod
     def get_ui_field_behaviour() -> dict[str, Any]:
@@ -78,7 +73,7 @@ class GPUManagerHook(BaseHook):
             connection = self.get_connection(self.gpu_conn_id)
         except AirflowNotFoundException as error:
             if self.gpu_conn_id == DEFAULT_CONNECTION:
-                return GPUResourceManager(by=self._by())
+                return GPUResourceManager(Settings.load(), by=self._by())
             raise AirflowException(
                 f"connection {self.gpu_conn_id!r} is not defined; add it with type gpu_manager"
             ) from error
@@ -92,7 +87,7 @@ class GPUManagerHook(BaseHook):
             )
         options = {name: value for name, value in connection.extra_dejson.items() if value not in (None, "")}
         url = with_password(url, connection.password)
-        return GPUResourceManager.from_url(url, **{"by": self._by(), **options})
+        return GPUResourceManager(Settings.of({"store": url, **options}), by=self._by())
 
     def _by(self) -> str | None:
         if self._task is None:

@@ -17,9 +17,6 @@ def get_provider_info() -> dict[str, Any]:
         names = [f"{root}.{part}" for part in parts] or [root]
         return {"integration-name": INTEGRATION, "python-modules": names}
 
-    def field(label: str, kind: str, description: str) -> dict[str, Any]:
-        return {"label": label, "description": description, "schema": {"type": [kind, "null"]}}
-
     return {
         "package-name": "gpu-resource-manager",
         "name": INTEGRATION,
@@ -31,11 +28,6 @@ def get_provider_info() -> dict[str, Any]:
                 "connection-type": "gpu_manager",
                 "hook-name": "GPU resource manager",
                 "hook-class-name": "resource_manager.airflow.hook.GPUManagerHook",
-                "conn-fields": {
-                    "policy": field("Policy", "string", "Placement policy; first_fit if empty. Store only."),
-                    "order": field("Order", "string", "Queue order; priority if empty. Store only."),
-                    "inventory": field("Inventory", "string", "TOML file with the servers. Store only."),
-                },
                 "ui-field-behaviour": {
                     "hidden-fields": ["port", "login", "schema"],
                     "relabeling": {

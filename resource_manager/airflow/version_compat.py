@@ -45,22 +45,12 @@ __all__ = [
     "AirflowNotFoundException",
     "AirflowTaskTerminated",
     "BaseHook",
-    "form_widgets",
     "get_xcom",
     "in_thread",
     "is_first_try_since_cleared",
     "set_xcom",
     "user_of",
 ]
-
-
-def form_widgets(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields of text for a connection form; Airflow 3.2 reads them from the provider."""
-    from wtforms import StringField  # Airflow's API server stands in for it where it is not installed
-
-    return {
-        name: StringField(field["label"], description=field["description"]) for name, field in fields.items()
-    }
 
 
 def is_first_try_since_cleared(task_instance: Any, retries: int) -> bool:

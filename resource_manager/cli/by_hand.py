@@ -52,7 +52,7 @@ class Duration(click.ParamType[float]):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        from resource_manager.manager.teams_file import seconds_of  # loads pydantic
+        from resource_manager.manager.cluster_file.durations import seconds_of  # loads pydantic
 
         try:
             seconds = seconds_of(str(value))

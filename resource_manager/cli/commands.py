@@ -48,13 +48,6 @@ _SILENCE = logging.NullHandler()
 @click.option("--url", envvar="GPU_MANAGER_URL", help="URL of the service; without it, the store is used.")
 @click.option("--token", envvar="GPU_MANAGER_TOKEN", help="Bearer token for the service.")
 @click.option("--store", help="Store (redis://…, airflow://, memory://); overrides GPU_MANAGER_STORE.")
-@click.option("--policy", help="Placement policy; overrides GPU_MANAGER_POLICY.")
-@click.option("--order", help="Queue order; overrides GPU_MANAGER_ORDER.")
-@click.option(
-    "--inventory",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="TOML file with the servers; overrides GPU_MANAGER_INVENTORY.",
-)
 @click.version_option(message=f"{PROGRAM} {__version__}, stored format {STORED_FORMAT}", version=__version__)
 @click.pass_context
 def main(context: click.Context, /, **given: Any) -> None:
@@ -117,12 +110,24 @@ def _show_status(target: Target, wide: bool, as_json: bool) -> None:
         print_json(target.manager.get_resource_summary())
     else:
         shown = _status(target)  # before rich is loaded, since this may fail
+        _show_notices(target)
         tables.console(wide=wide).print(shown)
 
 
 def _status(target: Target) -> Any:
     manager = target.manager
     return tables.status(manager.get_resource_summary(), manager.leases(), manager.queue())
+
+
+def _show_notices(target: Target) -> None:
+    """Print on standard error what is wrong with the cluster, or with the file that this process names."""
+    summary, path = target.manager.get_resource_summary(), target.configured().inventory
+    if path is None and not summary.get("misconfigured"):
+        return
+    from resource_manager.manager.notices import notices_of
+
+    for line in notices_of(summary, path, target.manager.diff):
+        click.echo(line, err=True)
 
 
 @main.command()

@@ -27,9 +27,8 @@ MAX_CONNECTIONS = 32
 health_option = click.option(
     "--health",
     "health_path",
-    envvar="GPU_MANAGER_HEALTH",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="TOML file whose rules replace those of the built-in health table.",
+    help="Cluster file whose [health] replaces rules of the built-in table.",
 )
 
 
@@ -61,13 +60,14 @@ def discover(
     the servers, which need python3. A server that gives no report is one line on standard error; the others
     are still printed, and the exit code is 3.
     """
-    from resource_manager.agent.health import load_health_table
+    from resource_manager.agent.health import health_table
     from resource_manager.agent.inventory import Discovered, inventory_toml
+    from resource_manager.manager.cluster_file.reading import load_health
 
     if not hosts and (user or key):
         raise Failure("--user and --key go with a HOST", BAD_INPUT)
     names = server_names(hosts)
-    table = load_health_table(health_path)
+    table = health_table(() if health_path is None else load_health(health_path))
     found = []
     answers = _ask_all(hosts, user, key) if hosts else [ask_here()]
     for host, name, answer in zip(hosts or ("",), names or ("",), answers, strict=True):

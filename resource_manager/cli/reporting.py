@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,26 +25,19 @@ FIELDS = ("granted", "used", "idle", "failed", "preempted", "quarantined", "unkn
 @main.command()
 @click.option("--by", default="team", show_default=True, help="Keys: any of team,user,dag,gpu_type.")
 @click.option("--since", default="30d", show_default=True, help="How far back: 45min, 12h, 30d.")
-@click.option(
-    "--prices",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="TOML file with the price of an hour of a GPU by type; overrides GPU_MANAGER_PRICES.",
-)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV only.")
 @wide_option
 @json_option
 @click.pass_obj
 @exit_codes
-def report(
-    target: Target, by: str, since: str, prices: Path | None, as_csv: bool, wide: bool, as_json: bool
-) -> None:
-    """Show the GPU-hours granted, what became of them, and the hours waited.
+def report(target: Target, by: str, since: str, as_csv: bool, wide: bool, as_json: bool) -> None:
+    """Show the GPU-hours granted, what became of them, hours waited, and costs by the cluster's prices.
 
     granted = used + idle + failed + preempted + quarantined + unknown.
     """
     if as_csv and as_json:
         raise Failure("--csv and --json exclude each other", BAD_INPUT)
-    found = _report(target, by, since, prices)
+    found = _report(target, by, since)
     if as_json:
         print_json(found)
     elif as_csv:
@@ -54,7 +46,7 @@ def report(
         tables.console(wide=wide).print(tables.report_table(found))
 
 
-def _report(target: Target, by: str, since: str, prices: Path | None) -> Any:
+def _report(target: Target, by: str, since: str) -> Any:
     from pydantic import ValidationError
 
     from resource_manager.manager.report import ReportQuery
@@ -65,12 +57,10 @@ def _report(target: Target, by: str, since: str, prices: Path | None) -> Any:
         wrong = error.errors(include_url=False)[0]
         raise Failure(f"--{wrong['loc'][0]}: {wrong['msg']}", BAD_INPUT) from error
     if target.url:
-        if prices is not None:
-            raise Failure("--prices reads the store itself: leave out --url, or set the service's", BAD_INPUT)
         return target.manager.report(query.by, query.since)
     from resource_manager.agent.accounting import report_of
 
-    return report_of(target.manager, query, prices)
+    return report_of(target.manager, query)
 
 
 def _print_csv(found: Any) -> None:

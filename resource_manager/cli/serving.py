@@ -25,6 +25,7 @@ from resource_manager.rest.tokens import Role, TokenFile, TokenStore
 if TYPE_CHECKING:  # imported at run time only by the commands that need them
     from resource_manager.manager.manager import GPUResourceManager
     from resource_manager.rest.service import Service
+    from resource_manager.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ tokens_file_option = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     help="Append every change to this file, before the store drops it.",
 )
+@click.option("--example", is_flag=True, help="Give an empty store 4 servers with 8 GPUs each, to try it.")
 @tokens_file_option
 @click.pass_obj
 @exit_codes
@@ -92,9 +94,11 @@ def serve(
     log_format: str | None,
     log_level: str,
     archive: Path | None,
+    example: bool,
     tokens_file: Path | None,
 ) -> None:
     """Serve the REST API and the console."""
+    from resource_manager.errors import NO_SERVERS
     from resource_manager.rest.app import create_app
     from resource_manager.rest.assemble import persistence_of, standalone
     from resource_manager.rest.observability import logs
@@ -105,6 +109,8 @@ def serve(
     settings = target.settings()
     kept = persistence_of(settings, tokens_file)
     opening = _opening(kept.tokens, host, insecure)
+    if example:
+        _add_example(settings)
     manager: GPUResourceManager = target.manager
     if archive is not None:
         extend(archive, manager)
@@ -112,11 +118,21 @@ def serve(
     service = standalone(
         manager, kept, open_to=opening, rate=rate_limit, airflow_url=airflow_url, max_streams=max_streams
     )
+    if not manager.inventory:
+        logger.warning("%s", NO_SERVERS)
     app = create_app(service, secure_cookies=behind_https)
     if not _serve(
         app, service, host, port, threads + max_streams, max_connections_per_address, trusted_proxy, archive
     ):
         leave(0)
+
+
+def _add_example(settings: Settings) -> None:
+    """Write the servers of the original to an empty store; raises `SettingsError` if it has others."""
+    from resource_manager.manager.cluster_file.servers import default_inventory
+    from resource_manager.manager.manager import GPUResourceManager
+
+    GPUResourceManager(settings, inventory=default_inventory()).close()
 
 
 def _opening(store: TokenStore, host: str, insecure: bool) -> str:

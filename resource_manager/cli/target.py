@@ -43,7 +43,7 @@ CONNECT_TIMEOUT_S = 10.0
 SERVICE_MODULES = {"flask", "prometheus_client", "waitress", "werkzeug"}
 """Modules that the extra `api` installs."""
 
-OVERRIDES = ("store", "policy", "order", "inventory")
+OVERRIDES = ("store",)
 """Options before the command that take precedence over the settings of the same name."""
 
 

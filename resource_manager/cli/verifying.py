@@ -86,7 +86,7 @@ def verify(
 def adopt(target: Target, server: str, user: str | None, key: str | None, as_json: bool) -> None:
     """Take the GPUs that SERVER (id or name) reports as its GPUs in the inventory.
 
-    Refused while the server has leases. The inventory file of the service, or of this command, changes too.
+    Refused while the server has leases. No file of the cluster takes it back, unless it is forced.
     """
     from resource_manager.agent.inventory import pinned_gpus
 

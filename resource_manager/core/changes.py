@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.direct_init import direct_init, direct_new
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import JobPlace, Lease, Node, Request
@@ -311,13 +312,25 @@ class InventoryChanged:
     """The inventory is replaced; a node that left it but is in use stays, retired, until it is free.
 
     `replaced` are the nodes of the inventory before that changed or left it, with their places there, and
-    `added` the names of those that are new: see `inventory_before`.
+    `added` the names of those that are new: see `inventory_before`. `adopted` names the node whose GPUs were
+    adopted as its server reports them.
     """
 
     nodes: tuple[Node, ...]
     at: float
     replaced: tuple[tuple[int, Node], ...] = ()
     added: tuple[str, ...] = ()
+    adopted: str = ""
+    lines: tuple[str, ...] = ()
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettingsChanged:
+    """The settings of the cluster are replaced; `lines` say what differs."""
+
+    settings: ClusterSettings
+    at: float
     lines: tuple[str, ...] = ()
     by: str = ""
 
@@ -343,4 +356,5 @@ Change = (
     | GpuOpened
     | GpuCleaned
     | InventoryChanged
+    | ClusterSettingsChanged
 )

@@ -16,6 +16,7 @@ from resource_manager.core.changes import (
     AgentSeen,
     Cancelled,
     Change,
+    ClusterSettingsChanged,
     Drained,
     Expired,
     GpuCleaned,
@@ -34,12 +35,14 @@ from resource_manager.core.changes import (
     Resumed,
     TeamsChanged,
 )
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.expiry_heap import ExpiryHeap
 from resource_manager.core.failed_starts import FailedStarts, by_lease, in_order, remembered
 from resource_manager.core.gpu_state import GpuChange, begin_cleaning, carry_over, change_gpus, recount
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import (
     KEY_SEPARATOR,
+    Gpu,
     Lease,
     Node,
     PendingRequest,
@@ -58,8 +61,21 @@ __all__ = ["ClusterState", "NodeState", "Snapshot"]
 
 
 @dataclass(frozen=True, slots=True)
+class Adoption:
+    """GPUs that a server's own report gave it in place of those in the inventory; no file takes them back."""
+
+    node: str
+    gpus: tuple[Gpu, ...]
+    at: float
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A whole state as plain values, which a store keeps and a replica starts from."""
+    """A whole state as plain values, which a store keeps and a replica starts from.
+
+    `drained` and `closed_gpus` are also those of servers that left the inventory, and may come back.
+    """
 
     version: int
     last_fencing_token: int
@@ -80,6 +96,8 @@ class Snapshot:
     remainders: tuple[Lease, ...] = ()
     last_ports: Mapping[str, int] = field(default_factory=dict)
     windows: tuple[Window, ...] = ()
+    settings: ClusterSettings = field(default_factory=ClusterSettings)
+    adoptions: tuple[Adoption, ...] = ()
     failed_starts: tuple[Released, ...] = ()
 
 
@@ -104,6 +122,13 @@ class ClusterState(NodeIndex):
         """Ledger of what each team holds; None without rules of teams, so that it then costs nothing."""
         self.windows: tuple[Window, ...] = ()
         """The maintenance windows; none on most clusters, so that they then cost nothing."""
+        self.settings = ClusterSettings()
+        """The settings of the cluster; each change gives a new object."""
+        self.adoptions: dict[str, Adoption] = {}
+        """Adoptions by server, also of servers that left the inventory."""
+        self.absent_drained: dict[str, Drained] = {}
+        self.absent_closed_gpus: dict[tuple[str, int], GpuClosed] = {}
+        """Closures of servers that left the inventory: they come back with their server."""
         self.failed_starts: FailedStarts = {}
         """The releases of leases whose jobs did not start, by lease id; the next try avoids those nodes."""
         self._expiry_heap = ExpiryHeap(self.leases)
@@ -144,19 +169,27 @@ class ClusterState(NodeIndex):
             nodes=tuple(state.node for state in self.nodes),
             leases=tuple(self.leases.values()),
             pending=tuple(self.pending.values()),
-            drained=tuple(state.drained for state in self.nodes if state.drained is not None),
+            drained=(
+                *(state.drained for state in self.nodes if state.drained is not None),
+                *(each for _, each in sorted(self.absent_drained.items())),
+            ),
             retired=tuple(state.name for state in self.nodes if state.retired),
             last_node=self.last_node,
             teams=self.teams,
             use={} if self.ledger is None else self.ledger.uses,
             watched=tuple(state.name for state in self.nodes if state.watched),
             silent=tuple(state.silent for state in self.nodes if state.silent is not None),
-            closed_gpus=tuple(each for state in self.nodes for _, each in sorted(state.closed_gpus.items())),
+            closed_gpus=(
+                *(each for state in self.nodes for _, each in sorted(state.closed_gpus.items())),
+                *(each for _, each in sorted(self.absent_closed_gpus.items())),
+            ),
             opened_gpus=tuple(each for state in self.nodes for _, each in sorted(state.opened_gpus.items())),
             cleaning=tuple(each for state in self.nodes for _, each in sorted(state.cleaning.items())),
             remainders=tuple(self.remainders.values()),
             last_ports={state.name: state.last_port for state in self.nodes if state.last_port},
             windows=self.windows,
+            settings=self.settings,
+            adoptions=tuple(each for _, each in sorted(self.adoptions.items())),
             failed_starts=in_order(self.failed_starts),
         )
 
@@ -170,19 +203,22 @@ class ClusterState(NodeIndex):
         held = (*snapshot.leases, *snapshot.remainders)
         named = {member.node for lease in held for member in lease.members}
         named.update(snapshot.retired, snapshot.last_ports, snapshot.watched)
-        named.update(drained.node for drained in snapshot.drained)
         named.update(lost.node for lost in snapshot.silent)
-        named.update(each.node for each in snapshot.closed_gpus)
         named.update(each.node for each in snapshot.opened_gpus)
         named.update(each.node for each in snapshot.cleaning)
         if unknown := sorted(named - cluster.by_name.keys()):
             raise CorruptStateError(f"the state refers to server {unknown[0]!r}, which its inventory lacks")
         for drained in snapshot.drained:
-            cluster.by_name[drained.node].drained = drained
+            if (state := cluster.by_name.get(drained.node)) is None:
+                cluster.absent_drained[drained.node] = drained
+            else:
+                state.drained = drained
         for name in snapshot.retired:
             cluster.by_name[name].retired = True
         cluster._set_teams(snapshot.teams, snapshot.use)
         cluster.windows = snapshot.windows
+        cluster.settings = snapshot.settings
+        cluster.adoptions = {adoption.node: adoption for adoption in snapshot.adoptions}
         cluster.failed_starts = by_lease(snapshot.failed_starts)
         for name, port in snapshot.last_ports.items():
             cluster.by_name[name].last_port = port
@@ -354,6 +390,8 @@ class ClusterState(NodeIndex):
                 self._index([other for other in before if other is not state])
                 if self._undo is not None:
                     self._undo.append(partial(self._index, before))
+                else:  # no trial brings a node back
+                    self._leave(state)
 
     def _spend(self, ledger: TeamLedger, ended: Lease, at: float) -> None:
         """Add what an ended lease, or its ended members, held to the use of its team."""
@@ -515,6 +553,11 @@ class ClusterState(NodeIndex):
             self._undo.append(partial(setattr, self, "windows", self.windows))
         self.windows = change.windows
 
+    def _settings_changed(self, change: ClusterSettingsChanged) -> None:
+        if self._undo is not None:
+            self._undo.append(partial(setattr, self, "settings", self.settings))
+        self.settings = change.settings
+
     def _agent_changed(self, change: AgentSeen | AgentLost) -> None:
         silent = change if isinstance(change, AgentLost) else None
         self._change_agent(self.node(change.node), watched=True, silent=silent)
@@ -552,7 +595,10 @@ class ClusterState(NodeIndex):
         for lost in snapshot.silent:
             self.by_name[lost.node].silent = lost
         for closed in snapshot.closed_gpus:
-            self.by_name[closed.node].closed_gpus[closed.gpu_id] = closed
+            if (state := self.by_name.get(closed.node)) is None:
+                self.absent_closed_gpus[closed.node, closed.gpu_id] = closed
+            else:
+                state.closed_gpus[closed.gpu_id] = closed
         for opened in snapshot.opened_gpus:
             self.by_name[opened.node].opened_gpus[opened.gpu_id] = opened
         for entry in snapshot.cleaning:
@@ -564,6 +610,12 @@ class ClusterState(NodeIndex):
     def _inventory_changed(self, change: InventoryChanged) -> None:
         if self._undo is not None:
             raise CapacityError("an inventory change cannot be tried: apply it outside of a trial")
+        if change.adopted:
+            node = next(node for node in change.nodes if node.name == change.adopted)
+            self.adoptions[node.name] = Adoption(node.name, node.gpus, change.at, change.by)
+        for node in change.nodes:
+            if node.name in self.adoptions and self.adoptions[node.name].gpus != node.gpus:
+                del self.adoptions[node.name]
         self._replace_nodes(change.nodes)
         self._set_teams(
             self.teams, {} if self.ledger is None else self.ledger.uses
@@ -583,7 +635,30 @@ class ClusterState(NodeIndex):
         for state in states:
             if state.name in old:
                 _take_over(state, old[state.name])
+            else:
+                self._come_back(state)
+        names = {state.name for state in states}
+        for previous in self.nodes:
+            if previous.name not in names:
+                self._leave(previous)
         self._index(states)
+
+    def _leave(self, state: NodeState) -> None:
+        """Keep the closures of a node that leaves for the day it comes back."""
+        if state.drained is not None:
+            self.absent_drained[state.name] = state.drained
+        for gpu_id, closed in sorted(state.closed_gpus.items()):
+            self.absent_closed_gpus[state.name, gpu_id] = closed
+
+    def _come_back(self, state: NodeState) -> None:
+        """Close a new node, and those of its GPUs that have the same number and UUID, as when it left."""
+        state.drained = self.absent_drained.pop(state.name, None)
+        identities = {gpu.gpu_id: gpu.uuid for gpu in state.node.gpus}
+        for name, gpu_id in [key for key in self.absent_closed_gpus if key[0] == state.name]:
+            closed = self.absent_closed_gpus.pop((name, gpu_id))
+            if identities.get(gpu_id) == closed.uuid:
+                state.closed_gpus[gpu_id] = closed
+        recount(state, state.closed_gpus)
 
     def _resized_only(self, nodes: tuple[Node, ...]) -> bool:
         """Resize changed nodes in place; return False if a node or GPU was added, removed or moved."""
@@ -677,4 +752,5 @@ _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {
     GpuOpened: ClusterState._gpus_changed,
     GpuCleaned: ClusterState._gpus_changed,
     InventoryChanged: ClusterState._inventory_changed,
+    ClusterSettingsChanged: ClusterState._settings_changed,
 }

@@ -15,6 +15,7 @@ class Window:
     """A window on some servers, from `begin` until `end` in seconds of the store's clock.
 
     With `every_s` it comes again after that time, for ever. `preempt` ends at its begin what still runs.
+    `in_file`: the cluster's file states it, and the next file may leave it out.
     """
 
     window_id: int
@@ -24,6 +25,7 @@ class Window:
     every_s: float | None = None
     reason: str = ""
     preempt: bool = False
+    in_file: bool = False
 
     @property
     def preemptor(self) -> str:

@@ -21,7 +21,7 @@ from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
 from resource_manager.core.names import name_of, short
 from resource_manager.core.node_state import ClosedToRequest, NodeState
-from resource_manager.errors import LockTimeoutError
+from resource_manager.errors import NO_SERVERS, LockTimeoutError
 
 MAX_DETAIL = 480
 """Maximum length of a sentence, so that no interface has to shorten it and all show the same."""
@@ -48,6 +48,7 @@ class RefusalKind(StrEnum):
     LOCK_BUSY = "lock_busy"
     MAINTENANCE = "maintenance"
     AWAITING_RELEASE = "awaiting_release"
+    MISCONFIGURED = "misconfigured"
     NEVER_FITS = "never_fits"
 
 
@@ -87,6 +88,16 @@ def recovering(window: RecoveryWindow) -> Refusal:
 def lock_busy(waited_s: float) -> Refusal:
     """Return the refusal of a request for which the lock could not be acquired in time."""
     return Refusal(RefusalKind.LOCK_BUSY, str(LockTimeoutError(waited_s)))
+
+
+def misconfigured(detail: str) -> Refusal:
+    """Return the refusal of every request while somebody has to set the cluster, or this process, right."""
+    return Refusal(RefusalKind.MISCONFIGURED, f"misconfigured: {detail}")
+
+
+def no_servers() -> Refusal:
+    """Return the refusal of every request while the store has no cluster."""
+    return misconfigured(NO_SERVERS)
 
 
 def never_fits(cluster: ClusterState, request: Request) -> Refusal | None:

@@ -60,7 +60,7 @@ class Teams:
 
     def __bool__(self) -> bool:
         """Return True if there is any rule."""
-        return bool(self.teams) or self.preemption
+        return self != NO_TEAMS
 
 
 def check_teams(teams: Teams, capacity: Mapping[str, int]) -> Iterator[tuple[str, str, str]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -21,31 +20,36 @@ from resource_manager.core.changes import (
     ReleaseResult,
     Resumed,
 )
-from resource_manager.core.cluster import ClusterState
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.identifiers import check_text
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu, JobPlace, Lease, Node, Request
 from resource_manager.core.name_lookup import find
 from resource_manager.core.names import display_name, name_of, short
-from resource_manager.core.refusal import RecoveryWindow, Refusal, lock_busy, recovering
-from resource_manager.core.teams import Teams
+from resource_manager.core.refusal import RecoveryWindow, Refusal, lock_busy, no_servers, recovering
 from resource_manager.errors import (
+    ClusterChangedError,
     CorruptStateError,
     InvalidRequestError,
     LeaseNotFoundError,
     LockTimeoutError,
+    NoServersError,
     OtherOwnerError,
+    SettingsError,
     StateLostError,
     StateUnconfirmedError,
 )
 from resource_manager.manager import maintenance, repeats, serializers, teams
 from resource_manager.manager.arguments import ORIGINAL_NAMES, DemandArguments, DemandOptions, Dumpable
 from resource_manager.manager.asking import Step, checked_by, this_user
+from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan, revision_of
+from resource_manager.manager.cluster_file.reading import load_inventory
+from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm, settings_of
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.demand import Demand
-from resource_manager.manager.inventory_edit import gpus_replaced
-from resource_manager.manager.inventory_file import default_inventory, load_inventory
 from resource_manager.manager.maintenance import WindowForm
 from resource_manager.manager.requests import (
     build_request,
@@ -57,6 +61,8 @@ from resource_manager.manager.requests import (
 )
 from resource_manager.manager.results import (
     Allocation,
+    ClusterDiff,
+    ClusterView,
     ExpectedStart,
     Explanation,
     QueueEntry,
@@ -65,16 +71,14 @@ from resource_manager.manager.results import (
     ServerSummary,
     Submission,
     Summary,
-    TeamsChange,
     TeamsView,
     WindowView,
 )
-from resource_manager.manager.server_gpus import adoption, replacement, server_detail
+from resource_manager.manager.server_gpus import adoption, server_detail
 from resource_manager.manager.wording import matches, what_of
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import refusals_of
-from resource_manager.scheduling.policies import Policy, get_policy, nothing_fits
-from resource_manager.scheduling.price_admission import PriceAdmission
+from resource_manager.scheduling.policies import get_policy, nothing_fits, package_of
 from resource_manager.scheduling.queue_order import QueueDiscipline, get_order
 from resource_manager.scheduling.start_estimates import Start, estimate_starts
 from resource_manager.settings import Settings
@@ -85,23 +89,20 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+HOW_TO_CHANGE = "gpu-manager apply changes it"
+
+CLUSTER_FIELDS = {field.name for field in fields(ClusterSettings)} - {"policy_package"}
 HISTORY_PAGE = 1000
 
 EXPIRE_EVERY_S = 1.0
 """Time after which a process that waits for a request expires the leases that are due."""
 
 
-def price_admission(settings: Settings) -> PriceAdmission | None:
-    """Return the prices to admit by; None where admission is open."""
-    if settings.admission == "open" or settings.price_low is None or settings.price_high is None:
-        return None
-    return PriceAdmission(settings.price_low, settings.price_high)
-
-
 class GPUResourceManager:
     """Leases on named GPUs and CPUs of one server each, kept in a store that many processes share.
 
-    `GPUResourceManager()` reads `Settings`; `from_url` takes everything as arguments. All times are
+    `GPUResourceManager()` reads `Settings`; `from_url` takes everything as arguments. The cluster is that of
+    the store: `inventory` and `cluster`, fields of `ClusterSettings`, are for an empty one. All times are
     seconds of the store's clock. Thread-safe. `by` is who asks, for the history: by default the user of this
     process; `asked_by` names another one for some calls.
 
@@ -121,34 +122,21 @@ class GPUResourceManager:
         *,
         store: Store | None = None,
         inventory: Iterable[Node] | None = None,
+        cluster: Mapping[str, Any] | None = None,
         observer: Observer | None = None,
         by: str | None = None,
     ) -> None:
+        is_original = settings is None
         self.settings = Settings.load() if settings is None else settings
-        if inventory is None and self.settings.inventory is not None:
-            inventory = load_inventory(self.settings.inventory)
-        self._inventory_is_explicit = inventory is not None
-        self.inventory: tuple[Node, ...] = (
-            default_inventory(self.TOTAL_SERVERS, self.GPUS_PER_SERVER, self.CPUS_PER_SERVER)
-            if inventory is None
-            else tuple(inventory)
-        )
         self.store = store or open_store(
             self.settings.store, self.settings, variable=self.RESOURCE_VAR_NAME, lock=self.LOCK_VAR_NAME
         )
-        self._commits = Transactions(
-            self.store,
-            get_policy(self.settings.policy),
-            replace(
-                get_order(self.settings.order),
-                admission=price_admission(self.settings),
-                maintenance_guard_s=self.settings.maintenance_guard_s,
-            ),
-            lambda: ClusterState(self.inventory).snapshot(),
-            self.settings.lock_timeout_s,
-            this_user() if by is None else checked_by(by),
-            observer,
-        )
+        who = this_user() if by is None else checked_by(by)
+        self._commits = Transactions(self.store, self.settings.lock_timeout_s, who, observer)
+        self._stated = dict(cluster or {})
+        self._nodes = None if inventory is None else tuple(inventory)
+        scheme = self.settings.store.partition("://")[0]
+        self._has_servers = scheme == "memory" or (is_original and scheme == "airflow")
         self._initialise()
 
     @classmethod
@@ -157,25 +145,21 @@ class GPUResourceManager:
         url: str,
         *,
         inventory: Iterable[Node] | str | Path | None = None,
-        policy: str = "first_fit",
-        order: str = "priority",
         observer: Observer | None = None,
         by: str | None = None,
         **settings: Any,
     ) -> GPUResourceManager:
         """Return a manager on the store at `url`; nothing is read from the environment.
 
-        `inventory` is a TOML file or nodes; other keywords are fields of `Settings`. Raises `SettingsError`,
-        `InventoryError`, `PolicyError` and `StoreError`.
+        `inventory`, nodes or a TOML file, and fields of `ClusterSettings` such as `policy` and `order` are
+        those of an empty store; where it has others, `SettingsError` is raised. Other keywords are fields of
+        `Settings`. Raises `ClusterFileError` and `StoreError`.
         """
         if isinstance(inventory, str | Path):
             inventory = load_inventory(inventory)
-        return cls(
-            Settings.of({"store": url, "policy": policy, "order": order, **settings}),
-            inventory=inventory,
-            observer=observer,
-            by=by,
-        )
+        stated = {name: value for name, value in settings.items() if name in CLUSTER_FIELDS}
+        own = Settings.of({"store": url, **{key: settings[key] for key in settings if key not in stated}})
+        return cls(own, inventory=inventory, cluster=stated, observer=observer, by=by)
 
     @property
     def observer(self) -> Observer | None:
@@ -187,14 +171,13 @@ class GPUResourceManager:
         self._commits.observer = observer
 
     @property
-    def policy(self) -> Policy:
-        """The current placement policy."""
-        return self._commits.policy
+    def inventory(self) -> tuple[Node, ...]:
+        """The servers of this process's replica, without those that left."""
+        return self._commits.peek_replica(lambda cluster, now: _inventory(cluster))
 
-    @property
-    def order(self) -> QueueDiscipline:
-        """The order of the queue."""
-        return self._commits.order
+    def order(self, cluster: ClusterState) -> QueueDiscipline:
+        """Return the order of the queue in that state."""
+        return self._commits.order(cluster)
 
     # ---- the original's interface ----
 
@@ -214,6 +197,9 @@ class GPUResourceManager:
         """
         try:
             request = self.build_request(task_id, required_gpus, required_cpus, prefer_server_id, **options)
+        except NoServersError as error:
+            logger.warning("no lease for task %r: %s", task_id, error)
+            return None
         except InvalidRequestError as error:
             error.rename(ORIGINAL_NAMES)
             raise
@@ -233,17 +219,21 @@ class GPUResourceManager:
 
     def get_resource_summary(self) -> Summary:
         """Return the free and allocated capacity of every server; at most `cache_ttl_s` old."""
-        return self._commits.read(
-            lambda cluster, now: serializers.summary(cluster), self.settings.cache_ttl_s
-        )
+
+        def view(cluster: ClusterState, now: float) -> Summary:
+            wrong = self._commits.misconfigured(cluster)
+            found = serializers.summary(cluster)
+            return found if wrong is None else {**found, "misconfigured": wrong.detail}
+
+        return self._commits.read(view, self.settings.cache_ttl_s)
 
     def reset_resources(self, *, once: Once | None = None) -> bool:
-        """Drop all leases and the queue, keep the inventory; return False if the lock is not free.
+        """Drop all leases and the queue, keep the cluster; return False if the lock is not free.
 
         Dangerous while jobs run. Fencing tokens keep growing, so an old holder cannot pass as a new one.
         """
         try:
-            self._commits.replace(ClusterState(self.inventory).snapshot(), once)
+            self._commits.replace(self._emptied(), once)
         except LockTimeoutError as error:
             logger.error("not reset: %s", error)
             return False
@@ -274,7 +264,10 @@ class GPUResourceManager:
         Otherwise as `allocate_resources`: raises `ValueError` for numbers outside the limits and unknown
         servers, and `StoreError` if the store is unavailable.
         """
-        request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
+        try:
+            request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
+        except NoServersError:
+            return no_servers()
         return self._allocate([request], lambda cluster, lease: lease)[0]
 
     def try_allocate(
@@ -292,21 +285,28 @@ class GPUResourceManager:
         With the idempotency key `once`, as every method that takes one: a repeat changes nothing and gets
         the lease of the first call, or `AlreadyDoneError` if that has ended.
         """
-        request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
+        try:
+            request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
+        except NoServersError:
+            return no_servers()
         return self._allocate([request], serializers.allocation, once)[0]
 
     def try_allocate_batch(
         self, requests: Iterable[Mapping[str, Any] | Demand | Request], *, once: Once | None = None
     ) -> list[Allocation | Refusal]:
         """Answer as `allocate_batch`, with a refusal in the place of each None."""
-        asked = [
-            checked(item)
-            if isinstance(item, Request)
-            else self.build_request(item)
-            if isinstance(item, Demand)
-            else self.build_request(**item)
-            for item in requests
-        ]
+        items = list(requests)
+        try:
+            asked = [
+                checked(item)
+                if isinstance(item, Request)
+                else self.build_request(item)
+                if isinstance(item, Demand)
+                else self.build_request(**item)
+                for item in items
+            ]
+        except NoServersError:
+            return [no_servers()] * len(items)
         return self._allocate(asked, serializers.allocation, once)
 
     def submit(
@@ -329,7 +329,7 @@ class GPUResourceManager:
         def step(cluster: ClusterState, now: float) -> list[Change]:
             if is_repeat(cluster, request):
                 return []
-            return allocator.submit(cluster, request, self.policy, self.order, now)
+            return allocator.submit(cluster, request, *self._commits.rules(cluster), now)
 
         def status(cluster: ClusterState, now: float) -> Submission:
             found = self._status(cluster, request.lease_id, now)
@@ -527,8 +527,7 @@ class GPUResourceManager:
             return allocator.preempt(
                 cluster,
                 lease_id,
-                self.policy,
-                self.order,
+                *self._commits.rules(cluster),
                 now,
                 fencing_token=fencing_token,
                 preemptor=preemptor,
@@ -636,9 +635,10 @@ class GPUResourceManager:
 
     def queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[QueueEntry]:
         """Return the `queue` of the caller's state, which is not changed."""
-        if self.order.learns and cluster.pending:
-            self._commits.learner.catch_up(cluster)
-        entries = serializers.queue(cluster, self.policy, self.order, now, self.recovery_window(now))
+        if cluster.pending and self.order(cluster).learns:
+            self._commits.catch_up(cluster)
+        rules = self._commits.rules(cluster)
+        entries = serializers.queue(cluster, *rules, now, self._suspension(cluster, now))
         if estimated and entries:
             starts = self.starts_in(cluster, now)
             for entry in entries:
@@ -647,27 +647,27 @@ class GPUResourceManager:
 
     def starts_in(self, cluster: ClusterState, now: float, *extra: Request) -> dict[str, Start]:
         """Return the expected starts in the caller's state, and of extra requests as if they were queued."""
-        self._commits.learner.catch_up(cluster)
+        self._commits.catch_up(cluster)
         resumes_at = now + max(self._commits.resumes_in_s(now), 0.0)
-        return estimate_starts(cluster, self._commits.usual_policy, self.order, resumes_at, extra)
+        policy, order = self._commits.usual_policy(cluster), self.order(cluster)
+        return estimate_starts(cluster, policy, order, resumes_at, extra)
 
     def explanation_in(self, cluster: ClusterState, now: float, request: Request) -> Explanation:
         """Return the `explain` of the caller's state."""
-        window = self.recovery_window(now)
-        policy = self.policy if window is None else nothing_fits
-        answer = serializers.explanation(
-            cluster, request, self.settings.policy, policy, self.order, now, window
-        )
+        suspension = self._suspension(cluster, now)
+        policy, order = self._commits.rules(cluster)
+        policy = policy if suspension is None else nothing_fits
+        answer = serializers.explanation(cluster, request, policy, order, now, suspension)
         if answer["could_ever_fit"] and answer["kind"] is not None:
             extra = () if request.lease_id in cluster.pending else (request,)
             start = self.starts_in(cluster, now, *extra)[request.lease_id]
             answer["estimated_start"] = serializers.estimate(start)
         return answer
 
-    def recovery_window(self, now: float) -> RecoveryWindow | None:
-        """Return the recovery window after a restart of the store, or None outside one."""
+    def _suspension(self, cluster: ClusterState, now: float) -> Refusal | None:
+        """Return why nothing is granted to anybody now: a recovery window, or a wrong configuration."""
         left_s = self._commits.resumes_in_s(now)
-        return self._window_of(left_s) if left_s > 0 else None
+        return recovering(_window_of(cluster, left_s)) if left_s > 0 else self._commits.misconfigured(cluster)
 
     def explain(
         self,
@@ -723,30 +723,6 @@ class GPUResourceManager:
     def teams(self) -> TeamsView:
         """Return the rules of the teams, and what each holds."""
         return self._commits.read(lambda cluster, now: teams.view(cluster))
-
-    def apply_teams(self, rules: Teams, *, dry_run: bool = False, once: Once | None = None) -> TeamsChange:
-        """Replace the rules of the teams; return what changes, with `dry_run` without changing it.
-
-        Raises `InvalidRequestError` for rules that contradict themselves or the servers, or that leave out a
-        team that holds leases.
-        """
-
-        def plan(cluster: ClusterState) -> TeamsChange:
-            teams.check(cluster, rules)
-            return teams.difference(cluster.teams, rules)
-
-        if dry_run:
-            return self._commits.read(lambda cluster, now: plan(cluster))
-        made: TeamsChange = {"changed": False, "differences": []}
-
-        def step(cluster: ClusterState, now: float) -> list[Change]:
-            nonlocal made
-            made = plan(cluster)
-            changes = teams.replacement(cluster, rules, now)
-            return self._commits.with_dispatch(cluster, changes, now)
-
-        self._commits.run(step, _nothing, once=repeats.of_reading(once, _nothing))
-        return made
 
     # ---- maintenance ----
 
@@ -858,36 +834,75 @@ class GPUResourceManager:
         )
 
     def adopt(self, server: int | str, gpus: Sequence[Gpu], *, once: Once | None = None) -> ServerDetail:
-        """Give a server these GPUs in the inventory, and in the file of `Settings.inventory` if there is one.
+        """Give a server these GPUs in the inventory; no file takes them back unless it is forced.
 
-        Raises `ServerInUseError` while it has leases, and `InventoryError` if the file cannot be changed.
+        Raises `ServerInUseError` while it has leases.
         """
         name = self._commits.peek_replica(lambda cluster, now: server_name(cluster, server))
 
         def view(cluster: ClusterState, now: float) -> ServerDetail:
             return server_detail(cluster.node(name))
 
-        path = self.settings.inventory
-        with nullcontext() if path is None else gpus_replaced(path, name, gpus):
-            answer = self._commits.run(
-                lambda cluster, now: adoption(cluster, name, gpus, now),
-                view,
-                exclusive=True,
-                once=repeats.of_reading(once, view),
-            )
-        self.inventory = self._commits.read(
-            lambda cluster, now: tuple(state.node for state in cluster.nodes if not state.retired)
+        answer = self._commits.run(
+            lambda cluster, now: adoption(cluster, name, gpus, now),
+            view,
+            exclusive=True,
+            once=repeats.of_reading(once, view),
         )
         self.expire_and_schedule()
         return answer
 
-    def apply_inventory(self, nodes: Iterable[Node]) -> None:
-        """Replace the servers by these; a missing one with leases stays, closed, until they have ended."""
-        self.inventory = tuple(nodes)
-        self._commits.run(
-            lambda cluster, now: replacement(cluster, self.inventory, now), _nothing, exclusive=True
+    # ---- the cluster ----
+
+    def cluster(self) -> ClusterView:
+        """Return the stored cluster: what `apply` takes again, and its revision."""
+        return self._commits.read(lambda cluster, now: cluster_view(cluster))
+
+    def diff(
+        self, definition: ClusterDefinition | ClusterForm, options: ApplyOptions | None = None
+    ) -> ClusterDiff:
+        """Return what `apply` would change; raises `InvalidRequestError`."""
+        defined = definition if isinstance(definition, ClusterDefinition) else definition.definition()
+        return self._commits.read(
+            lambda cluster, now: plan(cluster, defined, options or NO_OPTIONS, now).view()
         )
+
+    def apply(
+        self,
+        definition: ClusterDefinition | ClusterForm,
+        options: ApplyOptions | None = None,
+        *,
+        revision: str | None = None,
+        once: Once | None = None,
+    ) -> ClusterDiff:
+        """Make the cluster what is defined, in one commit, and return what that changed.
+
+        Raises `InvalidRequestError`, changing nothing, if any of it is refused, and `ClusterChangedError` if
+        the stored cluster has another revision than that of the difference which was shown.
+        """
+        defined = definition if isinstance(definition, ClusterDefinition) else definition.definition()
+        made: list[ClusterDiff] = []
+
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            found = plan(cluster, defined, options or NO_OPTIONS, now)
+            if revision is not None and revision != found.revision:
+                raise ClusterChangedError(
+                    "the cluster was changed since its difference was shown: look again"
+                )
+            if found.refusals:
+                raise found.refusals[0]
+            made[:] = [found.view()]
+            return found.changes
+
+        def again(cluster: ClusterState, now: float) -> ClusterDiff:
+            return plan(cluster, defined, options or NO_OPTIONS, now).view()
+
+        def answer(cluster: ClusterState, now: float) -> ClusterDiff:
+            return {**made[0], "revision": revision_of(cluster)} if made else again(cluster, now)
+
+        done = self._commits.run(step, answer, exclusive=True, once=repeats.of_reading(once, again))
         self.expire_and_schedule()
+        return done
 
     def expire_and_schedule(self) -> list[Recorded]:
         """Expire leases that are due and grant pending requests that fit; return the changes made."""
@@ -915,11 +930,18 @@ class GPUResourceManager:
     ) -> Request:
         """Return the request of a `Demand`, or of its fields, on the replica's servers."""
         demand = Demand.of(lease_id, gpus, cpus, prefer_server, **options)
-        return self._commits.peek_replica(lambda cluster, now: build_request(demand, cluster, self.settings))
+
+        def build(cluster: ClusterState, now: float) -> Request:
+            return build_request(demand, cluster)
+
+        try:
+            return self._commits.peek_replica(build)
+        except InvalidRequestError:  # it may be older than the cluster that takes it
+            return self._commits.read(build)
 
     def gpu_range(self) -> tuple[int, int]:
         """Return the minimum and maximum of whole GPUs a task may request, on the replica's servers."""
-        return self._commits.peek_replica(lambda cluster, now: gpu_range(cluster, self.settings))
+        return self._commits.peek_replica(lambda cluster, now: gpu_range(cluster))
 
     # ---- shared by all operations ----
 
@@ -933,7 +955,11 @@ class GPUResourceManager:
             fresh = [request for request in requests if not is_repeat(cluster, request)]
             if len({request.lease_id for request in fresh}) != len(fresh):
                 raise InvalidRequestError("a batch must not have a lease id twice", field="lease_id")
-            return allocator.allocate_in_order(cluster, fresh, self.policy, self.order, now) if fresh else []
+            return (
+                allocator.allocate_in_order(cluster, fresh, *self._commits.rules(cluster), now)
+                if fresh
+                else []
+            )
 
         def answers_in(cluster: ClusterState, now: float) -> list[tuple[Lease, T] | Refusal]:
             leases = [cluster.leases.get(request.lease_id) for request in requests]
@@ -955,7 +981,9 @@ class GPUResourceManager:
         except LockTimeoutError as error:
             results = [lock_busy(error.waited_s)] * len(requests)
         except StateUnconfirmedError as error:
-            results = [recovering(self._window_of(error.remaining_s))] * len(requests)
+            left_s = error.remaining_s
+            window = self._commits.peek_replica(lambda cluster, now: _window_of(cluster, left_s))
+            results = [recovering(window)] * len(requests)
         answers: list[T | Refusal] = []
         for request, result in zip(requests, results, strict=True):
             if isinstance(result, Refusal):
@@ -972,14 +1000,12 @@ class GPUResourceManager:
 
     def _refusals(self, cluster: ClusterState, requests: Sequence[Request], now: float) -> dict[str, Refusal]:
         """Return the reasons why the requests were not granted in that state."""
-        return refusals_of(cluster, requests, self.policy, self.order, now, self.recovery_window(now))
-
-    def _window_of(self, left_s: float) -> RecoveryWindow:
-        return RecoveryWindow(max(self.settings.lease_confirmation_window_s - left_s, 0.0), left_s)
+        suspension = self._suspension(cluster, now)
+        return refusals_of(cluster, requests, *self._commits.rules(cluster), now, suspension)
 
     def _status(self, cluster: ClusterState, lease_id: str, now: float) -> Submission | None:
-        window = self.recovery_window(now)
-        return serializers.status(cluster, lease_id, self.policy, self.order, now, window)
+        suspension = self._suspension(cluster, now)
+        return serializers.status(cluster, lease_id, *self._commits.rules(cluster), now, suspension)
 
     def _allocation_of(self, lease: Lease) -> Allocation:
         """Return a new lease as an allocation; this process may not have read the state that has it."""
@@ -1021,18 +1047,54 @@ class GPUResourceManager:
         return self._commits.run(step, view, once=repeats.of_reading(once, view))
 
     def _initialise(self) -> None:
+        """Give an empty store what this manager was told of its cluster; write nothing to another one.
+
+        Raises `SettingsError` if the stored cluster is not what this manager was told.
+        """
+        stated = settings_of(self._stated)
+        get_policy(stated.policy), get_order(stated.order)
+        settings = replace(stated, policy_package=package_of(stated.policy))
+        if self._stated or self._nodes is not None or self._has_servers:
+            try:
+                is_first = self._commits.initialise(ClusterState(self._first_nodes()), settings)
+            except (CorruptStateError, StateLostError) as error:
+                # Every operation will raise the same error; only a reset helps, and that needs a manager.
+                logger.error("%s", error)
+                return
+            if not is_first:
+                self._commits.peek_replica(lambda cluster, now: self._require_same(cluster, settings, now))
+
+    def _first_nodes(self) -> tuple[Node, ...]:
+        if self._nodes is not None:
+            return self._nodes
+        if not self._has_servers:
+            return ()
+        return default_inventory(self.TOTAL_SERVERS, self.GPUS_PER_SERVER, self.CPUS_PER_SERVER)
+
+    def _require_same(self, cluster: ClusterState, settings: ClusterSettings, now: float) -> None:
+        for name in self._stated:
+            given, stored = getattr(settings, name), getattr(cluster.settings, name)
+            if given != stored:
+                raise SettingsError(f"{name} is {stored!r} in the store, not {given!r}: {HOW_TO_CHANGE}")
+        found = plan(cluster, ClusterDefinition(nodes=self._nodes), NO_OPTIONS, now).lines
+        if found:
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            raise SettingsError(f"the store has another inventory ({found[0]}{more}): {HOW_TO_CHANGE}")
+
+    def _emptied(self) -> Snapshot:
+        """Return the stored cluster without leases and queue; what a new store gets if it cannot be read."""
         try:
-            cluster = self._commits.peek_replica(lambda cluster, now: cluster)
-        except (CorruptStateError, StateLostError) as error:
-            # Every operation will raise the same error; only a reset helps, and that needs a manager.
-            logger.error("%s", error)
-            return
-        stored = tuple(state.node for state in cluster.nodes if not state.retired)
-        if self._inventory_is_explicit and stored != self.inventory:
-            logger.warning("the inventory changed: %d servers, before %d", len(self.inventory), len(stored))
-            self.apply_inventory(self.inventory)
-        else:
-            self.inventory = stored
+            known = self._commits.read(lambda cluster, now: cluster.snapshot())
+        except (CorruptStateError, StateLostError):
+            known = replace(ClusterState(self._first_nodes()).snapshot(), settings=settings_of(self._stated))
+        empty = ClusterState(node for node in known.nodes if node.name not in known.retired).snapshot()
+        return replace(
+            empty,
+            settings=known.settings,
+            teams=known.teams,
+            windows=known.windows,
+            adoptions=known.adoptions,
+        )
 
 
 def _job_end(value: JobEnd | str, reason: str = "") -> JobEnd:
@@ -1045,6 +1107,14 @@ def _job_end(value: JobEnd | str, reason: str = "") -> JobEnd:
     if end is JobEnd.GONE and not reason.strip():
         raise InvalidRequestError("reason must say how the job is known to be gone", field="reason")
     return end
+
+
+def _inventory(cluster: ClusterState) -> tuple[Node, ...]:
+    return tuple(state.node for state in cluster.nodes if not state.retired)
+
+
+def _window_of(cluster: ClusterState, left_s: float) -> RecoveryWindow:
+    return RecoveryWindow(max(cluster.settings.confirmation_window_s - left_s, 0.0), left_s)
 
 
 def _nothing(cluster: ClusterState, now: float) -> None:

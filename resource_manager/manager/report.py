@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from resource_manager.errors import SettingsError, place_in
-from resource_manager.manager.teams_file import Duration
+from resource_manager.manager.cluster_file.durations import Duration
 from resource_manager.scheduling.gpu_hours import CATEGORIES, GpuHours, Hours, Measure, account, hours_by
 from resource_manager.storage.history_file import HistorySource, collect
 
@@ -126,27 +123,3 @@ def _row(hours: Hours, group: dict[str, str]) -> ReportRow:
         "cost": hours.cost,
         "energy_kwh": hours.energy_kwh,
     }
-
-
-_PRICES = TypeAdapter(dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]])
-
-
-def load_prices(path: Path | None) -> dict[str, float]:
-    """Return the prices of an hour of a GPU by type, from a TOML file's table `prices`; none without a file.
-
-    Raises `SettingsError`.
-    """
-    if path is None:
-        return {}
-    try:
-        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise SettingsError(f"prices: {path}: {error}") from error
-    if set(found) != {"prices"}:
-        raise SettingsError(f'prices: {path} must have one table, such as [prices] with "A100" = 2.5')
-    try:
-        return _PRICES.validate_python(found["prices"])
-    except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
-        where = ".".join(place_in(wrong["loc"]))
-        raise SettingsError(f"prices: {path}: prices.{where}: {wrong['msg']}") from error

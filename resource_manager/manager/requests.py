@@ -10,11 +10,10 @@ from typing import Any
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_names
 from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, Request, Spread, Utility
-from resource_manager.errors import DuplicateTaskError, InvalidRequestError, UnknownNodeError
+from resource_manager.errors import DuplicateTaskError, InvalidRequestError, NoServersError, UnknownNodeError
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.demand import Demand
-from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.scheduling import allocator
-from resource_manager.settings import Settings
 from resource_manager.storage.codec import as_stored
 
 BUILT_IN = default_inventory()
@@ -35,14 +34,23 @@ REQUEST_NAMES = {
 """Names of a `Request` -> those of a `Demand`."""
 
 
-def build_request(demand: Demand, cluster: ClusterState, settings: Settings) -> Request:
+def build_request(demand: Demand, cluster: ClusterState) -> Request:
     """Return the request of this demand on these servers; raises `InvalidRequestError` (a `ValueError`).
 
     `gpus` must be in `gpu_range`, or 1 with a GPU fraction; `cpus` at most those of the largest server.
     """
+    if not cluster.nodes:
+        raise NoServersError
+    settings = cluster.settings
     try:
         if demand.gpu_milli == MILLI_PER_GPU:
-            _check_gpus(cluster, settings, demand.gpus)
+            _check_gpus(cluster, demand.gpus)
+        if demand.priority > settings.max_priority:
+            raise InvalidRequestError(
+                f"priority must be at most {settings.max_priority} (max_priority of the cluster), "
+                f"got {demand.priority}",
+                field="priority",
+            )
         most_cpus = cluster.largest.get("cpus", 0)
         if not 1 <= demand.cpus <= most_cpus:
             raise InvalidRequestError(
@@ -94,8 +102,9 @@ def _gang(demand: Demand) -> dict[str, Any]:
     }
 
 
-def gpu_range(cluster: ClusterState, settings: Settings) -> tuple[int, int]:
+def gpu_range(cluster: ClusterState) -> tuple[int, int]:
     """Return the minimum and maximum of whole GPUs a task may request, by stored inventory and settings."""
+    settings = cluster.settings
     is_built_in, largest = _inventory_limits(cluster)
     least, most = BUILT_IN_GPUS if is_built_in else (1, max(largest, 1))
     if settings.max_gpus is not None:
@@ -120,15 +129,16 @@ def _inventory_limits(cluster: ClusterState) -> tuple[bool, int]:
     return known[1], known[2]
 
 
-def _check_gpus(cluster: ClusterState, settings: Settings, gpus: int) -> None:
-    least, most = gpu_range(cluster, settings)
+def _check_gpus(cluster: ClusterState, gpus: int) -> None:
+    settings = cluster.settings
+    least, most = gpu_range(cluster)
     if least <= gpus <= most:
         return
     is_built_in, largest = _inventory_limits(cluster)
     if gpus < least:
-        setting, is_set, may_help = "GPU_MANAGER_MIN_GPUS", settings.min_gpus is not None, gpus >= 0
+        setting, is_set, may_help = "min_gpus of the cluster", settings.min_gpus is not None, gpus >= 0
     else:
-        setting, is_set, may_help = "GPU_MANAGER_MAX_GPUS", settings.max_gpus is not None, gpus <= largest
+        setting, is_set, may_help = "max_gpus of the cluster", settings.max_gpus is not None, gpus <= largest
     if is_set:
         why = f"set by {setting}"
     else:

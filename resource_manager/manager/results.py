@@ -205,6 +205,8 @@ class Summary(TypedDict):
     queue_length: int
     version: int
     next: NotRequired[int | None]
+    misconfigured: NotRequired[str]
+    """Why nothing is granted, if the cluster or this process is to be set right."""
 
 
 class TeamView(TypedDict):
@@ -244,11 +246,24 @@ class TeamsView(TypedDict):
     teams: list[TeamView]
 
 
-class TeamsChange(TypedDict):
-    """What new rules change: one entry a field, with `team` None for those of the whole file."""
+class ClusterDiff(TypedDict):
+    """Difference of a file from the stored cluster, in lines.
+
+    `refused` has the reasons why it cannot be applied; `revision` is that of the stored cluster.
+    """
 
     changed: bool
-    differences: list[dict[str, Any]]
+    lines: list[str]
+    refused: list[str]
+    revision: str
+
+
+class ClusterView(TypedDict):
+    """Stored cluster: `sections` in the form of its file, `toml` as its text."""
+
+    revision: str
+    sections: dict[str, Any]
+    toml: str
 
 
 WindowView = TypedDict(

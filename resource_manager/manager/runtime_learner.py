@@ -27,13 +27,9 @@ PAGE = 1000
 
 
 class RuntimeLearner:
-    """A `RuntimeHistory` kept up to date with a store; thread-safe.
+    """A `RuntimeHistory` kept up to date with a store; thread-safe."""
 
-    Without `always` nothing is read while all runtimes are stated.
-    """
-
-    def __init__(self, store: Store, *, always: bool = False) -> None:
-        self._always = always
+    def __init__(self, store: Store) -> None:
         self.runtimes = RuntimeHistory()
         self._store = store
         self._mutex = threading.Lock()
@@ -49,16 +45,17 @@ class RuntimeLearner:
         """Return the GPU seconds that earlier leases of the request's job took, as far as was learnt."""
         return self.runtimes.attained_gpu_s(request)
 
-    def catch_up(self, cluster: ClusterState) -> None:
+    def catch_up(self, cluster: ClusterState, *, always: bool = False) -> None:
         """Learn runtimes from the history up to that state, at most every `LEARN_EVERY_S`.
 
-        A history that cannot be read is logged, not raised.
+        Without `always` nothing is read while all runtimes are stated. A history that cannot be read is
+        logged, not raised.
         """
         if time.monotonic() - self._checked_at < LEARN_EVERY_S or not self._mutex.acquire(blocking=False):
             return
         try:
             is_behind = self._version < cluster.version or self._more_is_there
-            if is_behind and (self._always or _has_unstated_runtimes(cluster)):
+            if is_behind and (always or _has_unstated_runtimes(cluster)):
                 self._read(cluster)
             self._checked_at = time.monotonic()
         except ResourceManagerError as error:

@@ -15,7 +15,7 @@ from resource_manager.core.models import MILLI_PER_GPU, Amount, JobPlace, Lease,
 from resource_manager.core.name_lookup import name_in
 from resource_manager.core.names import display_name, full_name, listed, name_of, short, short_id
 from resource_manager.core.node_state import Cleaning
-from resource_manager.core.refusal import RecoveryWindow, RefusalKind, silence_of
+from resource_manager.core.refusal import Refusal, RefusalKind, silence_of
 from resource_manager.manager.results import (
     Allocation,
     CleaningGpu,
@@ -170,10 +170,10 @@ def queue(
     policy: Policy,
     order: QueueDiscipline,
     now: float,
-    window: RecoveryWindow | None = None,
+    suspended: Refusal | None = None,
 ) -> list[QueueEntry]:
     """Return every queue entry in queue order, with the reason of its wait."""
-    return [pending(standing, now) for standing in standings(cluster, policy, order, now, window)]
+    return [pending(standing, now) for standing in standings(cluster, policy, order, now, suspended)]
 
 
 def estimate(start: Start) -> ExpectedStart:
@@ -192,7 +192,7 @@ def status(
     policy: Policy,
     order: QueueDiscipline,
     now: float,
-    window: RecoveryWindow | None = None,
+    suspended: Refusal | None = None,
 ) -> Submission | None:
     """Return the task's allocation, its queue entry, or None if it has neither."""
     lease = cluster.leases.get(lease_id)
@@ -200,7 +200,7 @@ def status(
         return allocation(cluster, lease)
     if lease_id not in cluster.pending:
         return None
-    return pending(next(standings(cluster, policy, order, now, window, only=(lease_id,))), now)
+    return pending(next(standings(cluster, policy, order, now, suspended, only=(lease_id,))), now)
 
 
 def _demand(request: Request) -> Requested:
@@ -406,11 +406,10 @@ def summary(cluster: ClusterState) -> Summary:
 def explanation(
     cluster: ClusterState,
     request: Request,
-    policy_name: str,
     policy: Policy,
     order: QueueDiscipline,
     now: float,
-    window: RecoveryWindow | None = None,
+    suspended: Refusal | None = None,
 ) -> Explanation:
     """Explain whether and where the request would be granted now, or why not: overall and per server."""
     with closed_for(cluster, request, order, now):
@@ -426,10 +425,10 @@ def explanation(
             for change in allocator.allocate_in_order(cluster, [request], policy, order, now)
         )
     if not granted and not reason:
-        refusal = refusals_of(cluster, [request], policy, order, now, window)[request.lease_id]
+        refusal = refusals_of(cluster, [request], policy, order, now, suspended)[request.lease_id]
         kind, reason = str(refusal.kind), refusal.detail
     victims: list[Lease] = []
-    if not granted and kind is not None and window is None:
+    if not granted and kind is not None and suspended is None:
         victims = would_preempt(cluster, request, policy, order, now)
     if victims:
         named = listed(list(map(name_of, victims)))
@@ -447,7 +446,7 @@ def explanation(
         "gpu_ids": list(members[0].gpu_ids) if members else [],
         "members": [_member(cluster, request, rank, placed) for rank, placed in enumerate(members or ())],
         "ahead_in_queue": len(cluster.pending),
-        "policy": policy_name,
+        "policy": cluster.settings.policy,
         "servers": [verdict(answer, scores.get(answer.node)) for answer in verdicts],
         "would_preempt": [lease.lease_id for lease in victims],
     }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from resource_manager.core.changes import Change
@@ -15,7 +14,7 @@ from resource_manager.core.names import name_of
 from resource_manager.errors import InvalidRequestError, ServerInUseError, UnknownNodeError
 from resource_manager.manager import serializers
 from resource_manager.manager.results import InventoryGpu, ServerDetail
-from resource_manager.manager.wording import bounded
+from resource_manager.manager.wording import bounded, gpus_in_words
 
 
 def server_detail(state: NodeState) -> ServerDetail:
@@ -63,15 +62,22 @@ def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) 
         for other in cluster.nodes
         if not other.retired
     )
-    return replacement(cluster, tuple(nodes), now)
+    line = f"~ server {name}, {gpus_in_words(gpus)} adopted"
+    return replacement(cluster, tuple(nodes), now, [line], adopted=name)
 
 
-def replacement(cluster: ClusterState, nodes: tuple[Node, ...], now: float) -> list[Change]:
-    """Return the change of the inventory, and the closures of GPUs that have other numbers in it."""
-    closures = {closed.uuid: closed for state in cluster.nodes for closed in state.closed_gpus.values()}
+def replacement(
+    cluster: ClusterState, nodes: tuple[Node, ...], now: float, lines: Sequence[str], *, adopted: str = ""
+) -> list[Change]:
+    """Return the change of the inventory, and the closures of GPUs that have other numbers in it.
+
+    `lines` say what differs.
+    """
+    present = (closed for state in cluster.nodes for closed in state.closed_gpus.values())
+    closures = {closed.uuid: closed for closed in (*cluster.absent_closed_gpus.values(), *present)}
     before = [state.node for state in cluster.nodes if not state.retired]
     return [
-        replace(inventory_changed(before, nodes, now), lines=bounded(_difference(cluster, nodes))),
+        replace(inventory_changed(before, nodes, now), adopted=adopted, lines=bounded(lines)),
         *(
             replace(closed, node=node.name, gpu_id=gpu.gpu_id, at=now)
             for node in nodes
@@ -80,19 +86,3 @@ def replacement(cluster: ClusterState, nodes: tuple[Node, ...], now: float) -> l
             if (closed.node, closed.gpu_id) != (node.name, gpu.gpu_id)
         ),
     ]
-
-
-def _difference(cluster: ClusterState, nodes: tuple[Node, ...]) -> Iterator[str]:
-    before = {state.name: state.node for state in cluster.nodes if not state.retired}
-    after = {node.name: node for node in nodes}
-    yield from (f"- server {name}" for name in before if name not in after)
-    for name, node in after.items():
-        if name not in before:
-            yield f"+ server {name}, {_gpus_in_words(node)}"
-        elif node != before[name]:
-            yield f"~ server {name}, {_gpus_in_words(node)}"
-
-
-def _gpus_in_words(node: Node) -> str:
-    found = Counter(gpu.gpu_type or "GPU" for gpu in node.gpus)
-    return ", ".join(f"{number} × {gpu_type}" for gpu_type, number in found.items()) or "no GPU"

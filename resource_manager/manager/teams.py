@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Amount
 from resource_manager.core.names import listed, name_of, short
 from resource_manager.core.team_ledger import UNNAMED, Account, TeamLedger, milli_of
 from resource_manager.core.teams import Teams, check_teams, stated
 from resource_manager.errors import InvalidRequestError
-from resource_manager.manager.results import TeamsChange, TeamsView, TeamView
-from resource_manager.manager.wording import bounded
-from resource_manager.scheduling.decayed_use import rules_changed
+from resource_manager.manager.cluster_file.positions import dotted
+from resource_manager.manager.results import TeamsView, TeamView
+from resource_manager.manager.wording import changed_in_words, value_in_words
 
 
-def check(cluster: ClusterState, teams: Teams) -> None:
-    """Raise `InvalidRequestError` if the rules contradict each other or the servers, or drop a used team."""
-    for name, field, reason in check_teams(teams, capacity_by_type(cluster)):
+def check(cluster: ClusterState, teams: Teams, capacity: Mapping[str, int]) -> None:
+    """Raise `InvalidRequestError` if the rules contradict each other or the servers, or drop a used team.
+
+    `capacity` has the GPUs of the servers by type.
+    """
+    for name, field, reason in check_teams(teams, capacity):
         raise _wrong(name, field, reason)
     named = {team.name for team in teams.teams}
     for team in cluster.teams.teams:
@@ -37,7 +38,7 @@ def check(cluster: ClusterState, teams: Teams) -> None:
 
 def _wrong(team: str, field: str, reason: str) -> InvalidRequestError:
     parts = [part for part in ("teams", team, field) if part]
-    return InvalidRequestError(f"{'.'.join(map(short, parts))}: {reason}", field=".".join(parts))
+    return InvalidRequestError(f"{'.'.join(map(short, parts))}: {reason}", field=dotted(parts))
 
 
 def capacity_by_type(cluster: ClusterState) -> Counter[str]:
@@ -49,48 +50,25 @@ def capacity_by_type(cluster: ClusterState) -> Counter[str]:
     return found
 
 
-def replacement(cluster: ClusterState, teams: Teams, now: float) -> list[Change]:
-    """Return the change to these rules, nothing if they are in force; raises `InvalidRequestError`."""
-    check(cluster, teams)
-    if teams == cluster.teams:
-        return []
-    rows = difference(cluster.teams, teams)["differences"]
-    return [replace(rules_changed(cluster, teams, now), lines=bounded(map(difference_in_words, rows)))]
-
-
-def difference(before: Teams, after: Teams) -> TeamsChange:
-    """Return what differs between two sets of rules, in the words of the file."""
+def difference(before: Teams, after: Teams) -> Iterator[str]:
+    """Yield what differs between two sets of rules, a line each, in the words of the file."""
     old, new = stated(before), stated(after)
-    rows: list[dict[str, Any]] = [
-        {"team": None, "field": name, "before": old.get(name), "after": new.get(name)}
-        for name in sorted({*old, *new} - {"teams"})
-        if old.get(name) != new.get(name)
-    ]
+    yield from _changed("", old | {"teams": 0}, new | {"teams": 0})
     for team in sorted({*old["teams"], *new["teams"]}):
         mine, other = old["teams"].get(team), new["teams"].get(team)
-        if mine is None or other is None:
-            rows.append({"team": team, "field": None, "before": mine, "after": other})
-            continue
-        rows += [
-            {"team": team, "field": name, "before": mine.get(name), "after": other.get(name)}
-            for name in sorted({*mine, *other})
-            if mine.get(name) != other.get(name)
-        ]
-    return {"changed": bool(rows), "differences": rows}
+        if mine is None:
+            said = "".join(f", {name} {value_in_words(value)}" for name, value in other.items())
+            yield f"+ team {team}{said}"
+        elif other is None:
+            yield f"- team {team}"
+        else:
+            yield from _changed(f"teams.{team}.", mine, other)
 
 
-def difference_in_words(row: Mapping[str, Any]) -> str:
-    """Return one of the differences as a line."""
-    where = ".".join(filter(None, (row["team"] and f"teams.{row['team']}", row["field"])))
-    return f"{where}: {_value(row['before'])} -> {_value(row['after'])}"
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return "not set"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {_value(item)}" for name, item in value.items()) + "}"
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+def _changed(prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted({*old, *new}):
+        if old.get(name) != new.get(name):
+            yield changed_in_words(f"{prefix}{name}", old.get(name), new.get(name))
 
 
 def view(cluster: ClusterState) -> TeamsView:

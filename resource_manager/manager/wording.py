@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -9,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from resource_manager.core.maintenance import preemptor_in_words
+from resource_manager.core.models import Gpu
 from resource_manager.core.names import short
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.serializers import recorded_name
@@ -38,6 +40,7 @@ class What(StrEnum):
     MAINTENANCE = "maintenance"
     TEAMS = "teams"
     SERVERS = "servers"
+    SETTINGS = "settings"
 
 
 KINDS: dict[What, tuple[str, ...]] = {
@@ -57,6 +60,7 @@ KINDS: dict[What, tuple[str, ...]] = {
     What.MAINTENANCE: ("maintenancechanged",),
     What.TEAMS: ("teamschanged",),
     What.SERVERS: ("inventorychanged",),
+    What.SETTINGS: ("clustersettingschanged",),
 }
 """Kinds of changes, as the history writes them, that do each."""
 
@@ -67,6 +71,30 @@ def bounded(lines: Iterable[str]) -> tuple[str, ...]:
     kept = tuple(islice(rest, MAX_LINES))
     more = sum(1 for _ in rest)
     return (*kept, f"and {more} more") if more else kept
+
+
+def changed_in_words(what: str, before: Any, after: Any) -> str:
+    """Return a line of a difference: `~ order priority → fifo`."""
+    return f"~ {what} {value_in_words(before)} → {value_in_words(after)}"
+
+
+def value_in_words(value: Any) -> str:
+    """Return a value as a file has it, `unset` for none."""
+    if value is None or value == "":
+        return "unset"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {value_in_words(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return str(list(value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def gpus_in_words(gpus: Iterable[Gpu]) -> str:
+    """Return GPUs by type: `8 × H100`, `4 × A100, 4 × GPU`."""
+    found = Counter(gpu.gpu_type or "GPU" for gpu in gpus)
+    return ", ".join(f"{number} × {gpu_type}" for gpu_type, number in found.items()) or "no GPU"
 
 
 def what_of(text: str) -> What | None:

@@ -13,15 +13,16 @@ import httpx
 
 from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.core.refusal import Refusal, RefusalKind
-from resource_manager.core.teams import stated
 from resource_manager.errors import (
     ALREADY_DONE,
+    CLUSTER_CHANGED,
     JOB_PLACED,
     NO_LEASE,
     NOT_PREEMPTIBLE,
     TASK_TAKEN,
     UNKNOWN_SERVER,
     AlreadyDoneError,
+    ClusterChangedError,
     DuplicateTaskError,
     InvalidRequestError,
     JobPlacedError,
@@ -38,12 +39,15 @@ from resource_manager.manager.serializers import name_in_words
 if TYPE_CHECKING:
     from resource_manager.agent.use import ServerUse
     from resource_manager.core.models import Gpu, JobPlace
-    from resource_manager.core.teams import Teams
+    from resource_manager.manager.cluster_change import ApplyOptions
+    from resource_manager.manager.cluster_file.sections import ClusterForm
     from resource_manager.manager.demand import Demand
     from resource_manager.manager.maintenance import WindowForm
     from resource_manager.manager.report import Report
     from resource_manager.manager.results import (
         Allocation,
+        ClusterDiff,
+        ClusterView,
         Explanation,
         QueueEntry,
         Recorded,
@@ -51,7 +55,6 @@ if TYPE_CHECKING:
         ServerSummary,
         Submission,
         Summary,
-        TeamsChange,
         TeamsView,
         WindowView,
     )
@@ -304,8 +307,21 @@ class ServiceClient:
     def teams(self) -> TeamsView:
         return cast("TeamsView", self._get("/api/teams"))
 
-    def apply_teams(self, rules: Teams, *, dry_run: bool = False) -> TeamsChange:
-        return cast("TeamsChange", self._post("/api/teams", {**stated(rules), "dry_run": dry_run}))
+    def cluster(self) -> ClusterView:
+        return cast("ClusterView", self._get("/api/cluster"))
+
+    def diff(self, form: ClusterForm, options: ApplyOptions | None = None) -> ClusterDiff:
+        return self._put_cluster(form, options, dry_run=True)
+
+    def apply(
+        self, form: ClusterForm, options: ApplyOptions | None = None, *, revision: str | None = None
+    ) -> ClusterDiff:
+        return self._put_cluster(form, options, revision=revision)
+
+    def _put_cluster(self, form: ClusterForm, options: ApplyOptions | None, **more: Any) -> ClusterDiff:
+        sections = form.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        body = {"sections": sections, **({} if options is None else asdict(options)), **more}
+        return cast("ClusterDiff", self._call("PUT", "/api/cluster", json=body))
 
     def maintenance(self) -> list[WindowView]:
         return cast("list[WindowView]", self._get("/api/maintenance")["windows"])
@@ -482,7 +498,9 @@ def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> Resou
         known = refused is RefusalKind.RECOVERING and retry_after.isdecimal()
         detail = str(problem.get("detail", ""))
         return RefusedError(status, Refusal(refused, detail, float(retry_after) if known else None))
-    if kind == UNKNOWN_SERVER:
+    if kind == CLUSTER_CHANGED:
+        error = ClusterChangedError()
+    elif kind == UNKNOWN_SERVER:
         error = UnknownNodeError(problem.get("server"), 0, field=field)
     elif kind == TASK_TAKEN:
         error = DuplicateTaskError(problem.get("task_id", ""), "")

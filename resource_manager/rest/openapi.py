@@ -86,7 +86,8 @@ def _state_range(properties: dict[str, Any], gpus: tuple[int, int]) -> None:
     """State the allowed range in the schemas of a number of `gpus`; 1 is in it, for a GPU fraction."""
     least, most = gpus
     for name in ("gpus", "required_gpus"):
-        if name in properties and properties[name].get("type") != "array":
+        # Not that of a server in a cluster's file, which is no demand and has no description.
+        if "description" in properties.get(name, {}) and properties[name].get("type") != "array":
             properties[name].update(minimum=min(least, 1), maximum=max(most, 1))
             properties[name]["description"] += f" From {least} to {most} on these servers."
 

@@ -10,9 +10,10 @@ import flask
 from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
-from resource_manager.core.refusal import Refusal, RefusalKind, lock_busy
+from resource_manager.core.refusal import Refusal, RefusalKind, lock_busy, no_servers
 from resource_manager.errors import (
     ALREADY_DONE,
+    CLUSTER_CHANGED,
     JOB_PLACED,
     NO_LEASE,
     NOT_PREEMPTIBLE,
@@ -22,6 +23,7 @@ from resource_manager.errors import (
     UNKNOWN_SERVER,
     AlreadyDoneError,
     AmbiguousNameError,
+    ClusterChangedError,
     DuplicateTaskError,
     IdempotencyKeyError,
     InvalidRequestError,
@@ -29,6 +31,7 @@ from resource_manager.errors import (
     LeaseNotFoundError,
     LockTimeoutError,
     NeverFitsError,
+    NoServersError,
     NotPreemptibleError,
     OtherOwnerError,
     ResourceManagerError,
@@ -154,6 +157,10 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             return ProblemError(409, detail, kind=TASK_TAKEN, task_id=error.lease_id)
         case AlreadyDoneError():
             return ProblemError(409, detail, kind=ALREADY_DONE)
+        case ClusterChangedError():
+            return ProblemError(409, detail, kind=CLUSTER_CHANGED)
+        case NoServersError():
+            return from_refusal(no_servers())
         case ServerInUseError():
             return ProblemError(409, detail, kind=SERVER_IN_USE, server=error.server)
         case JobPlacedError():

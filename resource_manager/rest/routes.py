@@ -25,6 +25,7 @@ from resource_manager.errors import (
     ResourceManagerError,
     UnknownNodeError,
 )
+from resource_manager.manager.cluster_change import ApplyOptions
 from resource_manager.manager.report import ReportQuery
 from resource_manager.manager.wording import matches
 from resource_manager.rest.auth import Identity
@@ -41,6 +42,9 @@ from resource_manager.rest.schemas import (
     BatchBody,
     CallerAnswer,
     CancelBody,
+    ClusterAnswer,
+    ClusterBody,
+    ClusterDiffAnswer,
     Done,
     DrainBody,
     ExplainQuery,
@@ -71,8 +75,6 @@ from resource_manager.rest.schemas import (
     Submission,
     TaskQuery,
     TeamsAnswer,
-    TeamsBody,
-    TeamsChangeAnswer,
     Trend,
     UsageHistoryQuery,
     WindowAnswer,
@@ -84,6 +86,9 @@ from resource_manager.storage.once import Once
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+MAX_CLUSTER_BYTES = 16 * 1024 * 1024
+"""Maximum size of the definition of a cluster, enough for the servers of the largest."""
 
 routes = Routes()
 
@@ -357,16 +362,33 @@ def teams(service: Service, caller: Identity) -> Any:
 
 
 @routes.add(
-    "POST",
-    "/api/teams",
-    Role.OPERATOR,
-    "Replace the rules of the teams",
-    body=TeamsBody,
-    answer=TeamsChangeAnswer,
-    tags=("teams",),
+    "GET",
+    "/api/cluster",
+    Role.READER,
+    "The stored cluster: settings, servers, teams, windows, as its file has them",
+    answer=ClusterAnswer,
+    tags=("cluster",),
 )
-def apply_teams(service: Service, caller: Identity, body: TeamsBody, once: Once | None = None) -> Any:
-    return service.manager.apply_teams(body.rules(), dry_run=body.dry_run, once=once)
+def cluster(service: Service, caller: Identity) -> Any:
+    return service.manager.cluster()
+
+
+@routes.add(
+    "PUT",
+    "/api/cluster",
+    Role.OPERATOR,
+    "Make the cluster what these sections define, in one commit; a section that is left out stays",
+    body=ClusterBody,
+    answer=ClusterDiffAnswer,
+    failures=(409,),
+    max_bytes=MAX_CLUSTER_BYTES,
+    tags=("cluster",),
+)
+def apply(service: Service, caller: Identity, body: ClusterBody, once: Once | None = None) -> Any:
+    options = ApplyOptions(tuple(body.remove), tuple(body.retire), body.force)
+    if body.dry_run:
+        return service.manager.diff(body.sections, options)
+    return service.manager.apply(body.sections, options, revision=body.revision, once=once)
 
 
 @routes.add(

@@ -46,6 +46,8 @@ class Route:
     page: bool = False
     """True if the answer is HTML for people."""
     tags: tuple[str, ...] = ()
+    max_bytes: int | None = None
+    """Maximum size of the body; None: that of all routes."""
 
     @property
     def changes(self) -> bool:
@@ -85,6 +87,8 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
         service = current_service()
         if route.page:
             flask.request.max_content_length = MAX_FORM_BYTES
+        if route.max_bytes is not None:
+            flask.request.max_content_length = route.max_bytes
         identity = admit(service, route.role)
         if identity is not None and route.changes:
             auth.check_csrf(service.secret, identity, flask.request)

@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, mo
 from resource_manager.core.changes import JobEnd
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.manager.asking import MAX_BY
+from resource_manager.manager.cluster_file.sections import ClusterForm
+from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER, Uuid, Vendor
 from resource_manager.manager.demand import PRINTABLE, Demand, LeaseId, Text, from_texts
-from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER, Uuid, Vendor
 from resource_manager.manager.maintenance import WindowForm
-from resource_manager.manager.teams_file import TeamsTable
 from resource_manager.manager.wording import What
 
 MAX_BATCH = 1000
@@ -184,13 +184,30 @@ class ResetBody(Body):
     confirm: Literal[True] = Field(description="Must be true: all leases and the queue are lost.")
 
 
-class TeamsBody(TeamsTable):
-    """`POST /api/teams`: the keys of a teams file; all rules that it leaves out end."""
+class ClusterBody(BaseModel):
+    """`PUT /api/cluster`: sections of a cluster's file as JSON, each the whole of its kind."""
 
     model_config = ConfigDict(
-        json_schema_extra={"example": {"teams": {"vision": {"guaranteed": 16, "limit": 24}}}}
+        extra="forbid",
+        json_schema_extra={
+            "example": {
+                "sections": {"cluster": {"order": "fair_tree"}, "teams": {"vision": {"guaranteed": 16}}},
+                "dry_run": True,
+            }
+        },
     )
 
+    sections: ClusterForm = Field(description="What is to be changed.")
+    revision: str | None = Field(
+        default=None, description="Revision of the stored cluster that must still be in force."
+    )
+    remove: list[str] = Field(
+        default_factory=list, description="Sections to end: cluster, teams, maintenance, health."
+    )
+    retire: list[str] = Field(
+        default_factory=list, description="Servers that leave although they have leases, once those ended."
+    )
+    force: bool = Field(default=False, description="Take the GPUs of the sections, not those adopted.")
     dry_run: bool = Field(default=False, description="Answer what would change, and change nothing.")
 
 
@@ -480,11 +497,21 @@ class MaintenanceRemoveAnswer(Answer):
     window: WindowAnswer | None
 
 
-class TeamsChangeAnswer(Answer):
-    """Differences that new rules make: one entry a field."""
+class ClusterAnswer(Answer):
+    """Stored cluster, as JSON and as the text of a file."""
+
+    revision: str
+    sections: dict[str, Any]
+    toml: str
+
+
+class ClusterDiffAnswer(Answer):
+    """Difference from the stored cluster, a line each; `refused` has reasons why it cannot be applied."""
 
     changed: bool
-    differences: list[dict[str, Any]]
+    lines: list[str]
+    refused: list[str]
+    revision: str
 
 
 class Page(Answer):

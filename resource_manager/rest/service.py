@@ -10,6 +10,7 @@ import flask
 from resource_manager.agent.receiving import ReportReceiver
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.auth import Authenticator
+from resource_manager.rest.console.cluster_page import NoticeCache
 from resource_manager.rest.console.use_page import AccountsCache
 from resource_manager.rest.limits import Limits
 from resource_manager.rest.observability.metrics import Metrics
@@ -39,6 +40,7 @@ class Service:
     embedded: bool = False
     max_streams: int = 64
     accounts: AccountsCache = field(default_factory=AccountsCache)
+    notices: NoticeCache = field(default_factory=NoticeCache)
 
 
 def current_service() -> Service:

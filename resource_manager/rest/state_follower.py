@@ -12,7 +12,7 @@ from typing import TypeVar
 from resource_manager.core.changes import Change, Granted, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Lease
-from resource_manager.errors import ResourceManagerError, StoreUnavailableError
+from resource_manager.errors import ResourceManagerError
 from resource_manager.rest.observability.usage_history import UsageHistory
 from resource_manager.storage import Store
 
@@ -126,7 +126,7 @@ class StateFollower:
         version = self._version()
         cluster = self._store.refresh(before)
         if cluster is None:
-            raise StoreUnavailableError("the store holds no state")
+            return ClusterState()  # nobody has applied a cluster yet
         self._replica = cluster
         if cluster is before and cluster.version == version:
             return cluster

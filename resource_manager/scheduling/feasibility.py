@@ -22,13 +22,11 @@ from resource_manager.core.names import short
 from resource_manager.core.node_state import ClosedToRequest
 from resource_manager.core.refusal import (
     ONE_MIG_DEVICE,
-    RecoveryWindow,
     Refusal,
     RefusalKind,
     label_words,
     leases_in_the_way,
     needs,
-    recovering,
     silence_of,
 )
 from resource_manager.scheduling import allocator
@@ -59,19 +57,19 @@ def standings(
     policy: Policy,
     order: QueueDiscipline,
     now: float,
-    window: RecoveryWindow | None = None,
+    suspended: Refusal | None = None,
     *,
     only: Collection[str] | None = None,
 ) -> Iterator[Standing]:
     """Yield the standing of every pending request, or of `only` those task ids, in queue order.
 
-    `window` is the recovery window, if there is one. Do not change the cluster while iterating.
+    `suspended` says why nothing is granted now, if nothing is. Do not change the cluster while iterating.
     """
     if cluster.preempting:
         with held_back(cluster, policy, order, now):
-            yield from list(_standings(cluster, policy, order, now, window, only))
+            yield from list(_standings(cluster, policy, order, now, suspended, only))
     else:
-        yield from _standings(cluster, policy, order, now, window, only)
+        yield from _standings(cluster, policy, order, now, suspended, only)
 
 
 def _standings(
@@ -79,10 +77,10 @@ def _standings(
     policy: Policy,
     order: QueueDiscipline,
     now: float,
-    window: RecoveryWindow | None,
+    suspended: Refusal | None,
     only: Collection[str] | None,
 ) -> Iterator[Standing]:
-    reasons = _Reasons(cluster, policy, order, now, window)
+    reasons = _Reasons(cluster, policy, order, now, suspended)
     for position, entry in enumerate(order(cluster, now), 1):
         if only is None or entry.lease_id in only:
             yield Standing(position, entry, reasons.of(entry))
@@ -95,7 +93,7 @@ def refusals_of(
     policy: Policy,
     order: QueueDiscipline,
     now: float,
-    window: RecoveryWindow | None = None,
+    suspended: Refusal | None = None,
 ) -> dict[str, Refusal]:
     """Return the refusal of each request by task id, as if it was queued now; the cluster is unchanged."""
     with cluster.trial():
@@ -105,7 +103,7 @@ def refusals_of(
             cluster.apply(change)
         return {
             standing.entry.lease_id: standing.refusal
-            for standing in standings(cluster, policy, order, now, window, only=asked)
+            for standing in standings(cluster, policy, order, now, suspended, only=asked)
         }
 
 
@@ -118,13 +116,13 @@ class _Reasons:
         policy: Policy,
         order: QueueDiscipline,
         now: float,
-        window: RecoveryWindow | None,
+        suspended: Refusal | None,
     ) -> None:
         self._cluster = cluster
         self._policy = policy
         self._order = order
         self._now = now
-        self._window = window
+        self._suspended = suspended
         self._ahead: tuple[int, Request] | None = None
         """Position and request of the first one passed that blocks all behind it."""
         self._reservations: Reservations | None = None
@@ -161,8 +159,8 @@ class _Reasons:
         node = self._node(request)
         if node is None and (never := never_fits(self._cluster, request)):
             return never
-        if self._window is not None:
-            return recovering(self._window)
+        if self._suspended is not None:
+            return self._suspended
         if self._cluster.preempting and (
             waits := awaiting_release(self._cluster, request.lease_id, self._now)
         ):

@@ -50,7 +50,6 @@ def open_store(
             RedisClient.from_url(url),
             history_length=settings.history_length,
             history_bytes=settings.history_bytes,
-            lease_confirmation_window_s=settings.lease_confirmation_window_s,
         )
     if scheme in SQL_SCHEMES:
         from resource_manager.storage.sql.database import Database  # the driver is an extra
@@ -59,7 +58,6 @@ def open_store(
         return SqlStore(
             Database(url),
             history_length=settings.history_length,
-            lease_confirmation_window_s=settings.lease_confirmation_window_s,
         )
     known = ", ".join(f"{name}://" for name in ("memory", "airflow", *SCHEMES, *SQL_SCHEMES))
     raise SettingsError(f"unknown kind of store {redact(url)!r}; its URL must begin with one of {known}")

@@ -15,6 +15,7 @@ from resource_manager.core.changes import (
     AgentSeen,
     Cancelled,
     Change,
+    ClusterSettingsChanged,
     Drained,
     Expired,
     GpuClosed,
@@ -33,6 +34,7 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import Snapshot
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.inventory import inventory_before
 from resource_manager.core.models import Lease, PendingRequest
 from resource_manager.core.node_state import Cleaning
@@ -138,6 +140,7 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         # Those before the first recorded rules are unknown, and taken to be none.
         teams=Teams() if any(isinstance(c, TeamsChanged) for c in changes) else now.teams,
         windows=() if any(isinstance(c, MaintenanceChanged) for c in changes) else now.windows,
+        settings=_settings_before(now, changes),
         watched=_watched_before(now, changes),
         silent=_silent_before(now, changes),
         closed_gpus=_closed_gpus_before(now, changes),
@@ -145,6 +148,11 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         failed_starts=tuple(entry for entry in now.failed_starts if entry not in changes),
     )
     return History(before, tuple(kept), forgotten)
+
+
+def _settings_before(now: Snapshot, changes: Iterable[Change]) -> ClusterSettings:
+    """Return the settings before the first change; before the first recorded ones, which those were."""
+    return next((c.settings for c in changes if isinstance(c, ClusterSettingsChanged)), now.settings)
 
 
 def _lease_before(lease: Lease, changes: Iterable[Change]) -> Lease:

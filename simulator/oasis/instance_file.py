@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER
+from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER
 from simulator.errors import InputError
 from simulator.io.files import write_json
 from simulator.io.rows import read_json

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from resource_manager.manager.teams_file import load_teams
+from resource_manager.manager.cluster_file.reading import load_teams
 from simulator.cli import BadInput, common_options, print_json, reject_given
 from simulator.io.files import write_csv, write_json
 from simulator.present.figures import Bar

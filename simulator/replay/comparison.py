@@ -12,7 +12,8 @@ from typing import Any
 
 from resource_manager.core.teams import NO_TEAMS, Teams, check_teams
 from resource_manager.errors import InvalidRequestError
-from resource_manager.manager.teams_file import load_teams, located
+from resource_manager.manager.cluster_file.positions import dotted
+from resource_manager.manager.cluster_file.reading import ClusterFiles, load_teams
 from resource_manager.scheduling.policies import get_policy, takes_seed
 from resource_manager.scheduling.policies.fgd import Fragmentation
 from resource_manager.scheduling.queue_order import get_order
@@ -171,9 +172,11 @@ def check(
     workload = read(source)
     if teams:
         types = Counter(gpu.gpu_type for node in workload.start.nodes for gpu in node.gpus)
-        for team, field, reason in check_teams(load_teams(teams), types):
-            error = InvalidRequestError(f"team {team!r}: {field}: {reason}", field=f"teams.{team}.{field}")
-            raise located(error, Path(teams))
+        files = ClusterFiles([teams])
+        for team, field, reason in check_teams(files.definition.teams or NO_TEAMS, types):
+            raise files.located(
+                InvalidRequestError(f"team {team!r}: {field}: {reason}", field=dotted(("teams", team, field)))
+            )
 
 
 def read(source: Source) -> Workload:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Node, Request
-from resource_manager.manager.inventory_file import MAX_GPUS, MAX_GPUS_OF_SERVER
+from resource_manager.manager.cluster_file.servers import MAX_GPUS, MAX_GPUS_OF_SERVER
 from resource_manager.scheduling.allocator import allocate
 from resource_manager.scheduling.policies import Policy, get_policy
 from resource_manager.scheduling.policies.capacity import CPU_MILLI

@@ -6,12 +6,14 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from enum import Enum, auto
+from itertools import pairwise
 
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
     Cancelled,
     Change,
+    ClusterSettingsChanged,
     Drained,
     Expired,
     GpuCleaned,
@@ -29,11 +31,14 @@ from resource_manager.core.changes import (
     Released,
     Renewed,
     Resumed,
+    TeamsChanged,
 )
 from resource_manager.core.cluster import Snapshot
 from resource_manager.core.maintenance import is_window
 from resource_manager.core.models import Lease, Request
 from simulator.replay.workload import EventBatch, Job, Part, decisions_of
+
+ClusterChange = InventoryChanged | TeamsChanged | ClusterSettingsChanged | MaintenanceChanged
 
 
 def endless_request(request: Request) -> Request:
@@ -98,7 +103,7 @@ class Kind(Enum):
     """A kind of operations; changes of one kind that stand side by side are taken for one operation."""
 
     EXPIRY = auto()
-    INVENTORY = auto()
+    CLUSTER = auto()
     REPORT = auto()
     GRANT = auto()
     LOOK = auto()
@@ -127,11 +132,12 @@ class Operations:
     def batches(self) -> tuple[EventBatch, ...]:
         """Return the operations.
 
-        A manager changes its inventory in one operation and looks at the queue in the next.
+        A manager applies a cluster in one operation and looks at the queue in the next.
         """
-        for batch, following in zip(self._batches, [*self._batches[1:], None], strict=False):
-            if batch.external and isinstance(batch.external[0], InventoryChanged):
-                batch.dispatches = following is None or bool(following.external or following.arrivals)
+        for batch, following in pairwise(self._batches):
+            is_applied = batch.external and isinstance(batch.external[0], ClusterChange)
+            if is_applied and not batch.decided and not (following.external or following.arrivals):
+                batch.dispatches = False
         return tuple(self._batches)
 
     def add(self, change: Change) -> None:
@@ -150,10 +156,10 @@ class Operations:
                 self._expiry(change).external.append(change)
             case AgentSeen() | AgentLost() | GpuClosed() | GpuOpened() | GpuCleaned() | Drained() | Resumed():
                 # A new inventory closes the GPUs again that have other numbers in it.
-                is_part = self._kind is Kind.INVENTORY and isinstance(change, GpuClosed)
-                self._join(change.at, Kind.INVENTORY if is_part else Kind.REPORT).external.append(change)
-            case InventoryChanged():
-                self._begin(change.at, Kind.INVENTORY).external.append(change)
+                is_part = self._kind is Kind.CLUSTER and isinstance(change, GpuClosed)
+                self._join(change.at, Kind.CLUSTER if is_part else Kind.REPORT).external.append(change)
+            case InventoryChanged() | TeamsChanged() | ClusterSettingsChanged():
+                self._join(change.at, Kind.CLUSTER).external.append(change)
             case Renewed():
                 self._renewed(change)
             case Cancelled(lease_id=lease_id):
@@ -162,7 +168,11 @@ class Operations:
             case MaintenanceChanged(windows=windows):
                 # A manager that adds a window does not look at the queue.
                 found = {window.window_id for window in windows}
-                batch = self._begin(change.at, Kind.OTHER, dispatches=found <= self._windows)
+                batch = (
+                    self._join(change.at, Kind.CLUSTER)
+                    if self._kind is Kind.CLUSTER
+                    else self._begin(change.at, Kind.OTHER, dispatches=found <= self._windows)
+                )
                 batch.external.append(change)
                 self._windows = found
             case Preempting():

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from resource_manager.settings import Settings
+from resource_manager.core.cluster_settings import ClusterSettings
 from simulator.cli import BadInput, reject_given
 from simulator.replay.comparison import Source
 from simulator.replay.openb import first_seed
@@ -115,7 +115,7 @@ def reject_unused_options(trace: str | None, history: str | None, orders: Sequen
 
 def default_order(history: str | None) -> str:
     """Return the live default order for a recorded history, `fifo` for published traces."""
-    return Settings().order if history is not None else "fifo"
+    return ClusterSettings().order if history is not None else "fifo"
 
 
 def default_policies(trace: str | None) -> tuple[str, ...]:

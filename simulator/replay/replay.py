@@ -11,6 +11,7 @@ from typing import Any
 from resource_manager.core.changes import (
     Cancelled,
     Change,
+    ClusterSettingsChanged,
     Expired,
     GpuCleaned,
     Granted,
@@ -362,7 +363,7 @@ class Replay:
                 return [new_released(lease_id, lease.fencing_token, now), *self._clean_later(lease, now)]
             case TeamsChanged(teams=rules):
                 return [rules_changed(self.cluster, rules, now)]
-            case MaintenanceChanged() | InventoryChanged():
+            case MaintenanceChanged() | InventoryChanged() | ClusterSettingsChanged():
                 return [event]
         return [event] if event.node in self.cluster.by_name else []
 

@@ -203,15 +203,13 @@ def _best(results: Sequence[dict[str, Any]], table: Sequence[Row]) -> Row:
 def _changes(results: Sequence[dict[str, Any]], name: str) -> list[str]:
     """Return what makes a live manager, set as in the first run, work as in that one."""
     first, other = results[0]["case"], next(r["case"] for r in results if r["case"]["name"] == name)
-    found = [
-        f"GPU_MANAGER_{key.upper()}={other[key]}" for key in ("policy", "order") if other[key] != first[key]
-    ]
+    found = [f'{key} = "{other[key]}"' for key in ("policy", "order") if other[key] != first[key]]
     return found if other.get("preemption") == first.get("preemption") else [*found, PREEMPTION]
 
 
 def _in_words(changes: Sequence[str]) -> str:
     settings = " and ".join(change for change in changes if change != PREEMPTION)
-    parts = [f"{settings} in the manager's settings"] if settings else []
+    parts = [f"{settings} in [cluster] and apply it"] if settings else []
     return " and ".join([*parts, *(change for change in changes if change == PREEMPTION)])
 
 

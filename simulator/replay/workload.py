@@ -13,6 +13,7 @@ from resource_manager.core.changes import (
     AgentSeen,
     Cancelled,
     Change,
+    ClusterSettingsChanged,
     Drained,
     Expired,
     GpuCleaned,
@@ -34,7 +35,7 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.fit import could_ever_fit, count_gpus
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request
 from resource_manager.errors import InvalidRequestError
-from resource_manager.manager.inventory_file import MAX_GPUS, MAX_GPUS_OF_SERVER
+from resource_manager.manager.cluster_file.servers import MAX_GPUS, MAX_GPUS_OF_SERVER
 from resource_manager.scheduling.gang_refusals import never_fits
 from simulator.errors import InputError
 from simulator.io.rows import MAX_VALUE, Row, read_csv, read_json, read_json_lines
@@ -99,7 +100,14 @@ class Job:
 
 
 ServerChange = (
-    Drained | Resumed | TeamsChanged | MaintenanceChanged | GpuClosed | GpuOpened | InventoryChanged
+    Drained
+    | Resumed
+    | TeamsChanged
+    | MaintenanceChanged
+    | GpuClosed
+    | GpuOpened
+    | InventoryChanged
+    | ClusterSettingsChanged
 )
 """A change that people and events outside of scheduling make to servers and rules."""
 

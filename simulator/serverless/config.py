@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from resource_manager.manager.inventory_file import MAX_SERVERS
+from resource_manager.manager.cluster_file.servers import MAX_SERVERS
 from simulator.serverless.errors import ClusterConfigError
 from simulator.serverless.template import MAX_AMOUNT
 

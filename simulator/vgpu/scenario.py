@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from resource_manager.manager.inventory_file import MAX_GPUS_OF_SERVER
+from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER
 from simulator.errors import InputError
 from simulator.vgpu.tasks import GRID_S, Fluctuation, NotNegative, Positive, Profile
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from resource_manager.agent import probe
-from resource_manager.agent.health import HealthTableError, findings, load_health_table
+from resource_manager.agent.health import findings, health_table
 from resource_manager.agent.reports import GpuReport
+from resource_manager.errors import ClusterFileError
+from resource_manager.manager.cluster_file.reading import load_health
 
 # The decided action, and the immediate action of NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors,
 # "Analyzing Xid Errors with the Xid Catalog", Ampere and newer).
@@ -44,12 +48,17 @@ def xid(number: int) -> dict[str, Any]:
 
 
 def actions(gpu: GpuReport, path: Path | None = None) -> list[tuple[str, str]]:
-    return [(found.condition, str(found.action)) for found in findings(gpu, load_health_table(path))]
+    return [
+        (found.condition, str(found.action))
+        for found in findings(gpu, health_table(load_health(path) if path else ()))
+    ]
 
 
 def test_the_xids_have_the_decided_actions_and_the_catalogues_beside_them() -> None:
-    table = load_health_table()
-    found = {name: (str(rule.action), rule.catalog) for name, rule in table.items() if name.startswith("xid")}
+    table = health_table()
+    text = (files("resource_manager.agent") / "health.toml").read_text()
+    catalogue = {name: entry.get("catalog") for name, entry in tomllib.loads(text)["health"].items()}
+    found = {name: (rule.action, catalogue[name]) for name, rule in table.items() if name.startswith("xid")}
     assert found == {f"xid {number}": expected for number, expected in XIDS.items()}
     assert all(rule.text and rule.todo for rule in table.values())
 
@@ -88,41 +97,40 @@ def test_a_condition_has_its_action_the_most_severe_first(
 
 
 def test_every_recovery_action_of_nvml_has_a_rule() -> None:
-    table = load_health_table()
+    table = health_table()
     assert {f"recovery action: {name}" for name in probe.RECOVERY_ACTIONS[1:]} <= set(table)
 
 
 def test_a_file_overrides_single_conditions(tmp_path: Path) -> None:
     path = tmp_path / "health.toml"
-    path.write_text('[[conditions]]\ncondition = "xid 63"\naction = "ignore"\ntext = "as NVIDIA says"\n')
-    assert actions(of(xids=[xid(63), xid(79)]), path) == [("xid 79", "close now")]
+    path.write_text('[health]\n"xid 63" = "ignore"\n"xid 79" = { action = "note", todo = "wait" }\n')
+    assert actions(of(xids=[xid(63), xid(79)]), path) == [("xid 79", "note")]
+    rule, built_in = health_table(load_health(path))["xid 79"], health_table()["xid 79"]
+    assert (rule.text, rule.todo) == (built_in.text, "wait"), "what it does not say is as in the table"
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "place", "reason"),
     [
-        ("conditions = 1", "conditions: "),
-        ("[[conditions]\n", "Expected"),
-        ("[[conditions]]\ncondition = 'xid 1'\naction = 'explode'\ntext = ''\n", r"conditions\.0\.action: "),
-        ("[[conditions]]\ncondition = 'xid 1'\naction = 'note'\ntext = ''\n" * 2, "twice"),
-        ("[[conditions]]\ncondition = 'a'\naction = 'note'\ntext = ''\nsound = 1\n", r"conditions\.0\.sound"),
+        ("health = 1", "1:1", "health: "),
+        ("[health\n", "1:8", "Expected"),
+        ("[health]\n'xid 1' = 'explode'\n", "2:1", 'health."xid 1": '),
+        ("[health.'xid 1']\naction = 'note'\nsound = 1\n", "3:1", 'health."xid 1".sound: is not a key'),
+        ("[health]\n'a;b' = 'note'\n", "2:1", "health"),
     ],
 )
-def test_a_wrong_file_is_one_line_with_its_name(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_wrong_file_is_one_line_with_its_place(tmp_path: Path, text: str, place: str, reason: str) -> None:
     path = tmp_path / "health.toml"
     path.write_text(text)
-    with pytest.raises(HealthTableError, match=rf"health\.toml: .*{reason}") as caught:
-        load_health_table(path)
+    with pytest.raises(ClusterFileError) as caught:
+        load_health(path)
+    assert str(caught.value).startswith(f"{path}:{place}: ")
+    assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(HealthTableError, match=r"none\.toml: No such file"):
-        load_health_table(tmp_path / "none.toml")
 
 
 def test_the_page_lists_every_condition_with_its_action() -> None:
     page = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text()
     rows = re.findall(r"^\| `([a-z ]+)` \| (.*) \|$", page, re.MULTILINE)
     told = {condition: action for action, text in rows for condition in re.findall(r"`([^`]+)`", text)}
-    assert told == {name: str(rule.action) for name, rule in load_health_table().items()}
+    assert told == {name: rule.action for name, rule in health_table().items()}

@@ -16,6 +16,7 @@ from resource_manager.core.teams import Team, Teams
 from resource_manager.rest.assemble import persistence_of, standalone
 from tests.agent.reporting import gpu, process, server, uuid
 from tests.agent.test_receiving import Service
+from tests.builders import redefine
 
 
 @pytest.fixture
@@ -25,8 +26,7 @@ def service() -> Service:
 
 def idle(service: Service) -> dict[str, float]:
     uses = {name: record.leases for name, record in records_of(service.manager.store, ["gpu-a"]).items()}
-    settings = service.manager.settings
-    return service.manager.look(lambda cluster, now: idle_leases(cluster, uses, settings, now))
+    return service.manager.look(lambda cluster, now: idle_leases(cluster, uses, now))
 
 
 def shown_idle(service: Service) -> list[tuple[bool, list[float | None]]]:
@@ -81,7 +81,7 @@ def test_a_task_says_itself_when_it_is_idle_and_what_is_unknown_is_not_idle(serv
 
 def test_a_team_says_when_its_leases_are_idle_and_a_task_says_otherwise(service: Service) -> None:
     modest = Team("modest", idle_below=1.0, idle_after_s=30.0)
-    service.manager.apply_teams(Teams((modest, Team("plain"))))
+    redefine(service.manager, teams=Teams((modest, Team("plain"))))
     service.allocate("own", 1, team="modest", gpu_milli=500)
     service.allocate("asked", 1, team="modest", gpu_milli=500, idle_after=1000)
     for _ in range(5):

@@ -27,7 +27,10 @@ class Service:
         self.clock = Clock()
         self.clock.now = 1e6
         self.manager = GPUResourceManager(
-            Settings(store="memory://", **settings), store=MemoryStore(clock=self.clock), inventory=nodes
+            Settings(store="memory://"),
+            cluster=settings,
+            store=MemoryStore(clock=self.clock),
+            inventory=nodes,
         )
         self.receiver = ReportReceiver(self.manager)
 

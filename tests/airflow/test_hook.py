@@ -12,6 +12,7 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
+    from resource_manager.airflow import hook
     from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.sensors import GPUAvailableSensor
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
@@ -28,7 +29,7 @@ from tests.airflow.tasks import TASK, context_of
     ("host", "kind"), [("memory://", GPUResourceManager), ("http://gpus.example.com", ServiceClient)]
 )
 def test_a_connection_opens_a_store_or_the_service(monkeypatch, host, kind):
-    connection = {"conn_type": "gpu_manager", "host": host, "password": "t", "extra": {"policy": "best_fit"}}
+    connection = {"conn_type": "gpu_manager", "host": host, "password": "t", "extra": {"lock_timeout_s": 5}}
     monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps(connection))
     assert isinstance(GPUManagerHook("gpus").get_conn(), kind)
 
@@ -45,7 +46,7 @@ def test_a_connection_opens_a_store_or_the_service(monkeypatch, host, kind):
 )
 def test_the_password_of_a_connection_is_that_of_its_store(monkeypatch, host, url):
     opened = []
-    monkeypatch.setattr(GPUResourceManager, "from_url", lambda url, **options: opened.append(url))
+    monkeypatch.setattr(hook, "GPUResourceManager", lambda settings, by: opened.append(settings.store))
     connection = {"conn_type": "gpu_manager", "host": host, "password": "p/w"}  # pragma: allowlist secret
     monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps(connection))
     GPUManagerHook("gpus").get_conn()
@@ -74,9 +75,9 @@ def test_a_closed_server_is_not_free_in_connection_test_and_sensor(manager):
 
 
 def test_a_wrong_extra_of_a_connection_is_reported_in_one_line(monkeypatch):
-    connection = {"conn_type": "gpu_manager", "host": "memory://", "extra": {"polciy": "best_fit"}}
+    connection = {"conn_type": "gpu_manager", "host": "memory://", "extra": {"policy": "best_fit"}}
     monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps(connection))
-    with pytest.raises(AirflowException, match=r"^connection 'gpus': setting 'polciy': Extra .* permitted$"):
+    with pytest.raises(AirflowException, match=r"^connection 'gpus': setting 'policy': Extra .* permitted$"):
         GPUManagerHook("gpus").get_conn()
 
 
@@ -88,12 +89,12 @@ def test_a_missing_connection_is_reported_in_one_line(monkeypatch):
 
 
 def test_one_gpu_is_granted_if_the_inventory_is_stored(monkeypatch, tmp_path, embedded_redis):
-    """One process stores the inventory; the connections have only a URL, of the store or of a service."""
+    """One process applies the inventory; the connections have only a URL, of the store or of a service."""
     servers = tmp_path / "servers.toml"
     servers.write_text('[[servers]]\nname = "box"\ngpus = 2\ncpus = 8\n')
     url = embedded_redis.fresh_url()
     command = [sys.executable, "-m", "resource_manager.cli", "--store", url]
-    subprocess.run([*command, "--inventory", str(servers), "status"], check=True, timeout=60)
+    subprocess.run([*command, "apply", "--yes", str(servers)], check=True, timeout=60)
     environment = {**os.environ, "GPU_MANAGER_TOKENS": str(tmp_path / "tokens.json")}
     service = subprocess.Popen(
         [*command, "serve", "--port", "0"], env=environment, stderr=subprocess.PIPE, text=True
@@ -116,10 +117,10 @@ def test_one_gpu_is_granted_if_the_inventory_is_stored(monkeypatch, tmp_path, em
 
 def test_the_console_inside_airflow_uses_the_store_of_the_tasks(monkeypatch):
     monkeypatch.setenv("GPU_MANAGER_STORE", "memory://")
-    assert manager_of_tasks().settings.policy == "first_fit"
-    connection = {"conn_type": "gpu_manager", "host": "memory://", "extra": {"policy": "best_fit"}}
+    assert manager_of_tasks().settings.lock_timeout_s == 60
+    connection = {"conn_type": "gpu_manager", "host": "memory://", "extra": {"lock_timeout_s": 5}}
     monkeypatch.setenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT", json.dumps(connection))
-    assert manager_of_tasks().settings.policy == "best_fit"
+    assert manager_of_tasks().settings.lock_timeout_s == 5
     connection = {"conn_type": "gpu_manager", "host": "http://gpus.example.com"}
     monkeypatch.setenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT", json.dumps(connection))
     with pytest.raises(ResourceManagerError, match=r"at http://gpus\.example\.com: use the console there"):

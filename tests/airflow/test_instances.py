@@ -45,6 +45,7 @@ from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.reconcile import reconcile
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
 from resource_manager.rest.client import ServiceClient
@@ -84,7 +85,7 @@ def manager(embedded_redis, tmp_path, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT", json.dumps(connection))
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
     listener.finish()
-    with GPUResourceManager.from_url(url) as manager:
+    with GPUResourceManager.from_url(url, inventory=default_inventory()) as manager:
         yield manager
     listener.finish()
 

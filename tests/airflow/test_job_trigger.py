@@ -27,6 +27,7 @@ from resource_manager.manager.maintenance import WindowForm
 from tests.agent.reporting import server
 from tests.airflow.asking import ask, report_of
 from tests.airflow.tasks import TASK, fire
+from tests.builders import redefine
 from tests.eventually import wait_for
 from tests.jobs.gangs import place
 
@@ -283,7 +284,7 @@ def test_a_killed_trigger_ends_only_a_job_whose_task_has_ended(trained, manager,
 @pytest.fixture
 def take(manager):
     """Return a function by which a stronger request takes the lease of the task."""
-    manager.apply_teams(Teams((Team("vision", 32),), True, 0.0, 0.0))
+    redefine(manager, teams=Teams((Team("vision", 32),), True, 0.0, 0.0))
 
     def take():
         [lease] = manager.leases()

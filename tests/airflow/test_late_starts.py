@@ -40,9 +40,11 @@ def clock():
 @pytest.fixture
 def late(manager, gpu_launcher, clock, monkeypatch):
     """Return a manager with a clock of the test, on two servers of 8 GPUs with a window on the first."""
-    settings = Settings(store="memory://", min_gpus=1)
+    settings = Settings(store="memory://")
     fleet = [replace(node, address=f"10.0.0.{node.server_id}") for node in nodes("ab", 8)]
-    own = GPUResourceManager(settings, store=MemoryStore(clock=clock), inventory=fleet)
+    own = GPUResourceManager(
+        settings, store=MemoryStore(clock=clock), inventory=fleet, cluster={"min_gpus": 1}
+    )
     monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: own)
     add_window(own, "a")
     return own

@@ -34,6 +34,7 @@ from resource_manager.rest.client import ServiceUnavailableError
 from tests.agent.reporting import server
 from tests.airflow.asking import report_of
 from tests.airflow.tasks import TASK, context_of, fire
+from tests.builders import redefine
 from tests.eventually import wait_for
 
 
@@ -158,7 +159,7 @@ def test_a_task_ended_by_a_user_does_not_start_its_job(manager, gpu_launcher, mo
 @pytest.fixture
 def preempted(manager):
     """Return a function that lets a stronger request take the lease of the task, if it has one."""
-    manager.apply_teams(Teams((Team("vision", 32),), True, 0.0, 0.0))
+    redefine(manager, teams=Teams((Team("vision", 32),), True, 0.0, 0.0))
 
     def take():
         manager.submit("stronger", 8, team="vision", server=manager.leases()[0]["server_name"])

@@ -15,6 +15,7 @@ with warnings.catch_warnings():
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu, Node
 from tests.airflow.tasks import context_of, fire
+from tests.builders import redefine
 
 
 def test_a_sensor_logs_why_it_waits_and_why_it_waited(manager, monkeypatch, caplog):
@@ -62,7 +63,7 @@ def test_a_sensor_fails_once_no_server_of_the_inventory_could_ever_fit_it(monkey
         )
 
         def shrink():
-            manager.apply_inventory(small)
+            redefine(manager, nodes=small)
             manager.release_resources("holds", fencing_token=held["fencing_token"])
 
         event = fire(wait, shrink)

@@ -20,6 +20,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.cluster_file.servers import default_inventory
 from tests.airflow.asking import ask
 from tests.airflow.tasks import TASK, fire
 
@@ -54,7 +55,7 @@ def test_the_grant_trigger_fires_after_max_wait_and_for_a_lost_request(manager, 
 def test_two_hundred_waiting_tasks_cost_one_connection(monkeypatch, own_redis):
     url, server = own_redis.url, own_redis.client()
     monkeypatch.setenv("GPU_MANAGER_STORE", url)
-    manager = GPUResourceManager.from_url(url)
+    manager = GPUResourceManager.from_url(url, inventory=default_inventory())
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
     tasks = [TaskIdentity("production", "d", "r", "t", number) for number in range(200)]

@@ -38,11 +38,11 @@ def environment_of(folder: Path, store: str, ssh: SSHServer | None = None) -> di
         with_key.chmod(0o755)
     inventory = folder / "servers.toml"
     inventory.write_text(f'[[servers]]\nname = "s"\ngpus = 2\ncpus = 8\n{address}\n')
+    GPUResourceManager.from_url(store, inventory=inventory).close()
     return {
         **os.environ,
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         "GPU_MANAGER_STORE": store,
-        "GPU_MANAGER_INVENTORY": str(inventory),
         "GPU_MANAGER_JOBS_DIR": str(folder / "jobs"),
         MARK: uuid.uuid4().hex,
     }
@@ -50,9 +50,7 @@ def environment_of(folder: Path, store: str, ssh: SSHServer | None = None) -> di
 
 def manager_of(environment: dict[str, str]) -> GPUResourceManager:
     """Return a manager on the store of that environment."""
-    return GPUResourceManager.from_url(
-        environment["GPU_MANAGER_STORE"], inventory=Path(environment["GPU_MANAGER_INVENTORY"])
-    )
+    return GPUResourceManager.from_url(environment["GPU_MANAGER_STORE"])
 
 
 def begun(environment: dict[str, str], *arguments: str, **options: Any) -> subprocess.Popen[str]:

@@ -21,7 +21,7 @@ from resource_manager.core.changes import GpuClosed
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import terminal
 from resource_manager.jobs.launchers.local import LocalLauncher
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from tests.cli.programs import MARK, begun, environment_of, left_of, manager_of, piped
 from tests.eventually import wait_for
 from tests.redis_server import RedisServer

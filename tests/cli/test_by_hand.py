@@ -377,7 +377,7 @@ def test_stop_by_another_user_keeps_the_lease_of_a_job_that_it_may_not_see(
     [lease] = manager.leases()
     done = subprocess.run(
         [sys.executable, "-c", AS_NOBODY, "stop", lease["task_id"]],
-        env={name: value for name, value in environment.items() if name != "GPU_MANAGER_INVENTORY"},
+        env=environment,
         cwd="/",
         capture_output=True,
         text=True,

@@ -21,6 +21,7 @@ from resource_manager.cli import commands, main, reconciling, target
 from resource_manager.cli.signals import Interrupted, Signals
 from resource_manager.cli.target import Target
 from resource_manager.jobs.reconcile import Action, ActionKind, Reconciliation
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest import client
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
@@ -357,7 +358,7 @@ TASK = {"dag_id": "my_dag", "run_id": "run", "task_id": "train"}
 @pytest.fixture
 def taken_url(embedded_redis: Any) -> str:
     """URL of a store in which NAME holds a server and `waits` waits for it."""
-    with GPUResourceManager.from_url(embedded_redis.url) as manager:
+    with GPUResourceManager.from_url(embedded_redis.url, inventory=default_inventory()) as manager:
         manager.reset_resources()
         manager.submit(NAME, 8, server=1, labels=TASK)
         manager.submit("waits", 8, server=1)
@@ -442,20 +443,18 @@ def test_watch_repeats_the_state(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
 def test_rules_of_teams_are_tried_applied_and_shown(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "teams.toml"
     path.write_text("[teams.vision]\nguaranteed = 8\nlimit = 16\n")
-    tried = run("teams", "apply", str(path), "--dry-run")
-    assert tried.exit_code == 0, tried.output
-    assert "teams.vision: not set -> {guaranteed = 8, limit = 16}" in tried.stdout
-    assert "nothing was changed" in tried.stdout
+    tried = run("diff", str(path))
+    assert (tried.exit_code, tried.stdout) == (1, "+ team vision, guaranteed 8, limit 16\n")
     assert parsed(run("teams", "--json"))["teams"] == []
-    assert parsed(run("teams", "apply", str(path), "--json"))["changed"]
-    assert "in force already" in run("teams", "apply", str(path)).stdout
+    assert parsed(run("apply", str(path), "--yes", "--json"))["changed"]
+    assert run("apply", str(path), "--yes").stdout == "no difference\n"
     (vision,) = parsed(run("teams", "--json"))["teams"]
     assert (vision["guaranteed"], vision["limit"], vision["allocated"]) == (8, 16, 0)
     assert "vision" in run("teams").stdout
     path.write_text("[teams.vision]\nguaranteed = 99\n")
-    wrong = run("teams", "apply", str(path))
+    wrong = run("apply", str(path), "--yes")
     assert wrong.exit_code == 2
-    assert wrong.stderr.startswith(f"Error: {path}:2: teams.vision.guaranteed: the guarantees add up to 99")
+    assert wrong.stderr.startswith(f"Error: {path}:2:1: teams.vision.guaranteed: the guarantees add up to 99")
     assert wrong.stderr.count("\n") == 1
 
 

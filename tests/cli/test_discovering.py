@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from resource_manager import GPUResourceManager
 from resource_manager.cli import discovering
-from resource_manager.manager.inventory_file import load_inventory
+from resource_manager.errors import InvalidRequestError
+from resource_manager.manager.cluster_file.reading import ClusterFiles, load_inventory
 from tests.e2e.servers import SSHD, SSHServer
 from tests.nvml.standin import State, gpu, library, mig, state, uuid_of
 from tests.redis_server import RedisServer
@@ -234,15 +236,23 @@ def test_the_page_writes_the_inventory_that_it_shows(servers: Servers, tmp_path:
     folder = Path(sys.executable).parent
     script = of_the_page(ask, hosts).replace("--user gpu --key ~/.ssh/gpu_key", " ".join(servers.login))
     done = subprocess.run(
-        ["bash", "-ec", f"{script}\n{use}\ngpu-manager --store memory:// status --json"],
-        env={**servers.environment, "PATH": f"{folder}:{os.environ['PATH']}"},
+        ["bash", "-ec", f"{script}\n{use}\ngpu-manager status --json"],
+        env={
+            **servers.environment,
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "GPU_MANAGER_STORE": f"sqlite:///{tmp_path / 'state.db'}",
+        },
         cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    told, status = done.stdout.splitlines()
+    told, *lines, status = done.stdout.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        *(f"+ server {name}" for name in hosts.values()),
+        "applied",
+    ]
     assert told == "servers.toml: 2 servers with 4 GPUs"
     assert [server["total_gpus"] for server in json.loads(status)["servers"]] == [2, 2]
     written = (tmp_path / "servers.toml").read_text()
@@ -268,8 +278,8 @@ def test_the_page_verifies_and_adopts_a_server(
         **servers.environment,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "GPU_MANAGER_STORE": embedded_redis.fresh_url(),
-        "GPU_MANAGER_INVENTORY": str(path),
     }
+    GPUResourceManager.from_url(environment["GPU_MANAGER_STORE"], inventory=path).close()
 
     def run(script: str) -> subprocess.CompletedProcess[str]:
         shell = ["bash", "-c", script]
@@ -285,7 +295,10 @@ def test_the_page_verifies_and_adopts_a_server(
         " takes leases again",
     ]
     assert run(verify).stdout == "gpu-a: same: as in the inventory\n"
-    assert [found.uuid for found in load_inventory(path)[0].gpus] == [uuid_of(1), uuid_of(2)]
+    with GPUResourceManager.from_url(environment["GPU_MANAGER_STORE"]) as manager:
+        assert [gpu["uuid"] for gpu in manager.server("gpu-a")["gpus"]] == [uuid_of(1), uuid_of(2)]
+        with pytest.raises(InvalidRequestError, match=r"were adopted at 2\d{3}-.*--force"):
+            manager.apply(ClusterFiles([path]).form)  # the old file, with the GPU that was replaced
 
 
 def test_the_pages_commands_for_one_machine_run(state: State, tmp_path: Path) -> None:
@@ -294,7 +307,9 @@ def test_the_pages_commands_for_one_machine_run(state: State, tmp_path: Path) ->
     assert looked == "gpu-manager top"
     inventory = tmp_path / "servers.toml"
     inventory.write_text('[[servers]]\nname = "gpu-a"\ngpus = 1\ncpus = 1\n')
-    store = f"gpu-manager --store memory:// --inventory {inventory}"
+    url = f"sqlite:///{tmp_path / 'state.db'}"
+    GPUResourceManager.from_url(url, inventory=inventory).close()
+    store = f"gpu-manager --store {url}"
     script = "\n".join(text.replace("gpu-manager", store) for text in (by_hand, looked))
     path = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     shown = subprocess.run(["bash", "-ec", script], env=path, capture_output=True, text=True)

@@ -13,10 +13,10 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu, Node
 from resource_manager.manager.asking import asked_by
-from resource_manager.manager.teams_file import load_teams
+from resource_manager.manager.cluster_file.reading import load_teams
 from resource_manager.storage.memory import MemoryStore
-from tests.builders import Clock
-from tests.cli.targets import Run, running_on
+from tests.builders import Clock, redefine
+from tests.cli.targets import Run
 
 CATEGORIES = ("used", "idle", "failed", "preempted", "quarantined", "unknown")
 
@@ -72,7 +72,7 @@ def test_wide_tables_give_up_no_column(
     run: Run, manager: GPUResourceManager, tmp_path: Path, command: list[str]
 ) -> None:
     (tmp_path / "teams.toml").write_text(f"[teams.{'long' * 15}]\nguaranteed = 1\n")
-    manager.apply_teams(load_teams(tmp_path / "teams.toml"))
+    redefine(manager, teams=load_teams(tmp_path / "teams.toml"))
     manager.submit("d/r/" + "x" * 70, 1, team="long" * 15)
     narrow, wide = run(*command), run(*command, "--wide")
     assert max(map(len, narrow.stdout.splitlines())) <= 80
@@ -80,18 +80,16 @@ def test_wide_tables_give_up_no_column(
     assert "…" not in wide.stdout
 
 
-def test_prices_make_costs(
-    manager: GPUResourceManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prices = tmp_path / "prices.toml"
-    prices.write_text("[prices]\nA100 = 2.0\ndefault = 3.5\n")
-    with running_on("store", manager, tmp_path, monkeypatch) as run:
-        found = json.loads(run("report", "--prices", str(prices), "--json").stdout)
-        assert found["total"]["cost"] == pytest.approx(2 * 2.0 + 2 * 3.5)
-        prices.write_text("[prices]\nA100 = 'dear'\n")
-        done = run("report", "--prices", str(prices))
-        assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-        assert "prices.A100: Input should be a valid number" in done.stderr
+def test_prices_of_the_cluster_make_costs(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text("[cluster]\nprices = { A100 = 2.0, default = 3.5 }\n")
+    assert run("apply", "--yes", str(path)).exit_code == 0
+    found = json.loads(run("report", "--json").stdout)
+    assert found["total"]["cost"] == pytest.approx(2 * 2.0 + 2 * 3.5)
+    path.write_text("[cluster]\nprices = { A100 = 'dear' }\n")
+    done = run("apply", "--yes", str(path))
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert f"{path}:2:12: cluster.prices.A100: " in done.stderr
 
 
 @pytest.mark.parametrize(

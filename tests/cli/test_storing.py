@@ -13,6 +13,8 @@ from click.testing import CliRunner, Result
 from resource_manager.cli import main
 from tests.sql_servers import Postgres
 
+SERVERS = str(Path(__file__).parents[2] / "demo" / "servers.toml")
+
 
 def run(store: str, *arguments: str) -> Result:
     return CliRunner().invoke(main, ["--store", store, *arguments])
@@ -47,12 +49,14 @@ def test_a_check_names_the_rights_that_are_missing(postgresql: Postgres) -> None
     assert 'table gpu_manager."state": the user lacks INSERT, UPDATE, DELETE' in some.output
     postgresql.psql("GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA gpu_manager TO reader")
     assert "9 tables with all rights" in run(url, "store", "check").output
+    assert run(f"{url}?namespace=rights", "apply", "--yes", SERVERS).exit_code == 0
     assert run(f"{url}?namespace=rights", "allocate", "t", "--gpus", "2").exit_code == 0
     postgresql.psql("DROP OWNED BY reader; DROP ROLE reader")
 
 
 def test_a_check_tells_another_format_and_other_tables(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/state.db"
+    assert run(url, "apply", "--yes", SERVERS).exit_code == 0
     assert run(url, "allocate", "t", "--gpus", "2").exit_code == 0
     with closing(sqlite3.connect(tmp_path / "state.db")) as file, file:
         file.execute("UPDATE gpu_manager_state SET format = 7")
@@ -69,6 +73,7 @@ def test_a_check_tells_another_format_and_other_tables(tmp_path: Path) -> None:
 def test_leases_and_tokens_move_to_another_store(tmp_path: Path) -> None:
     old, new = f"sqlite:///{tmp_path}/old.db", f"sqlite:///{tmp_path}/new.db?namespace=two"
     file = str(tmp_path / "state.json")
+    assert run(old, "apply", "--yes", SERVERS).exit_code == 0
     assert run(old, "allocate", "train", "--gpus", "2").exit_code == 0
     assert run(old, "token", "create", "--role", "reader", "ada").exit_code == 0
     exported = run(old, "store", "export", "--to", new, file)

@@ -12,6 +12,7 @@ from resource_manager.core.changes import (
     AgentSeen,
     Cancelled,
     Change,
+    ClusterSettingsChanged,
     Drained,
     Expired,
     GpuCleaned,
@@ -32,6 +33,7 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import JobPlace, Lease, Placement, Request
 from resource_manager.core.teams import Team, Teams
@@ -58,6 +60,7 @@ STEPS: list[Change] = [
     GpuOpened("a", 1, 97.3),
     GpuCleaned("a", 1, 2, 97.4, 0.25, 1.5),
     AgentLost("a", 97.5, 37.25),
+    ClusterSettingsChanged(ClusterSettings("fgd", min_gpus=0), 97.6),
     MaintenanceChanged((Window(1, ("s1",), 100.5, 200.0),), 98.0),
     TeamsChanged(Teams((Team("vision", 1),)), 98.0),
     InventoryChanged(nodes("abc"), 99.0),

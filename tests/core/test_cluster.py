@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from resource_manager.core.changes import (
+    AgentSeen,
     Cancelled,
     Drained,
     Expired,
@@ -22,7 +23,7 @@ from resource_manager.core.changes import (
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFoundError, UnknownNodeError
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import POLICIES
 from resource_manager.scheduling.queue_order import ORDERS
@@ -215,7 +216,7 @@ def test_an_inventory_change_keeps_leases_even_on_gpus_that_left(cluster: Cluste
 
 def test_a_snapshot_that_refers_to_a_missing_server_is_corrupt(cluster: ClusterState) -> None:
     cluster.apply(granted(Request("t", gpus=2), "gpu-server-0", 0, 1, token=1))
-    cluster.apply(Drained("gpu-server-1", 1.0))
+    cluster.apply(AgentSeen("gpu-server-1", 1.0))
     whole = cluster.snapshot()
     for gone in ("gpu-server-0", "gpu-server-1"):
         nodes = tuple(node for node in whole.nodes if node.name != gone)

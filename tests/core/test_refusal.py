@@ -63,7 +63,9 @@ def reason(
     window: RecoveryWindow | None = None,
 ) -> tuple[str, str]:
     before = cluster.snapshot()
-    refusal = refusals_of(cluster, [request], FIRST_FIT, order, 10.0, window)[request.lease_id]
+    refusal = refusals_of(cluster, [request], FIRST_FIT, order, 10.0, window and recovering(window))[
+        request.lease_id
+    ]
     assert cluster.snapshot() == before
     assert str(refusal) == refusal.detail
     return str(refusal.kind), refusal.detail
@@ -256,7 +258,7 @@ def test_a_retired_server_never_takes_it() -> None:
     hold(cluster, "a", "s2", 1)
     cluster.apply(InventoryChanged((server("s1", 1, 2),), 2.0))
     request = Request("t", 8)
-    answer = explanation(cluster, request, "first_fit", FIRST_FIT, FIFO, 3.0)
+    answer = explanation(cluster, request, FIRST_FIT, FIFO, 3.0)
     assert (answer["kind"], answer["could_ever_fit"]) == ("never_fits", False)
     assert [row["could_fit"] for row in answer["servers"]] == [False, False]
 

@@ -63,7 +63,7 @@ def wait_for(condition, timeout_s=90.0, what="it", every_s=0.25):
 class Bench(Stack):
     """Stack of the demo with the tests' DAGs, and methods that break it."""
 
-    def __init__(self, home, ssh_port=0, servers=INVENTORY, store="redis", **settings):
+    def __init__(self, home, ssh_port=0, servers=INVENTORY, store="redis", window_s=TTL_S, **settings):
         dags = home / "dags"
         shutil.copytree(REPOSITORY / "dags", dags)
         shutil.copytree(HERE / "dags", dags / "tests")
@@ -77,7 +77,8 @@ class Bench(Stack):
         self.ledger.parent.chmod(0o777)
         inventory = home / "inventory.toml"
         docker = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-        inventory.write_text(servers.format(ssh_port=ssh_port, docker=docker))
+        cluster = f"\n[cluster]\nconfirmation_window = {window_s}\n"
+        inventory.write_text(servers.format(ssh_port=ssh_port, docker=docker) + cluster)
         self.inventory = inventory
         super().__init__(
             home,
@@ -89,7 +90,6 @@ class Bench(Stack):
                 "LEDGER": str(self.ledger),
                 "TEST_TTL_S": str(TTL_S),
                 "GPU_MANAGER_INVENTORY": str(inventory),
-                "GPU_MANAGER_LEASE_CONFIRMATION_WINDOW_S": str(TTL_S),
                 "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
                 "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",  # the DAGs never change
                 "AIRFLOW__DAG_PROCESSOR__STALE_DAG_THRESHOLD": "7200",
@@ -104,7 +104,7 @@ class Bench(Stack):
 
     @cached_property
     def manager(self):
-        return GPUResourceManager.from_url(self.store_url, inventory=self.inventory)
+        return GPUResourceManager.from_url(self.store_url)
 
     @cached_property
     def instance(self):

@@ -103,20 +103,20 @@ class Service:
 
 @contextmanager
 def serving(folder: Path, servers: int, *options: str) -> Iterator[Service]:
-    """Run the service on a memory store, with tokens vera (reader), ursula (user), olga (operator)."""
+    """Run the service on a store of its own, with tokens vera (reader), ursula (user), olga (operator)."""
     inventory = folder / "servers.toml"
     inventory.write_text(INVENTORY.format(count=servers))
     [port] = free_ports(1)
+    store = f"sqlite:///{folder / 'store.db'}"
     base = [
         sys.executable,
         "-m",
         "resource_manager.cli",
         "--store",
-        "memory://",
-        "--inventory",
-        str(inventory),
+        store,
     ]
     environment = {**os.environ, "GPU_MANAGER_TOKENS": str(folder / "tokens.json")}
+    _output([*base, "apply", "--yes", str(inventory)], environment)
     tokens = {
         name: _output([*base, "token", "create", name, "--role", role], environment)
         for name, role in (("vera", "reader"), ("ursula", "user"), ("olga", "operator"))

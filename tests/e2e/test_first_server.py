@@ -32,7 +32,8 @@ def exported(script, folder):
 
 def test_from_two_servers_to_a_running_dag(tmp_path, ssh_server):
     [inventory], [dag] = blocks("toml"), blocks("python")
-    install, exports, status, serve = blocks("sh")
+    install, exports, apply, serve = blocks("sh")
+    again, status = apply.splitlines()
     [extras] = re.findall(r"^pip install '\.\[(.*)\]'$", install, re.MULTILINE)
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
@@ -42,6 +43,7 @@ def test_from_two_servers_to_a_running_dag(tmp_path, ssh_server):
     )
     settings = exported(exports, tmp_path)
     settings.pop("GPU_MANAGER_STORE")  # the stack uses its own Redis
+    settings["GPU_MANAGER_INVENTORY"] = os.fspath(tmp_path / "servers.toml")  # the stack applies it
     settings["AIRFLOW_CONN_GPU_SERVERS"] = (
         settings["AIRFLOW_CONN_GPU_SERVERS"]
         .replace('"login": "gpu"', '"login": "root"')
@@ -63,13 +65,13 @@ def test_from_two_servers_to_a_running_dag(tmp_path, ssh_server):
         wait_for(lambda: stack.api.run_state("gpu_reconcile", run_id) in ended, 300, "the reconciliation")
         assert stack.api.run_state("gpu_reconcile", run_id) == "success"
         program = [sys.executable, "-m", "resource_manager.cli"]
-        shown = subprocess.run(
-            [*program, *status.split()[1:]],
-            env={**stack.environment, "COLUMNS": "80"},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
+        here = {"env": {**stack.environment, "COLUMNS": "80"}, "cwd": tmp_path, "text": True}
+        said = [
+            subprocess.run([*program, *line.split()[1:]], check=True, capture_output=True, **here).stdout
+            for line in (again, status)
+        ]
+        assert said[0] == "no difference\n"
+        shown = said[1]
         assert "GPUs: 6 free, 0 used, 0 closed of 6" in shown
         assert "gpu-b" in shown
         [port] = free_ports(1)

@@ -58,7 +58,8 @@ def test_from_discovery_to_a_lost_gpu(commands: Commands, servers: Servers, tmp_
     assert written.returncode == 0, written.stderr
     text = re.sub(r"(?m)^cpus = \d+$", "cpus = 8", commands.inventory.read_text())
     commands.inventory.write_text(text)  # for a lease on each GPU, however few CPUs this machine has
-    commands.environment["GPU_MANAGER_INVENTORY"] = str(commands.inventory)
+    applied = commands.run("apply", "--yes", str(commands.inventory))
+    assert applied.returncode == 0, applied.stderr
     verified = commands.run("verify", *servers.login)
     assert verified.returncode == 0, verified.stderr
     assert verified.stdout.count(": same: ") == 4

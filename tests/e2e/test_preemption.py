@@ -10,7 +10,8 @@ import pytest
 
 from resource_manager.core.changes import Expired, Granted, Outcome, Preempting, Released
 from resource_manager.core.teams import NO_TEAMS
-from resource_manager.manager.teams_file import load_teams
+from resource_manager.manager.cluster_file.reading import load_teams
+from tests.builders import redefine
 from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
 from tests.e2e.test_faults import containers, needs_docker
 
@@ -38,7 +39,7 @@ def teams(bench, tmp_path):
     """Rules of two teams with preemption; no rules again after the test."""
     path = tmp_path / "teams.toml"
     path.write_text(TEAMS)
-    bench.manager.apply_teams(load_teams(path))
+    redefine(bench.manager, teams=load_teams(path))
     yield
     for lease in bench.manager.leases():
         if lease["task_id"].startswith("taker-"):
@@ -46,7 +47,7 @@ def teams(bench, tmp_path):
     for run in bench.runs:
         run.finish()
     bench.check_free(120.0)
-    bench.manager.apply_teams(NO_TEAMS)
+    redefine(bench.manager, teams=NO_TEAMS)
 
 
 # ---- what must hold, by the history and by the ledger ----

@@ -47,7 +47,6 @@ def test_the_connection_form_has_its_fields_and_a_working_test(bench):
     (ours,) = (kind for kind in known if kind["connection_type"] == "gpu_manager")
     if find_spec("wtforms") or ours["standard_fields"]:  # 3.0 has neither without wtforms
         assert ours["standard_fields"]["host"]["title"] == "Store or service URL"
-        assert list(ours["extra_fields"]) == ["policy", "order", "inventory"]
 
 
 def test_a_job_outlives_its_worker_and_another_waits_for_it(bench):

@@ -19,6 +19,7 @@ from typing import Any
 from resource_manager.core.changes import (
     Cancelled,
     Change,
+    ClusterSettingsChanged,
     Expired,
     Granted,
     MembersReleased,
@@ -117,6 +118,7 @@ def check(
     if not may_lose:
         complaints += check_order(operations, replay, rests)
         complaints += _check_members(operations, replay)
+        complaints += _check_applied(operations, history)
     return complaints
 
 
@@ -302,6 +304,25 @@ def check_order(
         if not any(first < position <= last for first, last in spans[task_id]):
             complaints.append(f"change {position} gave {task_id} what nobody was asking for at that time")
     return complaints
+
+
+def _check_applied(operations: Sequence[Operation], history: Sequence[tuple[int, Change]]) -> list[str]:
+    """That each cluster whose `apply` was answered was stored once, and none that nobody applied."""
+    stored = Counter(
+        int(change.settings.idle_after_s)
+        for _, change in history
+        if isinstance(change, ClusterSettingsChanged)
+    )
+    asked = [operation for operation in operations if operation.kind == "apply"]
+    answered = {operation.asked["number"] for operation in asked if operation.result}
+    complaints = [
+        f"cluster {number} was answered as applied, and is not stored" for number in answered - stored.keys()
+    ]
+    # One that was asked for twice at the same time may have been applied, replaced, and applied again.
+    known = {operation.asked["number"] for operation in asked}
+    return complaints + [
+        f"cluster {number} is stored, and nobody applied it" for number in stored.keys() - known
+    ]
 
 
 def _bound_cancellations(operations: Sequence[Operation], replay: _Replay, end_of: list[float]) -> list[str]:

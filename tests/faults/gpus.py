@@ -34,6 +34,7 @@ from resource_manager.errors import CapacityError
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
 from tests.agent.reporting import as_text, gpu, process, report
+from tests.builders import redefine
 from tests.faults.outcomes import Outcome
 from tests.faults.redis_servers import Server
 
@@ -283,7 +284,7 @@ class Course:
     def renumber(self) -> None:
         """An operator pins the same devices under other numbers."""
         manager = self.manager()
-        manager.apply_inventory(
+        renumbered = [
             replace(
                 node,
                 gpus=tuple(
@@ -292,7 +293,8 @@ class Course:
                 ),
             )
             for node in manager.inventory
-        )
+        ]
+        redefine(manager, nodes=renumbered)
         self.start_jobs()
 
     def open(self) -> None:

@@ -18,7 +18,7 @@ from typing import IO
 import httpx
 
 from tests.faults.redis_servers import free_port
-from tests.faults.worker import LOCK_TIMEOUT_S, TTL_S, Assignment, main
+from tests.faults.worker import LOCK_TIMEOUT_S, Assignment, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -122,9 +122,7 @@ class Service:
 
     def start(self, halts_at: tuple[str, int, float] | None = None) -> None:
         environment = {
-            "GPU_MANAGER_LEASE_TTL_S": str(TTL_S),
             "GPU_MANAGER_LOCK_TIMEOUT_S": str(LOCK_TIMEOUT_S),
-            "GPU_MANAGER_LEASE_CONFIRMATION_WINDOW_S": str(TTL_S),
             "GPU_MANAGER_TOKENS": str(self._folder / "tokens.json"),
         }
         command = [sys.executable, "-m", "tests.faults.service", json.dumps(halts_at)]

@@ -27,6 +27,7 @@ from pathlib import Path
 from resource_manager.core.changes import Change, Granted, MembersReleased, Preempting, Released
 from resource_manager.core.changes import Outcome as LeaseOutcome
 from resource_manager.storage.codec import change_to_dict
+from tests.builders import redefine
 from tests.faults import airflow_on_postgres, gpus, machines, namespaces, terminals
 from tests.faults.access_paths import ACCESS_PATHS
 from tests.faults.airflow_tasks import Airflow
@@ -114,9 +115,9 @@ class Run:
 
     def run(self) -> Outcome:
         try:
-            if self.preemption and not self.setup.may_lose:
-                with self.setup.manager() as manager:
-                    manager.apply_teams(RULES)
+            with self.setup.manager() as manager:  # it stores the cluster, which services only read
+                if self.preemption and not self.setup.may_lose:
+                    redefine(manager, teams=RULES)
             for slot in range(self.count):
                 self.spawn(slot)
             self.wait_for_work()

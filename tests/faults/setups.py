@@ -81,7 +81,7 @@ class OneRedis:
             inventory=inventory(),
             lease_ttl_s=TTL_S,
             lock_timeout_s=4 * LOCK_TIMEOUT_S,
-            lease_confirmation_window_s=TTL_S,
+            confirmation_window_s=TTL_S,
             **settings,
         )
 

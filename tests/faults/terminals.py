@@ -68,7 +68,7 @@ class Course:
         machines.ssh_program(folder / "bin")
         self._url = f"unix://{self._store.socket}?namespace=n"
         self._manager = GPUResourceManager.from_url(
-            self._url, inventory=self._inventory, lease_confirmation_window_s=1.0, lock_timeout_s=5.0
+            self._url, inventory=self._inventory, confirmation_window_s=1.0, lock_timeout_s=5.0
         )
         self._callers: list[Program] = []
         self._others: list[Program] = []
@@ -139,9 +139,7 @@ class Course:
             "HOME": str(home),
             "PATH": f"{self._folder / 'bin'}:{os.environ['PATH']}",
             "GPU_MANAGER_STORE": self._url,
-            "GPU_MANAGER_INVENTORY": str(self._inventory),
             "GPU_MANAGER_JOBS_DIR": str(home / "jobs"),
-            "GPU_MANAGER_LEASE_CONFIRMATION_WINDOW_S": "1",
             "GPU_MANAGER_LOCK_TIMEOUT_S": "5",
             **({"PLANTED_BUG": self._bug} if self._bug else {}),
         }

@@ -26,7 +26,7 @@ from resource_manager.core.changes import Outcome as LeaseOutcome
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.errors import NewerFormatError
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.redis.client import RedisClient
 from tests.faults.access_paths import ACCESS_PATHS
@@ -105,7 +105,7 @@ def test_beside_a_newer_version_an_older_one_refuses_in_one_line_and_writes_noth
 ) -> None:
     """The newer one writes its format first, as docs/upgrading.md has it; the older ones are running."""
     url = embedded_redis.fresh_url()
-    with GPUResourceManager.from_url(url) as older:
+    with GPUResourceManager.from_url(url, inventory=default_inventory()) as older:
         assert older.allocate_resources("a", 2, 4)
         client = RedisClient.from_url(url)
         client.driver.hset(client.key("meta"), "format", str(STORED_FORMAT + 1))

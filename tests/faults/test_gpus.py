@@ -13,7 +13,7 @@ from resource_manager.core.changes import AgentSeen, GpuClosed, Granted, Invento
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.errors import CapacityError
-from resource_manager.manager import manager
+from resource_manager.manager import cluster_change
 from resource_manager.storage import open_store
 from tests.builders import Clock
 from tests.faults.gpus import SETTING, Course, Seen, check_gpus
@@ -93,7 +93,9 @@ def takes_everything_as_clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_closures_that_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager, "replacement", lambda cluster, nodes, now: [InventoryChanged(nodes, now)])
+    monkeypatch.setattr(
+        cluster_change, "replacement", lambda cluster, nodes, now, lines: [InventoryChanged(nodes, now)]
+    )
 
 
 def goes_by_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ sys.path.insert(0, sys.argv[1])
 import resource_manager
 assert resource_manager.__file__.startswith(sys.argv[1]), resource_manager.__file__
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.cluster_file.servers import default_inventory
 manager = GPUResourceManager.from_url(sys.argv[2])
 for line in sys.stdin:
     name, args, more = json.loads(line)

@@ -21,7 +21,8 @@ from resource_manager.core.changes import Outcome, ReleaseResult
 from resource_manager.core.models import Node
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.sections import ClusterForm
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.scheduling.preemption import restarts_of
 from tests.faults.access_paths import ACCESS_PATHS
@@ -164,9 +165,16 @@ def leases(client: Any, task_id: str) -> Answer:
     return {"result": "listed", "leases": [_lease(view) for view in client.leases()]}
 
 
+def apply(client: Any, task_id: str, number: int) -> Answer:
+    """Apply settings that bear the number; the other ones stay as the run began."""
+    settings = {"lease_ttl": TTL_S, "confirmation_window": TTL_S, "idle_after": number}
+    client.apply(ClusterForm.model_validate({"cluster": settings}))
+    return {"result": "applied"}
+
+
 CALLS: dict[str, Callable[..., Answer]] = {
     call.__name__: call
-    for call in (allocate, submit, status, cancel, renew, release, release_members, leases)
+    for call in (allocate, submit, status, cancel, renew, release, release_members, leases, apply)
 }
 
 
@@ -213,7 +221,7 @@ class Worker:
 
             return [ServiceClient(url, timeout_s=LOCK_TIMEOUT_S + 3) for url in self.assignment.services]
         settings: dict[str, Any] = {"lease_ttl_s": TTL_S, "lock_timeout_s": LOCK_TIMEOUT_S}
-        settings["lease_confirmation_window_s"] = TTL_S
+        settings["confirmation_window_s"] = TTL_S
         if self.assignment.redis_url:
             settings["redis_url"] = self.assignment.redis_url
         servers = inventory()
@@ -252,8 +260,10 @@ class Worker:
                 self.release_some(old_task_id, token, self.ranks(old_task_id))
             else:
                 self.ask(self.rng.choice(("renew", "release")), old_task_id, fencing_token=token)
-        elif choice < 0.13:
+        elif choice < 0.12:
             self.ask("leases", "")
+        elif choice < 0.13:
+            self.ask("apply", "", number=self.rng.randrange(1, 10**8))
         elif choice < 0.5:
             self.ask("allocate", task_id, **self.shapes[task_id])  # also what it holds: a request sent twice
         elif self.remainders and choice < 0.7:

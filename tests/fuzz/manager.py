@@ -15,10 +15,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.changes import AgentSeen, GpuClosed, GpuOpened
 from resource_manager.core.teams import check_teams
 from resource_manager.errors import redact
-from resource_manager.manager.inventory_file import load_inventory
-from resource_manager.manager.manager import price_admission
-from resource_manager.manager.report import load_prices
-from resource_manager.manager.teams_file import load_teams
+from resource_manager.manager.cluster_file.reading import ClusterFiles, load_inventory, load_teams
 from resource_manager.rest import schemas as bodies
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.limits import FixedWindow
@@ -61,6 +58,23 @@ parent = "vision"
 max_gpus_per_owner = 1.5
 idle_after = 60
 """
+CLUSTER = b"""[cluster] # as stated
+policy = 'best_fit'
+order="fair_tree+backfill"
+lease_ttl = "12h"
+prices = { A100 = 2.5, "H 100" = 4 }
+[[servers]]
+name = "a\\u0062"
+gpus = [ { count = 2, type = '''H100''' } ]
+cpus = 8
+[[maintenance]]
+servers = ["ab"]
+from = 2126-12-01T08:00:00+01:00
+until = "2126-12-01T12:00+01:00"
+every = "week"
+[health."xid 63"]
+action = "note"
+"""
 BODIES: tuple[tuple[type[BaseModel], bytes], ...] = (
     (
         bodies.AllocateBody,
@@ -81,8 +95,11 @@ BODIES: tuple[tuple[type[BaseModel], bytes], ...] = (
     (bodies.AdoptBody, b'{"gpus": [{"gpu_id": 0, "uuid": "GPU-1", "type": "A100", "memory_mib": 40960}]}'),
     (bodies.ResumeBody, b'{"gpu": "GPU-1"}'),
     (
-        bodies.TeamsBody,
-        b'{"preemption": true, "teams": {"a": {"guaranteed": {"A100": 2}, "max_runtime": "3d"}}}',
+        bodies.ClusterBody,
+        b'{"sections": {"preemption": true, "cluster": {"order": "fifo"}, '
+        b'"servers": [{"name": "a", "cpus": 2}], '
+        b'"teams": {"a": {"guaranteed": {"A100": 2}, "max_runtime": "3d"}}, "health": {"xid 63": "note"}}, '
+        b'"remove": ["health"], "revision": "a", "dry_run": true}',
     ),
     (
         bodies.MaintenanceBody,
@@ -198,7 +215,7 @@ def read_environment(data: bytes, folder: Path) -> object:
         environment["GPU_MANAGER_SETTINGS"] = str(folder / "settings.toml")
     settings = Settings.load(environment)
     repr(settings)
-    return price_admission(settings)
+    return settings
 
 
 def read_url(data: bytes, folder: Path) -> object:
@@ -229,6 +246,15 @@ def read_teams(path: Path) -> object:
     return list(check_teams(load_teams(path), {"A100": 8, "": 8}))
 
 
+def read_cluster(path: Path) -> None:
+    """A cluster that is taken is printed as a file that changes nothing."""
+    with GPUResourceManager.from_url("memory://", inventory=()) as manager:
+        manager.apply(ClusterFiles([path]).definition)
+        path.write_text(manager.cluster()["toml"], encoding="utf-8")
+        found = manager.diff(ClusterFiles([path]).definition)
+    assert not found["changed"], found
+
+
 def read_rate(data: bytes, folder: Path) -> object:
     return FixedWindow(data.decode("utf-8", "replace"))
 
@@ -256,8 +282,8 @@ def parsers() -> dict[str, Parser]:
         "settings": Parser(
             read_environment,
             (
-                b"GPU_MANAGER_MIN_GPUS=1\nGPU_MANAGER_MAX_GPUS=4\nGPU_MANAGER_ADMISSION=open",
-                b'GPU_MANAGER_ORDER=fifo\n\nstore = "memory://"\nprice_low = 1.5\n',
+                b"GPU_MANAGER_CACHE_TTL_S=1\nGPU_MANAGER_LOCK_TIMEOUT_S=4\nGPU_MANAGER_INSTANCE=a",
+                b'GPU_MANAGER_HISTORY_LENGTH=9\n\nstore = "memory://"\ncache_ttl_s = 1.5\n',
             ),
         ),
         "url": Parser(
@@ -275,9 +301,8 @@ def parsers() -> dict[str, Parser]:
         ),
         "export": Parser(file("e.json", read_export_again), (export,)),
         "teams": Parser(file("t.toml", read_teams), (TEAMS,)),
-        "prices": Parser(
-            file("p.toml", load_prices),
-            (b'[prices]\nA100 = 2.5\n"H 100" = 4\n', b'[prices]\n"a\\n\\u001bb" = -1\n'),
+        "cluster": Parser(
+            file("c.toml", read_cluster), (CLUSTER, b'[cluster.prices]\n"a\\n\\u001bb" = -1\n')
         ),
         "rate": Parser(read_rate, (b"10/second", b"5 per minute")),
         **{f"body_{model.__name__}": Parser(read_body(model), (example,)) for model, example in BODIES},

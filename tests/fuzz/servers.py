@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from resource_manager.agent import probe
-from resource_manager.agent.health import load_health_table
+from resource_manager.agent.health import health_table
 from resource_manager.agent.inventory import Discovered, inventory_toml
 from resource_manager.agent.receiving import Record
 from resource_manager.agent.reports import check_report, read_report
 from resource_manager.agent.running import NoReportError, read_answer
 from resource_manager.jobs.launchers import Job
 from resource_manager.jobs.launchers.ssh import SSHLauncher
-from resource_manager.manager.inventory_file import load_inventory
+from resource_manager.manager.cluster_file.reading import load_health, load_inventory
 from tests.agent import test_tools as texts
 from tests.fuzz.parser import Parser, file
 
@@ -52,7 +52,7 @@ REPORT = json.dumps(
         ],
     }
 ).encode()
-HEALTH = b'[[conditions]]\ncondition = "xid 63"\naction = "ignore"\ntext = "as NVIDIA says"\ntodo = "no"\n'
+HEALTH = b'[health]\n"xid 64" = "note"\n[health."xid 63"]\naction = "ignore"\ntext = "as said"\ntodo = "no"\n'
 
 
 def read_discovered(data: bytes, folder: Path) -> object:
@@ -137,7 +137,9 @@ def parsers() -> dict[str, Parser]:
         "answer": Parser(
             lambda data, folder: read_answer(0, data.decode("utf-8", "replace"), ""), (b"motd\n" + REPORT,)
         ),
-        "health": Parser(file("h.toml", load_health_table), (HEALTH, b'"a\\n\\u001bb" = 1\n')),
+        "health": Parser(
+            file("h.toml", lambda path: health_table(load_health(path))), (HEALTH, b'"a\\n\\u001bb" = 1\n')
+        ),
         "amd_smi": Parser(tool(read_amd), (amd.encode(),)),
         "nvidia_smi": Parser(tool(read_nvidia), (NVIDIA.encode(),)),
         "ssh": Parser(read_ssh, (ANSWERS,)),

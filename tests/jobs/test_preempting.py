@@ -18,6 +18,7 @@ from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.preempting import end_jobs, grace_of, queue_again
 from resource_manager.manager.results import Allocation
 from resource_manager.scheduling.preemption import restarts_of
+from tests.builders import redefine
 from tests.eventually import wait_for
 from tests.jobs.gangs import place
 
@@ -50,7 +51,7 @@ time.sleep(600)
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GPUResourceManager]:
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
     with GPUResourceManager.from_url("memory://", min_gpus=1) as manager:
-        manager.apply_teams(Teams((Team("vision", 32),), True, 0.0, 0.0))
+        redefine(manager, teams=Teams((Team("vision", 32),), True, 0.0, 0.0))
         yield manager
 
 

@@ -15,6 +15,7 @@ from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.reconcile import reconcile as reconcile_instance
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
+from tests.builders import redefine
 from tests.eventually import wait_until_ended
 from tests.jobs.gangs import place
 
@@ -187,7 +188,7 @@ def test_the_job_of_a_lease_whose_gpu_failed_is_stopped_and_its_task_ends_the_le
 @pytest.fixture
 def take(manager):
     """Return a function that preempts the lease of a task, as if that began some seconds ago."""
-    manager.apply_teams(Teams((Team("vision", 32),), True, 0.0, 0.0))
+    redefine(manager, teams=Teams((Team("vision", 32),), True, 0.0, 0.0))
 
     def take(task, seconds_ago):
         server = manager.status_of(task.lease_id)["server_name"]

@@ -23,6 +23,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import ResourceManagerError
+from tests.builders import redefine
 from tests.eventually import wait_for
 from tests.faults.machines import Machine, Machines, Program, python
 from tests.faults.quick import TTL_S
@@ -80,7 +81,7 @@ class Site:
         self.gate = folder / "gate"
         self.url = f"unix://{self.store.socket}?namespace=n"
         self.manager = GPUResourceManager.from_url(
-            self.url, inventory=self.inventory, lease_confirmation_window_s=1.0
+            self.url, inventory=self.inventory, confirmation_window_s=1.0
         )
         self.rival = "rival"
         self.lease_id = ""
@@ -101,9 +102,7 @@ class Site:
             "HOME": str(home),
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "GPU_MANAGER_STORE": f"redis://{self.here}:{self.store.port}/0?namespace=n",
-            "GPU_MANAGER_INVENTORY": str(self.inventory),
             "GPU_MANAGER_JOBS_DIR": str(home / "jobs"),
-            "GPU_MANAGER_LEASE_CONFIRMATION_WINDOW_S": "1",
             "GPU_MANAGER_INSTANCE": "test",
             "AIRFLOW_HOME": str(self.folder / "airflow"),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
@@ -113,11 +112,7 @@ class Site:
         if self.machines is not None:
             own["AIRFLOW_CONN_JOBS"] = self.connection(self.machines.key)
         own["AIRFLOW_CONN_GPU_MANAGER_DEFAULT"] = json.dumps(
-            {
-                "conn_type": "gpu_manager",
-                "host": own["GPU_MANAGER_STORE"],
-                "extra": {"lease_confirmation_window_s": 1.0},
-            }
+            {"conn_type": "gpu_manager", "host": own["GPU_MANAGER_STORE"]}
         )
         if machine is self.machine:
             own["GPU_MANAGER_SERVER"] = self.name
@@ -263,7 +258,7 @@ class Site:
 
     def preempt(self) -> None:
         """Let the rival take both GPUs by right."""
-        self.manager.apply_teams(Teams((Team("first", 2),), True, 0.0, 0.0))
+        redefine(self.manager, teams=Teams((Team("first", 2),), True, 0.0, 0.0))
         self.manager.submit(self.rival, 2, server=self.name, ttl=3600.0, team="first", priority=9)
 
     def close_gpu(self) -> None:

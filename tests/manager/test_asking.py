@@ -22,10 +22,10 @@ from resource_manager.errors import (
     NotPreemptibleError,
 )
 from resource_manager.manager.asking import MAX_BY, as_caller, asked_by, checked_by, this_user
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.maintenance import WindowForm
 from resource_manager.storage.once import Once
-from tests.builders import Clock
+from tests.builders import Clock, redefine
 
 PEOPLE = ["ada", "airflow:prod/etl/train", "unix:bob@gpu-a", ""]
 TASKS = [f"t{number}" for number in range(8)]
@@ -69,7 +69,7 @@ def step(manager: GPUResourceManager, rng: random.Random, kind: str, task: str) 
         manager.resume(rng.randrange(2))
     elif kind == "teams":
         rules = Teams((Team("a", rng.randint(0, 8)), Team("b", rng.randint(0, 8))), True, 0.0, 0.0)
-        manager.apply_teams(rules)
+        redefine(manager, teams=rules)
     elif kind == "maintenance":
         window = {"servers": [0], "from": "1970-01-01T00:05Z", "until": "1970-01-02T00:00Z", "preempt": True}
         if manager.maintenance():
@@ -221,7 +221,7 @@ def test_what_time_allows_is_not_of_whoever_asks_for_nothing_new() -> None:
     manager = GPUResourceManager(
         Settings(store="memory://"), store=MemoryStore(clock=clock), inventory=default_inventory(1)
     )
-    manager.apply_teams(Teams((Team("a", 8), Team("b", 0)), True, 0.0, 60.0))
+    redefine(manager, teams=Teams((Team("a", 8), Team("b", 0)), True, 0.0, 60.0))
     manager.submit("borrows", 8, team="b")
     manager.submit("waits", 8, team="a")
     before = manager.get_resource_summary()["version"]

@@ -13,14 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager
+from resource_manager.core.changes import ClusterSettingsChanged
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InvalidRequestError
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.demand import Demand, fraction_advice
-from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.manager.requests import build_request, checked, gpu_range
-from resource_manager.settings import Settings
-from tests.builders import nodes
+from tests.builders import nodes, redefine
 from tests.redis_server import RedisServer
 
 BUILT_IN = default_inventory()
@@ -42,7 +43,9 @@ def manager() -> Iterator[GPUResourceManager]:
 
 
 def limits(inventory: tuple[Node, ...], **settings: int) -> tuple[int, int]:
-    return gpu_range(ClusterState(inventory), Settings(**settings))  # type: ignore[arg-type]
+    cluster = ClusterState(inventory)
+    cluster.apply(ClusterSettingsChanged(ClusterSettings(**settings), 0.0))  # type: ignore[arg-type]
+    return gpu_range(cluster)
 
 
 def refusal(manager: GPUResourceManager, method: str, *arguments: Any, **options: Any) -> str:
@@ -72,11 +75,11 @@ class TestRange:
     def test_it_follows_the_inventory(self, manager: GPUResourceManager) -> None:
         assert manager.gpu_range() == (2, 8)
         manager.allocate_resources("holds", 8, 1)
-        manager.apply_inventory([*default_inventory(4, 8, 32)])  # changed in place: the same GPUs
+        redefine(manager, nodes=[*default_inventory(4, 8, 32)])  # changed in place: the same GPUs
         assert manager.gpu_range() == (1, 8)
-        manager.apply_inventory(nodes("abc", gpus=4))  # gpu-server-0 stays, closed, and does not count
+        redefine(manager, nodes=nodes("abc", gpus=4))  # gpu-server-0 stays, closed, and does not count
         assert manager.gpu_range() == (1, 4)
-        manager.apply_inventory(BUILT_IN)
+        redefine(manager, nodes=BUILT_IN)
         assert manager.gpu_range() == (2, 8)
 
     def test_it_is_computed_once_for_an_inventory(self) -> None:
@@ -89,24 +92,23 @@ class TestRange:
 
         cluster = ClusterState([Node("a", 0, {"cpus": 8}, Counted((Gpu(0), Gpu(1))))])
         looked.clear()
-        build_request(Demand(lease_id="t", gpus=2), cluster, Settings())
+        build_request(Demand(lease_id="t", gpus=2), cluster)
         first = len(looked)
         for _ in range(100):
-            build_request(Demand(lease_id="t", gpus=2), cluster, Settings())
+            build_request(Demand(lease_id="t", gpus=2), cluster)
         assert (first > 0, len(looked)) == (True, first)
 
     def test_a_process_that_knows_only_the_url_uses_the_stored_inventory(
         self, embedded_redis: RedisServer, tmp_path: Path
     ) -> None:
         url = embedded_redis.fresh_url()
+        GPUResourceManager.from_url(url, inventory=BUILT_IN).close()
         worker = GPUResourceManager.from_url(url)
         assert "between 2 and 8 (the inventory is the built-in one" in refusal(worker, "submit", "t", 1)
         servers = tmp_path / "servers.toml"
         servers.write_text('[[servers]]\nname = "box"\ngpus = 4\ncpus = 16\n')
-        stores = "import sys; from resource_manager import GPUResourceManager as M; " + (
-            "M.from_url(sys.argv[1], inventory=sys.argv[2]).close()"
-        )
-        subprocess.run([sys.executable, "-c", stores, url, str(servers)], check=True, timeout=60)
+        command = [sys.executable, "-m", "resource_manager.cli", "--store", url, "apply", "--yes"]
+        subprocess.run([*command, str(servers)], check=True, timeout=60)
         with worker, GPUResourceManager.from_url(url) as late:
             assert worker.submit("t", 1)["gpu_ids"] == [0]
             assert late.submit("u", 1, prefer_server="box")["gpu_ids"] == [1]
@@ -120,14 +122,14 @@ class TestMessages:
                 "gpus must be between 1 and 8 (the largest server has 8), got 9"
             )
             assert refusal(manager, "submit", "t", 0, 1) == (
-                "gpus must be between 1 and 8 (the largest server has 8; GPU_MANAGER_MIN_GPUS sets another "
-                "limit), got 0"
+                "gpus must be between 1 and 8 (the largest server has 8; min_gpus of the cluster sets "
+                "another limit), got 0"
             )
             assert "cpus must be between 1 and 64 (what the largest server has), got 65" in refusal(
                 manager, "submit", "t", 1, 65
             )
         with GPUResourceManager.from_url("memory://", max_gpus=4) as manager:
-            words = "required_gpus must be between 2 and 4 (set by GPU_MANAGER_MAX_GPUS), got 5"
+            words = "required_gpus must be between 2 and 4 (set by max_gpus of the cluster), got 5"
             assert refusal(manager, "allocate_resources", "t", 5, 1) == words
 
     def test_a_range_of_one_is_no_range(self) -> None:
@@ -219,10 +221,10 @@ class TestMessages:
 
     def test_a_server_is_given_by_name_or_number_also_as_text(self) -> None:
         inventory = (*nodes("abc"), Node("1", 7, {"cpus": 8}, (Gpu(0),)))
-        cluster, settings = ClusterState(inventory), Settings()
+        cluster = ClusterState(inventory)
 
         def placed(server: Any) -> str | None:
-            return build_request(Demand.of("t", 1, server=server), cluster, settings).required_node
+            return build_request(Demand.of("t", 1, server=server), cluster).required_node
 
         assert [placed(one) for one in ("b", 1, "2", "1", 7, "7")] == ["b", "b", "c", "1", "1", "1"]
         for wrong in ("9" * 5000, "²", "-1", True, ""):

@@ -8,9 +8,10 @@ from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.core.changes import Drained, InventoryChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Node, Request
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
+from tests.builders import redefine
 
 
 def test_an_inventory_that_changes_one_node_leaves_the_others_as_they_are() -> None:
@@ -62,7 +63,7 @@ def test_an_inventory_that_moves_nodes_is_indexed_again() -> None:
     assert same_after_snapshot(cluster)
 
 
-def test_a_manager_starts_with_another_inventory_although_leases_expired() -> None:
+def test_the_servers_can_change_although_leases_expired() -> None:
     now = [1000.0]
     store, settings = MemoryStore(clock=lambda: now[0]), Settings(store="memory://")
     manager = GPUResourceManager(settings, store=store, inventory=default_inventory(2, 8, 64))
@@ -71,7 +72,8 @@ def test_a_manager_starts_with_another_inventory_although_leases_expired() -> No
     manager.submit("waits", 8, 1)
     now[0] += 60
 
-    restarted = GPUResourceManager(settings, store=store, inventory=default_inventory(3, 8, 64))
+    restarted = GPUResourceManager(settings, store=store)
+    redefine(restarted, nodes=default_inventory(3, 8, 64))
 
     assert len(restarted.get_resource_summary()["servers"]) == 3
     assert [lease["task_id"] for lease in restarted.leases()] == ["held", "waits"]

@@ -35,7 +35,8 @@ def clock() -> Clock:
 @pytest.fixture
 def manager(clock: Clock) -> GPUResourceManager:
     store = MemoryStore(clock=clock)
-    return GPUResourceManager(Settings(store="memory://", min_gpus=1), store=store, inventory=nodes("a", 8))
+    settings = Settings(store="memory://")
+    return GPUResourceManager(settings, store=store, inventory=nodes("a", 8), cluster={"min_gpus": 1})
 
 
 def form(begin: float, end: float, **more: object) -> WindowForm:
@@ -111,12 +112,11 @@ def test_a_window_on_a_real_store_opens_by_itself(
     kind: str, embedded_redis: RedisServer, tmp_path: Path
 ) -> None:
     url = embedded_redis.fresh_url() if kind == "redis" else f"sqlite:///{tmp_path / 'state.db'}"
-    inventory = tmp_path / "servers.toml"
-    inventory.write_text('[[servers]]\nname = "a"\ngpus = 8\ncpus = 8\n')
+    GPUResourceManager.from_url(url, inventory=nodes("a", 8)).close()
     begin = time.time() - 60.0
 
     def run(*arguments: str) -> str:
-        done = CliRunner().invoke(main, ["--store", url, "--inventory", str(inventory), *arguments])
+        done = CliRunner().invoke(main, ["--store", url, *arguments])
         assert done.exit_code == 0, done.output
         return done.output
 

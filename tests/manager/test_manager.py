@@ -24,18 +24,19 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     UnknownNodeError,
 )
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.serializers import summary
 from resource_manager.scheduling.allocator import check
 from resource_manager.storage.codec import snapshot_from_dict
-from tests.builders import Clock
+from tests.builders import Clock, redefine
 
 
 @pytest.fixture
 def make(clock: Clock) -> Iterator[Callable[..., GPUResourceManager]]:
-    def build(**settings: object) -> GPUResourceManager:
+    def build(cluster: dict[str, object] | None = None, **settings: object) -> GPUResourceManager:
         return GPUResourceManager(
             Settings(store="memory://", **settings),  # type: ignore[arg-type]
+            cluster=cluster,
             store=MemoryStore(clock=clock),
         )
 
@@ -346,7 +347,7 @@ class TestQueue:
         assert status["state"] == "RUNNING"
 
     def test_priority_order(self, make: Callable[..., GPUResourceManager]) -> None:
-        manager = make(order="priority")
+        manager = make({"order": "priority"})
         for i in range(4):
             manager.submit(f"run{i}", 8, 8)
         manager.submit("low", 8, 8, priority=1)
@@ -453,7 +454,7 @@ class TestServersAndHistory:
     def test_changing_the_inventory_never_drops_a_lease(self, manager: GPUResourceManager) -> None:
         for i in range(4):
             manager.allocate_resources(f"t{i}", 8, 8)
-        manager.apply_inventory(default_inventory(2, gpus=4))
+        redefine(manager, nodes=default_inventory(2, gpus=4))
         summary = manager.get_resource_summary()
         assert [server["server_name"] for server in summary["servers"] if server["retired"]] == [
             "gpu-server-2",
@@ -471,9 +472,9 @@ class TestServersAndHistory:
     ) -> None:
         manager = make()
         other = GPUResourceManager(manager.settings, store=manager.store)
-        other.apply_inventory(default_inventory(5, cpus=128))
+        redefine(other, nodes=default_inventory(5, cpus=128))
         assert manager.drain("gpu-server-4")["state"] == "DRAINED"
-        other.apply_inventory(default_inventory(6, cpus=256))
+        redefine(other, nodes=default_inventory(6, cpus=256))
         result = manager.allocate_resources("a", 2, 256, server=5)
         assert result is not None
         assert result["server_name"] == "gpu-server-5"
@@ -633,7 +634,8 @@ class TestRefusals:
 def small(clock: Clock) -> GPUResourceManager:
     """Return a manager of one server with 8 GPUs, first come, first served."""
     return GPUResourceManager(
-        Settings(store="memory://", order="fifo"),
+        Settings(store="memory://"),
+        cluster={"order": "fifo"},
         store=MemoryStore(clock=clock),
         inventory=default_inventory(1, 8, 64),
     )

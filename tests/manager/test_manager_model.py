@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.errors import DuplicateTaskError, LeaseNotFoundError
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.serializers import summary
 from resource_manager.scheduling.allocator import check
 from resource_manager.storage import Store, open_store
@@ -80,10 +80,10 @@ class ManagerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.model = Model(now=1e9)
-        settings = Settings(lease_ttl_s=TTL_S)
+        rules = {"lease_ttl_s": TTL_S}
         inventory = default_inventory(SERVERS)
         self.managers = [
-            GPUResourceManager(settings, store=store, inventory=inventory)
+            GPUResourceManager(Settings(), store=store, inventory=inventory, cluster=rules)
             for store in type(self).make_stores(lambda: self.model.now)
         ]
         self.turn = 0

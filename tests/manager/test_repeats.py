@@ -42,7 +42,7 @@ def store(clock: Clock) -> Mortal:
 
 @pytest.fixture
 def manager(store: Mortal) -> GPUResourceManager:
-    return GPUResourceManager(Settings(lease_ttl_s=600), store=store)
+    return GPUResourceManager(Settings(store="memory://"), store=store, cluster={"lease_ttl_s": 600})
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_killed_between_commit_and_answer_it_acts_once(
     made = len(store.history()) - before
     assert made > 0
     clock.now += 120
-    restarted = GPUResourceManager(Settings(lease_ttl_s=600), store=store)
+    restarted = GPUResourceManager(Settings(store="memory://"), store=store, cluster={"lease_ttl_s": 600})
     again = once()
     assert change(restarted, again) == answer
     assert again.repeated

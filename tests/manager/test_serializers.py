@@ -187,7 +187,7 @@ def test_an_explanation_agrees_with_the_allocator_and_has_every_server() -> None
 
     def explain(request: Request) -> dict[str, object]:
         before = cluster.snapshot()
-        answer = serializers.explanation(cluster, request, "first_fit", FIRST_FIT, FIFO, 5.0)
+        answer = serializers.explanation(cluster, request, FIRST_FIT, FIFO, 5.0)
         assert cluster.snapshot() == before
         return answer
 

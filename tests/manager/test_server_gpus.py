@@ -10,6 +10,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InvalidRequestError, ServerInUseError, UnknownNodeError
+from tests.builders import redefine
 
 
 def managed(**settings: object) -> GPUResourceManager:
@@ -84,7 +85,7 @@ def test_a_closed_gpu_stays_closed_under_another_number() -> None:
         manager.commit(lambda cluster, now: [GpuClosed("a", 1, "GPU-1", "xid 48", now, stop=True)])
         manager.adopt("a", [Gpu(0, uuid="GPU-1"), Gpu(1, uuid="GPU-0")])
         assert [gpu["free_milli"] for gpu in manager.server("a")["gpus"]] == [0, 1000]
-        manager.apply_inventory([Node("c", 2, {"cpus": 8}, (Gpu(5, uuid="GPU-0"), Gpu(7, uuid="GPU-1")))])
+        redefine(manager, nodes=[Node("c", 2, {"cpus": 8}, (Gpu(5, uuid="GPU-0"), Gpu(7, uuid="GPU-1")))])
         assert [gpu["free_milli"] for gpu in manager.server("c")["gpus"]] == [1000, 0]
         assert manager.explain("t", 2, 1)["kind"] == "maintenance"
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 from resource_manager import GPUResourceManager
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.teams import NO_TEAMS, Team, Teams
+from resource_manager.manager.cluster_file.sections import ClusterDefinition
 from resource_manager.storage.history_file import collect
+from tests.builders import redefine
 
 RULES = Teams((Team("research", 12), Team("vision", 4, limit=6, parent="research")))
 
 
 def test_rules_are_applied_and_shown_with_what_is_held() -> None:
     manager = GPUResourceManager.from_url("memory://")
-    made = manager.apply_teams(RULES)
-    assert made["changed"]
-    assert {row["team"] for row in made["differences"]} == {"research", "vision"}
+    made = manager.apply(ClusterDefinition(teams=RULES))
+    assert made["lines"] == [
+        "+ team research, guaranteed 12",
+        "+ team vision, guaranteed 4, limit 6, parent research",
+    ]
     manager.submit("x", 6, team="vision", owner="kim")
     manager.submit("y", 2, team="vision")
     shown = {team["team"]: team for team in manager.teams()["teams"]}
@@ -32,27 +36,28 @@ def test_rules_are_applied_and_shown_with_what_is_held() -> None:
     assert manager.explain("z", 2, team="vision")["kind"] == "quota"
 
 
-def test_a_higher_limit_starts_what_waits_for_it_in_the_same_commit() -> None:
+def test_a_higher_limit_starts_what_waits_for_it() -> None:
     manager = GPUResourceManager.from_url("memory://")
-    manager.apply_teams(RULES)
+    redefine(manager, teams=RULES)
     manager.submit("x", 8, team="vision")
-    made = manager.apply_teams(Teams((Team("vision", 4, limit=8),)))
-    assert {"team": "vision", "field": "limit", "before": 6, "after": 8} in made["differences"]
+    made = manager.apply(ClusterDefinition(teams=Teams((Team("vision", 4, limit=8),))))
+    assert "~ teams.vision.limit 6 → 8" in made["lines"]
     assert [entry["change"] for entry in manager.history()][-2:] == ["teamschanged", "granted"]
 
 
-def test_a_dry_run_and_the_same_rules_change_nothing() -> None:
+def test_a_diff_and_the_same_rules_change_nothing() -> None:
     manager = GPUResourceManager.from_url("memory://")
-    assert manager.apply_teams(RULES, dry_run=True)["changed"]
+    rules = ClusterDefinition(teams=RULES)
+    assert manager.diff(rules)["changed"]
     assert manager.snapshot().get("version", 0) == 0
-    manager.apply_teams(RULES)
-    assert not manager.apply_teams(RULES)["changed"]
+    manager.apply(rules)
+    assert not manager.apply(rules)["changed"]
     assert manager.snapshot()["version"] == 1
 
 
 def test_a_history_with_rules_leads_to_the_same_state() -> None:
     manager = GPUResourceManager.from_url("memory://")
-    manager.apply_teams(RULES)
+    redefine(manager, teams=RULES)
     manager.submit("x", 8, team="vision")
     manager.submit("y", 2, team="vision")
     history = collect(manager)

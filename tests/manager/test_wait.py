@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from resource_manager import MemoryStore
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 from tests.builders import Clock

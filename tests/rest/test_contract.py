@@ -29,7 +29,6 @@ CHANGES = (
     "/api/servers/0/adopt",
     "/api/servers/0/resume",
     "/api/reset",
-    "/api/teams",
     "/api/maintenance",
     "/api/maintenance/remove",
 )

@@ -9,6 +9,7 @@ from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu, Node
+from tests.builders import redefine
 
 
 def test_a_request_under_the_current_names(open_client: FlaskClient) -> None:
@@ -96,7 +97,7 @@ def test_the_stored_inventory_sets_the_range_of_gpus(
     text, field = told()
     assert text.endswith("From 2 to 8 on these servers. 1 8")
     assert 'min="1" max="8"' in field
-    manager.apply_inventory([Node("a", 0, {"cpus": 8}, tuple(Gpu(i) for i in range(4)))])
+    redefine(manager, nodes=[Node("a", 0, {"cpus": 8}, tuple(Gpu(i) for i in range(4)))])
     text, field = told()
     assert text.endswith("From 1 to 4 on these servers. 1 4")
     assert 'max="4" required value="1"' in field

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from resource_manager import GPUResourceManager
+from resource_manager.manager.cluster_file.servers import default_inventory
 from tests.redis_server import RedisServer
 
 SERVICE = """
@@ -56,7 +57,7 @@ def test_a_change_survives_the_death_of_its_service(
     embedded_redis: RedisServer, path: str, body: dict[str, object], kind: str
 ) -> None:
     url = embedded_redis.fresh_url()
-    with GPUResourceManager.from_url(url) as manager:
+    with GPUResourceManager.from_url(url, inventory=default_inventory()) as manager:
         manager.allocate("held", 2)
         headers = {"Idempotency-Key": "k"}
         with service(url, dies=True) as (process, address):

@@ -9,6 +9,7 @@ import pytest
 
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.errors import StoreUnavailableError
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
@@ -27,7 +28,10 @@ def url(embedded_redis: RedisServer) -> str:
 @pytest.fixture
 def services(url: str) -> Iterator[list[Any]]:
     """Yield clients of two services on one store, as on two machines."""
-    with GPUResourceManager.from_url(url) as first, GPUResourceManager.from_url(url) as second:
+    with (
+        GPUResourceManager.from_url(url, inventory=default_inventory()) as first,
+        GPUResourceManager.from_url(url) as second,
+    ):
         made = [standalone(manager, persistence_of(manager.settings)) for manager in (first, second)]
         yield [create_app(service).test_client() for service in made]
         for service in made:

@@ -89,7 +89,7 @@ def test_while_the_others_are_full_it_waits_and_the_reason_names_the_server_and_
         RefusalKind.NO_CAPACITY,
         f"no server with 4 GPUs: none is free anywhere; a has 4 but is closed to it: {AVOIDED}",
     )
-    answer = explanation(cluster, cluster.pending["t"].request, "first_fit", FIRST_FIT, FIFO, 100.0)
+    answer = explanation(cluster, cluster.pending["t"].request, FIRST_FIT, FIFO, 100.0)
     assert [server["reasons"] for server in answer["servers"]] == [
         [AVOIDED],
         ["0 of 4 GPUs free, 4 requested"],

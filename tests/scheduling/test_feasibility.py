@@ -10,7 +10,7 @@ from resource_manager.core.changes import Drained, Granted, InventoryChanged, Qu
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import could_ever_fit
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
-from resource_manager.core.refusal import RecoveryWindow, RefusalKind
+from resource_manager.core.refusal import RecoveryWindow, RefusalKind, recovering
 from resource_manager.scheduling.feasibility import explain, refusals_of, standings, verdict
 from resource_manager.scheduling.policies import get_policy, select_placement
 from resource_manager.scheduling.queue_order import get_order
@@ -67,7 +67,7 @@ def test_standings_of_some_are_those_among_all(full: ClusterState) -> None:
 
 
 def test_in_a_recovery_window_all_wait_for_it_but_what_never_fits(full: ClusterState) -> None:
-    window = RecoveryWindow(5.0, 55.0)
+    window = recovering(RecoveryWindow(5.0, 55.0))
     kinds = [each.refusal.kind for each in standings(full, FIRST_FIT, FIFO, 5.0, window)]
     assert kinds == [RefusalKind.RECOVERING, RefusalKind.NEVER_FITS, RefusalKind.RECOVERING]
 

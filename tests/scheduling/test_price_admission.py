@@ -13,7 +13,8 @@ from resource_manager.core.changes import Queued
 from resource_manager.core.cluster import NodeState
 from resource_manager.core.models import Gpu, Node, Request, Utility
 from resource_manager.errors import InvalidRequestError, SettingsError
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.sections import settings_of
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.storage.codec import change_from_json, change_to_json
 from tests.builders import Clock
@@ -23,7 +24,8 @@ HOUR_S = 3600.0
 
 def make(clock: Clock, **settings: object) -> GPUResourceManager:
     return GPUResourceManager(
-        Settings(store="memory://", **settings),  # type: ignore[arg-type]
+        Settings(store="memory://"),
+        cluster=settings,
         store=MemoryStore(clock=clock),
         inventory=default_inventory(1, 8, 64),
     )
@@ -158,14 +160,14 @@ def test_an_incomplete_or_invalid_utility_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("environ", "complaint"),
+    ("stated", "complaint"),
     [
-        ({"GPU_MANAGER_ADMISSION": "price"}, "needs price_low and price_high"),
-        ({"GPU_MANAGER_PRICE_LOW": "5", "GPU_MANAGER_PRICE_HIGH": "1"}, "is above price_high"),
-        ({"GPU_MANAGER_PRICE_LOW": "0"}, "GPU_MANAGER_PRICE_LOW"),
-        ({"GPU_MANAGER_ADMISSION": "auction"}, "GPU_MANAGER_ADMISSION"),
+        ({"admission": "price"}, "needs price_low and price_high"),
+        ({"price_low": 5, "price_high": 1}, "is above price_high"),
+        ({"price_low": 0}, "price_low"),
+        ({"admission": "auction"}, "admission"),
     ],
 )
-def test_invalid_prices_are_refused(environ: dict[str, str], complaint: str) -> None:
+def test_invalid_prices_are_refused(stated: dict[str, object], complaint: str) -> None:
     with pytest.raises(SettingsError, match=complaint):
-        Settings.load(environ)
+        settings_of(stated)

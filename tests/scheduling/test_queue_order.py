@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from resource_manager.core.changes import Cancelled, Queued
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Node, PendingRequest, Request
 from resource_manager.errors import PolicyError
 from resource_manager.scheduling import allocator
@@ -25,7 +26,6 @@ from resource_manager.scheduling.queue_order import (
     get_order,
 )
 from resource_manager.scheduling.runtime_history import stated_runtime
-from resource_manager.settings import Settings
 from tests.builders import node
 
 NAMES = [name + suffix for name in ORDERS for suffix in ("", "+backfill")]
@@ -98,7 +98,7 @@ def test_other_orders_take_runtimes_from_a_history_and_nothing_else() -> None:
 
 
 def test_the_default_order_is_priority_then_arrival() -> None:
-    order = get_order(Settings().order)
+    order = get_order(ClusterSettings().order)
     equal = [ask(name, 1) for name in "dacb"]
     assert served(order, *equal, now=10 * PRIORITY_AGEING_S) == ["d", "a", "c", "b"]
     assert served(order, *equal, ask("weighty", 1, priority=2)) == ["weighty", "d", "a", "c", "b"]

@@ -11,7 +11,7 @@ from resource_manager.core.changes import AgentLost, Drained, Granted, Quarantin
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request, Utility
 from resource_manager.manager import runtime_learner
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.serializers import estimate
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.price_admission import PriceAdmission
@@ -155,7 +155,8 @@ def manager(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> GPUResourceManager
     """Manager of one server of 8 GPUs with backfill, which learns runtimes at every query."""
     monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
     return GPUResourceManager(
-        Settings(store="memory://", order="fifo+backfill"),
+        Settings(store="memory://"),
+        cluster={"order": "fifo+backfill"},
         store=MemoryStore(clock=clock),
         inventory=default_inventory(1, 8, 64),
     )

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
 from resource_manager.errors import ResourceManagerError
-from resource_manager.manager.inventory_file import load_inventory
+from resource_manager.manager.cluster_file.reading import load_inventory
 from resource_manager.storage.archive import extend
 from resource_manager.storage.history_file import collect, write_file
 from simulator.cli import main

@@ -20,6 +20,7 @@ from resource_manager import GPUResourceManager, Settings
 from resource_manager.core.changes import Cancelled, Change, Drained, Queued, Resumed
 from resource_manager.core.models import Request
 from resource_manager.errors import InvalidRequestError, StoreFullError
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
@@ -69,7 +70,7 @@ def all_keys(server: RedisServer) -> dict[bytes, Any]:
 
 
 def test_leases_and_the_queue_continue_with_full_memory(server: RedisServer) -> None:
-    with GPUResourceManager.from_url(server.url) as manager:
+    with GPUResourceManager.from_url(server.url, inventory=default_inventory()) as manager:
         held = [manager.allocate_resources(f"t{number}", 8, 1, ttl=600) for number in range(4)]
         assert all(held)
         for name in ("w1", "w2"):
@@ -115,7 +116,9 @@ def test_a_browser_logs_in_and_out_with_full_memory(server: RedisServer) -> None
 
 def test_a_lock_hand_off_and_a_restart_work_with_full_memory(server: RedisServer) -> None:
     """Even the lock writes, and so does the first read of a Redis after its restart."""
-    with GPUResourceManager.from_url(server.url, lease_confirmation_window_s=0) as manager:
+    with GPUResourceManager.from_url(
+        server.url, inventory=default_inventory(), confirmation_window_s=0
+    ) as manager:
         manager.allocate_resources("t", 8, 1)
         fill(server)
         lock = RedisLock(RedisClient.from_url(server.url))
@@ -137,7 +140,7 @@ def test_a_lock_hand_off_and_a_restart_work_with_full_memory(server: RedisServer
 
 def test_in_a_group_commit_only_operations_that_need_memory_are_refused(server: RedisServer) -> None:
     """Concurrent threads share one commit."""
-    with GPUResourceManager.from_url(server.url) as manager:
+    with GPUResourceManager.from_url(server.url, inventory=default_inventory()) as manager:
         for name in ("t0", "t1"):
             manager.allocate_resources(name, 8, 1)
         fill(server)
@@ -191,7 +194,10 @@ def test_with_full_memory_a_change_displaces_the_oldest_of_the_history(server: R
 
 def test_a_renewal_with_full_memory_is_in_the_history_and_seen_by_other_clients(server: RedisServer) -> None:
     """Keep its change in the history, or other clients would miss the renewal."""
-    with GPUResourceManager.from_url(server.url) as mine, GPUResourceManager.from_url(server.url) as other:
+    with (
+        GPUResourceManager.from_url(server.url, inventory=default_inventory()) as mine,
+        GPUResourceManager.from_url(server.url, inventory=default_inventory()) as other,
+    ):
         mine.allocate_resources("t", 8, 1)
         assert other.status_of("t") is not None
         fill(server)
@@ -233,7 +239,9 @@ def test_the_history_is_bounded_in_bytes(server: RedisServer, size: int) -> None
 
 
 def test_the_bytes_of_the_history_are_a_setting(server: RedisServer) -> None:
-    with GPUResourceManager.from_url(server.url, history_bytes=9 * MIB) as manager:
+    with GPUResourceManager.from_url(
+        server.url, inventory=default_inventory(), history_bytes=9 * MIB
+    ) as manager:
         assert manager.store.history_bytes == 9 * MIB  # type: ignore[attr-defined]
     assert Settings.load({"GPU_MANAGER_HISTORY_BYTES": str(8 * MIB)}).history_bytes == 8 * MIB
 
@@ -284,7 +292,7 @@ def test_the_size_of_a_whole_request_is_limited(field: str, value: Any) -> None:
 @pytest.fixture
 def service(server: RedisServer) -> Iterator[Callable[[str], Any]]:
     """Yield service("ada"): a client of a service on that Redis, with a token of ada."""
-    with GPUResourceManager.from_url(server.url) as manager:
+    with GPUResourceManager.from_url(server.url, inventory=default_inventory()) as manager:
         kept = persistence_of(Settings(store=server.url))
         made = standalone(manager, kept, rate="100000/second")
         app = create_app(made)
@@ -380,7 +388,8 @@ def test_a_flood_by_one_token_does_not_stop_renewals_by_others(server: RedisServ
         name: {"Authorization": f"Bearer {tokens.create(kept, name, role)}"}
         for name, role in (("ada", Role.USER), ("eve", Role.USER), ("root", Role.OPERATOR))
     }
-    command = [sys.executable, "-m", "resource_manager.cli", "--store", server.url, "serve", "--port", "0"]
+    command = [sys.executable, "-m", "resource_manager.cli", "--store", server.url, "serve", "--example"]
+    command += ["--port", "0"]
     process = subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:

@@ -9,6 +9,7 @@ import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.errors import SettingsError
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.store import PARTS
 from tests.redis_server import embedded_redis
@@ -27,7 +28,9 @@ def redis(embedded_redis: Any) -> Iterator[Any]:
 
 
 def test_hostile_task_ids_stay_in_their_fields(embedded_redis: Any, redis: Any) -> None:
-    with GPUResourceManager.from_url(f"{embedded_redis.url}?namespace=mine") as manager:
+    with GPUResourceManager.from_url(
+        f"{embedded_redis.url}?namespace=mine", inventory=default_inventory()
+    ) as manager:
         for name in hostile.NAMES:
             lease = manager.allocate_resources(name, 2, 1, team=name, owner=name, labels={name: name})
             assert lease is not None
@@ -51,8 +54,12 @@ def test_hostile_task_ids_stay_in_their_fields(embedded_redis: Any, redis: Any) 
 
 def test_one_namespace_does_not_reach_into_another(embedded_redis: Any, redis: Any) -> None:
     with (
-        GPUResourceManager.from_url(f"{embedded_redis.url}?namespace=a") as first,
-        GPUResourceManager.from_url(f"{embedded_redis.url}?namespace=a:leases") as second,
+        GPUResourceManager.from_url(
+            f"{embedded_redis.url}?namespace=a", inventory=default_inventory()
+        ) as first,
+        GPUResourceManager.from_url(
+            f"{embedded_redis.url}?namespace=a:leases", inventory=default_inventory()
+        ) as second,
     ):
         first.allocate_resources("t", 8, 1)
         assert second.status_of("t") is None

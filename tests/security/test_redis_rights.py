@@ -23,6 +23,7 @@ from resource_manager import GPUResourceManager, Settings
 from resource_manager.cli import main
 from resource_manager.cli.bench import store
 from resource_manager.errors import StoreError
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone, warn_of_rights
@@ -130,7 +131,7 @@ def test_the_former_rights_reached_beyond_the_namespace(server: RedisServer, att
 def test_a_service_needs_no_further_rights(server: RedisServer) -> None:
     """Tokens, sessions, cached answers, leases and the queue all work as that user."""
     url = server.limited_url()
-    with GPUResourceManager.from_url(url) as manager:
+    with GPUResourceManager.from_url(url, inventory=default_inventory()) as manager:
         kept = persistence_of(Settings(store=url))
         service = standalone(manager, kept)
         caller = create_app(service).test_client()

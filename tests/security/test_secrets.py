@@ -75,7 +75,7 @@ def test_settings_show_no_password() -> None:
 
 def test_an_invalid_setting_does_not_reveal_the_others() -> None:
     with pytest.raises(ResourceManagerError) as caught:
-        Settings.load({"GPU_MANAGER_STORE": URLS[0], "GPU_MANAGER_MIN_GPUS": SECRET})
+        Settings.load({"GPU_MANAGER_STORE": URLS[0], "GPU_MANAGER_CACHE_TTL_S": SECRET})
     assert SECRET not in str(caught.value)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.errors import SettingsError
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.demand import Demand
-from resource_manager.manager.inventory_file import default_inventory
 from resource_manager.storage import open_store
 from resource_manager.storage.once import Once
 from resource_manager.storage.sql.store import SqlStore

@@ -12,6 +12,7 @@ from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
+from tests.builders import redefine
 
 BODY = {"gpus": 4, "cpus": 1}
 
@@ -19,7 +20,7 @@ BODY = {"gpus": 4, "cpus": 1}
 @pytest.fixture
 def ada(manager: GPUResourceManager, service: Service, kept: Persistence) -> FlaskClient:
     """A user whose token is of the team vision, which may hold 4 GPUs."""
-    manager.apply_teams(Teams((Team("vision", limit=4), Team("nlp", guaranteed=16))))
+    redefine(manager, teams=Teams((Team("vision", limit=4), Team("nlp", guaranteed=16))))
     client = create_app(service).test_client()
     text = tokens.create(kept.tokens, "ada", Role.USER, teams=["vision"])
     client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {text}"

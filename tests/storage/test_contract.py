@@ -15,9 +15,11 @@ from resource_manager.core.changes import (
     AgentSeen,
     Cancelled,
     Change,
+    ClusterSettingsChanged,
     Drained,
     Expired,
     GpuCleaned,
+    GpuClosed,
     Granted,
     InventoryChanged,
     JobPlaced,
@@ -30,7 +32,8 @@ from resource_manager.core.changes import (
     Renewed,
     Resumed,
 )
-from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.cluster import Adoption, ClusterState, Snapshot
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import JobPlace, Lease, Placement, Request, Spread
 from resource_manager.errors import (
     IdempotencyKeyError,
@@ -52,7 +55,7 @@ from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
 from tests.eventually import wait_for
 from tests.storage.conftest import OpenStore
-from tests.storage.walk import Walk, add, first_state, granted, started
+from tests.storage.walk import Walk, add, first_state, granted, servers, started
 
 
 def fresh(store: Store) -> Snapshot:
@@ -175,16 +178,71 @@ def test_a_conflict_on_the_inventory_is_a_stale_state(open_client: OpenStore) ->
     assert len(fresh(store).nodes) == 4
 
 
-def test_nodes_that_left_while_closed_come_back_open(open_client: OpenStore) -> None:
+def test_nodes_that_left_while_closed_come_back_closed(open_client: OpenStore) -> None:
     store = open_client()
-    nodes = started(store).snapshot().nodes
-    changes: list[Change] = [Drained(node.name, store.now()) for node in nodes[1:]]
-    for inventory in (nodes[:1], nodes):
-        changes.append(InventoryChanged(inventory, store.now()))
-    for version, change in enumerate(changes):
+    nodes = tuple(
+        replace(node, gpus=tuple(replace(gpu, uuid=f"GPU-{node.name}-{gpu.gpu_id}") for gpu in node.gpus))
+        for node in servers()
+    )
+    store.initialise(replace(first_state(), nodes=nodes))
+    drained = [Drained(node.name, store.now(), "fans") for node in nodes[1:]]
+    closed = [GpuClosed(nodes[1].name, i, nodes[1].gpus[i].uuid, "xid 79", store.now()) for i in (0, 1)]
+    changed = replace(nodes[1], gpus=(replace(nodes[1].gpus[0], uuid="GPU-new"), *nodes[1].gpus[1:]))
+    steps: list[list[Change]] = [
+        [*drained, *closed],
+        [InventoryChanged(nodes[:1], store.now())],
+        [InventoryChanged((nodes[0], changed, *nodes[2:]), store.now())],
+    ]
+    version = 0
+    for changes in steps:
+        store.commit(version, changes, now=store.now())
+        version += len(changes)
+        state = fresh(open_client())
+        assert state.drained == tuple(drained)
+        gone = len(state.nodes) == 1
+        assert state.closed_gpus == tuple(closed if gone or changes is steps[0] else closed[1:])
+    assert fresh(open_client()).nodes[1] == changed, "its GPU 0 is another one now"
+
+
+def test_a_drained_node_that_left_with_its_last_lease_comes_back_drained(open_client: OpenStore) -> None:
+    store = open_client()
+    mine = started(store)
+    lease = granted(mine, "a", store.now(), gpus=8)
+    name, nodes = lease.lease.members[0].node, mine.snapshot().nodes
+    drained = Drained(name, store.now(), "fans")
+    steps: list[Change] = [
+        lease,
+        drained,
+        InventoryChanged(nodes[1:], store.now()),
+        Released("a", 1, store.now()),
+        InventoryChanged(nodes, store.now()),
+    ]
+    for version, change in enumerate(steps):
         store.commit(version, [change], now=store.now())
-    assert fresh(open_client()).nodes == nodes
-    assert not fresh(open_client()).drained
+        mine.apply(change)
+        assert fresh(open_client()) == normal(mine.snapshot())
+    assert mine.by_name[name].drained == drained
+
+
+def test_settings_and_adoptions_are_of_the_state(open_client: OpenStore) -> None:
+    store = open_client()
+    mine = started(store)
+    settings = ClusterSettings("fgd", order="fifo", max_gpus=4, prices={"A100": 2.5})
+    first, *others = mine.snapshot().nodes
+    adopted = replace(first, gpus=first.gpus[:7])
+    steps: list[Change] = [
+        ClusterSettingsChanged(settings, store.now()),
+        InventoryChanged((adopted, *others), 7.0, adopted=first.name),
+        InventoryChanged(tuple(others), 8.0),
+        InventoryChanged((adopted, *others), 9.0),
+    ]
+    for version, change in enumerate(steps):
+        store.commit(version, [change], now=store.now())
+        state = fresh(open_client())
+        assert state.settings == settings
+        assert state.adoptions == ((Adoption(first.name, adopted.gpus, 7.0),) if version else ())
+    store.commit(4, [InventoryChanged((first, *others), 10.0)], now=store.now())
+    assert fresh(open_client()).adoptions == (), "its GPUs are those of another word now"
 
 
 @pytest.mark.parametrize("end", [Released, Expired])
@@ -258,7 +316,7 @@ def test_every_kind_of_change_is_read_back_as_written(open_client: OpenStore, se
 
 def test_the_history_applied_to_the_first_state_gives_the_state(open_client: OpenStore) -> None:
     store = open_client()
-    mine, walk = started(store), Walk(23)
+    mine, walk = started(store), Walk(22)
     for _ in range(80):
         commit(store, mine, lambda now: walk.changes(mine, now))
     history = open_client().history(limit=10_000)

@@ -10,6 +10,7 @@ from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
     Change,
+    ClusterSettingsChanged,
     Drained,
     GpuCleaned,
     GpuClosed,
@@ -23,6 +24,7 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.cluster_settings import ClusterSettings, HealthRule
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu, JobPlace, Lease, Node, Placement, Request, Spread
 from resource_manager.core.teams import Team, Teams
@@ -51,9 +53,9 @@ def first_state(count: int = 4) -> Snapshot:
     return Snapshot(version=0, last_fencing_token=0, sequence=0, nodes=servers(count))
 
 
-def started(store: Store) -> ClusterState:
+def started(store: Store, settings: ClusterSettings = ClusterSettings()) -> ClusterState:  # noqa: B008
     """Return a replica of the first state, which is written if the store is empty."""
-    store.initialise(first_state())
+    store.initialise(replace(first_state(), settings=settings))
     replica = store.refresh(None)
     assert replica is not None
     return replica
@@ -207,18 +209,27 @@ class Walk:
 
     def _node(self, cluster: ClusterState, now: float) -> list[Change]:
         open_nodes = [state for state in cluster.nodes if state.is_open]
-        kind = self.rng.randrange(6)
+        kind = self.rng.randrange(7)
         if kind == 0 and len(open_nodes) > 2:
             return [Drained(open_nodes[-1].name, now, "fans", failed=self.rng.random() < 0.5)]
         if kind == 1:
             return [Resumed(state.name, now) for state in cluster.nodes if state.drained or state.silent]
         if kind == 2:
             keep = servers(self.rng.randint(3, 5))
-            return [InventoryChanged(tuple(replace(node, address="10.0.0.2") for node in keep), now)]
+            adopted = self.rng.choice(("", keep[0].name))
+            return [
+                InventoryChanged(
+                    tuple(replace(node, address="10.0.0.2") for node in keep), now, adopted=adopted
+                )
+            ]
         if kind == 3:
             team = Team("vision", self.rng.randint(0, 8), limit=self.rng.choice((None, 9)))
             return [TeamsChanged(self.rng.choice((Teams(), Teams((team,)))), now)]
         if kind == 4:
             window = Window(1, (cluster.nodes[0].name,), now + 9.5, now + 20.0, 604800.0, "fans", True)
             return [MaintenanceChanged(self.rng.choice(((), (window,))), now)]
+        if kind == 5:
+            health = (HealthRule("xid 63", self.rng.choice(("note", "ignore"))),)
+            settings = ClusterSettings("fgd", order="fifo", min_gpus=0, prices={"A100": 2.5}, health=health)
+            return [ClusterSettingsChanged(self.rng.choice((ClusterSettings(), settings)), now)]
         return []

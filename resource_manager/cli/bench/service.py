@@ -168,8 +168,9 @@ def serving(redis: str, servers: int) -> Iterator[tuple[str, list[str]]]:
     with tempfile.TemporaryDirectory(prefix="gpu-manager-bench-") as folder:
         inventory = Path(folder) / "servers.toml"
         inventory.write_text(INVENTORY.format(count=servers), encoding="utf-8")
-        base = [sys.executable, "-m", "resource_manager.cli", "--store", store, "--inventory", str(inventory)]
-        subprocess.run([*base, "reset", "--yes"], check=True, capture_output=True)
+        base = [sys.executable, "-m", "resource_manager.cli", "--store", store]
+        for command in (["reset", "--yes"], ["apply", "--yes", str(inventory)]):
+            subprocess.run([*base, *command], check=True, capture_output=True)
         tokens = _tokens(store)
         port = _free_port()
         with (Path(folder) / "serve.log").open("w+") as log:

@@ -18,7 +18,7 @@ import redis
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
 from resource_manager.errors import SettingsError, StoreError, how_to_install, redact
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy

@@ -8,12 +8,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from resource_manager.core.changes import Change, Expired, Preempting, Quarantined
 from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.name_lookup import name_in
+from resource_manager.core.refusal import Refusal, no_servers
 from resource_manager.errors import (
     InvalidRequestError,
     LockedError,
@@ -28,6 +31,7 @@ from resource_manager.manager.asking import Step, asking
 from resource_manager.manager.commit.group import Groups, Operation, Reader, Repeatable
 from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
+from resource_manager.manager.commit.rules import RuleBook
 from resource_manager.manager.runtime_learner import RuntimeLearner
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.decayed_use import with_use
@@ -59,38 +63,49 @@ class Observer(Protocol):
 class Transactions:
     """Runner of steps against a store; thread-safe.
 
-    `policy` and `order` schedule pending requests whenever leases expire; `first_state` is written if the
-    store holds no state. `by` asks where nobody says who does.
+    Pending requests are scheduled, whenever leases expire, by policy and order of the state's settings. `by`
+    asks where nobody says who does.
     """
 
     def __init__(
-        self,
-        store: Store,
-        policy: Policy,
-        order: QueueDiscipline,
-        first_state: Callable[[], Snapshot],
-        lock_timeout_s: float,
-        by: str,
-        observer: Observer | None = None,
+        self, store: Store, lock_timeout_s: float, by: str = "", observer: Observer | None = None
     ) -> None:
         self.store = store
-        self.learner = RuntimeLearner(store, always=order.uses_attained)
-        self.order = order.learning_from(self.learner.runtime_of, self.learner.attained_gpu_s)
+        self.learner = RuntimeLearner(store)
         self.by = by
         self.observer = observer
-        self.usual_policy = policy
+        self._rules = RuleBook(self.learner)
         self._lock_timeout_s = lock_timeout_s
         self._recovery = Recovery(store)
-        self._replica = Replica(store, first_state)
+        self._replica = Replica(store)
         self._groups = Groups(self._lead)
         self._contended = False
 
     # ---- used by steps ----
 
-    @property
-    def policy(self) -> Policy:
-        """The placement policy; nothing fits during the recovery window of a restarted store."""
-        return nothing_fits if self._recovery.suspends_grants else self.usual_policy
+    def usual_policy(self, cluster: ClusterState) -> Policy:
+        """Return the placement policy of the state's settings."""
+        return self._rules.of(cluster).policy
+
+    def policy(self, cluster: ClusterState) -> Policy:
+        """Return the same policy, by which nothing fits in the recovery window of a restarted store."""
+        return nothing_fits if self._recovery.suspends_grants else self.usual_policy(cluster)
+
+    def order(self, cluster: ClusterState) -> QueueDiscipline:
+        """Return the order of the queue, by the state's settings."""
+        return self._rules.of(cluster).order
+
+    def rules(self, cluster: ClusterState) -> tuple[Policy, QueueDiscipline]:
+        """Return `policy` and `order`."""
+        return self.policy(cluster), self.order(cluster)
+
+    def misconfigured(self, cluster: ClusterState) -> Refusal | None:
+        """Return why this process can grant nothing in that state; None if it can."""
+        return self._rules.of(cluster).refusal if cluster.nodes else no_servers()
+
+    def catch_up(self, cluster: ClusterState) -> None:
+        """Learn what the history tells about runtimes."""
+        self.learner.catch_up(cluster, always=self.order(cluster).uses_attained)
 
     def resumes_in_s(self, now: float) -> float:
         """Return the seconds until grants resume after a restart of the store; 0 or less if not paused."""
@@ -100,7 +115,7 @@ class Transactions:
         """Return the changes and the grants to pending requests that they allow; none for no changes."""
         if not changes:  # what time alone allows is nobody's doing
             return []
-        return allocator.with_dispatch(cluster, changes, self.policy, self.order, now)
+        return allocator.with_dispatch(cluster, changes, *self.rules(cluster), now)
 
     # ---- changing and reading ----
 
@@ -161,6 +176,16 @@ class Transactions:
             except InvalidRequestError:
                 pass
         return self.read(reader)
+
+    def initialise(self, first: ClusterState, settings: ClusterSettings) -> bool:
+        """Write that state with these settings to an empty store; return False if it is not empty."""
+        with self._groups.mutex, self._replica:
+            self._replica.refresh()
+            if self._replica.is_stored:
+                return False
+            done = self.store.initialise(replace(first.snapshot(), settings=settings))
+            self._replica.drop()
+            return done
 
     def replace(self, snapshot: Snapshot, once: Once | None = None) -> None:
         """Replace the state by that one, under the lock, if it was not done under that idempotency key.
@@ -237,8 +262,8 @@ class Transactions:
         is_fresh = lock is not None or cluster is None
         if cluster is None:
             cluster = self._replica.refresh()
-        if cluster.windows or (self.order.learns and cluster.pending):
-            self.learner.catch_up(cluster)
+        if cluster.windows or (cluster.pending and self.order(cluster).learns):
+            self.catch_up(cluster)
         decided = self._decide(cluster, group)
         if not is_fresh and any(not operation.changes for operation in group):
             # A refusal or an error decided on an old replica may be wrong: decide again on a fresh one.
@@ -251,6 +276,7 @@ class Transactions:
             for operation in decided:
                 operation.changes = [next(rest) for _ in operation.changes]
         if changes:
+            self._replica.require_stored()
             started = time.monotonic()
             once = [
                 (operation.once.key, json.dumps(operation.once.refer(operation.changes)))
@@ -316,7 +342,7 @@ class Transactions:
     def _locked(self, deadline: float, meanwhile: Meanwhile = nothing) -> Iterator[Lock]:
         """Hold the store's lock; raises `LockTimeoutError` at the deadline."""
         started = time.monotonic()
-        lock = self.store.lock(self._replica.cluster)
+        lock = self.store.lock(self._replica.cluster if self._replica.is_stored else None)
         if not lock.acquire(max(deadline - started, 0.0), meanwhile):
             raise LockTimeoutError(self._lock_timeout_s)
         self._contended = lock.waited
@@ -358,7 +384,7 @@ class _Expirations(Operation[None]):
     def __init__(self, transactions: Transactions) -> None:
         super().__init__(
             lambda cluster, now: allocator.with_dispatch(
-                cluster, self.due, transactions.policy, transactions.order, now
+                cluster, self.due, *transactions.rules(cluster), now
             ),
             lambda cluster, now: None,
             by="",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import StaleStateError
 from resource_manager.storage import Store
 
@@ -15,26 +14,31 @@ from resource_manager.storage import Store
 class Replica:
     """A copy of the state of `store`; used by one thread at a time, in a `with` block where it is changed.
 
-    `first_state` is written if the store holds no state.
+    An empty store is read as a cluster without servers, and stays empty until something changes.
     """
 
-    def __init__(self, store: Store, first_state: Callable[[], Snapshot]) -> None:
+    def __init__(self, store: Store) -> None:
         self.cluster: ClusterState | None = None
+        self.is_stored = True
         self.refreshed_at = float("-inf")
         self._store = store
-        self._first_state = first_state
 
     def refresh(self) -> ClusterState:
         """Return the newest state."""
-        cluster = self._store.refresh(self.cluster)
-        if cluster is None:
-            self._store.initialise(self._first_state())
-            cluster = self._store.refresh(None)
-            if cluster is None:
-                raise StaleStateError(0, None, "the state vanished while it was being initialised; retry")
-        self.cluster = cluster
+        cluster = self._store.refresh(self.cluster if self.is_stored else None)
+        self.is_stored = cluster is not None
+        self.cluster = ClusterState() if cluster is None else cluster
         self.refreshed_at = time.monotonic()
-        return cluster
+        return self.cluster
+
+    def require_stored(self) -> None:
+        """Write a state without servers to an empty store, as commits need one.
+
+        Raises `StaleStateError` then: what was decided before must be decided again on the stored state.
+        """
+        if not self.is_stored:
+            self._store.initialise(ClusterState().snapshot())
+            raise StaleStateError(0, None, "the store was empty; retry")
 
     def as_of(self, max_age_s: float) -> ClusterState:
         """Return the state as of now, or of at most `max_age_s` ago."""
@@ -52,7 +56,7 @@ class Replica:
 
     def drop(self) -> None:
         """Drop the state: the next use reads it again."""
-        self.cluster = None
+        self.cluster, self.is_stored = None, True
 
     def __enter__(self) -> Self:
         return self

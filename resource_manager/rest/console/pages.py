@@ -18,7 +18,7 @@ from resource_manager.manager.report import ReportQuery
 from resource_manager.rest import auth
 from resource_manager.rest import routes as rest
 from resource_manager.rest.auth import Identity, TokenAuthenticator
-from resource_manager.rest.console import cells, lease_page, timeline, use_page
+from resource_manager.rest.console import cells, cluster_page, lease_page, timeline, use_page
 from resource_manager.rest.console.server_history import describe_change, health_history
 from resource_manager.rest.console.what_if import what_if as answer_what_if
 from resource_manager.rest.events import CLIENT_GONE, EventStream
@@ -232,6 +232,11 @@ def use(service: Service, caller: Identity, query: UseQuery) -> Any:
     asked = ReportQuery(by=[query.by], since=query.days * 86_400)
     shown = use_page.look_at(service.accounts.of(service.manager), service.manager, asked)
     return _page("use.html", service, caller, query=query, **shown)
+
+
+@routes.add("GET", "/cluster", Role.READER, "The stored cluster, and its last changes", page=True)
+def cluster(service: Service, caller: Identity) -> Any:
+    return _page("cluster.html", service, caller, **cluster_page.look_at(service.manager))
 
 
 @routes.add("GET", "/charts", Role.READER, "Utilisation, waits and queue", page=True)

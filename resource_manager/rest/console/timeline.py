@@ -16,6 +16,7 @@ from resource_manager.rest.console import cells
 from resource_manager.rest.console.colours import Colour
 from resource_manager.rest.console.history_pages import newest
 from resource_manager.rest.service import Service
+from resource_manager.scheduling.runtime_history import RuntimeOf
 from resource_manager.scheduling.start_estimates import expected_end
 
 AHEAD = 0.5
@@ -162,7 +163,8 @@ def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, A
         leases = [*cluster.leases.values(), *cluster.remainders.values()]
         states = [cluster.by_name[name] for name in names if name in cluster.by_name]
         colours = cells.colours_of(cluster, [lease for state in states for lease in state.leases.values()])
-        running = [each for state in states for each in _running(service, state, colours, now)]
+        runtime_of = service.manager.order(cluster).runtime_of
+        running = [each for state in states for each in _running(state, colours, now, runtime_of)]
         entries = service.manager.queue_in(cluster, now) if cluster.pending else []
         live = {lease.fencing_token: lease for lease in leases}
         rows = {state.name: _row(state) for state in states}
@@ -208,11 +210,11 @@ def _row(state: NodeState) -> Row:
 
 
 def _running(
-    service: Service, state: NodeState, colours: Mapping[str, Colour], now: float
+    state: NodeState, colours: Mapping[str, Colour], now: float, runtime_of: RuntimeOf
 ) -> list[tuple[Span, str, float | None]]:
     found = []
     for lease in state.leases.values():
-        end = expected_end(lease, now, service.manager.order.runtime_of)
+        end = expected_end(lease, now, runtime_of)
         for member in lease.on(state.name):
             span = Span(
                 lease.lease_id,

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from resource_manager.agent.accounting import accounts_of, measures_of
+from resource_manager.agent.accounting import accounts_of, measures_of, prices_of
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.manager.report import Accounts, ReportQuery, load_prices
+from resource_manager.manager.report import Accounts, ReportQuery
 from resource_manager.manager.serializers import most_wasted, wasted
 from resource_manager.scheduling.gpu_hours import CATEGORIES
 
@@ -60,7 +60,7 @@ class Part:
 def look_at(accounts: Accounts, manager: GPUResourceManager, query: ReportQuery) -> dict[str, Any]:
     """Return the rows, the columns of the chart, and who wasted most."""
     measures = measures_of(manager)
-    report = accounts.report(query, measures=measures, prices=load_prices(manager.settings.prices))
+    report = accounts.report(query, measures=measures, prices=prices_of(manager))
     begun = min((segment.start for segment in accounts.hours.segments), default=accounts.now)
     # The chart starts at what there is.
     shown_s = min(query.since, max(accounts.now - begun, MIN_SHOWN_S))

@@ -93,7 +93,7 @@ class GpuGauges:
                 if use.memory_used_mib is not None:
                     memory.add_metric(gpu, use.memory_used_mib * 2**20)
         uses = {name: record.leases for name, record in records.items() if record.silent_at >= now}
-        for lease_id, since in idle_leases(cluster, uses, self._manager.settings, now).items():
+        for lease_id, since in idle_leases(cluster, uses, now).items():
             lease = cluster.leases[lease_id]
             idle.add_metric((name_of(lease), lease.request.team, lease.placement.node), now - since)
         return [info, allocated, cleaning, closed, used, memory, rogue, watched, silent, age, idle]

@@ -70,6 +70,12 @@ def get_policy(name: str, *, seed: int | None = None) -> Policy:
     return policy if seed is None or with_seed is None else with_seed(seed)
 
 
+def package_of(name: str) -> str:
+    """Return the distribution that brings a policy of an entry point; empty for a built-in one."""
+    found = () if name in POLICIES else entry_points(group=ENTRY_POINT_GROUP, name=name)
+    return next((point.dist.name for point in found if point.dist is not None), "")
+
+
 def takes_seed(policy: Policy) -> bool:
     """Return True if the policy draws."""
     return hasattr(policy, "with_seed")
@@ -81,4 +87,13 @@ def scores_of(policy: Policy, cluster: ClusterState, request: Request) -> dict[s
     return {} if scores is None else scores(cluster, request)
 
 
-__all__ = ["POLICIES", "Policy", "get_policy", "nothing_fits", "scores_of", "select_placement", "takes_seed"]
+__all__ = [
+    "POLICIES",
+    "Policy",
+    "get_policy",
+    "nothing_fits",
+    "package_of",
+    "scores_of",
+    "select_placement",
+    "takes_seed",
+]

@@ -71,7 +71,7 @@ class KnownGpus:
 
 
 def read(stored: Mapping[bytes, bytes], names: Collection[str]) -> KnownGpus:
-    """Parse the hash; entries of nodes that are not among `names` have left the inventory.
+    """Parse the hash; entries of nodes that are not among `names` have left: only their closures stay.
 
     Raises `CorruptStateError`.
     """
@@ -82,7 +82,7 @@ def read(stored: Mapping[bytes, bytes], names: Collection[str]) -> KnownGpus:
         match change:
             case AgentSeen() | AgentLost() if change.node not in names:
                 pass
-            case GpuClosed() | GpuOpened() | Cleaning() if change.node not in names:
+            case GpuOpened() | Cleaning() if change.node not in names:
                 pass
             case AgentSeen():
                 known.watched.append(change.node)

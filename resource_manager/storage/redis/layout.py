@@ -17,6 +17,7 @@ from resource_manager.core.changes import (
     AgentSeen,
     Cancelled,
     Change,
+    ClusterSettingsChanged,
     Drained,
     Expired,
     GpuCleaned,
@@ -35,7 +36,8 @@ from resource_manager.core.changes import (
     Resumed,
     TeamsChanged,
 )
-from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.cluster import Adoption, ClusterState, Snapshot
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.failed_starts import (
     AVOIDED_S,
     MAX_FAILED_STARTS,
@@ -80,6 +82,7 @@ OPERATIONS: dict[type, tuple[str, Callable[[Any], str]]] = {
     GpuOpened: ("set gpu", gpu_layout.field_of),
     GpuCleaned: ("unset gpu", gpu_layout.field_of),
     InventoryChanged: ("inventory", lambda change: ""),
+    ClusterSettingsChanged: ("rule", lambda change: SETTINGS),
 }
 """The operation of commit.lua for each kind of change, and the hash field that it is about."""
 
@@ -94,6 +97,9 @@ TEAMS = "teams"
 MAINTENANCE = "maintenance"
 """Field of the rules with the change that made the maintenance windows."""
 
+SETTINGS = "settings"
+"""Field of the rules with the change that made the settings of the cluster."""
+
 FAILED_STARTS = "failed_starts"
 """Field of the rules with the releases of leases whose jobs did not start, a line each."""
 
@@ -102,11 +108,12 @@ LAST_PORT = "last_port:"
 
 
 class Inventory(NamedTuple):
-    """The nodes as stored, `retired` ones included, and the version that wrote them."""
+    """The nodes as stored, `retired` ones included, adoptions, and the version that wrote them."""
 
     version: bytes = b""
     nodes: tuple[Node, ...] = ()
     retired: tuple[str, ...] = ()
+    adoptions: tuple[Adoption, ...] = ()
 
 
 USE = "use:"
@@ -149,6 +156,9 @@ def parts_of(snapshot: Snapshot) -> list[str]:
         parts += ("drained", drained.node, change_to_json(drained))
     if snapshot.teams:
         parts += ("rule", TEAMS, change_to_json(TeamsChanged(snapshot.teams, 0.0)))
+    if snapshot.settings != ClusterSettings():
+        parts += ("rule", SETTINGS, change_to_json(ClusterSettingsChanged(snapshot.settings, 0.0)))
+        parts += window_part(snapshot.settings)
     if snapshot.windows:
         parts += ("rule", MAINTENANCE, change_to_json(MaintenanceChanged(snapshot.windows, 0.0)))
     if snapshot.failed_starts:
@@ -162,8 +172,15 @@ def parts_of(snapshot: Snapshot) -> list[str]:
     return parts
 
 
+def window_part(settings: ClusterSettings) -> tuple[str, str, str]:
+    """Return the argument of the scripts that keeps the recovery window in `meta`, for preflight.lua."""
+    return "port", "confirmation_window_s", str(settings.confirmation_window_s)
+
+
 def inventory_to_json(snapshot: Snapshot) -> str:
-    only_nodes = Snapshot(0, 0, 0, nodes=snapshot.nodes, retired=snapshot.retired)
+    only_nodes = Snapshot(
+        0, 0, 0, nodes=snapshot.nodes, retired=snapshot.retired, adoptions=snapshot.adoptions
+    )
     return json.dumps(snapshot_to_dict(only_nodes), separators=(",", ":"))
 
 
@@ -173,7 +190,7 @@ def inventory_from_json(version: bytes, text: bytes) -> Inventory:
         snapshot = snapshot_from_dict(json.loads(text))
     except (ValueError, RecursionError, AttributeError) as error:
         raise CorruptStateError(f"the inventory in Redis is not JSON: {error}") from error
-    return Inventory(version, snapshot.nodes, snapshot.retired)
+    return Inventory(version, snapshot.nodes, snapshot.retired, snapshot.adoptions)
 
 
 def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> ClusterState:
@@ -208,12 +225,14 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
             nodes=nodes,
             leases=tuple(held),
             pending=tuple(sorted(map(_pending, pending.values()), key=lambda entry: entry.sequence)),
-            drained=tuple(change for change in closed if change.node in names),
+            drained=tuple(closed),
             retired=tuple(name for name in inventory.retired if name in in_use),
             last_node=last_node.decode(errors="replace") or None,
             teams=_teams(rules.get(TEAMS.encode())),
             use=_uses(rules),
             windows=_windows(rules.get(MAINTENANCE.encode())),
+            settings=_settings(rules.get(SETTINGS.encode())),
+            adoptions=inventory.adoptions,
             failed_starts=_failed_starts(rules.get(FAILED_STARTS.encode(), b"")),
             watched=tuple(known_gpus.watched),
             silent=tuple(known_gpus.silent),
@@ -293,6 +312,12 @@ def _windows(text: bytes | None) -> tuple[Window, ...]:
     if text is None:
         return ()
     return _kept(text, MaintenanceChanged, "maintenance windows").windows
+
+
+def _settings(text: bytes | None) -> ClusterSettings:
+    if text is None:
+        return ClusterSettings()
+    return _kept(text, ClusterSettingsChanged, "settings of the cluster").settings
 
 
 def _failed_starts(text: bytes) -> tuple[Released, ...]:

@@ -17,8 +17,9 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from resource_manager import STORED_FORMAT
-from resource_manager.core.changes import Change, Granted, InventoryChanged, Queued
+from resource_manager.core.changes import Change, ClusterSettingsChanged, Granted, InventoryChanged, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Lease
 from resource_manager.errors import (
     CorruptStateError,
@@ -67,8 +68,8 @@ class RedisStore:
     """A store that keeps about the last `history_length` changes, in `history_bytes`; thread-safe.
 
     Redis may lose its last writes when it restarts or a replica takes over. The store detects that another
-    server process holds the data. For the next `lease_confirmation_window_s` seconds, the recovery window, it
-    refuses commits that grant (`StateUnconfirmedError`): by its end every owner has renewed its lease, or
+    server process holds the data. For `confirmation_window_s` of the cluster's settings, the recovery window,
+    it refuses commits that grant (`StateUnconfirmedError`): by its end every owner has renewed its lease, or
     learnt that it is gone.
     """
 
@@ -78,12 +79,11 @@ class RedisStore:
         *,
         history_length: int = 100_000,
         history_bytes: int = 256 * 2**20,
-        lease_confirmation_window_s: float = 60.0,
     ) -> None:
         self._client = client
         self._history_length = history_length
         self.history_bytes = history_bytes
-        self._lease_confirmation_window_s = lease_confirmation_window_s
+        self._confirmation_window_s = ClusterSettings().confirmation_window_s
         self._keys = tuple(client.key(part) for part in PARTS)
         self._commit = load_script("preflight", "once", "handover", "commit")
         self._refresh = load_script("preflight", "refresh")
@@ -104,10 +104,12 @@ class RedisStore:
             return None
         try:
             if answer[5] == b"state":
-                return self._whole_state(answer)
-            assert replica is not None
-            for text in answer[6]:
-                replica.apply(change_from_json(text))
+                replica = self._whole_state(answer)
+            else:
+                assert replica is not None
+                for text in answer[6]:
+                    replica.apply(change_from_json(text))
+            self._confirmation_window_s = replica.settings.confirmation_window_s
             return replica
         except CorruptStateError as error:
             raise refusals.unreadable(self._client.address, error) from error
@@ -132,6 +134,8 @@ class RedisStore:
                     operations += ("port", f"{layout.LAST_PORT}{members[0].node}", str(port))
             elif isinstance(change, Queued):
                 sequence = max(sequence, change.sequence)
+            elif isinstance(change, ClusterSettingsChanged):
+                operations += layout.window_part(change.settings)
             elif isinstance(change, InventoryChanged) and not inventory:
                 inventory, forgotten = self._inventory_after(version, changes)
                 operations += forgotten
@@ -151,7 +155,7 @@ class RedisStore:
             commit_id,
             self._history_length,
             self.history_bytes,
-            self._lease_confirmation_window_s,
+            self._confirmation_window_s,
             fencing,
             last_node,
             sequence,
@@ -191,7 +195,7 @@ class RedisStore:
 
     def move(self, version: int, to: str) -> None:
         answer = self._run(
-            self._move, STORED_FORMAT, self._incarnation, self._lease_confirmation_window_s, version, to
+            self._move, STORED_FORMAT, self._incarnation, self._confirmation_window_s, version, to
         )
         if answer[0] != b"ok":
             self._refuse(answer, version)
@@ -241,7 +245,7 @@ class RedisStore:
         return (
             STORED_FORMAT,
             self._incarnation,
-            self._lease_confirmation_window_s,
+            self._confirmation_window_s,
             known,
             self._inventory.version,
             len(self._inventory.nodes),
@@ -353,7 +357,7 @@ class RedisStore:
             case "clock":
                 raise refusals.off_the_clock(version, stored)
             case "suspended":
-                raise refusals.unconfirmed(self._lease_confirmation_window_s, float(detail))
+                raise refusals.unconfirmed(self._confirmation_window_s, float(detail))
             case "format":
                 check_format(detail, f"the state in {where}")
             case "empty" if not self._incarnation:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from resource_manager import STORED_FORMAT
 from resource_manager.core.changes import Change, Granted, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,
@@ -104,7 +105,7 @@ class SqlStore:
     """A store that keeps about the last `history_length` changes; thread-safe.
 
     After a fail-over of PostgreSQL the last commits may be lost. The store detects that the server is on
-    another timeline than the one that wrote the state. For the next `lease_confirmation_window_s` seconds,
+    another timeline than the one that wrote the state. For `confirmation_window_s` of the cluster's settings,
     the recovery window, it refuses commits that grant.
     """
 
@@ -113,11 +114,10 @@ class SqlStore:
         database: Database,
         *,
         history_length: int = 100_000,
-        lease_confirmation_window_s: float = 60.0,
     ) -> None:
         self.database = database
         self._snapshots = Snapshots(database, history_length)
-        self._lease_confirmation_window_s = lease_confirmation_window_s
+        self._confirmation_window_s = ClusterSettings().confirmation_window_s
         self._incarnation = ""
         self._clock = ServerClock(database.time)
         self._suspended_until = -math.inf
@@ -138,8 +138,11 @@ class SqlStore:
                 if replica.version + len(changes) == row.version:
                     for change in _changes(changes):
                         replica.apply(change)
+                    self._confirmation_window_s = replica.settings.confirmation_window_s
                     return replica
-            return self._whole_state()
+            replica = self._whole_state()
+            self._confirmation_window_s = replica.settings.confirmation_window_s
+            return replica
         except CorruptStateError as error:
             raise refusals.unreadable(self.database.address, error) from error
 
@@ -436,7 +439,7 @@ class SqlStore:
                 version=new.version,
                 fencing=new.last_fencing_token,
                 sequence=new.sequence,
-                window_s=self._lease_confirmation_window_s,
+                window_s=cluster.settings.confirmation_window_s,
                 commit_id=_name(),
                 before=row.version,
                 server=row.server,
@@ -474,7 +477,7 @@ class SqlStore:
                 raise RepeatedError(key, kept)
         left_s = row.suspended_until - row.now
         if commit.fencing_token is not None and left_s > 0:
-            raise refusals.unconfirmed(self._lease_confirmation_window_s, left_s)
+            raise refusals.unconfirmed(self._confirmation_window_s, left_s)
         return False
 
     def _refuse_moved(self, row: StateRow) -> None:

@@ -15,9 +15,10 @@ import httpx
 
 from demo.stack import REPOSITORY, StackError
 from resource_manager.errors import ResourceManagerError
-from resource_manager.manager.teams_file import load_teams
+from resource_manager.manager.cluster_file.reading import load_teams
 from resource_manager.rest import tokens
 from resource_manager.rest.tokens import Role, TokenFile
+from tests.builders import redefine
 from tests.e2e.bench import Bench
 from tests.e2e.servers import SSHD, Service
 from tests.faults.airflow_on_postgres import airflow_on, what_is_missing
@@ -29,7 +30,7 @@ from tests.faults.day.proof import Evidence, broken, not_shown, remarks
 from tests.faults.redis_servers import SentinelGroup
 from tests.sql_servers import Postgres
 
-CONFIRMATION_S = "30"
+CONFIRMATION_S = 30
 """Time for which owners confirm their leases after the fail-over."""
 
 
@@ -52,7 +53,7 @@ class Day(Bench):  # type: ignore[misc]  # the benches of the end-to-end tests a
             AIRFLOW__CORE__PARALLELISM="4",
             AIRFLOW_CONN_DAY_SSH=fleet.connection,
             AIRFLOW_CONN_GPU_SERVICE=service.connection,
-            GPU_MANAGER_LEASE_CONFIRMATION_WINDOW_S=CONFIRMATION_S,
+            window_s=CONFIRMATION_S,
             GPU_MANAGER_BACKFILL="true",
             **{**airflow_on(postgres, home), "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO"},
         )
@@ -110,7 +111,7 @@ def live(jobs: list[plan.DayJob], day_s: float, home: Path) -> Evidence:
         with Day(home / "airflow", jobs, fleet, service, postgres) as day:
             rules = home / "teams.toml"
             rules.write_text(plan.TEAMS)
-            day.manager.apply_teams(load_teams(rules))
+            redefine(day.manager, teams=load_teams(rules))
             service.start(day)  # type: ignore[no-untyped-call]
             day.switch_the_reconciler_on()
             agents = Agents(fleet, service.url, agent_tokens)
@@ -138,7 +139,6 @@ def main(jobs: int, minutes: float, seed: int, page: Path) -> None:
     )
     if missing:
         sys.exit(f"the day {missing}")
-    os.environ["GPU_MANAGER_LEASE_CONFIRMATION_WINDOW_S"] = CONFIRMATION_S
     home = Path(tempfile.mkdtemp(prefix="gpu-day-"))
     (home / "service").mkdir()
     day_s = 60.0 * minutes

@@ -10,7 +10,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu, Node
 from resource_manager.jobs.launchers import Job, LauncherError, build_docker_cmd
 from resource_manager.jobs.launchers.devices import VISIBLE_DEVICES, device_environment, job_environment
-from resource_manager.manager.inventory_file import Vendor
+from resource_manager.manager.cluster_file.servers import Vendor
 
 
 def test_whole_gpus_of_every_vendor():

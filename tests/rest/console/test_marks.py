@@ -16,6 +16,7 @@ from resource_manager.core.teams import Teams
 from resource_manager.manager.maintenance import WindowForm
 from resource_manager.manager.serializers import name_in_words
 from resource_manager.rest.tokens import Role
+from tests.builders import redefine
 
 AsRole = Callable[..., FlaskClient]
 
@@ -30,7 +31,7 @@ def read(as_role: AsRole) -> Callable[[str], str]:
 def test_what_runs_under_maintenance_is_marked(
     preempt: bool, manager: GPUResourceManager, read: Callable[[str], str]
 ) -> None:
-    manager.apply_teams(Teams(preemption=True))
+    redefine(manager, teams=Teams(preemption=True))
     before = read("/metrics")
     assert "gpu_manager_leases_under_maintenance 0.0" in before
     name = name_in_words(manager.submit("train", 2, 1, prefer_server="gpu-server-0"))

@@ -17,6 +17,7 @@ from resource_manager.core.names import short_id
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 from tests.agent.reporting import as_text, gpu, process, report, server, uuid
+from tests.builders import redefine
 
 AsRole = Callable[..., FlaskClient]
 
@@ -86,7 +87,7 @@ def test_a_server_that_leaves_while_its_page_is_made_is_not_found(
 
     def look_and_leave(reader: Callable[..., Any]) -> Any:
         shown = look(reader)
-        manager.apply_inventory([replace(server(gpus=5), name="another", server_id=7)])
+        redefine(manager, nodes=[replace(server(gpus=5), name="another", server_id=7)])
         return shown
 
     monkeypatch.setattr(service.watch, "look", look_and_leave)

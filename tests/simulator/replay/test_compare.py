@@ -229,7 +229,7 @@ def test_a_verdict_names_the_change_that_asks_for_the_fewest_settings() -> None:
     assert verdict.verdict(results) == [
         "Change from first_fit, fifo to first_fit, fifo+backfill: on this workload jobs would wait 1 "
         "instead of 2 hours on average (50 % less), and 10 minutes instead of 2.5 hours at most.",
-        "To do so, set GPU_MANAGER_ORDER=fifo+backfill in the manager's settings.",
+        'To do so, set order = "fifo+backfill" in [cluster] and apply it.',
     ]
     assert verdict.cautions(results) == []
 

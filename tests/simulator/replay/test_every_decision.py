@@ -45,7 +45,7 @@ from resource_manager.storage.memory import MemoryStore
 from simulator.replay.history import workload_of
 from simulator.replay.metrics import summarise
 from simulator.replay.replay import Record, Replay, differences
-from tests.builders import Clock
+from tests.builders import Clock, redefine
 
 POLICIES = ("first_fit", "best_fit", "least_loaded", "round_robin", "fgd")
 ORDERS = ("fifo", "priority", "srtf", "fair_share", "fair_usage", "fair_tree", "tiresias")
@@ -122,13 +122,14 @@ class Driver:
         """Number of requests that were granted or queued for the first time."""
         store = MemoryStore(clock=self.clock)
         self.manager = GPUResourceManager(
-            Settings(store="memory://", policy=course.policy, order=course.order),
+            Settings(store="memory://"),
             store=store,
+            cluster={"policy": course.policy, "order": course.order},
             inventory=inventory("a", "b", "c"),
         )
 
     def run(self) -> History:
-        self.manager.apply_teams(self.course.rules)
+        redefine(self.manager, teams=self.course.rules)
         for step in self.course.steps:
             draw = random.Random(step.seed)
             with suppress(ResourceManagerError):  # an operation that is refused leaves no trace
@@ -271,7 +272,7 @@ class Driver:
     # ---- rules, servers, GPUs ----
 
     def do_teams(self, draw: random.Random) -> None:
-        self.manager.apply_teams(draw.choice(RULES))
+        redefine(self.manager, teams=draw.choice(RULES))
 
     def do_drain(self, draw: random.Random) -> None:
         self.manager.drain(draw.choice("abc"), failed=draw.random() < 0.5)
@@ -297,17 +298,16 @@ class Driver:
             self.manager.remove_maintenance(draw.choice(self.state.windows).window_id)
 
     def do_inventory(self, draw: random.Random) -> None:
-        self.manager.apply_inventory(
-            draw.choice(
-                (
-                    inventory("a", "b", "c"),
-                    inventory("a", "b", "c", "d"),
-                    inventory("a", "c"),
-                    inventory("a", "b", "c", cpus=40),
-                    (*inventory("a", "b"), *inventory("c", gpus=3)),
-                )
+        nodes = draw.choice(
+            (
+                inventory("a", "b", "c"),
+                inventory("a", "b", "c", "d"),
+                inventory("a", "c"),
+                inventory("a", "b", "c", cpus=40),
+                (*inventory("a", "b"), *inventory("c", gpus=3)),
             )
         )
+        redefine(self.manager, nodes=nodes)
 
     def do_adopt(self, draw: random.Random) -> None:
         name = draw.choice("abc")

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.cluster import ClusterState
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import get_order
@@ -186,10 +186,10 @@ def recorded(policy: str, order: str, seed: int) -> History:
     A lease id is asked for again, also while a remainder of its last gang is quarantined.
     """
     now, draw = [0.0], random.Random(seed)
-    settings = Settings(store="memory://", policy=policy, order=order)
+    settings, rules = Settings(store="memory://"), {"policy": policy, "order": order}
     store = MemoryStore(clock=lambda: now[0])
     inventory = [replace(node, address=node.name) for node in default_inventory(4, 8, 64)]
-    with GPUResourceManager(settings, store=store, inventory=inventory) as manager:
+    with GPUResourceManager(settings, store=store, inventory=inventory, cluster=rules) as manager:
         remainders: list[tuple[str, int, list[int]]] = []
         for _ in range(250):
             now[0] += draw.choice([1.0, 2.0, 5.0])

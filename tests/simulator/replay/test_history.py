@@ -28,7 +28,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.core.teams import Team, Teams
 from resource_manager.manager import runtime_learner
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling.policies import POLICIES, get_policy
 from resource_manager.scheduling.queue_order import get_order
 from resource_manager.settings import Settings
@@ -38,6 +38,7 @@ from simulator.cli import main
 from simulator.replay import metrics
 from simulator.replay.history import read_history, workload_of
 from simulator.replay.replay import Replay, differences
+from tests.builders import redefine
 
 ORDERS = ("fifo", "fifo+backfill", "priority", "srtf", "srsf+backfill", "fair_share", "tiresias")
 PAIRS = [(policy, ORDERS[place % len(ORDERS)]) for place, policy in enumerate(sorted(POLICIES))]
@@ -50,7 +51,11 @@ def random_operations(manager: GPUResourceManager, seed: int, steps: int = 200) 
     Where the order backfills, every request has an expected runtime: a replay has no learnt runtimes.
     """
     draw = random.Random(seed)
-    known: dict[str, Any] = {"expected_runtime": 60.0} if manager.order.backfill else {}
+    known: dict[str, Any] = (
+        {"expected_runtime": 60.0}
+        if manager.look(lambda cluster, now: manager.order(cluster)).backfill
+        else {}
+    )
     runtimes = [5.0, 60.0, 600.0] if known else [None, 5.0, 60.0, 600.0]
     for step in range(steps):
         kind = draw.random()
@@ -81,7 +86,9 @@ def random_operations(manager: GPUResourceManager, seed: int, steps: int = 200) 
 
 
 def record(url: str, policy: str, order: str, path: Path, seed: int = 1) -> int:
-    with GPUResourceManager.from_url(url, policy=policy, order=order) as manager:
+    with GPUResourceManager.from_url(
+        url, inventory=default_inventory(), policy=policy, order=order
+    ) as manager:
         random_operations(manager, seed)
         lines = list(to_lines(collect(manager)))
     path.write_text("\n".join(lines) + "\n")
@@ -104,9 +111,9 @@ def test_jobs_that_used_much_wait_in_the_live_queue_as_in_the_replay(
     """`greedy` failed after 16 GPU-hours: asked for again, it lets a later job go first."""
     monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
     now = [0.0]
-    settings = Settings(store="memory://", order="tiresias")
+    settings, rules = Settings(store="memory://"), {"order": "tiresias"}
     store, inventory = MemoryStore(clock=lambda: now[0]), default_inventory(1, 8, 64)
-    with GPUResourceManager(settings, store=store, inventory=inventory) as manager:
+    with GPUResourceManager(settings, store=store, inventory=inventory, cluster=rules) as manager:
         manager.submit("greedy", 8, 1, expected_runtime=60.0)
         now[0] = 7200.0
         manager.release_resources("greedy", outcome="FAILED")
@@ -206,11 +213,13 @@ def test_a_history_without_its_first_changes_is_replayed(tmp_path: Path) -> None
 def preempting_manager() -> tuple[GPUResourceManager, list[float]]:
     """Return a manager of four GPUs, all guaranteed to team `a`, and its clock."""
     now = [0.0]
-    settings = Settings(store="memory://", order="fifo")
+    store = MemoryStore(clock=lambda: now[0])
     inventory = [Node("n", 0, {"cpus": 64}, tuple(Gpu(i) for i in range(4)))]
-    manager = GPUResourceManager(settings, store=MemoryStore(clock=lambda: now[0]), inventory=inventory)
+    manager = GPUResourceManager(
+        Settings(store="memory://"), store=store, inventory=inventory, cluster={"order": "fifo"}
+    )
     rules = Teams((Team("a", 4),), preemption=True, min_runtime_s=0.0, preemption_delay_s=5.0)
-    manager.apply_teams(rules)
+    redefine(manager, teams=rules)
     return manager, now
 
 
@@ -304,7 +313,7 @@ def test_a_job_before_a_server_was_added_is_placed_on_those_of_its_time() -> Non
     manager.submit("y", 4, 1)
     now[0] = 20.0
     more = Node("m", 1, {"cpus": 64}, tuple(Gpu(i) for i in range(4)))
-    manager.apply_inventory((*manager.inventory, more))
+    redefine(manager, nodes=(*manager.inventory, more))
     workload = workload_of(collect(manager), "history")
     assert [node.name for node in workload.start.nodes] == ["n"]
     record = Replay(workload, get_policy("first_fit"), get_order("fifo")).run()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from resource_manager.core.changes import Drained, InventoryChanged, Released, Renewed
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,
@@ -31,11 +32,11 @@ from tests.faults.proxy import Proxy
 from tests.redis_server import EMBEDDED, RedisServer
 from tests.storage.walk import add, add_in_child, first_state, granted, started
 
-TRUSTING = Settings(lease_confirmation_window_s=0)
+TRUSTING = ClusterSettings(confirmation_window_s=0)
 
 
-def opened(url: str, settings: Settings | None = None) -> RedisStore:
-    store = open_store(url, settings)
+def opened(url: str) -> RedisStore:
+    store = open_store(url)
     assert isinstance(store, RedisStore)
     return store
 
@@ -81,8 +82,8 @@ def test_a_wrong_password_is_reported_as_a_login_error(tmp_path: Path) -> None:
 
 
 def test_a_store_recovers_from_an_outage(own_redis: RedisServer) -> None:
-    store = opened(own_redis.url, TRUSTING)
-    cluster = started(store)
+    store = opened(own_redis.url)
+    cluster = started(store, TRUSTING)
     add(store, cluster, "a")
     own_redis.stop(signal.SIGKILL)
     for step in (
@@ -102,8 +103,8 @@ def test_a_store_recovers_from_an_outage(own_redis: RedisServer) -> None:
 
 
 def test_after_a_restart_grants_pause_for_the_recovery_window(own_redis: RedisServer) -> None:
-    store = opened(own_redis.url, Settings(lease_confirmation_window_s=3.0))
-    cluster = started(store)
+    store = opened(own_redis.url)
+    cluster = started(store, ClusterSettings(confirmation_window_s=3.0))
     add(store, cluster, "a")
     fencing, version = cluster.last_fencing_token, cluster.version
     own_redis.stop()
@@ -128,7 +129,7 @@ def test_after_a_restart_grants_pause_for_the_recovery_window(own_redis: RedisSe
 
 
 def test_a_manager_renews_and_releases_during_the_recovery_window(own_redis: RedisServer) -> None:
-    with GPUResourceManager.from_url(own_redis.url, lease_confirmation_window_s=3.0) as manager:
+    with GPUResourceManager.from_url(own_redis.url, confirmation_window_s=3.0) as manager:
         held = manager.allocate_resources("a", 8, 8)
         assert held is not None
         own_redis.stop()
@@ -138,7 +139,7 @@ def test_a_manager_renews_and_releases_during_the_recovery_window(own_redis: Red
         waits = manager.submit("c", 2, 2)
         assert (waits["state"], waits["kind"]) == ("WAITING", "recovering")
         with GPUResourceManager.from_url(
-            own_redis.url, lease_confirmation_window_s=3.0
+            own_redis.url, confirmation_window_s=3.0
         ) as other:  # has not granted
             (entry,) = other.queue()
             assert re.match(r"recovering: Redis restarted \d s ago; grants resume in \d s", entry["reason"])
@@ -282,7 +283,7 @@ def test_a_newer_format_is_refused(url: str, embedded_redis: RedisServer) -> Non
 def test_a_change_of_a_newer_version_grants_nothing(url: str, embedded_redis: RedisServer) -> None:
     store, redis = opened(url), embedded_redis.client()
     cluster = started(store)
-    manager = GPUResourceManager(Settings(), store=store)
+    manager = GPUResourceManager(Settings(store="memory://"), store=store)
     keys = RedisClient.from_url(url)
     text = '{"change":"teleported","lease_id":"t","at":1.0}'
     redis.xadd(keys.key("changes"), {"c": text, "i": "x"}, id=f"{cluster.version + 1}-0")
@@ -306,7 +307,7 @@ def test_a_newcomer_refuses_a_state_that_changes_of_a_newer_version_led_to(
     assert redis.smembers(kinds) == {b"granted"}
     redis.sadd(kinds, "teleported")
     with pytest.raises(NewerFormatError, match=r"Redis at unix://.*'teleported': upgrade"):
-        GPUResourceManager(Settings(), store=opened(url)).allocate("b", 2)
+        GPUResourceManager(Settings(store="memory://"), store=opened(url)).allocate("b", 2)
     newcomer = opened(url)
     newcomer.replace(first_state())
     assert leases(newcomer) == set()

@@ -16,6 +16,7 @@ import pytest
 
 from resource_manager.core.changes import Queued, Renewed
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Request
 from resource_manager.errors import (
     NewerFormatError,
@@ -163,9 +164,8 @@ def test_a_promoted_standby_begins_a_recovery_window(primary: Postgres, stack: E
     standby = Standby(primary)
     stack.callback(standby.stop)
     both = f"postgresql://postgres@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres"
-    settings = Settings(lease_confirmation_window_s=3.0)
-    store = stack.enter_context(closing(open_store(both, settings)))
-    cluster = started(store)
+    store = stack.enter_context(closing(open_store(both)))
+    cluster = started(store, ClusterSettings(confirmation_window_s=3.0))
     add(store, cluster, "a")
     version = primary.psql("SELECT pg_current_wal_lsn()")
     wait_for(lambda: standby.psql(f"SELECT pg_last_wal_replay_lsn() >= '{version}'") == "t")

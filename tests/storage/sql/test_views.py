@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.manager.inventory_file import default_inventory
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage import Store, open_store
 from resource_manager.storage.sql import store as sql_store
 from resource_manager.storage.sql.dialect import Connection
 from resource_manager.storage.sql.store import SqlStore
+from tests.builders import redefine
 from tests.sql_servers import DATABASES
 from tests.storage.walk import Walk, started
 
@@ -155,5 +156,5 @@ def test_a_reset_ends_what_ran_before(manager: GPUResourceManager) -> None:
 
 def test_another_inventory_is_seen_at_once(manager: GPUResourceManager) -> None:
     manager.allocate_resources("t", 2, 4)
-    manager.apply_inventory(default_inventory(5))
+    redefine(manager, nodes=default_inventory(5))
     assert len(servers(manager)) == 5

@@ -1,7 +1,9 @@
 -- Check the state before a script uses it. Returns status, version, for how many seconds grants are still
 -- suspended ('' if they are not), the store that the state was moved to, if it was, and the last sequence.
+-- The recovery window is that of the cluster's settings, if they state one, else `recovery_window_s`.
 local function preflight(meta, format, incarnation, now, recovery_window_s)
-  local found = redis.call('HMGET', meta, 'format', 'incarnation', 'version', 'server', 'grants_suspended_until', 'operator_reset', 'moved_to', 'sequence')
+  local found = redis.call('HMGET', meta, 'format', 'incarnation', 'version', 'server', 'grants_suspended_until', 'operator_reset', 'moved_to', 'sequence',
+    'confirmation_window_s')
   if not found[1] then
     return 'empty', 0, ''
   end
@@ -20,7 +22,7 @@ local function preflight(meta, format, incarnation, now, recovery_window_s)
     -- Another server process holds the data: Redis was restarted or failed over, and the last commits may
     -- be lost. Version, fencing token and sequence jump beyond all of them, so that no earlier replica passes
     -- as current, and no token or short id is issued twice.
-    grants_suspended_until = now + recovery_window_s
+    grants_suspended_until = now + tonumber(found[9] or recovery_window_s)
     version = version + 1048576
     -- With memory full, Redis refuses only the first write of a script: this one adds nothing.
     redis.call('HDEL', meta, '')

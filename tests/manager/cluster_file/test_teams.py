@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.teams import Team, Teams, stated
-from resource_manager.errors import InvalidRequestError, TeamsFileError
-from resource_manager.manager.teams_file import TeamsTable, load_teams, located
+from resource_manager.errors import ClusterFileError, InvalidRequestError
+from resource_manager.manager.cluster_file.reading import ClusterFiles, load_teams
+from resource_manager.manager.cluster_file.teams import TeamsTable
+from tests.builders import redefine
 
 GOOD = """
 preemption = true
@@ -52,12 +55,12 @@ def test_a_file_states_the_rules(tmp_path: Path) -> None:
     [
         ("[teams.a]\nguaranted = 2\n", 2, "teams.a.guaranted: is not a key of this file"),
         ("[teams.a]\nguaranteed = -1\n", 2, "teams.a.guaranteed: must be greater than or equal to 0, got -1"),
-        ("[teams.'größe']\nlimit = -1\n", 2, "teams.größe.limit: must be"),
-        ('[teams."a\\u200b"]\n', 1, "name: has a control or an invisible character"),
-        ('[teams.""]\n', 1, "teams..name: must have at least 1 character, got ''"),
+        ("[teams.'größe']\nlimit = -1\n", 2, 'teams."größe".limit: must be'),
+        ('[teams."a\\u200b"]\n', 1, "has a control or an invisible character"),
+        ('[teams.""]\n', 1, "must have at least 1 character, got ''"),
         ("preemption = 1\n", 1, "preemption: "),
         ("# hi\n\nmin_runtime = '3 weeks'\n", 3, "must be seconds or a text such as 45s"),
-        ("[teams.a]\nlimit = 3\n[teams.'b c']\nweight = 1\nlimit = 'x'\n", 5, "teams.b c.limit: "),
+        ("[teams.a]\nlimit = 3\n[teams.'b c']\nweight = 1\nlimit = 'x'\n", 5, 'teams."b c".limit: '),
         ("[teams.a]\nidle_below = 101\n", 2, "teams.a.idle_below: "),
         ("[teams.a]\nidle_after = 0\n", 2, "teams.a.idle_after: "),
         ("[teams.a]\nlimit = \n", 2, "Invalid value"),
@@ -66,15 +69,15 @@ def test_a_file_states_the_rules(tmp_path: Path) -> None:
 )
 def test_a_wrong_file_is_one_line_with_its_place(tmp_path: Path, text: str, line: int, reason: str) -> None:
     path = written(tmp_path, text)
-    with pytest.raises(TeamsFileError) as caught:
+    with pytest.raises(ClusterFileError) as caught:
         load_teams(path)
-    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert re.match(rf"{re.escape(str(path))}:{line}:\d+: ", str(caught.value))
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TeamsFileError, match="No such file"):
+    with pytest.raises(ClusterFileError, match="No such file"):
         load_teams(tmp_path / "none.toml")
 
 
@@ -92,13 +95,14 @@ def test_rules_that_the_state_contradicts_change_nothing(
     tmp_path: Path, text: str, line: int, reason: str
 ) -> None:
     manager = GPUResourceManager.from_url("memory://")
-    manager.apply_teams(Teams((Team("vision"),)))
+    redefine(manager, teams=Teams((Team("vision"),)))
     manager.submit("x", 2, team="vision")
     before = manager.snapshot()
     path = written(tmp_path, text)
+    files = ClusterFiles([path])
     with pytest.raises(InvalidRequestError) as caught:
-        manager.apply_teams(load_teams(path))
-    found = str(located(caught.value, path))
-    assert found.startswith(f"{path}:{line}: teams.")
+        manager.apply(files.form)
+    found = str(files.located(caught.value))
+    assert re.match(rf"{re.escape(str(path))}:{line}:\d+: teams\.", found)
     assert reason in found
     assert manager.snapshot() == before

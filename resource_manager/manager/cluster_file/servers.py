@@ -1,16 +1,14 @@
-"""The inventory of servers: the original's default, or a TOML file."""
+"""The section `[[servers]]` of a cluster file, and the servers of the original."""
 
 from __future__ import annotations
 
-import re
-import tomllib
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from resource_manager.core.models import GANG_PORTS, Gpu, Node
-from resource_manager.errors import InventoryError
+from resource_manager.errors import InvalidRequestError
 
 Amount = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -82,7 +80,7 @@ class Server(BaseModel):
     gpus: Annotated[int, Field(ge=0, le=MAX_GPUS_OF_SERVER)] | list[GpuGroup] = 0
     gpu_type: str = ""
     gpu_memory_mib: int = Field(default=0, ge=0)
-    vendor: Vendor = "nvidia"
+    vendor: Vendor | Literal[""] = "nvidia"
     cpus: int = Field(ge=0)
     memory_mib: int | None = Field(default=None, ge=0)
     resources: dict[str, Amount] = Field(default_factory=dict)
@@ -113,7 +111,8 @@ class Server(BaseModel):
         groups = self.gpus
         if isinstance(groups, int):
             return tuple(
-                Gpu(gpu_id, self.gpu_type, self.vendor, self.gpu_memory_mib) for gpu_id in range(groups)
+                Gpu(gpu_id, self.gpu_type, self.vendor or "nvidia", self.gpu_memory_mib)
+                for gpu_id in range(groups)
             )
         found: list[Gpu] = []
         for group in groups:
@@ -125,119 +124,60 @@ class Server(BaseModel):
             ]
         return tuple(found)
 
-
-class InventoryFile(BaseModel):
-    """The whole file."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    servers: list[Server] = Field(min_length=1)
-
-
-def load_inventory(path: Path | str) -> tuple[Node, ...]:
-    """Return the servers of a TOML file; raises `InventoryError` with file, line and reason."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise InventoryError(f"{path}: {reason}") from error
-    try:
-        value = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError also for a number with thousands of digits
-        line = re.search(r"line (\d+)", str(error))
-        raise InventoryError(f"{path}:{line[1] if line else 1}: {error}") from error
-    try:
-        inventory = InventoryFile.model_validate(value)
-    except ValidationError as error:
-        # Of the errors of a union of types, the deepest is about the intended type.
-        errors = error.errors(include_url=False)
-        first = max(
-            (found for found in errors if found["loc"][:3] == errors[0]["loc"][:3]),
-            key=lambda found: len(found["loc"]),
+    def node(self, name: str, server_id: int, gpus: tuple[Gpu, ...]) -> Node:
+        """Return the server of that name as a node."""
+        resources: dict[str, int | float] = {"cpus": self.cpus}
+        if self.memory_mib is not None:
+            resources["memory_mib"] = self.memory_mib
+        return Node(
+            name,
+            server_id,
+            {**resources, **self.resources},
+            gpus,
+            self.address,
+            self.vendor,
+            dict(self.labels),
+            self.gang_ports,
+            self.interface,
         )
-        raise InventoryError(
-            f"{path}:{_line_of(text, first['loc'])}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-        ) from error
-    servers = sum(server.count or 1 for server in inventory.servers)
-    gpus = sum((server.count or 1) * server.gpu_count for server in inventory.servers)
-    if servers > MAX_SERVERS or gpus > MAX_GPUS:
-        raise InventoryError(
-            f"{path}:1: {servers:,} servers with {gpus:,} GPUs; at most {MAX_SERVERS:,} and {MAX_GPUS:,}"
+
+
+def nodes_of(servers: Sequence[Server]) -> tuple[Node, ...]:
+    """Return the nodes of a section; raises `InvalidRequestError`, whose field is the server's."""
+    number = sum(server.count or 1 for server in servers)
+    gpus = sum((server.count or 1) * server.gpu_count for server in servers)
+    if number > MAX_SERVERS or gpus > MAX_GPUS:
+        raise InvalidRequestError(
+            f"{number:,} servers with {gpus:,} GPUs; at most {MAX_SERVERS:,} and {MAX_GPUS:,}",
+            field="servers",
         )
-    return _nodes(inventory, path, text)
-
-
-def _nodes(inventory: InventoryFile, path: Path, text: str) -> tuple[Node, ...]:
     nodes: list[Node] = []
     names: set[str] = set()
     ids: set[int] = set()
     uuids: set[str] = set()
     next_id = 0
-    for position, server in enumerate(inventory.servers):
+    for position, server in enumerate(servers):
         for _ in range(server.count or 1):
             server_id = server.id if server.id is not None else next_id
             name = server.name.replace("{id}", str(server_id))
-            gpus = server.gpu_list()
-            pinned = [gpu.uuid for gpu in gpus if gpu.uuid]
+            listed = server.gpu_list()
+            pinned = [gpu.uuid for gpu in listed if gpu.uuid]
             reason = (
                 f"server name {name!r} is used twice"
                 if name in names
                 else f"server id {server_id} is used twice"
                 if server_id in ids
                 else f"a GPU id of {name!r} is used twice"
-                if len({gpu.gpu_id for gpu in gpus}) != len(gpus)
+                if len({gpu.gpu_id for gpu in listed}) != len(listed)
                 else f"a GPU's UUID of {name!r} is used twice"
                 if len(set(pinned)) != len(pinned) or not uuids.isdisjoint(pinned)
                 else ""
             )
             if reason:
-                raise InventoryError(f"{path}:{_line_of(text, ('servers', position))}: {reason}")
+                raise InvalidRequestError(reason, field=f"servers.{position}")
             names.add(name)
             ids.add(server_id)
             uuids.update(pinned)
             next_id = server_id + 1
-            resources: dict[str, int | float] = {"cpus": server.cpus}
-            if server.memory_mib is not None:
-                resources["memory_mib"] = server.memory_mib
-            resources.update(server.resources)
-            nodes.append(
-                Node(
-                    name,
-                    server_id,
-                    resources,
-                    gpus,
-                    server.address,
-                    server.vendor,
-                    dict(server.labels),
-                    server.gang_ports,
-                    server.interface,
-                )
-            )
+            nodes.append(server.node(name, server_id, listed))
     return tuple(nodes)
-
-
-def _line_of(text: str, location: tuple[Any, ...]) -> int:
-    """Return the line of a table's key, or of the table's head; 1 if unknown."""
-    position = location[1] if len(location) > 1 and isinstance(location[1], int) else None
-    key = location[2] if len(location) > 2 else None
-    seen = -1
-    head = 1
-    for number, line in enumerate(text.splitlines(), 1):
-        if re.match(r"\s*\[\[\s*servers\s*\]\]", line):
-            if seen == position:
-                break
-            seen += 1
-            if seen == position:
-                head = number
-        elif (
-            position is None
-            and len(location) == 1
-            and re.match(rf"\s*\[*{re.escape(str(location[0]))}\b", line)
-        ) or (
-            seen == position
-            and key is not None
-            and re.match(rf"\s*\[*(servers\.)?{re.escape(str(key))}\b", line)
-        ):
-            return number
-    return head

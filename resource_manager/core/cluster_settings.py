@@ -1,0 +1,53 @@
+"""Settings of the cluster: how it grants, stored with its state, so that all processes decide alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from resource_manager.core.models import MAX_PRIORITY
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRule:
+    """Action on a condition of a GPU; `text` and `todo` are for people, empty as in the built-in table.
+
+    With `recovers` a GPU that was closed for it is opened once reports no longer show it.
+    """
+
+    condition: str
+    action: str
+    text: str = ""
+    todo: str = ""
+    recovers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """Settings of the whole cluster, as its file states them; no process has others.
+
+    `policy_package` is the distribution that brings the policy, empty for a built-in one. `admission` is
+    `open` or `price`, with the prices of an idle and of a full server. Without `min_gpus` and `max_gpus` the
+    inventory gives the range. `rogue` is `avoid` or `ignore`. `prices` are those of an hour of a GPU by type,
+    for reports; `health` replaces rules of the built-in table.
+    """
+
+    policy: str = "first_fit"
+    policy_package: str = ""
+    order: str = "priority"
+    admission: str = "open"
+    price_low: float | None = None
+    price_high: float | None = None
+    min_gpus: int | None = None
+    max_gpus: int | None = None
+    max_priority: int = MAX_PRIORITY
+    lease_ttl_s: float = 86_400.0
+    maintenance_guard_s: float = 28_800.0
+    confirmation_window_s: float = 60.0
+    clean_timeout_s: float = 60.0
+    silent_after_s: float = 60.0
+    rogue: str = "avoid"
+    idle_below: float = 5.0
+    idle_after_s: float = 3600.0
+    prices: Mapping[str, float] = field(default_factory=dict)
+    health: tuple[HealthRule, ...] = ()

@@ -1,0 +1,326 @@
+"""The change from a stored cluster to what its file defines: the difference in lines, and its commit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from resource_manager.core.changes import Change, ClusterSettingsChanged
+from resource_manager.core.cluster import Adoption, ClusterState
+from resource_manager.core.cluster_settings import ClusterSettings, HealthRule
+from resource_manager.core.maintenance import Window, as_text
+from resource_manager.core.models import Gpu, Node
+from resource_manager.core.node_state import NodeState
+from resource_manager.core.teams import Teams
+from resource_manager.errors import InvalidRequestError, PolicyError
+from resource_manager.manager import maintenance, teams
+from resource_manager.manager.cluster_file.sections import DEFAULTS, KEYS, ClusterDefinition
+from resource_manager.manager.cluster_file.writing import sections_of, to_toml
+from resource_manager.manager.results import ClusterDiff, ClusterView
+from resource_manager.manager.server_gpus import replacement
+from resource_manager.manager.wording import bounded, changed_in_words, gpus_in_words, value_in_words
+from resource_manager.scheduling.decayed_use import rules_changed
+from resource_manager.scheduling.policies import get_policy, package_of
+from resource_manager.scheduling.queue_order import get_order
+
+REMOVABLE = ("cluster", "teams", "maintenance", "health")
+"""Sections that `remove` ends; servers leave one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyOptions:
+    """Consent to what a difference alone does not do.
+
+    `remove` names sections to end, `retire` servers that leave although they have leases; with `force` the
+    file's word counts against an adoption.
+    """
+
+    remove: tuple[str, ...] = ()
+    retire: tuple[str, ...] = ()
+    force: bool = False
+
+
+NO_OPTIONS = ApplyOptions()
+
+
+@dataclass(slots=True)
+class Plan:
+    """Lines of a difference, the changes that make it, and the reasons why it is refused."""
+
+    revision: str
+    lines: list[str] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    refusals: list[InvalidRequestError] = field(default_factory=list)
+
+    def view(self) -> ClusterDiff:
+        return {
+            "changed": bool(self.lines),
+            "lines": self.lines,
+            "refused": [str(error) for error in self.refusals],
+            "revision": self.revision,
+        }
+
+
+def revision_of(cluster: ClusterState) -> str:
+    """Return a short text that another definition of the cluster does not have."""
+    adopted = sorted(cluster.adoptions)
+    return hashlib.sha256(f"{to_toml(sections_of(cluster))}{adopted}".encode()).hexdigest()[:16]
+
+
+def cluster_view(cluster: ClusterState) -> ClusterView:
+    """Return the stored cluster as its file has it."""
+    sections = sections_of(cluster)
+    return {"revision": revision_of(cluster), "sections": sections, "toml": to_toml(sections)}
+
+
+def plan(cluster: ClusterState, definition: ClusterDefinition, options: ApplyOptions, now: float) -> Plan:
+    """Return the way from the stored cluster to what is defined; raises `InvalidRequestError`."""
+    for section in options.remove:
+        if section not in REMOVABLE:
+            raise InvalidRequestError(
+                f"remove: {section!r} is not one of {', '.join(REMOVABLE)}", field="remove"
+            )
+    for name in options.retire:
+        if name not in cluster.by_name:
+            raise InvalidRequestError(f"retire: there is no server {name!r}", field="retire")
+    return _Planning(cluster, _with_removals(definition, options.remove), options, now).made
+
+
+def _with_removals(definition: ClusterDefinition, remove: Collection[str]) -> ClusterDefinition:
+    return replace(
+        definition,
+        settings=DEFAULTS if "cluster" in remove else definition.settings,
+        health=() if "health" in remove else definition.health,
+        teams=Teams() if "teams" in remove else definition.teams,
+        windows=() if "maintenance" in remove else definition.windows,
+    )
+
+
+class _Planning:
+    """One comparison, section by section."""
+
+    def __init__(
+        self, cluster: ClusterState, definition: ClusterDefinition, options: ApplyOptions, now: float
+    ) -> None:
+        self._cluster = cluster
+        self._defined = definition
+        self._options = options
+        self._now = now
+        self.made = Plan(revision_of(cluster))
+        self._settings()
+        nodes = self._nodes()
+        self._teams(nodes)
+        self._windows(nodes)
+
+    def _say(self, sign: str, text: str) -> None:
+        self.made.lines.append(f"{sign} {text}")
+
+    def _refuse(self, sign: str, what: str, why: str, field: str) -> None:
+        self._say(sign, f"{what}: refused, {why}")
+        self.made.refusals.append(InvalidRequestError(f"{what}: {why}", field=field))
+
+    # ---- [cluster] and [health] ----
+
+    def _settings(self) -> None:
+        before = self._cluster.settings
+        after = before if self._defined.settings is None else self._checked(self._defined.settings)
+        health = before.health if self._defined.health is None else self._defined.health
+        after = replace(after, health=health)
+        for key, name in KEYS.items():
+            old, new = getattr(before, name), getattr(after, name)
+            if old != new:
+                self.made.lines.append(changed_in_words(key, old, new))
+        self._health(before.health, health)
+        if after != before:
+            self.made.changes.append(ClusterSettingsChanged(after, self._now, bounded(self.made.lines)))
+
+    def _checked(self, settings: ClusterSettings) -> ClusterSettings:
+        """Return the settings with the package of the policy, which must be installed here."""
+        for key, look_up in (("policy", get_policy), ("order", get_order)):
+            name = getattr(settings, key)
+            try:
+                look_up(name)
+            except PolicyError as error:
+                self._refuse("~", f"{key} {name}", str(error), f"cluster.{key}")
+                return settings
+        return replace(settings, policy_package=package_of(settings.policy))
+
+    def _health(self, before: Sequence[HealthRule], after: Sequence[HealthRule]) -> None:
+        old, new = ({rule.condition: rule for rule in rules} for rules in (before, after))
+        for condition in sorted({*old, *new}):
+            mine, other = old.get(condition), new.get(condition)
+            if mine is None and other is not None:
+                self._say("+", f"health {condition}: {other.action}")
+            elif other is None and mine is not None:
+                self._say("-", f"health {condition}: {mine.action}")
+            elif mine is not None and other is not None and mine != other:
+                self._say("~", f"health {condition}: {mine.action} → {other.action}")
+
+    # ---- [[servers]] ----
+
+    def _nodes(self) -> tuple[Node, ...]:
+        present = {state.name: state for state in self._cluster.nodes if not state.retired}
+        stored = tuple(state.node for state in present.values())
+        if self._defined.nodes is None:
+            return stored
+        nodes = tuple(self._with_known(number, node) for number, node in enumerate(self._defined.nodes))
+        names, said = {node.name for node in nodes}, len(self.made.lines)
+        for name, state in present.items():
+            if name not in names:
+                self._leaves(state)
+        for node in nodes:
+            if node.name not in present:
+                self._say("+", f"server {node.name}, {gpus_in_words(node.gpus)}")
+            else:
+                self._changed_server(present[node.name].node, node)
+        stayed = [node.name for node in nodes if node.name in present]
+        if stayed != [node.name for node in stored if node.name in names]:
+            self._say("~", "the order of the servers")
+        if nodes != stored:
+            self.made.changes += replacement(self._cluster, nodes, self._now, self.made.lines[said:])
+        return nodes
+
+    def _with_known(self, number: int, node: Node) -> Node:
+        """Return the node with what is known of its GPUs and its file does not say."""
+        adoption = self._cluster.adoptions.get(node.name)
+        if adoption is not None and not self._options.force:
+            if _contradicts(node.gpus, adoption.gpus):
+                self._refuse("~", f"server {node.name}", _adopted(node, adoption), f"servers.{number}")
+            return replace(node, gpus=adoption.gpus)
+        state = self._cluster.by_name.get(node.name)
+        known = {} if state is None else {gpu.gpu_id: gpu for gpu in state.node.gpus}
+        return replace(node, gpus=tuple(_identified(gpu, known.get(gpu.gpu_id)) for gpu in node.gpus))
+
+    def _leaves(self, state: NodeState) -> None:
+        many = len(state.leases)
+        if not many or state.name in self._options.retire:
+            until = f", once {_leases(many)} ended" if many else ""
+            self._say("-", f"server {state.name}{until}")
+            return
+        self._refuse(
+            "-", f"server {state.name}", f"it has {_leases(many)} (--retire {state.name})", "servers"
+        )
+
+    def _changed_server(self, old: Node, new: Node) -> None:
+        if old == new:
+            return
+        parts = [
+            f"{name} {value_in_words(old.resources.get(name))} → {value_in_words(new.resources.get(name))}"
+            for name in sorted({*old.resources, *new.resources})
+            if old.resources.get(name) != new.resources.get(name)
+        ]
+        parts += [
+            f"{name} {value_in_words(getattr(old, key))} → {value_in_words(getattr(new, key))}"
+            for name, key in _SERVER_KEYS.items()
+            if getattr(old, key) != getattr(new, key)
+        ]
+        if old.gpus != new.gpus:
+            before, after = gpus_in_words(old.gpus), gpus_in_words(new.gpus)
+            parts.append(f"{before} → {after}" if before != after else f"{after} with other ids or UUIDs")
+        self._say("~", f"server {new.name}: {'; '.join(parts)}")
+
+    # ---- teams ----
+
+    def _teams(self, nodes: Sequence[Node]) -> None:
+        before = self._cluster.teams
+        after = before if self._defined.teams is None else self._defined.teams
+        if self._defined.teams is not None or self._defined.nodes is not None:
+            capacity = Counter(gpu.gpu_type for node in nodes for gpu in node.gpus)
+            try:
+                teams.check(self._cluster, after, capacity)
+            except InvalidRequestError as error:
+                if self._defined.teams is None:
+                    error.field = "servers"
+                self.made.refusals.append(error)
+                self._say("~", f"{error}: refused")
+        lines = list(teams.difference(before, after))
+        self.made.lines += lines
+        if after != before:
+            changed = rules_changed(self._cluster, after, self._now)
+            self.made.changes.append(replace(changed, lines=bounded(lines)))
+
+    # ---- [[maintenance]] ----
+
+    def _windows(self, nodes: Sequence[Node]) -> None:
+        if self._defined.windows is None:
+            named = [name for window in self._cluster.windows if window.in_file for name in window.servers]
+            for name in sorted({*named} - {node.name for node in nodes}):
+                self._refuse("-", f"server {name}", "a window of [[maintenance]] names it", "servers")
+            return
+        others = [window for window in self._cluster.windows if not window.in_file]
+        left = [window for window in self._cluster.windows if window.in_file]
+        kept: list[Window] = []
+        new: list[Window] = []
+        defined = ClusterState(nodes)
+        for number, asked in enumerate(self._defined.windows):
+            try:
+                wanted = maintenance.window_of(defined, asked, self._now)
+            except InvalidRequestError as error:
+                raise InvalidRequestError(str(error), field=f"maintenance.{number}.{error.field}") from None
+            wanted = replace(wanted, begin=float(int(wanted.begin)), end=float(int(wanted.end)), in_file=True)
+            known = next((each for each in left if replace(wanted, window_id=each.window_id) == each), None)
+            if known is not None:
+                left.remove(known)
+                kept.append(known)
+            elif all(replace(wanted, window_id=each.window_id) != each for each in (*kept, *new)):
+                new.append(replace(wanted, window_id=self._cluster.version + 1 + len(new)))
+                self._say("+", _window(wanted))
+        for window in left:
+            self._say("-", _window(window))
+        # One change for each new window: its number is never given again.
+        for count in range(1, len(new) + 1):
+            found = maintenance.replaced(self._cluster, [*others, *kept, *new[:count]], self._now)
+            self.made.changes.append(found if count == len(new) else replace(found, lines=()))
+        if left and not new:
+            found = maintenance.replaced(self._cluster, [*others, *kept], self._now)
+            self.made.changes.append(found)
+
+
+_SERVER_KEYS = {
+    "id": "server_id",
+    "address": "address",
+    "vendor": "vendor",
+    "labels": "labels",
+    "gang_ports": "gang_ports",
+    "interface": "interface",
+}
+"""Key of `[[servers]]` -> field of `Node`, for those that are compared as they are."""
+
+
+def _identified(gpu: Gpu, known: Gpu | None) -> Gpu:
+    """Return the GPU with the known UUID if it states none and is of the same kind."""
+    if gpu.uuid or known is None or replace(known, uuid="") != gpu:
+        return gpu
+    return known
+
+
+def _contradicts(gpus: Sequence[Gpu], adopted: Sequence[Gpu]) -> bool:
+    """Return True if a file's GPUs cannot be those that were adopted, in what it says of them."""
+    if [gpu.gpu_id for gpu in gpus] != [gpu.gpu_id for gpu in adopted]:
+        return True
+    return any(
+        (said.uuid and said.uuid != known.uuid)
+        or (said.gpu_type and said.gpu_type != known.gpu_type)
+        or (said.memory_mib and said.memory_mib != known.memory_mib)
+        for said, known in zip(gpus, adopted, strict=True)
+    )
+
+
+def _adopted(node: Node, adoption: Adoption) -> str:
+    by = f" by {adoption.by}" if adoption.by else ""
+    return (
+        f"its {gpus_in_words(adoption.gpus)} were adopted at {as_text(adoption.at)}{by}, and the file says "
+        f"{gpus_in_words(node.gpus)} with other ids or UUIDs (--force takes the file's)"
+    )
+
+
+def _leases(many: int) -> str:
+    return f"{many} lease{'' if many == 1 else 's'}"
+
+
+def _window(window: Window) -> str:
+    servers = ", ".join(window.servers)
+    begin, end = as_text(window.begin), as_text(window.end)
+    return f"maintenance of {servers} every week from {begin} until {end}"

@@ -1,0 +1,34 @@
+"""Durations as text, in files, options and forms: `90s`, `45min`, `2h`, `3d`, or seconds."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(|s|m|min|h|d|w)")
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of a duration such as `3d`, `12h`, `10min` or `90`; raises `ValueError`."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"must be seconds or a text such as 45s, 10min, 12h, 3d, got {text!r}")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def _duration(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return seconds_of(value)
+    except ValueError as error:
+        raise PydanticCustomError("duration", "{reason}", {"reason": str(error)}) from None
+
+
+Duration = Annotated[
+    float, BeforeValidator(_duration), Field(ge=0, le=10 * 365 * 86_400, allow_inf_nan=False)
+]

@@ -1,0 +1,98 @@
+"""The sections of teams in a cluster file: what each team is guaranteed and may hold."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from resource_manager.core.models import Amount
+from resource_manager.core.teams import (
+    FILE_NAMES,
+    HALF_LIFE_S,
+    MIN_RUNTIME_S,
+    PREEMPTION_DELAY_S,
+    TEAM_NAMES,
+    Team,
+    Teams,
+)
+from resource_manager.manager.cluster_file.durations import Duration
+from resource_manager.manager.demand import Name
+
+MAX_TEAMS = 10_000
+MAX_GPUS = 4_000_000
+
+Gpus = (
+    Annotated[int, Field(strict=True, ge=0, le=MAX_GPUS)]
+    | Annotated[float, Field(strict=True, ge=0, le=MAX_GPUS, allow_inf_nan=False)]
+)
+Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+
+
+class TeamTable(BaseModel):
+    """One `[teams.NAME]` table."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    guaranteed: Gpus | dict[Name, Gpus] = Field(
+        default=0, description="GPUs the team can always get; per type too: { A100 = 8, H100 = 8 }."
+    )
+    limit: Gpus | None = Field(default=None, description="GPUs the team may hold at most.")
+    weight: Weight = Field(default=1.0, description="Share of what no guarantee needs.")
+    parent: Name | None = Field(default=None, description="The team above: its numbers bound this one too.")
+    max_runtime: Annotated[Duration, Field(gt=0)] | None = Field(
+        default=None, description="Longest runtime of the team's jobs: seconds, or 45s, 10min, 12h, 3d."
+    )
+    max_gpus_per_owner: Gpus | None = Field(
+        default=None, description="GPUs that one owner may hold in the team."
+    )
+    min_runtime: Duration | None = Field(
+        default=None, description="Time after its start in which the team's leases are not preempted."
+    )
+    idle_below: Annotated[float, Field(strict=True, ge=0, le=100, allow_inf_nan=False)] | None = Field(
+        default=None, description="Utilization in percent below which a GPU of the team's leases is idle."
+    )
+    idle_after: Annotated[Duration, Field(gt=0)] | None = Field(
+        default=None, description="Time for which the team's leases may be idle without a warning."
+    )
+
+    def team(self, name: str) -> Team:
+        """Return the rules of the team of that name."""
+        guaranteed: Amount
+        if isinstance(self.guaranteed, dict):
+            guaranteed, by_type = sum(self.guaranteed.values()), self.guaranteed
+        else:
+            guaranteed, by_type = self.guaranteed, {}
+        stated = {key: getattr(self, file_name) for file_name, key in TEAM_NAMES.items()}
+        stated |= {"guaranteed": guaranteed, "parent": self.parent or ""}
+        return Team(name, guaranteed_by_type=by_type, **stated)
+
+
+class TeamsTable(BaseModel):
+    """The keys of all teams, and the teams."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    preemption: bool = Field(
+        default=False, strict=True, description="Leases may be preempted for teams inside their guarantee."
+    )
+    min_runtime: Duration = Field(
+        default=MIN_RUNTIME_S, description="Time after its start in which a lease is not preempted."
+    )
+    preemption_delay: Duration = Field(
+        default=PREEMPTION_DELAY_S, description="Time that a request waits before it preempts."
+    )
+    half_life: Annotated[Duration, Field(gt=0)] = Field(
+        default=HALF_LIFE_S, description="Time in which past use counts half."
+    )
+    gpu_weights: dict[Name, Weight] = Field(
+        default_factory=dict, description="Weight of a type of GPU in past use; 1 if not named."
+    )
+    teams: dict[Name, TeamTable] = Field(
+        default_factory=dict, max_length=MAX_TEAMS, description="The teams by name."
+    )
+
+    def rules(self) -> Teams:
+        """Return the rules of all teams."""
+        stated = {key: getattr(self, file_name) for file_name, key in FILE_NAMES.items()}
+        return Teams(tuple(table.team(name) for name, table in self.teams.items()), **stated)

@@ -1,0 +1,137 @@
+"""Writing of a cluster as the file that `apply` takes again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.cluster_settings import ClusterSettings, HealthRule
+from resource_manager.core.maintenance import Window, as_text
+from resource_manager.core.models import GANG_PORTS, Gpu, Node
+from resource_manager.core.teams import stated
+from resource_manager.manager.cluster_file.positions import dotted, quoted
+from resource_manager.manager.cluster_file.sections import DEFAULTS, KEYS
+
+
+def sections_of(cluster: ClusterState) -> dict[str, Any]:
+    """Return what is stored, but for leases and other state, in the form of a file; no defaults."""
+    teams = stated(cluster.teams)
+    nodes = [state.node for state in cluster.nodes if not state.retired]
+    found: dict[str, Any] = {
+        **{key: value for key, value in teams.items() if key != "teams"},
+        "cluster": _settings(cluster.settings),
+        "servers": list(_servers(nodes)),
+        "teams": teams["teams"],
+        "maintenance": [_window(window) for window in cluster.windows if window.in_file],
+        "health": {rule.condition: _rule(rule) for rule in cluster.settings.health},
+    }
+    return {key: value for key, value in found.items() if value not in ({}, [])}
+
+
+def _settings(settings: ClusterSettings) -> dict[str, Any]:
+    values = ((key, getattr(settings, field), getattr(DEFAULTS, field)) for key, field in KEYS.items())
+    return {key: dict(value) if key == "prices" else value for key, value, usual in values if value != usual}
+
+
+def _servers(nodes: Iterable[Node]) -> Iterator[dict[str, Any]]:
+    next_id = 0
+    for node in nodes:
+        resources = dict(node.resources)
+        found: dict[str, Any] = {"name": node.name}
+        if node.server_id != next_id:
+            found["id"] = node.server_id
+        next_id = node.server_id + 1
+        if node.address:
+            found["address"] = node.address
+        found["cpus"] = resources.pop("cpus", 0)
+        if "memory_mib" in resources:
+            found["memory_mib"] = resources.pop("memory_mib")
+        if node.vendor != "nvidia":
+            found["vendor"] = node.vendor
+        if node.interface:
+            found["interface"] = node.interface
+        if node.gang_ports != GANG_PORTS:
+            found["gang_ports"] = list(node.gang_ports)
+        if resources:
+            found["resources"] = resources
+        if node.labels:
+            found["labels"] = dict(node.labels)
+        if node.gpus:
+            found["gpus"] = list(_gpus(node.gpus))
+        yield found
+
+
+def _gpus(gpus: Sequence[Gpu]) -> Iterator[dict[str, Any]]:
+    for _, found in groupby(gpus, key=lambda gpu: (replace(gpu, gpu_id=0, uuid=""), not gpu.uuid)):
+        group = list(found)
+        first = group[0]
+        yield {
+            "ids": [gpu.gpu_id for gpu in group],
+            **({"type": first.gpu_type} if first.gpu_type else {}),
+            **({"vendor": first.vendor} if first.vendor != "nvidia" else {}),
+            **({"memory_mib": first.memory_mib} if first.memory_mib else {}),
+            **({"uuids": [gpu.uuid for gpu in group]} if first.uuid else {}),
+        }
+
+
+def _window(window: Window) -> dict[str, Any]:
+    return {
+        "servers": list(window.servers),
+        "from": as_text(window.begin),
+        "until": as_text(window.end),
+        "every": "week",
+        **({"reason": window.reason} if window.reason else {}),
+        **({"preempt": True} if window.preempt else {}),
+    }
+
+
+def _rule(rule: HealthRule) -> Any:
+    if not (rule.text or rule.todo or rule.recovers):
+        return rule.action
+    return {
+        "action": rule.action,
+        **({"text": rule.text} if rule.text else {}),
+        **({"todo": rule.todo} if rule.todo else {}),
+        **({"recovers": True} if rule.recovers else {}),
+    }
+
+
+def to_toml(sections: Mapping[str, Any]) -> str:
+    """Return the sections as TOML: plain keys first, then a table, or an array of tables, for each."""
+    return "\n".join(_lines((), sections)).lstrip("\n") + ("\n" if sections else "")
+
+
+def _lines(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
+    tables = {key: value for key, value in table.items() if _is_table(path, key, value)}
+    for key, value in table.items():
+        if key not in tables:
+            yield f"{dotted([key])} = {_inline(value)}"
+    for key, value in tables.items():
+        for entry in value if isinstance(value, list) else [value]:
+            name = dotted((*path, key))
+            if isinstance(value, list):
+                yield from ("", f"[[{name}]]")
+            elif not entry or any(not _is_table((*path, key), *item) for item in entry.items()):
+                yield from ("", f"[{name}]")
+            yield from _lines((*path, key), entry)
+
+
+def _is_table(path: tuple[str, ...], key: str, value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(entry, dict) for entry in value)
+    return isinstance(value, dict) and (not path or path == ("teams",))
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{dotted([key])} = {_inline(item)}' for key, item in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_inline, value))}]"
+    return repr(value)

@@ -1,0 +1,28 @@
+"""Notices for people about the cluster: what is wrong with it, and whether its file says something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from resource_manager.errors import ClusterFileError, ResourceManagerError
+from resource_manager.manager.cluster_file.reading import ClusterFiles
+from resource_manager.manager.cluster_file.sections import ClusterForm
+from resource_manager.manager.results import ClusterDiff, Summary
+
+
+def notices_of(summary: Summary, path: Path | None, diff: Callable[[ClusterForm], ClusterDiff]) -> list[str]:
+    """Return what the summary says of a wrong configuration, and a notice if the file at `path` differs."""
+    found = [wrong] if (wrong := summary.get("misconfigured")) else []
+    return found if path is None else found + _file_notice(path, diff)
+
+
+def _file_notice(path: Path, diff: Callable[[ClusterForm], ClusterDiff]) -> list[str]:
+    try:
+        lines = len(diff(ClusterFiles([path]).form)["lines"])
+    except ClusterFileError as error:
+        return [str(error)]
+    except ResourceManagerError as error:  # it is refused, or a service does not let this caller compare
+        return [f"{path.name} cannot be compared: {error}"]
+    many = f"{lines} line{'' if lines == 1 else 's'}"
+    return [f"{path.name} differs ({many}): gpu-manager diff"] if lines else []

@@ -1,0 +1,55 @@
+"""The page of the cluster: what is stored, who changed it last, and the notices on every page."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from typing import Any
+
+from resource_manager.errors import ResourceManagerError
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.notices import notices_of
+from resource_manager.manager.results import Recorded
+from resource_manager.rest.console.history_pages import newest
+
+KINDS = {
+    "clustersettingschanged": "settings",
+    "inventorychanged": "servers",
+    "teamschanged": "teams",
+    "maintenancechanged": "maintenance windows",
+}
+"""What each kind of change is about that is of the cluster itself."""
+
+MAX_SHOWN = 20
+NOTICES_FOR_S = 10.0
+
+
+class NoticeCache:
+    """Notices of the last seconds; nothing while the store does not answer, which pages say themselves."""
+
+    def __init__(self) -> None:
+        self._looked_at = float("-inf")
+        self._found: list[str] = []
+
+    def of(self, manager: GPUResourceManager) -> list[str]:
+        """Return the notices about the cluster."""
+        if time.monotonic() - self._looked_at > NOTICES_FOR_S:
+            self._looked_at = time.monotonic()
+            try:
+                summary = manager.get_resource_summary()
+                self._found = notices_of(summary, manager.settings.inventory, manager.diff)
+            except ResourceManagerError:
+                self._found = []
+        return self._found
+
+
+def look_at(manager: GPUResourceManager) -> dict[str, Any]:
+    """Return the stored cluster, and its last changes, the newest first."""
+    version = manager.look(lambda cluster, now: cluster.version)
+    changes = (change for change in newest(manager, version) if change["change"] in KINDS)
+    found = [{"at": change["at"], "what": _what(change)} for change in islice(changes, MAX_SHOWN)]
+    return {"cluster": manager.cluster(), "changes": found, "now": manager.store.now()}
+
+
+def _what(change: Recorded) -> str:
+    return f"GPUs of {change['adopted']}, adopted" if change.get("adopted") else KINDS[change["change"]]

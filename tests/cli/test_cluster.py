@@ -1,0 +1,109 @@
+"""`gpu-manager diff`, `apply` and `cluster`, on a service and directly on the store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from resource_manager import GPUResourceManager
+from tests.cli.targets import Run
+
+FILE = """[cluster]
+policy = "best_fit"
+order = "fifo"
+
+[[servers]]
+name = "a"
+gpus = 2
+cpus = 8
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "servers.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_file_is_shown_applied_and_printed_again(run: Run, file: Path, tmp_path: Path) -> None:
+    shown = run("diff", str(file))
+    assert shown.exit_code == 1
+    assert shown.stdout.splitlines() == [
+        "~ order priority → fifo",
+        *(f"- server gpu-server-{number}" for number in range(4)),
+        "+ server a, 2 × GPU",
+    ]
+    assert run("apply", str(file), "--yes").stdout == f"{shown.stdout}applied\n"
+    assert run("diff", str(file)).exit_code == 0
+    assert run("apply", str(file), "--yes").stdout == "no difference\n"
+    printed = tmp_path / "printed.toml"
+    printed.write_text(run("cluster").stdout)
+    assert run("diff", str(printed)).stdout == "no difference\n"
+    assert json.loads(run("cluster", "--json").stdout)["sections"]["cluster"] == {
+        "policy": "best_fit",
+        "order": "fifo",
+    }
+    change = json.loads(run("history", "--json").stdout)[0]
+    assert (change["change"], change["lines"]) == ("clustersettingschanged", ["~ order priority → fifo"])
+
+
+def test_without_yes_it_asks_and_no_changes_nothing(run: Run, file: Path) -> None:
+    refused = run("apply", str(file))
+    assert refused.exit_code == 1
+    assert "Apply this? [y/N]" in refused.stderr
+    assert run("diff", str(file)).exit_code == 1
+    wrong = run("apply", str(file), "--json")
+    assert (wrong.exit_code, wrong.stderr) == (2, "Error: --json cannot ask for confirmation: add --yes\n")
+
+
+def test_what_is_refused_names_file_and_line_and_changes_nothing(
+    run: Run, manager: GPUResourceManager, file: Path
+) -> None:
+    manager.allocate("x", 2, server="gpu-server-0")
+    version = manager.snapshot()["version"]
+    kept = run("apply", str(file), "--yes")
+    assert kept.exit_code == 2
+    assert "- server gpu-server-0: refused, it has 1 lease (--retire gpu-server-0)" in kept.stdout
+    assert kept.stderr.startswith(f"Error: {file}:5:1: server gpu-server-0: it has 1 lease")
+    file.write_text(FILE.replace("best_fit", "magic"))
+    assert run("apply", str(file), "--yes").stderr.startswith(f"Error: {file}:2:1: policy magic: unknown")
+    file.write_text(FILE + "cpsu = 8\n")
+    assert run("apply", str(file), "--yes").stderr.startswith(f"Error: {file}:9:1: servers.0.cpsu: is not")
+    file.write_text(FILE + "[teams.x]\nguaranteed = 3\n")
+    wrong = run("apply", str(file), "--yes", "--retire", "gpu-server-0")
+    assert wrong.stderr.startswith(f"Error: {file}:10:1: teams.x.guaranteed: the guarantees add up to 3")
+    assert manager.snapshot()["version"] == version
+    file.write_text(FILE)
+    assert run("apply", str(file), "--yes", "--retire", "gpu-server-0").exit_code == 0
+    assert [lease["task_id"] for lease in manager.leases()] == ["x"]
+
+
+def test_an_empty_section_changes_nothing_and_says_so(run: Run, file: Path) -> None:
+    file.write_text("[teams.x]\nlimit = 3\n")
+    run("apply", str(file), "--yes")
+    file.write_text("[teams]\n")
+    said = run("apply", str(file), "--yes")
+    assert said.stdout == "no difference\n"
+    assert said.stderr == f"{file}: teams is empty: nothing changes (--remove teams ends it)\n"
+    file.write_text("")
+    assert run("diff", str(file)).stderr == f"{file}: there is no section: nothing changes\n"
+    assert run("apply", str(file), "--yes", "--remove", "teams").stdout == "- team x\napplied\n"
+
+
+def test_the_named_file_is_taken_and_status_says_that_it_differs(
+    run: Run, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = run("diff")
+    assert (nothing.exit_code, nothing.stderr) == (
+        2,
+        "Error: name a FILE of the cluster, or set GPU_MANAGER_INVENTORY to one\n",
+    )
+    monkeypatch.setenv("GPU_MANAGER_INVENTORY", str(file))
+    assert "servers.toml differs (6 lines): gpu-manager diff\n" in run("status").stderr
+    assert run("apply", "--yes").exit_code == 0
+    assert "differs" not in run("status").stderr
+    file.write_text("[[servers]\n")
+    assert f"{file}:1:10: " in run("status").stderr
