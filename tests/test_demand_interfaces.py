@@ -284,8 +284,8 @@ def test_a_lease_around_tasks_takes_what_its_operator_takes() -> None:
     assert demand_of(lease.allocate, {}, "t").labels_required == VALUES["labels_required"]
 
 
-@pytest.mark.parametrize("duration", [90, 90.0, timedelta(seconds=90)])
-def test_durations_are_seconds_or_timedeltas(
+@pytest.mark.parametrize("duration", [90, 90.0, "90", "90s", "1.5min", timedelta(seconds=90)])
+def test_durations_are_seconds_texts_or_timedeltas(
     manager: GPUResourceManager, client: ServiceClient, asked: list[Request], duration: Any
 ) -> None:
     options = dict.fromkeys(("expected_runtime", "ttl", "target"), duration)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, one_line, print_json
-from resource_manager.cli.commands import check_interval, json_option, main
+from resource_manager.cli.base import BAD_INPUT, INTERVAL, UNREACHABLE, Failure, one_line, print_json
+from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.discovering import as_dict, health_option
 from resource_manager.cli.target import Target, exit_codes
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     envvar="GPU_MANAGER_AGENT_TOKEN",
     help="Agent token of this server; else that of gpu-manager.",
 )
-@click.option("--every", "interval_s", type=float, default=10.0, show_default=True, metavar="SECONDS")
+@click.option("--every", "interval_s", type=INTERVAL, default=10.0, show_default=True)
 @click.option("--once", is_flag=True, help="Send one report; with --json, print it and send nothing.")
 @health_option
 @json_option
@@ -45,7 +45,6 @@ def agent(
     """Report the GPUs of this server to the service until Ctrl-C."""
     from resource_manager.agent.sending import ReportSender, run_agent
 
-    check_interval("--every", interval_s)
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,255}", server):
         raise Failure(f"--server {server[:60]!r} is not the name of a server", BAD_INPUT)
     if as_json and not once:

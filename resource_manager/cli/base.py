@@ -12,6 +12,8 @@ import click
 DONE, REFUSED, BAD_INPUT, UNREACHABLE = 0, 1, 2, 3
 """Exit codes of every command."""
 
+DAY_S = 86_400
+
 
 class Failure(click.ClickException):
     """Error that prints one line on standard error and sets an exit code; `advice` is a second line."""
@@ -63,3 +65,27 @@ def one_line(text: object) -> str:
 def print_json(value: object) -> None:
     """Print one line of JSON on standard output."""
     click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, or a number with a unit: 90, 30min, 2h, 1d."""
+
+    name = "duration"
+
+    def __init__(self, most_s: float = 366 * DAY_S, in_words: str = "a year") -> None:
+        self._most_s, self._in_words = most_s, in_words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from resource_manager.manager.cluster_file.durations import seconds_of  # loads pydantic
+
+        try:
+            seconds = seconds_of(str(value))
+        except ValueError as error:
+            self.fail(f"a duration {error}", param, ctx)
+        if not 0 < seconds <= self._most_s:
+            self.fail(f"a duration must be above 0 and at most {self._in_words}, got {value!r}", param, ctx)
+        return seconds
+
+
+INTERVAL = Duration(DAY_S, "a day")
+"""Time between two of what a command repeats."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import click
 
 from resource_manager.cli import completing
-from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, one_line, print_json
+from resource_manager.cli.base import BAD_INPUT, DAY_S, REFUSED, Duration, Failure, one_line, print_json
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.demand import DemandCommand, demand_of
 from resource_manager.cli.session import Session, is_silent, say
@@ -42,26 +42,6 @@ STEERING = re.compile(r"\x1b(?!\[[0-9;:]*[mK])|[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\
 """Characters that would steer the terminal of a reader: all controls but colours, line ends and returns."""
 
 LOGIN_SHELL = ("/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -i')
-
-DAY_S = 86_400
-
-
-class Duration(click.ParamType[float]):
-    """Seconds, or a number with a unit: 90, 30min, 2h, 1d."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        from resource_manager.manager.cluster_file.durations import seconds_of  # loads pydantic
-
-        try:
-            seconds = seconds_of(str(value))
-        except ValueError as error:
-            self.fail(f"a duration {error}", param, ctx)
-        if not 0 < seconds <= 366 * DAY_S:
-            self.fail(f"a duration must be above 0 and at most a year, got {value!r}", param, ctx)
-        return seconds
-
 
 time_option = click.option(
     "--time", "time_s", type=Duration(), help="Expected runtime, and the hard end: 90, 30min, 2h, 1d."

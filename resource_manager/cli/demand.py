@@ -25,7 +25,9 @@ SERVERS = ("server", "prefer_server")
 """Fields that name a server."""
 
 METAVARS = {
-    **dict.fromkeys(("expected_runtime", "ttl", "target", "preempt_grace", "preemption_delay"), "SECONDS"),
+    **dict.fromkeys(
+        ("expected_runtime", "ttl", "target", "preempt_grace", "preemption_delay", "idle_after"), "DURATION"
+    ),
     **dict.fromkeys(("utility", "sensitivity"), "NUMBER"),
     **dict.fromkeys(("labels", "labels_required"), "NAME=VALUE"),
     "resources": "NAME=AMOUNT",

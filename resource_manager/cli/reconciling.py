@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from resource_manager.cli.base import DONE, UNREACHABLE, Failure, one_line, print_json
-from resource_manager.cli.commands import check_interval, json_option, main
+from resource_manager.cli.base import DONE, INTERVAL, UNREACHABLE, Failure, one_line, print_json
+from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     help="Instance id of the Airflow whose leases are meant. Default: GPU_MANAGER_INSTANCE, else the id that "
     "this Airflow publishes.",
 )
-@click.option("--every", "interval_s", type=float, metavar="SECONDS", help="Repeat until Ctrl-C.")
+@click.option("--every", "interval_s", type=INTERVAL, help="Repeat until Ctrl-C.")
 @json_option
 @click.pass_obj
 @exit_codes
@@ -55,7 +55,6 @@ def reconcile(
     Leases of other Airflow instances on the same store are only counted. A lease whose job is unreachable is
     kept. The jobs' connections (ssh, docker) are Airflow's, so run this where Airflow is installed.
     """
-    check_interval("--every", interval_s)
     if instance is not None:
         instance = _valid(instance)
     else:

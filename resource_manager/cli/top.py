@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from resource_manager.cli import completing
-from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
-from resource_manager.cli.commands import check_interval, json_option, main
+from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, print_json
+from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.session import Session
 from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
@@ -29,7 +29,7 @@ RESIZE_S = 0.5
 
 @main.command()
 @click.argument("servers", nargs=-1, metavar="[SERVER]...", shell_complete=completing.servers)
-@click.option("--every", "interval_s", type=float, default=2.0, show_default=True, metavar="SECONDS")
+@click.option("--every", "interval_s", type=INTERVAL, default=2.0, show_default=True)
 @click.option("--once", is_flag=True, help="Print once and end.")
 @json_option
 @click.pass_obj
@@ -39,7 +39,6 @@ def top(target: Target, servers: tuple[str, ...], interval_s: float, once: bool,
 
     The figures are those that the agents last reported.
     """
-    check_interval("--every", interval_s)
     if as_json and not once:
         raise Failure("--json goes with --once", BAD_INPUT)
     found = _use(target, servers)

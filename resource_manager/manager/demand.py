@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import timedelta
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self, Unpack, get_origin
 
@@ -27,6 +26,7 @@ from resource_manager.core.identifiers import MAX_TEXT, UNPRINTABLE
 from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, PREEMPT_GRACE_S
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.arguments import ALIASES, DemandArguments, Dumpable, arguments_of
+from resource_manager.manager.cluster_file.durations import as_seconds
 
 MAX_COUNT = 1_000_000
 PRINTABLE = f"^[^{UNPRINTABLE}]*$"
@@ -40,10 +40,6 @@ def _whole(value: object, info: ValidationInfo) -> object:
     advice = fraction_advice(value) if info.field_name == "gpus" else ""
     text = "must be a whole number, got {got}{advice}"
     raise PydanticCustomError("whole_number", text, {"got": f"{value!r:.100}", "advice": advice})
-
-
-def _seconds(value: object) -> object:
-    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 def _pairs(value: object, info: ValidationInfo) -> object:
@@ -79,8 +75,10 @@ Text = Annotated[str, StringConstraints(max_length=MAX_TEXT, pattern=PRINTABLE)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Whole, Field(ge=0, le=MAX_COUNT)]
 ServerRef = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)] | Name
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
-Delay = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
+Seconds = Annotated[
+    float, BeforeValidator(as_seconds), Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)
+]
+Delay = Annotated[float, BeforeValidator(as_seconds), Field(ge=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
 Worth = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Quantity = (
     Annotated[int, Field(strict=True, ge=0, le=2**53)]

@@ -93,7 +93,12 @@ def test_servers_are_chosen_by_name_and_number(run: Run) -> None:
     [
         (["nope", "--once"], 1, "Error: SERVER 'nope' is not in the inventory of 2 servers"),
         (["--json"], 2, "Error: --json goes with --once"),
-        (["--every", "0"], 2, "Error: --every must be above 0 and at most 86400 seconds, got 0"),
+        (
+            ["--every", "0"],
+            2,
+            "Error: Invalid value for '--every': a duration must be above 0 and at most a day, got '0' See main "
+            "top --help.",
+        ),
     ],
 )
 def test_bad_input_is_one_line(run: Run, arguments: list[str], exit_code: int, line: str) -> None:

@@ -35,7 +35,8 @@ class GPUOperator(BaseOperator):
     """Request GPUs and CPUs of one server, or of `nodes` servers, and wait for them in the triggerer.
 
     The fields of `Demand` are parameters, except `lease_id`; all of them are templates. As text, lists are
-    separated by commas and pairs are `NAME=VALUE`; durations are seconds or `timedelta`. What differs here:
+    separated by commas and pairs are `NAME=VALUE`; durations are seconds, texts such as `2h`
+    or `timedelta`. What differs here:
 
     :param priority: the task's `priority_weight` if None.
     :param team: if None, Airflow's team of the DAG, else the task's pool.

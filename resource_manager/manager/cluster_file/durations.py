@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -20,7 +21,10 @@ def seconds_of(text: str) -> float:
     return float(found[1]) * _UNITS_S[found[2]]
 
 
-def _duration(value: object) -> object:
+def as_seconds(value: object) -> object:
+    """Return the seconds of a text or `timedelta`, and anything else as it is, for a field of seconds."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
     if not isinstance(value, str):
         return value
     try:
@@ -30,5 +34,5 @@ def _duration(value: object) -> object:
 
 
 Duration = Annotated[
-    float, BeforeValidator(_duration), Field(ge=0, le=10 * 365 * 86_400, allow_inf_nan=False)
+    float, BeforeValidator(as_seconds), Field(ge=0, le=10 * 365 * 86_400, allow_inf_nan=False)
 ]

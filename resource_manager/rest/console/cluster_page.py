@@ -47,7 +47,15 @@ def look_at(manager: GPUResourceManager) -> dict[str, Any]:
     """Return the stored cluster, and its last changes, the newest first."""
     version = manager.look(lambda cluster, now: cluster.version)
     changes = (change for change in newest(manager, version) if change["change"] in KINDS)
-    found = [{"at": change["at"], "what": _what(change)} for change in islice(changes, MAX_SHOWN)]
+    found = [
+        {
+            "at": change["at"],
+            "what": _what(change),
+            "lines": change.get("lines", ()),
+            "by": change.get("by", ""),
+        }
+        for change in islice(changes, MAX_SHOWN)
+    ]
     return {"cluster": manager.cluster(), "changes": found, "now": manager.store.now()}
 
 
