@@ -1,4 +1,7 @@
-"""Two real Airflow instances, production and staging, on one store: neither changes the other's leases."""
+"""Two real Airflow instances, production and staging, on one store: neither changes the other's leases.
+
+Staging's processes name another inventory file, which changes nothing: the cluster is the stored one.
+"""
 
 import json
 import subprocess
@@ -26,16 +29,19 @@ def production(tmp_path_factory):
 @pytest.fixture(scope="module")
 def staging(tmp_path_factory, production):
     """Airflow with a configured id, on production's store, whose jobs write into the same ledger."""
+    other = tmp_path_factory.mktemp("other") / "servers.toml"
+    other.write_text(production.inventory.read_text())
     settings = {
         "GPU_MANAGER_STORE": production.store_url,
         "GPU_MANAGER_REDIS_URL": production.store_url,
-        "GPU_MANAGER_INVENTORY": str(production.inventory),
+        "GPU_MANAGER_INVENTORY": str(other),
         "GPU_MANAGER_INSTANCE": "staging",
         "LEDGER": str(production.ledger),
         "TEST_TTL_S": TTL_S,
     }
     with Bench(tmp_path_factory.mktemp("staging"), NO_SSH, **settings) as bench:
         bench.ledger, bench.store_url = production.ledger, production.store_url
+        other.write_text('[[servers]]\nname = "elsewhere"\ngpus = 1\ncpus = 1\n')
         yield bench
 
 
@@ -79,6 +85,7 @@ def looked_after(done):
 def test_an_airflow_never_ends_the_leases_of_another(production, staging):
     assert staging.instance == "staging"
     assert production.instance not in ("", "staging")
+    stored = production.manager.cluster()
 
     # Tasks with the same names hold different GPUs at the same time.
     ours, theirs = train(production, "nightly", 2), train(staging, "nightly", 2)
@@ -125,5 +132,6 @@ def test_an_airflow_never_ends_the_leases_of_another(production, staging):
     ours.wait_until("success")
     unknown_to_staging.mark("failed")
     wait_for(lambda: not production.manager.leases(), 120, "the end in production")
+    assert production.manager.cluster() == stored
     production.check_ledger()
     production.check_free()
