@@ -25,7 +25,7 @@ from demo.stack import REPOSITORY, Stack, StackError, next_free_port
 from demo.timeline import Holding, draw, holdings, live_view
 from resource_manager import GPUResourceManager, ResourceManagerError
 from resource_manager.cli.tables import usage
-from resource_manager.manager.serializers import name_in_words
+from resource_manager.manager.serializers import name_in_words, ranges
 from resource_manager.storage.history_file import collect, write_file
 
 DAG_ID = "train_digits"
@@ -219,7 +219,7 @@ class _Progress:
 
 
 def _place(member: Mapping[str, Any]) -> str:
-    return f"{member['server_name']}[{','.join(map(str, member['gpu_ids']))}]"
+    return f"{member['server_name']}[{ranges(member['gpu_ids'])}]"
 
 
 def _logs_of_failures(stack: Stack, dag_id: str, run_id: str) -> str:

@@ -113,7 +113,7 @@ BUGS = [
         ("incarnation ~= '' and found[2] ~= incarnation and not found[6]", "false"),
         ("and not found[6]", ""),
         ("if found[4] ~= server then", "if false then"),
-        ("grants_suspended_until = now + recovery_window_s", ""),
+        ("grants_suspended_until = now + tonumber(found[9] or recovery_window_s)", ""),
         ("version = version + 1048576", ""),
         ("redis.call('HINCRBY', meta, 'last_fencing_token', 1048576)", ""),
         ("'server', server, 'version', version,", "'version', version,"),

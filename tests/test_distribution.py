@@ -89,10 +89,15 @@ def test_the_core_has_the_command_line_and_no_extra(bare: Path) -> None:
     assert not found & {"apache-airflow", "flask", "waitress", "prometheus-client", "numpy", "docker"}
 
 
-def test_gpu_manager_works_on_a_store(bare: Path, redis_url: str, unconfigured: dict[str, str]) -> None:
+def test_gpu_manager_works_on_a_store(
+    bare: Path, redis_url: str, unconfigured: dict[str, str], tmp_path: Path
+) -> None:
     def gpu_manager(*words: str) -> str:
         return run([str(bare / "gpu-manager"), "--store", redis_url, *words], environment=unconfigured).stdout
 
+    file = tmp_path / "servers.toml"
+    file.write_text('[[servers]]\nname = "gpu-{id}"\ncount = 4\ngpus = 8\ncpus = 64\n')
+    gpu_manager("apply", str(file), "--yes")
     assert "4 servers, 0 leases" in gpu_manager("status")
     lease = json.loads(gpu_manager("allocate", "t", "--gpus", "2", "--cpus", "4", "--json"))
     assert lease["gpu_ids"] == [0, 1]

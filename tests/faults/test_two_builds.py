@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import resource_manager
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.maintenance import WindowForm
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.redis.client import RedisClient
@@ -102,7 +103,7 @@ def test_known_changes_go_on_between_two_builds_and_an_unknown_one_grants_nothin
 ) -> None:
     url = embedded_redis.fresh_url()
     client = RedisClient.from_url(url)
-    with running(older, url) as old, GPUResourceManager.from_url(url) as new:
+    with running(older, url) as old, GPUResourceManager.from_url(url, inventory=default_inventory()) as new:
         # What both know goes on, whoever wrote it.
         first = old.call("allocate_resources", "of old", 8, 8)
         second = new.allocate_resources("of new", 8, 8)

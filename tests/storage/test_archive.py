@@ -11,9 +11,14 @@ import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.errors import SettingsError
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.storage.archive import extend
 from simulator.replay.history import read_history
 from tests.redis_server import RedisServer
+
+
+def manager_on(url: str, **settings: Any) -> GPUResourceManager:
+    return GPUResourceManager.from_url(url, inventory=default_inventory(), **settings)
 
 
 def pairs(manager: GPUResourceManager, count: int, name: str = "t") -> None:
@@ -30,7 +35,7 @@ def versions(path: Path) -> list[int]:
 
 def test_it_receives_new_changes_and_can_be_replayed(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    with GPUResourceManager.from_url("memory://") as manager:
+    with manager_on("memory://") as manager:
         pairs(manager, 3)
         assert extend(path, manager) == 6
         assert extend(path, manager) == 0
@@ -42,7 +47,9 @@ def test_it_receives_new_changes_and_can_be_replayed(tmp_path: Path) -> None:
 
 def test_it_is_complete_although_the_store_drops_changes(tmp_path: Path, embedded_redis: RedisServer) -> None:
     path = tmp_path / "history.jsonl"
-    with GPUResourceManager.from_url(embedded_redis.fresh_url(), history_length=1000) as manager:
+    with GPUResourceManager.from_url(
+        embedded_redis.fresh_url(), history_length=1000, inventory=default_inventory()
+    ) as manager:
         for number in range(3):
             pairs(manager, 250, f"r{number}-")
             extend(path, manager)
@@ -52,7 +59,9 @@ def test_it_is_complete_although_the_store_drops_changes(tmp_path: Path, embedde
 
 def test_changes_dropped_unread_start_another_file(tmp_path: Path, embedded_redis: RedisServer) -> None:
     path = tmp_path / "history.jsonl"
-    with GPUResourceManager.from_url(embedded_redis.fresh_url(), history_length=1000) as manager:
+    with GPUResourceManager.from_url(
+        embedded_redis.fresh_url(), history_length=1000, inventory=default_inventory()
+    ) as manager:
         pairs(manager, 2)
         extend(path, manager)
         pairs(manager, 600, "u")
@@ -65,7 +74,7 @@ def test_changes_dropped_unread_start_another_file(tmp_path: Path, embedded_redi
 
 def test_a_reset_starts_another_file(tmp_path: Path, embedded_redis: RedisServer) -> None:
     path = tmp_path / "history.jsonl"
-    with GPUResourceManager.from_url(embedded_redis.fresh_url()) as manager:
+    with manager_on(embedded_redis.fresh_url()) as manager:
         pairs(manager, 2)
         extend(path, manager)
         pairs(manager, 1, "u")
@@ -79,7 +88,7 @@ def test_a_reset_starts_another_file(tmp_path: Path, embedded_redis: RedisServer
 def test_a_new_store_starts_another_file(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     for life, count in ("a", 2), ("b", 1), ("c", 2), ("d", 3):
-        with GPUResourceManager.from_url("memory://") as manager:
+        with manager_on("memory://") as manager:
             pairs(manager, count, life)
             extend(path, manager)
             pairs(manager, 1, f"{life}-later-")
@@ -99,7 +108,9 @@ def test_a_new_store_starts_another_file(tmp_path: Path) -> None:
 
 def test_an_archive_started_late_has_each_change_once(tmp_path: Path, embedded_redis: RedisServer) -> None:
     path = tmp_path / "history.jsonl"
-    with GPUResourceManager.from_url(embedded_redis.fresh_url(), history_length=1000) as manager:
+    with GPUResourceManager.from_url(
+        embedded_redis.fresh_url(), history_length=1000, inventory=default_inventory()
+    ) as manager:
         assert manager.allocate_resources("long", 2, 4)
         pairs(manager, 1000)
         assert manager.release_resources("long")  # granted before the changes that the store still has
@@ -113,7 +124,7 @@ def test_an_archive_started_late_has_each_change_once(tmp_path: Path, embedded_r
 
 def test_a_line_torn_by_a_crash_is_written_again(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    with GPUResourceManager.from_url("memory://") as manager:
+    with manager_on("memory://") as manager:
         pairs(manager, 2)
         extend(path, manager)
         path.write_bytes(path.read_bytes()[:-20])
@@ -123,7 +134,7 @@ def test_a_line_torn_by_a_crash_is_written_again(tmp_path: Path) -> None:
 
 def test_two_writers_write_each_change_once(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    with GPUResourceManager.from_url("memory://") as manager:
+    with manager_on("memory://") as manager:
         extend(path, manager)
         threads = [
             threading.Thread(target=lambda: [extend(path, manager) for _ in range(100)]) for _ in range(2)
@@ -141,6 +152,9 @@ def test_two_writers_write_each_change_once(tmp_path: Path) -> None:
 def test_a_file_that_is_not_an_archive_is_left_unchanged(tmp_path: Path, content: str) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(content)
-    with GPUResourceManager.from_url("memory://") as manager, pytest.raises(SettingsError, match="notes"):
+    with (
+        manager_on("memory://") as manager,
+        pytest.raises(SettingsError, match="notes"),
+    ):
         extend(path, manager)
     assert path.read_text() == content

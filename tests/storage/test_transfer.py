@@ -16,6 +16,7 @@ import pytest
 from resource_manager.core.changes import Drained, Expired, Quarantined, Queued, Released, Renewed
 from resource_manager.core.models import Request
 from resource_manager.errors import CorruptStateError, StoreError, StoreMovedError
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
@@ -131,6 +132,7 @@ def test_running_jobs_keep_their_leases_across_the_move(
     target_url = request.getfixturevalue("postgresql").fresh_url()
     setting, stop = tmp_path / "setting", tmp_path / "stop"
     setting.write_text(source_url)
+    GPUResourceManager.from_url(source_url, inventory=default_inventory(), lease_ttl_s=60.0).close()
     owners, outputs = [], []
     for number in range(4):
         command = [sys.executable, "-c", OWNER, str(setting), str(stop), f"job-{number}"]

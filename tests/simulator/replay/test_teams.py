@@ -73,5 +73,5 @@ def test_a_wrong_teams_file_is_one_line_and_writes_nothing(trace: tuple[Path, Pa
     done = compare(trace, teams, "--output-dir", str(tmp_path / "out"))
     assert done.exit_code == 2
     assert done.output.count("\n") == 1
-    assert "teams.toml:2: " in done.output
+    assert "teams.toml:2:1: " in done.output
     assert not (tmp_path / "out").exists()

@@ -18,6 +18,7 @@ from resource_manager.errors import (
     StateLostError,
     StoreUnavailableError,
 )
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 from resource_manager.storage import VariableStore, open_store
@@ -167,7 +168,8 @@ def test_a_corrupt_document_is_reported_and_left_unchanged(
 
 def test_a_manager_can_reset_an_unreadable_state(variables: Variables, redis_url: str) -> None:
     variables.texts[KEY] = "{"
-    manager = GPUResourceManager(Settings(), store=VariableStore(variables, RedisClient.from_url(redis_url)))
+    store = VariableStore(variables, RedisClient.from_url(redis_url))
+    manager = GPUResourceManager(Settings(), store=store, inventory=default_inventory())
     for step in (manager.leases, lambda: manager.allocate_resources("a", 2, 2)):
         with pytest.raises(CorruptStateError, match="reset"):
             step()

@@ -12,6 +12,7 @@ import redis
 
 from resource_manager import GPUResourceManager
 from resource_manager.errors import SettingsError, StoreUnavailableError
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.storage import open_store
 from resource_manager.storage.redis import client as client_module
 from resource_manager.storage.redis.client import MAX_TRIES, RIGHTS, RedisClient, blocking_read
@@ -142,7 +143,7 @@ def test_the_rights_in_the_documentation_are_necessary_and_sufficient(own_redis:
         operator.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", *some)
 
     allow(*rights)
-    with GPUResourceManager.from_url(as_worker) as manager:
+    with GPUResourceManager.from_url(as_worker, inventory=default_inventory()) as manager:
         assert manager.allocate_resources("t", 2, 1)
         lock = manager.store.lock()
         assert lock.acquire(1.0)

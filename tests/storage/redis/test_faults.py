@@ -24,6 +24,7 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     StoreUnavailableError,
 )
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 from resource_manager.storage import RedisStore, open_store
@@ -65,7 +66,7 @@ def proxy(embedded_redis: RedisServer) -> Iterator[Proxy]:
 def test_an_unreachable_redis_is_reported_at_once() -> None:
     begin = time.monotonic()
     with pytest.raises(StoreUnavailableError, match="cannot be reached") as caught:
-        GPUResourceManager.from_url("redis://localhost:1/0")
+        GPUResourceManager.from_url("redis://localhost:1/0").leases()
     assert time.monotonic() - begin < 5
     assert "\n" not in str(caught.value)
 
@@ -129,7 +130,9 @@ def test_after_a_restart_grants_pause_for_the_recovery_window(own_redis: RedisSe
 
 
 def test_a_manager_renews_and_releases_during_the_recovery_window(own_redis: RedisServer) -> None:
-    with GPUResourceManager.from_url(own_redis.url, confirmation_window_s=3.0) as manager:
+    with GPUResourceManager.from_url(
+        own_redis.url, inventory=default_inventory(), confirmation_window_s=3.0
+    ) as manager:
         held = manager.allocate_resources("a", 8, 8)
         assert held is not None
         own_redis.stop()
@@ -450,7 +453,7 @@ def test_the_next_read_tells_an_unknown_outcome(proxy: Proxy, url: str) -> None:
 
 def test_a_repeated_request_after_an_unknown_outcome_returns_the_same_lease(proxy: Proxy, url: str) -> None:
     namespace = url.partition("namespace=")[2]
-    with GPUResourceManager.from_url(proxy.url(namespace)) as manager:
+    with GPUResourceManager.from_url(proxy.url(namespace), inventory=default_inventory()) as manager:
         proxy.lose_answers = 100
         with pytest.raises(StoreUnavailableError):
             manager.allocate_resources("a", 2, 2)

@@ -148,13 +148,13 @@ def test_a_preemption_is_stored_apart_and_quarantines_what_is_renewed_after_its_
     )
 
 
-def test_a_retired_node_stays_while_it_is_in_use() -> None:
+def test_a_retired_node_stays_while_it_is_in_use_and_the_drain_of_an_absent_one_is_kept() -> None:
     inventory = Inventory(b"7", NODES, ("b", "c"))
     drained = {"c": field(Drained("c", 1.0))}
     state = read(inventory, leases={"t": field(Granted(lease("t", 1, "b"), 1.0))}, drained=drained)
     assert [node.name for node in state.nodes] == ["a", "b"]
     assert state.retired == ("b",)
-    assert state.drained == ()
+    assert state.drained == (Drained("c", 1.0),)
 
 
 def test_an_inventory_is_read_back_without_the_leases() -> None:

@@ -27,6 +27,7 @@ from resource_manager.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
@@ -117,7 +118,7 @@ def test_the_outcome_of_a_commit_without_an_answer_is_known_at_the_next_call(
     shared: SqlServer, stack: ExitStack
 ) -> None:
     proxy, url = proxied(stack, shared)
-    manager = stack.enter_context(GPUResourceManager(Settings(store=url)))
+    manager = stack.enter_context(GPUResourceManager(Settings(store=url), inventory=default_inventory()))
     assert manager.allocate_resources("before", 2, 2) is not None
     proxy.lose_answers = 1000
     with pytest.raises(StoreUnavailableError) as caught:
