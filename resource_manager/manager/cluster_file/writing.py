@@ -60,8 +60,25 @@ def _servers(nodes: Iterable[Node]) -> Iterator[dict[str, Any]]:
         if node.labels:
             found["labels"] = dict(node.labels)
         if node.gpus:
-            found["gpus"] = list(_gpus(node.gpus))
+            found |= _alike(node) or {"gpus": list(_gpus(node.gpus))}
         yield found
+
+
+def _alike(node: Node) -> dict[str, Any]:
+    """Return the number of a node's GPUs and what they are, if they differ in their number only."""
+    first = node.gpus[0]
+    vendor = node.vendor or "nvidia"
+    if (
+        first.uuid
+        or first.vendor != vendor
+        or any(gpu != replace(first, gpu_id=number) for number, gpu in enumerate(node.gpus))
+    ):
+        return {}
+    return {
+        "gpus": len(node.gpus),
+        **({"gpu_type": first.gpu_type} if first.gpu_type else {}),
+        **({"gpu_memory_mib": first.memory_mib} if first.memory_mib else {}),
+    }
 
 
 def _gpus(gpus: Sequence[Gpu]) -> Iterator[dict[str, Any]]:
