@@ -217,7 +217,7 @@ def test_once_prints_or_sends_one_report(state: State, service: Service) -> None
         (["--server", "a", "--json"], 2, "--json goes with --once"),
         (["--server", "a"], 2, "--url is missing"),
         (["--server", "a", "--url", "x"], 2, "--url 'x' is not the address of a service"),
-        (["--server", "a", "--url", "http://h", "--every", "0"], 2, "--every must be above 0"),
+        (["--server", "a", "--url", "http://h", "--every", "0"], 2, "must be above 0 and at most a day"),
         (["--server", "a", "--url", "http://127.0.0.1:1", "--once"], 3, "does not answer"),
     ],
 )
