@@ -67,31 +67,7 @@ def _published() -> bool:
     return True
 
 
-def keep_task_notes(app: Any) -> Any:
-    """Write notes about waiting and training on the pages of tasks from now on; return the app unchanged."""
-    threading.Thread(target=_keep_task_notes, name="gpu-task-notes", daemon=True).start()
-    return app
-
-
-def _keep_task_notes() -> None:
-    told = ""
-    while True:
-        try:
-            from resource_manager.airflow.task_notes import TaskNotes
-            from resource_manager.airflow.webapp import manager_of_tasks
-            from resource_manager.jobs.airflow_instance import publish_instance
-
-            TaskNotes(manager_of_tasks().store, publish_instance()).run()
-        except Exception as error:  # must not keep Airflow from starting
-            if str(error) != told:
-                logger.warning("tasks get no notes about their GPUs: %s", error)
-            told = str(error)
-        time.sleep(MAX_RETRY_S)
-
-
 AT_START = {"middleware": publish_at_start, "name": "GPU resource manager"}
-
-NOTES = {"middleware": keep_task_notes, "name": "notes of tasks with GPUs"}
 
 FASTAPI_APP = {"app": LazyService(), "url_prefix": PREFIX, "name": "GPU resource manager"}
 

@@ -173,27 +173,20 @@ def test_a_task_leads_to_its_lease_and_stop_job_ends_it(airflow: Stack, chromium
 
         job = f"/dags/console_job/dagRuns/{run_id}/taskInstances/job"
 
-        def note() -> str | None:
-            text: str | None = airflow.api.call("GET", job)["note"]
-            return text
-
         wait_until(  # Airflow's page asks once, and the link is stored when the task is deferred
             lambda: airflow.api.call("GET", f"{job}/links")["extra_links"].get("GPU console"),
             120.0,
             "the task has no link to its lease",
         )
         assert len(leases()) == 1
-        wait_until(lambda: "**Training** on GPUs" in (note() or ""), 30.0, "the task has no note")
         page = logged_in(chromium, airflow, "olga")
         page.goto(f"{airflow.url}/dags/console_job/runs/{run_id}/tasks/job", timeout=60_000)
         in_log = page.get_by_role("link", name="/gpu/lease?id=")
         b.expect(in_log).to_have_attribute("href", re.compile(r"/gpu/lease\?id=.*job$"), timeout=60_000)
         b.picture(page, "airflow-task-log")
         page.goto(f"{airflow.url}/dags/console_job/runs/{run_id}/tasks/job/details", timeout=60_000)
-        b.expect(page.get_by_role("link", name="GPU console")).to_have_count(
-            2, timeout=60_000
-        )  # note, details
-        link = page.get_by_role("link", name="GPU console").last
+        link = page.get_by_role("link", name="GPU console")
+        b.expect(link).to_have_count(1, timeout=60_000)
         b.picture(page, "airflow-task")
         page.goto(link.get_attribute("href"), timeout=60_000)
         b.expect(page.get_by_text("RUNNING", exact=True)).to_be_visible()
@@ -210,7 +203,6 @@ def test_a_task_leads_to_its_lease_and_stop_job_ends_it(airflow: Stack, chromium
     over = ("failed", "success")
     wait_until(lambda: airflow.api.run_state("console_job", run_id) in over, 120.0, "the task runs on")
     assert airflow.api.run_state("console_job", run_id) == "failed"
-    wait_until(lambda: "**Trained** on GPUs" in (note() or ""), 30.0, "the note says that the task trains")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
