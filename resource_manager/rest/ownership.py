@@ -12,13 +12,16 @@ from resource_manager.rest.service import Service
 def owned(body: AllocateBody, caller: Identity) -> AllocateBody:
     """Return the demand with its owner: the caller, unless an operator names another.
 
-    A caller of some teams asks for one of them: without a `team`, for the first.
+    A caller of some teams asks for one of them: without a `team`, for the first. Only an operator's lease is
+    quarantined where no job was placed: it would be held for as long as its owner likes.
     """
     if body.owner not in ("", caller.name) and not caller.is_operator:
         raise ProblemError(
             403, f"owner must be {caller.name}, got {body.owner}: only an operator may name another"
         )
-    theirs = {"owner": body.owner or caller.name}
+    theirs: dict[str, object] = {"owner": body.owner or caller.name}
+    if not caller.is_operator:
+        theirs["quarantine"] = False
     if caller.teams and not caller.is_operator:
         if body.team not in ("", *caller.teams):
             raise ProblemError(

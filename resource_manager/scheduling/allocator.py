@@ -16,6 +16,7 @@ from resource_manager.core.changes import (
     JobPlaced,
     MembersReleased,
     Quarantined,
+    Outcome,
     Queued,
     Renewed,
     new_granted,
@@ -48,6 +49,7 @@ from resource_manager.scheduling.backfill import Reservations
 from resource_manager.scheduling.gang_refusals import never_fits
 from resource_manager.scheduling.gangs import Members, Prospects, could_start
 from resource_manager.scheduling.maintenance import closed_for, ending, is_restricted, place_now
+from resource_manager.scheduling.giving_back import given_back
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.preemption import (
     held_back,
@@ -221,6 +223,8 @@ def release_members(
     job_end: JobEnd = JobEnd.UNKNOWN,
 ) -> list[Change]:
     """Return the release of these members of a lease, or of a remainder; all of them end it as a whole.
+    if outcome == Outcome.NOT_STARTED:
+        return [released, *given_back(cluster, lease, now)]
 
     Raises as `release` does, and `LeaseNotFoundError` if a member has ended already. Members cannot be
     released by force: the whole lease is.

@@ -285,14 +285,13 @@ def preemptors_of(cluster: ClusterState, changes: Sequence[Change]) -> list[str]
 def requeued(lease: Lease, outcome: str, now: float) -> list[Change]:
     """Return the change that queues a request again, at its old place in time.
 
-    It is that of a lease that was preempted, or that is given back before its job began.
+    It is that of a lease that was preempted.
     """
-    request = lease.request
-    if outcome == Outcome.PREEMPTED and lease.preempted_by:
-        labels = {**request.labels, RESTARTS: str(restarts_of(request.labels) + 1)}
-        request = replace(request, labels=labels, preferred_node=lease.placement.node)
-    elif outcome != Outcome.NOT_STARTED:
+    if outcome != Outcome.PREEMPTED or not lease.preempted_by:
         return []
+    request = lease.request
+    labels = {**request.labels, RESTARTS: str(restarts_of(request.labels) + 1)}
+    request = replace(request, labels=labels, preferred_node=lease.placement.node)
     return [Queued(request, lease.arrived_at, lease.sequence, now)]
 
 

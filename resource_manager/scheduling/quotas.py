@@ -12,6 +12,7 @@ from resource_manager.core.names import display_name, name_of, short
 from resource_manager.core.refusal import Refusal, RefusalKind
 from resource_manager.core.team_ledger import UNNAMED, Account, TeamLedger, milli_of
 from resource_manager.errors import RuntimeOverError
+from resource_manager.scheduling.giving_back import runtime_used_s
 
 MAX_HOLDERS = 3
 """Maximum number of names in a sentence that says by whom a quota is used."""
@@ -59,12 +60,14 @@ def stop_of(ledger: TeamLedger, request: Request) -> Stop | None:
 def lease_end(ledger: TeamLedger, request: Request, granted_at: float, now: float) -> float:
     """Return the end of a lease that is granted or renewed now: its team's longest runtime bounds its TTL.
 
+    What leases took that the request gave back counts; a new lease has a second at least.
+
     Raises `RuntimeOverError` if that runtime is over.
     """
     team = ledger.of(request).team
     if team.max_runtime_s is None:
         return now + request.ttl_s
-    end = granted_at + team.max_runtime_s
+    end = granted_at + max(team.max_runtime_s - runtime_used_s(request), 1.0)
     if now >= end:
         called = short(display_name(request.lease_id, request.labels))
         raise RuntimeOverError(request.lease_id, called, team.name, team.max_runtime_s)

@@ -1,0 +1,65 @@
+"""Leases that are given back before their jobs began: where their requests wait again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from resource_manager.core.changes import Queued
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Lease, Request
+
+SOON_S = 60.0
+"""Time after its grant within which a lease may be given back for its old place in the queue."""
+
+GIVEN_BACK = "given_back_count"
+"""Label of a request: how often its lease was given back before its job began."""
+
+RUNTIME_USED = "runtime_used_s"
+"""Label of a request: the seconds for which leases that it gave back were held."""
+
+
+def given_back(cluster: ClusterState, lease: Lease, now: float) -> list[Queued]:
+    """Return the change that queues a request again whose lease is given back before its job began.
+
+    That is the caller's word, so the old place is kept once, and soon after the grant; later the request
+    waits at the end. It is always kept where the job would run into maintenance. The time for which the lease
+    was held counts for the longest runtime of its team: if that is over, the request does not wait again.
+    """
+    request = lease.request
+    labels = dict(request.labels)
+    times = _count(labels, GIVEN_BACK)
+    keeps_place = _runs_into_maintenance(cluster, lease, now)
+    if not keeps_place:
+        keeps_place = times == 0 and now - lease.granted_at <= SOON_S
+        labels[GIVEN_BACK] = str(times + 1)
+    longest_s = None if cluster.ledger is None else cluster.ledger.of(request).team.max_runtime_s
+    if longest_s is not None:
+        used_s = runtime_used_s(request) + math.ceil(now - lease.granted_at)
+        if used_s >= longest_s:
+            return []
+        labels[RUNTIME_USED] = str(used_s)
+    request = replace(request, labels=labels)
+    if keeps_place:
+        return [Queued(request, lease.arrived_at, lease.sequence, now)]
+    return [Queued(request, now, cluster.sequence + 1, now)]
+
+
+def runtime_used_s(request: Request) -> int:
+    """Return the seconds for which leases of the request were held and given back."""
+    return _count(request.labels, RUNTIME_USED)
+
+
+def _runs_into_maintenance(cluster: ClusterState, lease: Lease, now: float) -> bool:
+    """Return whether the job, begun now, would meet a window; one of unknown runtime only an open one."""
+    runtime_s = lease.request.expected_runtime_s or 0.0
+    nodes = {member.node for member in lease.members}
+    return any(
+        window.crossed(now, runtime_s) for window in cluster.windows if nodes.intersection(window.servers)
+    )
+
+
+def _count(labels: Mapping[str, str], name: str) -> int:
+    text = labels.get(name, "0")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
