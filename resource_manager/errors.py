@@ -63,6 +63,14 @@ class InvalidRequestError(ResourceManagerError, ValueError):
         self.field = names.get(self.field or "", self.field)
 
 
+class PriorityError(InvalidRequestError):
+    """A request whose priority is above `most`, which its caller may state at most."""
+
+    def __init__(self, most: int, message: str = "") -> None:
+        super().__init__(message, field="priority")
+        self.most = most
+
+
 class NeverFitsError(InvalidRequestError):
     """A request within the limits that fits no server of the inventory, even an empty one."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -12,7 +13,12 @@ from airflow.sdk import Param
 from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 from resource_manager.core.changes import Outcome
-from resource_manager.errors import DuplicateTaskError, InvalidRequestError, ResourceManagerError
+from resource_manager.errors import (
+    DuplicateTaskError,
+    InvalidRequestError,
+    PriorityError,
+    ResourceManagerError,
+)
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.reconcile import Action, ActionKind
 from resource_manager.jobs.task_identity import TaskIdentity
@@ -20,6 +26,8 @@ from resource_manager.manager.demand import KINDS, Demand, from_texts, given_val
 from resource_manager.manager.results import Submission
 from resource_manager.manager.serializers import name_in_words
 from resource_manager.rest.client import ServiceClient, ServiceError
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_POOL = "default_pool"
 FIELDS = tuple(name for name in Demand.model_fields if name not in ("lease_id", "owner"))
@@ -85,9 +93,12 @@ def demand_templates() -> dict[str, str]:
     return {name: f"{{{{ params.{name} }}}}" for name in FIELDS}
 
 
-def submit(manager: Manager, demand: Demand, identity: TaskIdentity) -> Submission:
+def submit(
+    manager: Manager, demand: Demand, identity: TaskIdentity, *, is_weight: bool = False
+) -> Submission:
     """Return the task's lease (state RUNNING) or its pending request (WAITING), an existing one if any.
 
+    If the priority `is_weight`, Airflow's own, it is cut to the highest that the cluster allows.
     A lease of another shape, left by a try before the task was changed, is ended first. Raises
     `AirflowFailException` for a request that can never be granted, `AirflowException` for an error that
     may pass.
@@ -98,6 +109,13 @@ def submit(manager: Manager, demand: Demand, identity: TaskIdentity) -> Submissi
     try:
         try:
             status = manager.submit(demand)
+        except PriorityError as error:
+            if not is_weight:
+                raise
+            logger.warning("priority_weight %d is cut to %d: %s", demand.priority, error.most, error)
+            return submit(
+                manager, demand.model_copy(update={"priority": error.most, "owner": owner}), identity
+            )
         except (DuplicateTaskError, ServiceError) as error:
             if isinstance(error, ServiceError) and error.status != 409:
                 raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from resource_manager.core.models import MAX_PRIORITY
+from resource_manager.core.models import USER_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ClusterSettings:
     price_high: float | None = None
     min_gpus: int | None = None
     max_gpus: int | None = None
-    max_priority: int = MAX_PRIORITY
+    max_priority: int = USER_PRIORITY
     lease_ttl_s: float = 86_400.0
     maintenance_guard_s: float = 28_800.0
     confirmation_window_s: float = 60.0

@@ -16,6 +16,9 @@ MILLI_PER_GPU = 1000
 MAX_PRIORITY = 2**31 - 1
 """Upper bound of Airflow's `priority_weight`; every queue order computes with it exactly."""
 
+USER_PRIORITY = 1000
+"""Highest priority that a request may state, unless the cluster says otherwise or an operator asks."""
+
 GANG_PORTS = (29500, 29999)
 """First and last port at which the members of a gang meet on a server whose inventory names none."""
 

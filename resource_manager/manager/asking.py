@@ -29,10 +29,11 @@ Step = Callable[[ClusterState, float], list[Change]]
 class Asking:
     """A caller, and the changes that were made because of what they asked for, while they ask."""
 
-    __slots__ = ("by", "changes", "entries")
+    __slots__ = ("by", "changes", "entries", "is_operator")
 
-    def __init__(self, by: str) -> None:
+    def __init__(self, by: str, *, is_operator: bool = False) -> None:
         self.by = by
+        self.is_operator = is_operator
         self.changes: list[Change] = []
         self.entries: dict[str, Named] = {}
         """Leases and pending requests before the changes of them, by id: their names stay known."""
@@ -59,12 +60,13 @@ _asking: ContextVar[Asking | None] = ContextVar("gpu_manager_asking", default=No
 
 
 @contextmanager
-def asked_by(by: str) -> Iterator[Asking]:
+def asked_by(by: str, *, is_operator: bool = False) -> Iterator[Asking]:
     """Ask for everything inside, in this thread or task, in the name of `by`; empty: nobody asks.
 
-    It goes before the manager's own name. Raises `InvalidRequestError` for a name that cannot be shown.
+    Operators may state any priority. The name goes before the manager's own name. Raises
+    `InvalidRequestError` for a name that cannot be shown.
     """
-    token = _asking.set(Asking(checked_by(by)))
+    token = _asking.set(Asking(checked_by(by), is_operator=is_operator))
     try:
         yield _asking.get()  # type: ignore[misc]
     finally:

@@ -42,7 +42,7 @@ from resource_manager.errors import (
 )
 from resource_manager.manager import maintenance, repeats, serializers, teams
 from resource_manager.manager.arguments import ORIGINAL_NAMES, DemandArguments, DemandOptions, Dumpable
-from resource_manager.manager.asking import Step, checked_by, this_user
+from resource_manager.manager.asking import Step, asking, checked_by, this_user
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan, revision_of
 from resource_manager.manager.cluster_file.reading import load_inventory
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm, settings_of
@@ -678,8 +678,8 @@ class GPUResourceManager:
         **options: Unpack[DemandArguments],
     ) -> Explanation:
         """Explain if and where the request would be granted now, or why not and when; changes nothing."""
-        request = self.build_request(lease_id, gpus, cpus, prefer_server, **options)
-        return self._commits.read(lambda cluster, now: self.explanation_in(cluster, now, request))
+        request = self.build_request(lease_id, gpus, cpus, prefer_server, any_priority=True, **options)
+        return self._queue.look(lambda cluster, now: self._explanation_in(cluster, now, request))
 
     def explain_named(self, name: str) -> Explanation:
         """Explain why the pending request of that name waits, and when it should start.
@@ -928,11 +928,14 @@ class GPUResourceManager:
         prefer_server: int | str | None = None,
         **options: Unpack[DemandArguments],
     ) -> Request:
-        """Return the request of a `Demand`, or of its fields, on the replica's servers."""
+        """Return the request of a `Demand`, or of its fields, on the replica's servers.
+
+        With `any_priority` also one that only an operator may make.
+        """
         demand = Demand.of(lease_id, gpus, cpus, prefer_server, **options)
 
         def build(cluster: ClusterState, now: float) -> Request:
-            return build_request(demand, cluster)
+            return build_request(demand, cluster, is_operator=is_operator)
 
         try:
             return self._commits.peek_replica(build)
@@ -953,10 +956,14 @@ class GPUResourceManager:
     ) -> list[T | Refusal]:
         def step(cluster: ClusterState, now: float) -> list[Change]:
             fresh = [request for request in requests if not is_repeat(cluster, request)]
+        *,
+        any_priority: bool = False,
             if len({request.lease_id for request in fresh}) != len(fresh):
                 raise InvalidRequestError("a batch must not have a lease id twice", field="lease_id")
             return (
                 allocator.allocate_in_order(cluster, fresh, *self._commits.rules(cluster), now)
+        who = asking()
+        is_operator = any_priority or (who is not None and who.is_operator)
                 if fresh
                 else []
             )

@@ -10,7 +10,13 @@ from typing import Any
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_names
 from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, Request, Spread, Utility
-from resource_manager.errors import DuplicateTaskError, InvalidRequestError, NoServersError, UnknownNodeError
+from resource_manager.errors import (
+    DuplicateTaskError,
+    InvalidRequestError,
+    NoServersError,
+    PriorityError,
+    UnknownNodeError,
+)
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.demand import Demand
 from resource_manager.scheduling import allocator
@@ -34,10 +40,11 @@ REQUEST_NAMES = {
 """Names of a `Request` -> those of a `Demand`."""
 
 
-def build_request(demand: Demand, cluster: ClusterState) -> Request:
+def build_request(demand: Demand, cluster: ClusterState, *, is_operator: bool = False) -> Request:
     """Return the request of this demand on these servers; raises `InvalidRequestError` (a `ValueError`).
 
-    `gpus` must be in `gpu_range`, or 1 with a GPU fraction; `cpus` at most those of the largest server.
+    The priority of an operator's is free; others have a `PriorityError` above `max_priority`. `gpus`
+    must be in `gpu_range`, or 1 with a GPU fraction; `cpus` at most those of the largest server.
     """
     if not cluster.nodes:
         raise NoServersError
@@ -45,12 +52,8 @@ def build_request(demand: Demand, cluster: ClusterState) -> Request:
     try:
         if demand.gpu_milli == MILLI_PER_GPU:
             _check_gpus(cluster, demand.gpus)
-        if demand.priority > settings.max_priority:
-            raise InvalidRequestError(
-                f"priority must be at most {settings.max_priority} (max_priority of the cluster), "
-                f"got {demand.priority}",
-                field="priority",
-            )
+        if not is_operator:
+            _check_priority(cluster, demand)
         most_cpus = cluster.largest.get("cpus", 0)
         if not 1 <= demand.cpus <= most_cpus:
             raise InvalidRequestError(
@@ -148,6 +151,17 @@ def _check_gpus(cluster: ClusterState, gpus: int) -> None:
     if least == most:
         raise InvalidRequestError(f"gpus must be {least}, got {gpus} ({why})", field="gpus")
     raise InvalidRequestError(f"gpus must be between {least} and {most} ({why}), got {gpus}", field="gpus")
+
+
+def _check_priority(cluster: ClusterState, demand: Demand) -> None:
+    team = next((team for team in cluster.teams.teams if team.name == demand.team), None)
+    most, whose = cluster.settings.max_priority, "the cluster"
+    if team is not None and team.max_priority is not None:
+        most, whose = team.max_priority, f"team {team.name}"
+    if demand.priority > most:
+        raise PriorityError(
+            most, f"priority must be at most {most} (max_priority of {whose}), got {demand.priority}"
+        )
 
 
 def _is_plain(request: Request) -> bool:

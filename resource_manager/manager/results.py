@@ -226,6 +226,7 @@ class TeamView(TypedDict):
     min_runtime_s: float | None
     idle_below: float | None
     idle_after_s: float | None
+    max_priority: int | None
     allocated: Amount
     borrowed: Amount
     allocated_by_type: dict[str, Amount]

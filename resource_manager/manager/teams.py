@@ -108,6 +108,7 @@ def _view(account: Account, waiting: int, asked: int) -> TeamView:
         "min_runtime_s": team.min_runtime_s,
         "idle_below": team.idle_below,
         "idle_after_s": team.idle_after_s,
+        "max_priority": team.max_priority,
         "allocated": _gpus(account.allocated),
         "borrowed": _gpus(max(account.allocated - account.guaranteed, 0)),
         "allocated_by_type": {name: _gpus(milli) for name, milli in account.by_type.items() if milli},

@@ -30,6 +30,7 @@ from resource_manager.errors import (
     NeverFitsError,
     NotPreemptibleError,
     ResourceManagerError,
+    PriorityError,
     UnknownNodeError,
     redact,
 )
@@ -522,3 +523,5 @@ def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> Resou
         error = ServiceError(status, "")
     error.args = (str(problem.get("detail") or problem),)
     return error
+    elif isinstance(most := problem.get("max_priority"), int):
+        error = PriorityError(most)

@@ -35,6 +35,7 @@ from resource_manager.errors import (
     NotPreemptibleError,
     OtherOwnerError,
     ResourceManagerError,
+    PriorityError,
     ServerInUseError,
     StaleStateError,
     StateUnconfirmedError,
@@ -176,6 +177,9 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
         case InvalidRequestError():
             errors = [{"field": error.field or "", "message": shortened(detail)}]
             refused = RefusalKind.NEVER_FITS if isinstance(error, NeverFitsError) else None
+        case PriorityError():
+            errors = [{"field": error.field or "", "message": shortened(detail)}]
+            return ProblemError(400, detail, errors=errors, max_priority=error.most)
             return ProblemError(400, detail, refused=refused, errors=errors)
         case LeaseNotFoundError():
             return ProblemError(

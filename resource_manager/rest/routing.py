@@ -92,7 +92,10 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
         identity = admit(service, route.role)
         if identity is not None and route.changes:
             auth.check_csrf(service.secret, identity, flask.request)
-        with asked_by(as_caller(identity.name) if identity else "") as flask.g.asking:
+        turn = service.limits.running(flask.g.counted_as) if _is_named(service, identity) else nullcontext()
+        is_operator = identity is not None and identity.is_operator
+        name = as_caller(identity.name) if identity else ""
+        with turn, asked_by(name, is_operator=is_operator) as flask.g.asking:
             return carry_out(service, identity, path)
 
     def carry_out(service: Service, identity: Identity | None, path: dict[str, Any]) -> flask.Response:

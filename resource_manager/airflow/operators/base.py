@@ -38,7 +38,7 @@ class GPUOperator(BaseOperator):
     separated by commas and pairs are `NAME=VALUE`; durations are seconds, texts such as `2h`
     or `timedelta`. What differs here:
 
-    :param priority: the task's `priority_weight` if None.
+    :param priority: the task's `priority_weight` if None, cut to the highest that the cluster allows.
     :param team: if None, Airflow's team of the DAG, else the task's pool.
     :param expected_runtime: if None, the runtimes of earlier runs of the task are used.
     :param quarantine: True if None.
@@ -99,7 +99,8 @@ class GPUOperator(BaseOperator):
         instead["ttl"] = self._ttl
         demand = demand_of(self, context, identity.lease_id, **instead)
         demand = demand.model_copy(update={"labels": {**demand.labels, **identity.labels, **labels}})
-        status = submit(manager, demand, identity)
+        is_weight = given_value(self.priority) is None
+        status = submit(manager, demand, identity, is_weight=is_weight)
         self.log.info("GPU console: %s", console_url(identity.lease_id))
         if status["state"] == "WAITING":
             self.log.info("%s", describe_waiting(status))

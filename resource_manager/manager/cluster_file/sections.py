@@ -70,7 +70,7 @@ class ClusterSection(BaseModel):
         default=DEFAULTS.max_priority,
         ge=0,
         le=MAX_PRIORITY,
-        description="Highest priority a request may state.",
+        description="Highest priority a request may state, unless its team has another or an operator asks.",
     )
     lease_ttl: Seconds = Field(
         default=DEFAULTS.lease_ttl_s,

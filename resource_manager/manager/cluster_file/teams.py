@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from resource_manager.core.models import Amount
+from resource_manager.core.models import MAX_PRIORITY, Amount
 from resource_manager.core.teams import (
     FILE_NAMES,
     HALF_LIFE_S,
@@ -54,6 +54,9 @@ class TeamTable(BaseModel):
     )
     idle_after: Annotated[Duration, Field(gt=0)] | None = Field(
         default=None, description="Time for which the team's leases may be idle without a warning."
+    )
+    max_priority: Annotated[int, Field(strict=True, ge=0, le=MAX_PRIORITY)] | None = Field(
+        default=None, description="Highest priority that the team's requests may state."
     )
 
     def team(self, name: str) -> Team:

@@ -8,6 +8,5 @@ from resource_manager.rest.service import Service
 
 
 def what_if(service: Service, demand: Demand) -> Explanation:
-    """Return the manager's explanation of a request, on the service's own replica of the state."""
-    request = service.manager.build_request(demand)
-    return service.watch.look(lambda cluster, now: service.manager.explanation_in(cluster, now, request))
+    """Return the manager's explanation of a request."""
+    return service.manager.explain(demand)
