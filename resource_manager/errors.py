@@ -172,6 +172,16 @@ class IdempotencyKeyError(ResourceManagerError):
     """An idempotency key that another request has used."""
 
 
+class KeysFullError(ResourceManagerError):
+    """A request under an idempotency key whose caller has the most of them kept already."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"{most:,} idempotency keys of yours are kept, each for a day, the most for one caller: "
+            "try again later, or leave the key out"
+        )
+
+
 class AlreadyDoneError(ResourceManagerError):
     """A request that was carried out before, under the same idempotency key, and whose lease has ended."""
 

@@ -504,7 +504,6 @@ class GPUResourceManager:
                 cluster, lease_id, places, now, fencing_token=fencing_token, owner=owner
             ),
             view,
-            once=repeats.of_reading(once, view),
         )
 
     def preempt(

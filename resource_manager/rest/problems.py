@@ -28,14 +28,15 @@ from resource_manager.errors import (
     IdempotencyKeyError,
     InvalidRequestError,
     JobPlacedError,
+    KeysFullError,
     LeaseNotFoundError,
     LockTimeoutError,
     NeverFitsError,
     NoServersError,
     NotPreemptibleError,
     OtherOwnerError,
-    ResourceManagerError,
     PriorityError,
+    ResourceManagerError,
     ServerInUseError,
     StaleStateError,
     StateUnconfirmedError,
@@ -172,14 +173,16 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             return ProblemError(409, detail, kind=NOT_PREEMPTIBLE)
         case IdempotencyKeyError():
             return ProblemError(422, detail)
+        case KeysFullError():
+            return ProblemError(429, detail, headers={"Retry-After": "60"})
         case OtherOwnerError():
             return ProblemError(403, detail)
-        case InvalidRequestError():
-            errors = [{"field": error.field or "", "message": shortened(detail)}]
-            refused = RefusalKind.NEVER_FITS if isinstance(error, NeverFitsError) else None
         case PriorityError():
             errors = [{"field": error.field or "", "message": shortened(detail)}]
             return ProblemError(400, detail, errors=errors, max_priority=error.most)
+        case InvalidRequestError():
+            errors = [{"field": error.field or "", "message": shortened(detail)}]
+            refused = RefusalKind.NEVER_FITS if isinstance(error, NeverFitsError) else None
             return ProblemError(400, detail, refused=refused, errors=errors)
         case LeaseNotFoundError():
             return ProblemError(

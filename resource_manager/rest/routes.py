@@ -162,6 +162,7 @@ def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | 
     lease_id, token = _meant(service, body.task_id, body.fencing_token, pending=False, exact=body.exact)
     if body.job_end is JobEnd.GONE and not caller.is_operator:
         raise ProblemError(403, "job_end gone is an operator's word that nothing runs there any more")
+    once = _needed(once, body.fencing_token)
     if body.ranks is None or body.fencing_token is None:
         result = service.manager.release(
             lease_id,
@@ -202,7 +203,7 @@ def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | 
 def place(service: Service, caller: Identity, body: PlaceBody, once: Once | None = None) -> Any:
     places = [JobPlace(**place.model_dump()) for place in body.places]
     return service.manager.place_job(
-        body.task_id, places, fencing_token=body.fencing_token, owner=owner_required(caller), once=once
+        body.task_id, places, fencing_token=body.fencing_token, owner=owner_required(caller)
     )
 
 
@@ -223,7 +224,7 @@ def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None
         fencing_token=token,
         owner=owner_required(caller),
         checkpoint_at=body.checkpoint_at,
-        once=once,
+        once=_needed(once, body.fencing_token),
     )
 
 
@@ -671,6 +672,11 @@ def _meant(
 
 def _server(change: Callable[[], T]) -> T:
     try:
+def _needed(once: Once | None, fencing_token: int | None) -> Once | None:
+    """Return the idempotency key unless a fencing token is given, with which no repeat acts twice."""
+    return once if fencing_token is None else None
+
+
         return change()
     except UnknownNodeError as error:
         raise ProblemError(404, str(error), kind=UNKNOWN_SERVER, server=error.node) from error

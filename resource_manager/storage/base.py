@@ -57,7 +57,10 @@ class Store(Protocol):
         """Write the first state; return False, changing nothing, if there is one."""
 
     def recall(self, once: Once) -> str | None:
-        """Return the reference kept with that idempotency key; raises `IdempotencyKeyError`."""
+        """Return the reference kept with that idempotency key; raises `IdempotencyKeyError`.
+
+        Raises `KeysFullError` for a new key of a caller who has `MAX_KEYS`.
+        """
 
     def replace(
         self,

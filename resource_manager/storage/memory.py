@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.errors import (
+    KeysFullError,
     LockedError,
     RepeatedError,
     StaleStateError,
@@ -45,7 +45,7 @@ class MemoryStore:
         self._changes: list[Change] = []
         self._reports = MemoryReports(self._clock)
         self._moved_to = ""
-        self._once: dict[str, OrderedDict[str, tuple[float, str]]] = {}
+        self._once: dict[str, dict[str, tuple[float, str]]] = {}
 
     def now(self) -> float:
         return self._clock()
@@ -106,6 +106,8 @@ class MemoryStore:
     def recall(self, once: Once) -> str | None:
         with self._mutex:
             stored = self._kept(once)
+            if stored is None and len(self._once.get(once.caller, ())) >= MAX_KEYS:
+                raise KeysFullError(MAX_KEYS)
         return None if stored is None else once.reference_in(stored)
 
     def replace(
@@ -170,9 +172,10 @@ class MemoryStore:
             raise StoreMovedError("the memory store", self._moved_to)
 
     def _kept(self, once: Once) -> str | None:
-        kept = self._once.get(once.caller)
-        until, stored = kept.get(once.key, (-math.inf, "")) if kept else (-math.inf, "")
-        return stored if until > self._clock() else None
+        kept = self._once.get(once.caller, {})
+        while kept and next(iter(kept.values()))[0] <= self._clock():
+            del kept[next(iter(kept))]
+        return kept[once.key][1] if once.key in kept else None
 
     def _keep(self, once: Sequence[tuple[Once, str]]) -> None:
         """Keep all keys, or raise `RepeatedError` and keep none."""
@@ -180,11 +183,8 @@ class MemoryStore:
             if (stored := self._kept(key)) is not None:
                 raise RepeatedError(key, stored)
         for key, reference in once:
-            keys = self._once.setdefault(key.caller, OrderedDict())
-            keys.pop(key.key, None)
+            keys = self._once.setdefault(key.caller, {})
             keys[key.key] = (self._clock() + KEEP_S, key.stored(reference))
-            if len(keys) > MAX_KEYS:
-                keys.popitem(last=False)
 
     def _version(self) -> int | None:
         return None if self._base is None else self._base.version + len(self._changes)

@@ -9,8 +9,8 @@ from resource_manager.errors import IdempotencyKeyError
 KEEP_S = 24 * 3600
 """Seconds for which a key is known; a change sent again later is a new one."""
 
-MAX_KEYS = 2000
-"""Keys kept for one caller; more push out the caller's oldest, never another's."""
+MAX_KEYS = 100_000
+"""Keys kept for one caller, about: a call with another is refused, as none is forgotten before its time."""
 
 
 class Once:
@@ -27,6 +27,12 @@ class Once:
         self.key = digest(key)
         self.fingerprint = fingerprint
         self.repeated = False
+
+    def part(self, start: int) -> Once:
+        """Return the key of a part of the change that is made by itself: the items from `start`."""
+        part = Once("", "", self.fingerprint)
+        part.caller, part.key = self.caller, digest(f"{self.key} {start}")
+        return part
 
     def stored(self, reference: str) -> str:
         """Return the text that a store keeps under the key."""

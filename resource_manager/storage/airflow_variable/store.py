@@ -21,6 +21,7 @@ from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.errors import (
     CorruptStateError,
+    KeysFullError,
     LockedError,
     LockError,
     LockTimeoutError,
@@ -152,6 +153,8 @@ class VariableStore:
     def recall(self, once: Once) -> str | None:
         stored = self._read(self._text())
         text = None if stored is None else self._kept(stored, once)
+        if stored is not None and text is None and len(self._live(stored)) >= KEYS_KEPT:
+            raise KeysFullError(KEYS_KEPT)
         return None if text is None else once.reference_in(text)
 
     def replace(
@@ -260,7 +263,10 @@ class VariableStore:
                     raise RepeatedError(key, text)
         until = self.now() + KEEP_S
         added = tuple((key.caller, key.key, key.stored(reference), until) for key, reference in once)
-        return (*(() if stored is None else stored.once), *added)[-KEYS_KEPT:]
+        return (*(() if stored is None else self._live(stored)), *added)
+
+    def _live(self, stored: Document) -> tuple[tuple[str, str, str, float], ...]:
+        return tuple(key for key in stored.once if key[3] > self.now())
 
     def _remembered_version(self) -> int | None:
         with self._client.reporting():

@@ -23,6 +23,7 @@ from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Lease
 from resource_manager.errors import (
     CorruptStateError,
+    KeysFullError,
     LockedError,
     RepeatedError,
     StaleStateError,
@@ -162,7 +163,6 @@ class RedisStore:
             inventory,
             HANDOFF_MS,
             KEEP_S,
-            MAX_KEYS,
             len(once),
             *(key.stored(reference) for key, reference in once),
             *operations,
@@ -181,7 +181,11 @@ class RedisStore:
 
     def recall(self, once: Once) -> str | None:
         with self._client.reporting():
-            [stored] = self._client.ask(("GET", self._once_keys([(once, "")])[0]))
+            key, names = self._once_keys([(once, "")])
+            since = int((self.now() - KEEP_S) * 1e6)
+            stored, count = self._client.ask(("GET", key), ("ZCOUNT", names, since, "+inf"))
+        if stored is None and int(count) >= MAX_KEYS:
+            raise KeysFullError(MAX_KEYS)
         return None if stored is None else once.reference_in(stored.decode(errors="replace"))
 
     def replace(
@@ -314,7 +318,6 @@ class RedisStore:
             snapshot.last_node or "",
             layout.inventory_to_json(snapshot),
             KEEP_S,
-            MAX_KEYS,
             len(once),
             *(key.stored(reference) for key, reference in once),
             *layout.parts_of(snapshot),

@@ -10,7 +10,6 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Node
 from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import snapshot_from_dict, snapshot_to_dict
-from resource_manager.storage.once import MAX_KEYS
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
 
@@ -100,32 +99,10 @@ class Snapshots:
                     connection,
                     f"DELETE FROM {{{table}}} WHERE namespace = :namespace AND expires_at <= {{now}}",
                 )
-            self._drop_oldest_keys(connection)
             return True
 
         if self._database.write(work) and inventory:
             self._inventory = snapshot.version, snapshot.nodes
-
-    def _drop_oldest_keys(self, connection: Connection) -> None:
-        callers = self._database.execute(
-            connection,
-            "SELECT caller FROM {once} WHERE namespace = :namespace GROUP BY caller HAVING count(*) > :most",
-            most=MAX_KEYS,
-        )
-        for (caller,) in callers.fetchall():
-            newest_dropped = self._database.execute(
-                connection,
-                "SELECT expires_at FROM {once} WHERE namespace = :namespace AND caller = :caller "
-                "ORDER BY expires_at DESC LIMIT 1 OFFSET :most",
-                caller=caller,
-                most=MAX_KEYS,
-            ).fetchone()[0]
-            self._database.execute(
-                connection,
-                "DELETE FROM {once} WHERE namespace = :namespace AND caller = :caller AND expires_at <= :end",
-                caller=caller,
-                end=newest_dropped,
-            )
 
 
 def _snapshot(text: str) -> Snapshot:

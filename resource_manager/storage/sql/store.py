@@ -20,6 +20,7 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.errors import (
     CorruptStateError,
+    KeysFullError,
     LockedError,
     RepeatedError,
     StaleStateError,
@@ -36,7 +37,7 @@ from resource_manager.storage.codec import (
     check_format,
 )
 from resource_manager.storage.locks import Lock
-from resource_manager.storage.once import KEEP_S, Once
+from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import NO_LOCK, Commit, Connection
 from resource_manager.storage.sql.lock import SqlLock, heir_in, make_room
@@ -57,6 +58,9 @@ JUMP = 2**20
 
 SEQUENCE_JUMP = 8192
 """The same for the number in the order of arrival: short, since short ids are used up by it."""
+
+COUNT_KEYS_S = 60.0
+"""Time between two counts of the idempotency keys of one caller."""
 
 
 class StateRow(NamedTuple):
@@ -117,6 +121,7 @@ class SqlStore:
     ) -> None:
         self.database = database
         self._snapshots = Snapshots(database, history_length)
+        self._full: dict[str, tuple[float, bool]] = {}
         self._confirmation_window_s = ClusterSettings().confirmation_window_s
         self._incarnation = ""
         self._clock = ServerClock(database.time)
@@ -227,6 +232,8 @@ class SqlStore:
 
     def recall(self, once: Once) -> str | None:
         kept = self.database.run(lambda connection: self._kept(connection, once))
+        if kept is None and self._has_all_keys(once.caller):
+            raise KeysFullError(MAX_KEYS)
         return None if kept is None else once.reference_in(kept)
 
     def replace(
@@ -396,6 +403,22 @@ class SqlStore:
             name=key.key,
         ).fetchone()
         return None if row is None else str(row[0])
+
+    def _has_all_keys(self, caller: str) -> bool:
+        """Return whether the caller had `MAX_KEYS` when they were counted, at most `COUNT_KEYS_S` ago."""
+        counted_at, is_full = self._full.get(caller, (-math.inf, False))
+        if time.monotonic() - counted_at > COUNT_KEYS_S:
+            row = self.database.run(
+                lambda connection: self.database.execute(
+                    connection,
+                    "SELECT count(*) FROM {once} WHERE namespace = :namespace AND caller = :caller "
+                    "AND expires_at > {now}",
+                    caller=caller,
+                ).fetchone()
+            )
+            is_full = int(row[0]) >= MAX_KEYS
+            self._full[caller] = time.monotonic(), is_full
+        return is_full
 
     def _keep(self, connection: Connection, key: Once, reference: str) -> None:
         names = {"caller": key.caller, "name": key.key}

@@ -12,7 +12,7 @@ local meta, inventory, leases, renewals, quarantined, pending, drained, changes,
   KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
-local begin = 19 + tonumber(ARGV[18])
+local begin = 18 + tonumber(ARGV[17])
 
 local status, version, detail, moved_to, sequence = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
 if status ~= 'ok' then

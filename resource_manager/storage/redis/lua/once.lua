@@ -1,9 +1,9 @@
 -- Idempotency keys. KEYS from 15 on: for each, the key of what is kept, and of the names of all that is kept for
--- its caller, by age. ARGV from `at` on: seconds to keep it, most of one caller, number of keys, what to keep.
+-- its caller, by age. ARGV from `at` on: seconds to keep it, number of keys, what to keep.
 
 -- Return the number of the first key that is known and what is kept under it, or nil.
 local function find_once(at)
-  for i = 1, tonumber(ARGV[at + 2]) do
+  for i = 1, tonumber(ARGV[at + 1]) do
     local kept = redis.call('GET', KEYS[13 + 2 * i])
     if kept then
       return tostring(i), kept
@@ -11,17 +11,14 @@ local function find_once(at)
   end
 end
 
--- Keep them all; what is beyond the most of one caller goes, the oldest first.
+-- Keep them all.
 local function keep_once(at, time)
   local now = time[1] * 1000000 + time[2]
-  for i = 1, tonumber(ARGV[at + 2]) do
+  for i = 1, tonumber(ARGV[at + 1]) do
     local key, names = KEYS[13 + 2 * i], KEYS[14 + 2 * i]
-    redis.call('SET', key, ARGV[at + 2 + i], 'EX', ARGV[at])
+    redis.call('SET', key, ARGV[at + 1 + i], 'EX', ARGV[at])
     redis.call('ZREMRANGEBYSCORE', names, '-inf', now - ARGV[at] * 1000000)
     redis.call('ZADD', names, now, key)
     redis.call('EXPIRE', names, ARGV[at])
-    for _ = 1, redis.call('ZCARD', names) - tonumber(ARGV[at + 1]) do
-      redis.call('DEL', redis.call('ZPOPMIN', names)[1])
-    end
   end
 end

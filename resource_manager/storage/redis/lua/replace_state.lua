@@ -47,7 +47,7 @@ if operator_reset then
 end
 redis.call('SET', inventory, ARGV[8])
 keep_once(9, time)
-for i = 12 + tonumber(ARGV[11]), #ARGV, 3 do
+for i = 11 + tonumber(ARGV[10]), #ARGV, 3 do
   redis.call('HSET', parts[ARGV[i]], ARGV[i + 1], ARGV[i + 2])
 end
 return {'ok', time[1], time[2], version, '', incarnation}
