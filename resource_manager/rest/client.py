@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -29,13 +30,14 @@ from resource_manager.errors import (
     LeaseNotFoundError,
     NeverFitsError,
     NotPreemptibleError,
-    ResourceManagerError,
     PriorityError,
+    ResourceManagerError,
     UnknownNodeError,
     redact,
 )
 from resource_manager.manager.arguments import DemandArguments, DemandOptions, Dumpable, arguments_of
 from resource_manager.manager.serializers import name_in_words
+from resource_manager.rest.answers import answer_of, harmless, mismatch
 
 if TYPE_CHECKING:
     from resource_manager.agent.use import ServerUse
@@ -64,6 +66,9 @@ TIMEOUT_S = 70.0
 """Timeout of a request, longer than the manager's wait for its lock."""
 
 RETRY_S = 0.1
+BUSY_S = 10.0
+"""Time for which a call that is one too many is sent again."""
+
 PAGE = 1000
 
 EXACT: dict[str, Any] = {"exact": True}
@@ -435,15 +440,25 @@ class ServiceClient:
         return self._call("POST", path, json={key: value for key, value in body.items() if value is not None})
 
     def _answer(self, method: str, path: str, **content: Any) -> httpx.Response:
-        """Return the response; try again where the connection is refused, as while a service starts."""
-        deadline = time.monotonic() + self._connect_timeout_s
+        """Return the response; try again where the connection is refused, as while a service starts.
+
+        So too, for `BUSY_S`, where the service refuses the call as one too many of its caller's at once.
+        """
+        began = time.monotonic()
         while True:
+            pause_s = RETRY_S
             try:
-                return self._http.request(method, path, **content)
+                response = self._http.request(method, path, **content)
+                wait_s = response.headers.get("Retry-After", "")
+                if response.status_code != 429 or not wait_s.isdecimal():
+                    return response
+                pause_s = min(float(wait_s), BUSY_S) * (0.5 + random.random())  # spreads callers
+                if time.monotonic() + pause_s >= began + BUSY_S:
+                    return response
             except httpx.ConnectError as error:
-                if not _is_refused(error) or time.monotonic() >= deadline:
+                if not _is_refused(error) or time.monotonic() >= began + self._connect_timeout_s:
                     raise
-            time.sleep(RETRY_S)
+            time.sleep(pause_s)
 
     def _call(self, method: str, path: str, **content: Any) -> Any:
         try:
@@ -455,17 +470,21 @@ class ServiceClient:
         except (TypeError, ValueError) as error:
             raise InvalidRequestError(f"cannot be sent to a service: {error}") from error
         try:
-            answer = response.json()
-        except ValueError:
+            answer = harmless(response.json())
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             raise ServiceUnavailableError(
                 response.status_code,
                 f"{self.url} is not a GPU manager: {method} {path} gave {response.status_code}",
             )
-        if response.is_success:
-            return answer
-        raise _error(response.status_code, answer, response.headers.get("Retry-After", ""))
+        if not response.is_success:
+            raise _error(response.status_code, answer, response.headers.get("Retry-After", ""))
+        if wrong := mismatch(answer, answer_of(method, path)):
+            raise ServiceUnavailableError(
+                502, f"{self.url} gave another answer to {method} {path} than a GPU manager of ours: {wrong}"
+            )
+        return answer
 
 
 def _is_refused(error: BaseException | None) -> bool:
@@ -515,6 +534,8 @@ def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> Resou
         error = LeaseNotFoundError(problem.get("task_id", ""), problem.get("fencing_token"))
     elif problem.get("kind") == RefusalKind.NEVER_FITS:
         error = NeverFitsError("", field=field)
+    elif isinstance(most := problem.get("max_priority"), int):
+        error = PriorityError(most)
     elif status in (400, 413, 415, 422):
         error = InvalidRequestError("", field=field)
     elif status >= 500:
@@ -523,5 +544,3 @@ def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> Resou
         error = ServiceError(status, "")
     error.args = (str(problem.get("detail") or problem),)
     return error
-    elif isinstance(most := problem.get("max_priority"), int):
-        error = PriorityError(most)
