@@ -59,6 +59,7 @@ from resource_manager.manager.requests import (
     is_repeat,
     server_name,
 )
+from resource_manager.manager.queue_view import QueueView, for_a_while
 from resource_manager.manager.results import (
     Allocation,
     ClusterDiff,
@@ -144,6 +145,7 @@ class GPUResourceManager:
         cls,
         url: str,
         *,
+        self._queue = QueueView(self.store, self._queue_in)
         inventory: Iterable[Node] | str | Path | None = None,
         observer: Observer | None = None,
         by: str | None = None,
@@ -619,47 +621,43 @@ class GPUResourceManager:
     def queue(self, *, estimated: bool = True) -> list[QueueEntry]:
         """Return every pending request in queue order, with position, `kind` and `reason` of the wait.
 
-        `estimated` adds `estimated_start`, which costs more than all the rest.
+        `estimated` adds `estimated_start`, which costs more than all the rest. Who asks for the same is given
+        the same, of a long queue for some seconds.
         """
-        return self._commits.read(lambda cluster, now: self.queue_in(cluster, now, estimated=estimated))
+        if estimated:
+            return self._queue.entries()
+        return self._commits.read(lambda cluster, now: self._queue_in(cluster, now, estimated=False))
 
     def expected_starts(self) -> dict[str, ExpectedStart]:
         """Return the expected start of each pending request, as `estimated_start` of the queue."""
-        return self._commits.read(
-            lambda cluster, now: {
-                lease_id: serializers.estimate(start)
-                for lease_id, start in self.starts_in(cluster, now).items()
-            }
-        )
+        return {entry["task_id"]: entry["estimated_start"] for entry in self._queue.entries()}
 
-    def queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[QueueEntry]:
-        """Return the `queue` of the caller's state, which is not changed."""
+    def _queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[QueueEntry]:
         if cluster.pending and self.order(cluster).learns:
             self._commits.catch_up(cluster)
         rules = self._commits.rules(cluster)
         entries = serializers.queue(cluster, *rules, now, self._suspension(cluster, now))
         if estimated and entries:
-            starts = self.starts_in(cluster, now)
+            starts = self._starts_in(cluster, now)
             for entry in entries:
                 entry["estimated_start"] = serializers.estimate(starts[entry["task_id"]])
         return entries
 
-    def starts_in(self, cluster: ClusterState, now: float, *extra: Request) -> dict[str, Start]:
+    def _starts_in(self, cluster: ClusterState, now: float, *extra: Request) -> dict[str, Start]:
         """Return the expected starts in the caller's state, and of extra requests as if they were queued."""
         self._commits.catch_up(cluster)
         resumes_at = now + max(self._commits.resumes_in_s(now), 0.0)
         policy, order = self._commits.usual_policy(cluster), self.order(cluster)
-        return estimate_starts(cluster, policy, order, resumes_at, extra)
+        return estimate_starts(cluster, policy, order, resumes_at, extra, for_a_while())
 
-    def explanation_in(self, cluster: ClusterState, now: float, request: Request) -> Explanation:
-        """Return the `explain` of the caller's state."""
+    def _explanation_in(self, cluster: ClusterState, now: float, request: Request) -> Explanation:
         suspension = self._suspension(cluster, now)
         policy, order = self._commits.rules(cluster)
         policy = policy if suspension is None else nothing_fits
         answer = serializers.explanation(cluster, request, policy, order, now, suspension)
         if answer["could_ever_fit"] and answer["kind"] is not None:
             extra = () if request.lease_id in cluster.pending else (request,)
-            start = self.starts_in(cluster, now, *extra)[request.lease_id]
+            start = self._starts_in(cluster, now, *extra)[request.lease_id]
             answer["estimated_start"] = serializers.estimate(start)
         return answer
 
@@ -688,9 +686,9 @@ class GPUResourceManager:
         """
 
         def view(cluster: ClusterState, now: float) -> Explanation:
-            return self.explanation_in(cluster, now, find(cluster, name).request)
+            return self._explanation_in(cluster, now, find(cluster, name).request)
 
-        return self._commits.read(view)
+        return self._queue.look(view)
 
     def history(self, after: int = 0, limit: int = 1000, *, by: str = "", what: str = "") -> list[Recorded]:
         """Return the changes after version `after`, oldest first: `version` and the change's own keys.

@@ -552,7 +552,7 @@ def task(service: Service, caller: Identity, query: TaskQuery) -> Any:
     tags=("queue",),
 )
 def queue(service: Service, caller: Identity, query: PageQuery) -> Any:
-    entries = service.watch.look(service.manager.queue_in)
+    entries = service.manager.queue()
     end = query.after + query.limit
     page = entries[query.after : end]
     return {"items": page, "next": end if end < len(entries) else None, "total": len(entries)}

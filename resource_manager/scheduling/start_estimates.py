@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -29,6 +29,8 @@ CLEANING_S = 1.0
 
 NOT_WORTH_IT = "it is unknown when its utility will exceed its price"
 
+NOT_ESTIMATED = "not estimated: the queue is too long for it"
+
 TOO_FAR = f"more than {MAX_STEPS} leases end before it"
 
 OVERDUE_FRACTION = 0.1
@@ -46,6 +48,7 @@ class Start:
 
 
 UNKNOWN = Start(None, None, Confidence.POOR)
+LATER = Start(None, None, Confidence.POOR, NOT_ESTIMATED)
 
 
 def estimate_starts(
@@ -54,16 +57,18 @@ def estimate_starts(
     order: QueueDiscipline,
     now: float,
     extra: Iterable[Request] = (),
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> dict[str, Start]:
     """Estimate the start of every pending request, and of `extra` ones as if they were queued now.
 
     A lease is assumed to end when its runtime by `order.runtime_of` is over, and never if its runtime is
-    unknown: its TTL is renewed while the job runs and tells nothing about its end. The cluster is left
-    unchanged. Times are seconds of the store's clock.
+    unknown: its TTL is renewed while the job runs and tells nothing about its end. Once `goes_on` returns
+    False, the starts that are left are not estimated. The cluster is left unchanged. Times are seconds of the
+    store's clock.
     """
     starts: dict[str, Start] = {}
     endless: set[str] = set()
-    too_far = False
+    too_far = is_cut = False
     ticket = count()
     with cluster.trial():
         for change in allocator.enqueue(cluster, extra, now):
@@ -90,6 +95,8 @@ def estimate_starts(
         at, confidence = now, Confidence.GOOD
         dirty = any(state.cleaning for state in cluster.nodes)
         for _ in range(MAX_STEPS):
+            if is_cut := not goes_on():
+                break
             for lease in _grant(cluster, policy, order, at):
                 starts[lease.lease_id] = Start(at, lease.placement.node, confidence)
                 expect_end(lease, at)
@@ -105,7 +112,11 @@ def estimate_starts(
                 _apply_end(cluster, lease_id, fencing_token, at)
         else:
             too_far = True
-        why = list(_why_unknown(cluster, policy, order, at, endless, too_far=too_far))
+        why: list[tuple[Request, str | None]]
+        if is_cut:
+            why = [(entry.request, NOT_ESTIMATED) for entry in cluster.pending.values()]
+        else:
+            why = list(_why_unknown(cluster, policy, order, at, endless, too_far=too_far))
     for request, detail in why:
         if detail is None:  # what the closed servers have now, not what they will have
             detail = no_capacity(cluster, request).detail

@@ -22,6 +22,7 @@ from resource_manager.rest.console import cells
 from resource_manager.rest.console.history_pages import is_called, lease_of, newest
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.service import Service
+from resource_manager.scheduling.start_estimates import LATER
 
 MAX_EVENTS = 100
 
@@ -63,6 +64,8 @@ def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
     """
     lease_id = service.watch.look(lambda cluster, now: _id_of(cluster, name))
 
+    entry = next((each for each in service.manager.queue() if each["task_id"] == lease_id), None)
+
     def look(cluster: ClusterState, now: float) -> dict[str, Any]:
         found: dict[str, Any] = {"lease": None, "waiting": None, "now": now, "totals": cells.totals(cluster)}
         request = None
@@ -73,8 +76,8 @@ def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
             found["row"] = cells.lease_row(cluster, lease, colour, caller, service)
         elif lease_id in cluster.pending:
             request = cluster.pending[lease_id].request
-            entries = service.manager.queue_in(cluster, now)
-            found["waiting"] = next(entry for entry in entries if entry["task_id"] == lease_id)
+            newer = service.manager.status_of(lease_id) if entry is None else None
+            found["waiting"] = entry or {**(newer or {}), "estimated_start": serializers.estimate(LATER)}
         if request is not None:
             found |= {
                 "asked": asked(request),

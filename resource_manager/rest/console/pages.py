@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import flask
@@ -15,6 +16,7 @@ from resource_manager.errors import ResourceManagerError, StoreError
 from resource_manager.manager import serializers
 from resource_manager.manager.demand import LeaseId, Text
 from resource_manager.manager.report import ReportQuery
+from resource_manager.manager.results import QueueEntry
 from resource_manager.rest import auth
 from resource_manager.rest import routes as rest
 from resource_manager.rest.auth import Identity, TokenAuthenticator
@@ -44,9 +46,6 @@ PER_PAGE = 100
 
 FIRST = 5
 """Number of pending requests, and of maintenance windows, beside the servers."""
-
-MAX_ESTIMATED = 200
-"""Longest queue whose starts are estimated for a page that does not list them all."""
 
 
 class ServersQuery(Body):
@@ -110,6 +109,7 @@ class LeaseQuery(Body):
 def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
     if query.task:
         return flask.redirect(flask.url_for("gpu.page_lease", id=query.task))
+    entries = service.manager.queue()
 
     def look(cluster: ClusterState, now: float) -> dict[str, Any]:
         found = cells.matching(cluster.nodes, query.q, query.state)
@@ -117,7 +117,7 @@ def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
         mapped = found if len(cluster.nodes) > PER_PAGE else []
         return {
             "now": now,
-            **_side(service, cluster, now),
+            **_side(cluster, now, entries),
             "rows": cells.server_rows(cluster, shown, now),
             "map": [_dot(i, state.name, cells.level(state), state.is_open) for i, state in enumerate(mapped)],
             "totals": cells.totals(cluster),
@@ -171,8 +171,10 @@ def server(service: Service, caller: Identity, server_id: int) -> Any:
 
 @routes.add("GET", "/fragments/side", Role.READER, "Tiles and queue beside the servers", page=True)
 def side(service: Service, caller: Identity) -> Any:
+    entries = service.manager.queue()
+
     def look(cluster: ClusterState, now: float) -> dict[str, Any]:
-        return {"now": now, "totals": cells.totals(cluster), **_side(service, cluster, now)}
+        return {"now": now, "totals": cells.totals(cluster), **_side(cluster, now, entries)}
 
     return _page("side.html", service, caller, **service.watch.look(look))
 
@@ -206,9 +208,10 @@ def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
 
 @routes.add("GET", "/queue", Role.READER, "The queue", query=ListQuery, page=True)
 def queue(service: Service, caller: Identity, query: ListQuery) -> Any:
+    entries = service.manager.queue()
+
     def look(cluster: ClusterState, now: float) -> dict[str, Any]:
-        entries = service.manager.queue_in(cluster, now)
-        found = [e for e in entries if contains(cluster.pending[e["task_id"]], query.q)]
+        found = [e for e in _pending(cluster, entries) if contains(cluster.pending[e["task_id"]], query.q)]
         shown, paging = _paged(found, query.page)
         rows = [_waiting(entry, cluster, caller, service) for entry in shown]
         return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
@@ -384,15 +387,16 @@ def _kept(service: Service, servers: list[str]) -> dict[str, KeptReport]:
         return {}
 
 
-def _side(service: Service, cluster: ClusterState, now: float) -> dict[str, Any]:
+def _pending(cluster: ClusterState, entries: Sequence[QueueEntry]) -> list[QueueEntry]:
+    """Return the entries that are pending in this state too, which may be newer."""
+    return [entry for entry in entries if entry["task_id"] in cluster.pending]
+
+
+def _side(cluster: ClusterState, now: float, entries: Sequence[QueueEntry]) -> dict[str, Any]:
     """Return the alerts, and who waits first and why."""
-    estimated = len(cluster.pending) <= MAX_ESTIMATED
-    entries: list[Any] = []
-    if cluster.pending:
-        entries = list(service.manager.queue_in(cluster, now, estimated=estimated))
     first = [
         {**entry, "asks": cells.gpus_asked(cluster.pending[entry["task_id"]].request)}
-        for entry in entries[:FIRST]
+        for entry in _pending(cluster, entries)[:FIRST]
     ]
     oldest = min((entry.queued_at for entry in cluster.pending.values()), default=None)
     return {

@@ -159,22 +159,23 @@ def past(changes: Iterable[Recorded], live: Mapping[int, Lease], start: float) -
 def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, Any]:
     """Return the window and a row for each of these servers."""
 
+    entries = service.manager.queue()
+
     def look(cluster: ClusterState, now: float) -> Any:
         leases = [*cluster.leases.values(), *cluster.remainders.values()]
         states = [cluster.by_name[name] for name in names if name in cluster.by_name]
         colours = cells.colours_of(cluster, [lease for state in states for lease in state.leases.values()])
         runtime_of = service.manager.order(cluster).runtime_of
         running = [each for state in states for each in _running(state, colours, now, runtime_of)]
-        entries = service.manager.queue_in(cluster, now) if cluster.pending else []
         live = {lease.fencing_token: lease for lease in leases}
         rows = {state.name: _row(state) for state in states}
         lanes = {state.name: {gpu_id: i for i, gpu_id in enumerate(state.gpu_free)} for state in states}
         windows = [
             window for window in cells.coming_maintenance(cluster, now) if rows.keys() & set(window.servers)
         ]
-        return cluster.version, now, running, entries, live, rows, lanes, windows
+        return cluster.version, now, running, live, rows, lanes, windows
 
-    version, now, running, entries, live, rows, lanes, windows = service.watch.look(look)
+    version, now, running, live, rows, lanes, windows = service.watch.look(look)
     since = now - 3600 * hours
     ended = [span for span in past(newest(service.manager, version), live, since) if span.node in rows]
     begun = [span.start for span in ended] + [span.start for span, _, _ in running]
