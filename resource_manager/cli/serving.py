@@ -116,7 +116,13 @@ def serve(
         extend(archive, manager)
     logs.configure(log_format or ("text" if sys.stderr.isatty() else "json"), log_level)
     service = standalone(
-        manager, kept, open_to=opening, rate=rate_limit, airflow_url=airflow_url, max_streams=max_streams
+        manager,
+        kept,
+        open_to=opening,
+        rate=rate_limit,
+        airflow_url=airflow_url,
+        max_streams=max_streams,
+        threads=threads,
     )
     if not manager.inventory:
         logger.warning("%s", NO_SERVERS)

@@ -49,6 +49,7 @@ class RefusalKind(StrEnum):
     MAINTENANCE = "maintenance"
     AWAITING_RELEASE = "awaiting_release"
     MISCONFIGURED = "misconfigured"
+    TASK_TAKEN = "task_taken"
     NEVER_FITS = "never_fits"
 
 

@@ -27,10 +27,18 @@ from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu, JobPlace, Lease, Node, Request
 from resource_manager.core.name_lookup import find
 from resource_manager.core.names import display_name, name_of, short
-from resource_manager.core.refusal import RecoveryWindow, Refusal, lock_busy, no_servers, recovering
+from resource_manager.core.refusal import (
+    RecoveryWindow,
+    Refusal,
+    RefusalKind,
+    lock_busy,
+    no_servers,
+    recovering,
+)
 from resource_manager.errors import (
     ClusterChangedError,
     CorruptStateError,
+    DuplicateTaskError,
     InvalidRequestError,
     LeaseNotFoundError,
     LockTimeoutError,
@@ -51,6 +59,7 @@ from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.demand import Demand
 from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.queue_view import QueueView, for_a_while
 from resource_manager.manager.requests import (
     build_request,
     checked,
@@ -59,7 +68,6 @@ from resource_manager.manager.requests import (
     is_repeat,
     server_name,
 )
-from resource_manager.manager.queue_view import QueueView, for_a_while
 from resource_manager.manager.results import (
     Allocation,
     ClusterDiff,
@@ -94,6 +102,9 @@ HOW_TO_CHANGE = "gpu-manager apply changes it"
 
 CLUSTER_FIELDS = {field.name for field in fields(ClusterSettings)} - {"policy_package"}
 HISTORY_PAGE = 1000
+
+MAX_ITEMS = 16
+"""Requests of a batch that are decided at once; others have their turn before the next ones."""
 
 EXPIRE_EVERY_S = 1.0
 """Time after which a process that waits for a request expires the leases that are due."""
@@ -134,6 +145,7 @@ class GPUResourceManager:
         )
         who = this_user() if by is None else checked_by(by)
         self._commits = Transactions(self.store, self.settings.lock_timeout_s, who, observer)
+        self._queue = QueueView(self.store, self._queue_in)
         self._stated = dict(cluster or {})
         self._nodes = None if inventory is None else tuple(inventory)
         scheme = self.settings.store.partition("://")[0]
@@ -145,7 +157,6 @@ class GPUResourceManager:
         cls,
         url: str,
         *,
-        self._queue = QueueView(self.store, self._queue_in)
         inventory: Iterable[Node] | str | Path | None = None,
         observer: Observer | None = None,
         by: str | None = None,
@@ -171,6 +182,10 @@ class GPUResourceManager:
     @observer.setter
     def observer(self, observer: Observer | None) -> None:
         self._commits.observer = observer
+
+    def read_from(self, look: Callable[[Reader[Any]], Any]) -> None:
+        """Have reads answered by that function of a reader, with a replica of its own."""
+        self._commits.look = look
 
     @property
     def inventory(self) -> tuple[Node, ...]:
@@ -245,7 +260,7 @@ class GPUResourceManager:
     def allocate_batch(
         self, requests: Iterable[Mapping[str, Any] | Demand | Request]
     ) -> list[Allocation | None]:
-        """Allocate as `allocate_resources` for each, in one commit; each is granted or None independently.
+        """Allocate as `allocate_resources` for each, a few in a commit; each is granted or None by itself.
 
         A mapping has fields of a `Demand`, under either of their names.
         """
@@ -296,7 +311,11 @@ class GPUResourceManager:
     def try_allocate_batch(
         self, requests: Iterable[Mapping[str, Any] | Demand | Request], *, once: Once | None = None
     ) -> list[Allocation | Refusal]:
-        """Answer as `allocate_batch`, with a refusal in the place of each None."""
+        """Answer as `allocate_batch`, with a refusal in the place of each None.
+
+        An item whose id is taken is refused as `task_taken`. Raises `InvalidRequestError`, granting nothing,
+        if an item is invalid or an id is there twice.
+        """
         items = list(requests)
         try:
             asked = [
@@ -309,7 +328,19 @@ class GPUResourceManager:
             ]
         except NoServersError:
             return [no_servers()] * len(items)
-        return self._allocate(asked, serializers.allocation, once)
+        if len({request.lease_id for request in asked}) != len(asked):
+            raise InvalidRequestError("a batch must not have a lease id twice", field="lease_id")
+        answers: list[Allocation | Refusal] = []
+        for start in range(0, len(asked), MAX_ITEMS):
+            part = asked[start : start + MAX_ITEMS]
+            if answers and isinstance(last := answers[-1], Refusal) and last.kind is RefusalKind.LOCK_BUSY:
+                answers += [last] * len(part)
+            else:
+                of_part = None if once is None else once.part(start)
+                answers += self._allocate(part, serializers.allocation, of_part, in_batch=True)
+                if once is not None and of_part is not None:
+                    once.repeated = once.repeated or of_part.repeated
+        return answers
 
     def submit(
         self,
@@ -490,7 +521,6 @@ class GPUResourceManager:
         *,
         fencing_token: int,
         owner: str | None = None,
-        once: Once | None = None,
     ) -> Allocation:
         """Store where the jobs of a lease are about to start, one place a member; before any of them does.
 
@@ -923,6 +953,8 @@ class GPUResourceManager:
         gpus: int | None = None,
         cpus: int | None = None,
         prefer_server: int | str | None = None,
+        *,
+        any_priority: bool = False,
         **options: Unpack[DemandArguments],
     ) -> Request:
         """Return the request of a `Demand`, or of its fields, on the replica's servers.
@@ -930,6 +962,8 @@ class GPUResourceManager:
         With `any_priority` also one that only an operator may make.
         """
         demand = Demand.of(lease_id, gpus, cpus, prefer_server, **options)
+        who = asking()
+        is_operator = any_priority or (who is not None and who.is_operator)
 
         def build(cluster: ClusterState, now: float) -> Request:
             return build_request(demand, cluster, is_operator=is_operator)
@@ -950,27 +984,42 @@ class GPUResourceManager:
         requests: Sequence[Request],
         view: Callable[[ClusterState, Lease], T],
         once: Once | None = None,
-    ) -> list[T | Refusal]:
-        def step(cluster: ClusterState, now: float) -> list[Change]:
-            fresh = [request for request in requests if not is_repeat(cluster, request)]
         *,
-        any_priority: bool = False,
-            if len({request.lease_id for request in fresh}) != len(fresh):
-                raise InvalidRequestError("a batch must not have a lease id twice", field="lease_id")
+        in_batch: bool = False,
+    ) -> list[T | Refusal]:
+        """Decide the requests at once; those `in_batch` whose ids are taken are refused, not the others."""
+        taken: dict[str, Refusal] = {}
+
+        def is_fresh(cluster: ClusterState, request: Request) -> bool:
+            try:
+                return not is_repeat(cluster, request)
+            except DuplicateTaskError as error:
+                if not in_batch:
+                    raise
+                taken[request.lease_id] = Refusal(RefusalKind.TASK_TAKEN, str(error))
+                return False
+
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            taken.clear()
+            fresh = [request for request in requests if is_fresh(cluster, request)]
             return (
                 allocator.allocate_in_order(cluster, fresh, *self._commits.rules(cluster), now)
-        who = asking()
-        is_operator = any_priority or (who is not None and who.is_operator)
                 if fresh
                 else []
             )
 
         def answers_in(cluster: ClusterState, now: float) -> list[tuple[Lease, T] | Refusal]:
             leases = [cluster.leases.get(request.lease_id) for request in requests]
-            refused = [request for request, lease in zip(requests, leases, strict=True) if lease is None]
-            why = self._refusals(cluster, refused, now) if refused else {}
+            refused = [
+                request
+                for request, lease in zip(requests, leases, strict=True)
+                if lease is None and request.lease_id not in taken
+            ]
+            why = taken | (self._refusals(cluster, refused, now) if refused else {})
             return [
-                why[request.lease_id] if lease is None else (lease, view(cluster, lease))
+                why[request.lease_id]
+                if lease is None or request.lease_id in taken
+                else (lease, view(cluster, lease))
                 for request, lease in zip(requests, leases, strict=True)
             ]
 

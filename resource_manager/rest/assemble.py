@@ -14,7 +14,7 @@ from resource_manager.errors import StoreUnavailableError
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest import redis_persistence
 from resource_manager.rest.auth import Authenticator, OpenAuthenticator, TokenAuthenticator
-from resource_manager.rest.limits import DEFAULT_RATE, Limits
+from resource_manager.rest.limits import DEFAULT_RATE, DEFAULT_THREADS, Limits
 from resource_manager.rest.observability.gpu_metrics import GpuGauges
 from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.private_file import PrivateFile
@@ -113,6 +113,7 @@ def standalone(
     rate: str = DEFAULT_RATE,
     airflow_url: str | None = None,
     max_streams: int = 64,
+    threads: int = DEFAULT_THREADS,
 ) -> Service:
     """Build the standalone service: protected by tokens, or open without them as `open_to` says.
 
@@ -131,6 +132,7 @@ def standalone(
         airflow_url=airflow_url,
         instance=manager.settings.instance,
         max_streams=max_streams,
+        threads=threads,
     )
 
 
@@ -140,16 +142,21 @@ def build(
     secret: str,
     *,
     rate: str = DEFAULT_RATE,
+    threads: int = DEFAULT_THREADS,
     **more: Any,
 ) -> Service:
-    """Build a service around a manager and make the service's metrics the manager's observer."""
+    """Build a service around a manager; its metrics observe the manager, its replica answers the reads.
+
+    `threads` are those that answer calls, of which one caller has a part.
+    """
     warn_of_rights(manager.settings)
     watch = StateFollower(manager.store)
     metrics = Metrics(watch)
     manager.observer = metrics.manager
+    manager.read_from(watch.look)
     receiver = ReportReceiver(manager)
     metrics.registry.register(GpuGauges(watch, manager, receiver.silence))
-    return Service(manager, authenticator, Limits(rate), watch, metrics, receiver, secret, **more)
+    return Service(manager, authenticator, Limits(rate, threads), watch, metrics, receiver, secret, **more)
 
 
 def _secret_and_sessions(folder: Path) -> tuple[str, SessionStore]:

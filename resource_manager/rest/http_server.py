@@ -8,6 +8,7 @@ from typing import Any
 
 from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer, create_server
+from waitress.task import ThreadedTaskDispatcher
 
 from resource_manager.rest.limits import MAX_BODY_BYTES, network_of
 
@@ -21,6 +22,9 @@ MAX_CONNECTIONS = 512
 """Connections that no thread works on."""
 
 MAX_PER_ADDRESS = 128
+
+HEALTH_PATHS = ("/healthz", "/livez", "/readyz")
+HEALTH_THREADS = 2
 
 REFUSAL = (
     b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -69,6 +73,24 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         return sum(isinstance(c, BoundedChannel) and c._network == self._network for c in map.values())
 
 
+class HealthApart(ThreadedTaskDispatcher):  # type: ignore[misc]
+    """Dispatcher with threads of their own for checks of health: all others may be at work for long."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__()
+        self._health = ThreadedTaskDispatcher()
+        self._health.set_thread_count(HEALTH_THREADS)
+        self.set_thread_count(threads)
+
+    def add_task(self, task: Any) -> None:
+        is_health = task.requests and getattr(task.requests[0], "path", "") in HEALTH_PATHS
+        self._health.add_task(task) if is_health else super().add_task(task)
+
+    def shutdown(self, cancel_pending: bool = True, timeout: float = 5) -> bool:
+        self._health.set_thread_count(0)
+        return bool(super().shutdown(cancel_pending, timeout))
+
+
 def bounded_server(
     app: object,
     host: str,
@@ -81,6 +103,7 @@ def bounded_server(
     """Return a waitress server that listens; connections of the `trusted_proxy` are not counted."""
     server = create_server(
         app,
+        _dispatcher=HealthApart(threads),
         host=host,
         port=port,
         threads=threads,

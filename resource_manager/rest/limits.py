@@ -1,4 +1,4 @@
-"""Rate limits of calls by caller and of failed log-ins by address."""
+"""Limits of a caller: calls in a time and at once, and failed log-ins by address."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from resource_manager.errors import SettingsError
@@ -16,6 +17,10 @@ from resource_manager.rest.problems import ProblemError
 MAX_BODY_BYTES = 1024 * 1024
 MAX_FORM_BYTES = 64 * 1024
 DEFAULT_RATE = "1000/second"
+DEFAULT_THREADS = 16
+SHARE = 4
+"""One caller's calls run in at most one of so many threads: the others go on for the others."""
+
 FAILURES = "20/minute"
 PERIODS_S = {"second": 1, "minute": 60, "hour": 3600}
 
@@ -35,8 +40,9 @@ def network_of(address: str) -> str:
 class FixedWindow:
     """Counter of hits by key in windows of equal length; `rate` reads like `1000/second`.
 
-    The counters of a window are dropped when the next one begins. This needs no thread: the expiry of
-    counters in libraries took a fifth of the time of an allocation.
+    What a hit exceeds the rate by, as a large batch does, is taken off the next windows. The counters of a
+    window are dropped when the next one begins. This needs no thread: the expiry of counters in libraries
+    took a fifth of the time of an allocation.
     """
 
     def __init__(self, rate: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,13 +59,15 @@ class FixedWindow:
         self._window = -1
         self._counts: dict[str, int] = {}
 
-    def hit(self, key: str) -> None:
-        """Count a hit of the key; raise 429 above the rate."""
+    def hit(self, key: str, hits: int = 1) -> None:
+        """Count hits of the key; raise 429, counting nothing, if its rate is used up."""
         with self._lock:
             self._turn()
-            count = self._counts[key] = self._counts.get(key, 0) + 1
-        if count > self._most:
-            raise self._too_many()
+            count = self._counts.get(key, 0)
+            if count < self._most:
+                self._counts[key] = count + hits
+        if count >= self._most:
+            raise self._too_many(count)
 
     def is_used_up(self, key: str) -> bool:
         """Return whether another hit of the key would raise 429; count nothing."""
@@ -70,11 +78,12 @@ class FixedWindow:
     def _turn(self) -> None:
         window = int(self._clock() // self._period_s)
         if window != self._window:
+            paid = self._most * (window - self._window)
+            self._counts = {key: count - paid for key, count in self._counts.items() if count > paid}
             self._window = window
-            self._counts = {}
 
-    def _too_many(self) -> ProblemError:
-        wait_s = math.ceil((self._window + 1) * self._period_s - self._clock())
+    def _too_many(self, count: int) -> ProblemError:
+        wait_s = math.ceil((self._window + count // self._most) * self._period_s - self._clock())
         return ProblemError(
             429,
             f"the limit of {self.rate} is exceeded: wait and try again",
@@ -85,13 +94,36 @@ class FixedWindow:
 class Limits:
     """Limits of one process; a limit over all processes belongs in the proxy in front."""
 
-    def __init__(self, rate: str = DEFAULT_RATE) -> None:
+    def __init__(self, rate: str = DEFAULT_RATE, threads: int = DEFAULT_THREADS) -> None:
         self._calls = FixedWindow(rate)
         self._failures = FixedWindow(FAILURES)
+        self._most_at_once = max(threads // SHARE, 1)
+        self._guard = threading.Lock()
+        self._running: dict[str, int] = {}
 
-    def count(self, caller: str) -> None:
-        """Count a call; raise 429 if the caller is over the limit."""
-        self._calls.hit(caller)
+    def count(self, caller: str, items: int = 1) -> None:
+        """Count a call, or items of one; raise 429 if the caller is over the limit."""
+        self._calls.hit(caller, items)
+
+    @contextmanager
+    def running(self, caller: str) -> Iterator[None]:
+        """Run a call of that caller inside; raise 429 if a quarter of the threads run their calls already."""
+        with self._guard:
+            at_once = self._running.get(caller, 0)
+            if at_once >= self._most_at_once:
+                raise ProblemError(
+                    429,
+                    f"{at_once} of your calls are being answered, the most at once: try again",
+                    headers={"Retry-After": "1"},
+                )
+            self._running[caller] = at_once + 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._running[caller] -= 1
+                if not self._running[caller]:
+                    del self._running[caller]
 
     def count_failure(self, address: str) -> None:
         """Count a wrong token; raise 429 for an address with too many."""

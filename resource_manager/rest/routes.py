@@ -114,12 +114,14 @@ def allocate(service: Service, caller: Identity, body: AllocateBody, once: Once 
     "POST",
     "/api/allocate/batch",
     Role.USER,
-    "Grant several requests in one commit",
+    "Grant several requests, each on its own; each counts for the limit of calls",
     body=BatchBody,
     answer=BatchAnswer,
     tags=("leases",),
 )
 def allocate_batch(service: Service, caller: Identity, body: BatchBody, once: Once | None = None) -> Any:
+    if len(body.requests) > 1:
+        service.limits.count(flask.g.counted_as, len(body.requests) - 1)
     requests = [owned(item, caller) for item in body.requests]
     results: list[Any] = []
     refusals: list[Any] = []
@@ -160,9 +162,9 @@ def submit(service: Service, caller: Identity, body: AllocateBody, once: Once | 
 def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | None = None) -> Any:
     owner, outcome = owner_required(caller), body.outcome
     lease_id, token = _meant(service, body.task_id, body.fencing_token, pending=False, exact=body.exact)
+    once = _needed(once, body.fencing_token)
     if body.job_end is JobEnd.GONE and not caller.is_operator:
         raise ProblemError(403, "job_end gone is an operator's word that nothing runs there any more")
-    once = _needed(once, body.fencing_token)
     if body.ranks is None or body.fencing_token is None:
         result = service.manager.release(
             lease_id,
@@ -634,7 +636,7 @@ def who(service: Service, caller: Identity) -> Any:
 @routes.add("GET", "/healthz", None, "Check that the service reaches its store", answer=Health)
 def healthz(service: Service, caller: Identity | None) -> Any:
     try:
-        service.watch.look(lambda cluster, now: None)
+        service.watch.check()
     except ResourceManagerError as error:  # callers without a token must not learn the address or the error
         logger.error("not healthy: %s", error)
         raise ProblemError(
@@ -670,13 +672,13 @@ def _meant(
     return entry.lease_id, entry.fencing_token if isinstance(entry, Lease) else entry.sequence
 
 
-def _server(change: Callable[[], T]) -> T:
-    try:
 def _needed(once: Once | None, fencing_token: int | None) -> Once | None:
     """Return the idempotency key unless a fencing token is given, with which no repeat acts twice."""
     return once if fencing_token is None else None
 
 
+def _server(change: Callable[[], T]) -> T:
+    try:
         return change()
     except UnknownNodeError as error:
         raise ProblemError(404, str(error), kind=UNKNOWN_SERVER, server=error.node) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -151,12 +152,17 @@ def admit(service: Service, role: Role | None) -> Identity | None:
     address = network_of(request.remote_addr or "?")
     identity = service.authenticator.identify(request, fresh=not service.limits.is_locked_out(address))
     flask.g.identity = identity
-    by_name = identity is not None and not isinstance(service.authenticator, auth.OpenAuthenticator)
-    flask.g.counted_as = f"caller {identity.name}" if identity and by_name else f"address {address}"
+    is_named = _is_named(service, identity)
+    flask.g.counted_as = f"caller {identity.name}" if identity and is_named else f"address {address}"
     service.limits.count(flask.g.counted_as)
     if identity is None and role is not None and "Authorization" in request.headers:
         service.limits.count_failure(address)
     return auth.authorise(identity, role)
+
+
+def _is_named(service: Service, identity: Identity | None) -> bool:
+    """Return whether the caller is told from others: in an open service all have the same name."""
+    return identity is not None and not isinstance(service.authenticator, auth.OpenAuthenticator)
 
 
 def _once(identity: Identity | None, raw: bytes) -> Once | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import TypeVar
 from resource_manager.core.changes import Change, Granted, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Lease
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import ResourceManagerError, StoreUnavailableError
 from resource_manager.rest.observability.usage_history import UsageHistory
 from resource_manager.storage import Store
 
@@ -22,6 +23,7 @@ T = TypeVar("T")
 
 INTERVAL_S = 0.5
 OUTAGE_S = 5.0
+CHECK_S = 0.2
 KEPT_NOTICES = 500
 HISTORY_PAGE = 1000
 
@@ -49,6 +51,7 @@ class StateFollower:
         self._lock = threading.RLock()
         self._changed = threading.Condition()
         self._replica: ClusterState | None = None
+        self._read_at = float("-inf")
         self._mark = 0
         self._folded = 0
         self._notices: deque[ChangeNotice] = deque(maxlen=KEPT_NOTICES)
@@ -62,6 +65,19 @@ class StateFollower:
         with self._lock:
             cluster = self._refresh()
             return reader(cluster, self._store.now())
+
+    def check(self) -> None:
+        """Raise `StoreError` if the store cannot be read; do not wait for who reads the replica.
+
+        What they read is judged by its age: whoever waits for a silent store holds the replica too.
+        """
+        if self._lock.acquire(timeout=CHECK_S):
+            try:
+                self._refresh()
+            finally:
+                self._lock.release()
+        elif time.monotonic() - self._read_at > OUTAGE_S:
+            raise StoreUnavailableError(f"the store has not answered for {OUTAGE_S:g} s")
 
     def on_change(self, listener: Listener) -> None:
         """Call the listener with every change from now on, of any process; it must be quick."""
@@ -125,6 +141,7 @@ class StateFollower:
         before = self._replica
         version = self._version()
         cluster = self._store.refresh(before)
+        self._read_at = time.monotonic()
         if cluster is None:
             return ClusterState()  # nobody has applied a cluster yet
         self._replica = cluster

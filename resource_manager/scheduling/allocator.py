@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from resource_manager.core.changes import (
     Cancelled,
@@ -15,8 +16,8 @@ from resource_manager.core.changes import (
     JobEnd,
     JobPlaced,
     MembersReleased,
-    Quarantined,
     Outcome,
+    Quarantined,
     Queued,
     Renewed,
     new_granted,
@@ -48,8 +49,8 @@ from resource_manager.errors import (
 from resource_manager.scheduling.backfill import Reservations
 from resource_manager.scheduling.gang_refusals import never_fits
 from resource_manager.scheduling.gangs import Members, Prospects, could_start
-from resource_manager.scheduling.maintenance import closed_for, ending, is_restricted, place_now
 from resource_manager.scheduling.giving_back import given_back
+from resource_manager.scheduling.maintenance import closed_for, ending, is_restricted, place_now
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.preemption import (
     held_back,
@@ -95,14 +96,28 @@ def allocate_in_order(
         return allocate(cluster, requests[0], policy, now, order)
     if cluster.pending:
         return _allocate_beside_queue(cluster, requests, policy, order, now)
-    changes = []
+    changes: list[Change] = []
+    without_place: list[Request] = []
     with cluster.trial():
         for request in requests:
+            # Grants only take capacity: where one request has no place, an equal one after it has none.
+            if any(_is_equal(request, other) for other in without_place):
+                continue
             granted = allocate(cluster, request, policy, now, order)
             for change in granted:
                 cluster.apply(change)
             changes += granted
+            is_plain = not granted and request.lease_id not in cluster.failed_starts
+            if is_plain and place_now(cluster, request, policy, order, now) is None:
+                without_place.append(request)
     return changes
+
+
+def _is_equal(request: Request, other: Request) -> bool:
+    """Return whether the requests differ in what matters to nobody but their owners."""
+    return request.shape == other.shape and request == replace(
+        other, lease_id=request.lease_id, labels=request.labels
+    )
 
 
 def _allocate_beside_queue(
@@ -208,6 +223,8 @@ def release(
         reason=short(reason, MAX_REASON),
         failed_nodes=tuple(dict.fromkeys(failed_nodes)),
     )
+    if outcome == Outcome.NOT_STARTED:
+        return [released, *given_back(cluster, lease, now)]
     return [released, *requeued(lease, outcome, now)]
 
 
@@ -223,8 +240,6 @@ def release_members(
     job_end: JobEnd = JobEnd.UNKNOWN,
 ) -> list[Change]:
     """Return the release of these members of a lease, or of a remainder; all of them end it as a whole.
-    if outcome == Outcome.NOT_STARTED:
-        return [released, *given_back(cluster, lease, now)]
 
     Raises as `release` does, and `LeaseNotFoundError` if a member has ended already. Members cannot be
     released by force: the whole lease is.

@@ -67,14 +67,17 @@ def test_a_lower_role_changes_nothing(as_role: AsRole, manager: GPUResourceManag
     assert manager.get_resource_summary()["version"] == version
 
 
-def test_a_batch_with_a_lease_of_another_owner_grants_nothing(
+def test_a_batch_with_a_lease_of_another_owner_is_refused_that_one(
     as_role: AsRole, manager: GPUResourceManager
 ) -> None:
     shape = {"required_gpus": 2, "required_cpus": 1}
     batch = {"requests": [{"task_id": "fresh", **shape}, {"task_id": "adas", **shape}]}
     as_role(Role.USER, "ada").post("/api/allocate", json={"task_id": "adas", **shape})
-    assert as_role(Role.USER, "bob").post("/api/allocate/batch", json=batch).status_code == 409
-    assert [lease["task_id"] for lease in manager.leases()] == ["adas"]
+    answer = as_role(Role.USER, "bob").post("/api/allocate/batch", json=batch)
+    fresh, adas = answer.json["results"]  # type: ignore[index]
+    assert (fresh["task_id"], fresh["owner"], adas) == ("fresh", "bob", None)
+    assert answer.json["refusals"][1]["kind"] == "task_taken"  # type: ignore[index]
+    assert [lease["task_id"] for lease in manager.leases()] == ["adas", "fresh"]
 
 
 def test_only_the_owner_or_an_operator_ends_a_lease(as_role: AsRole) -> None:

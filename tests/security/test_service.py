@@ -189,7 +189,7 @@ def test_the_health_check_does_not_reveal_the_address_of_the_store(
     def gone(*args: object) -> None:
         raise StoreUnavailableError("Redis at redis://admin@10.0.0.7:6379/0: cannot be reached")
 
-    monkeypatch.setattr(service.watch, "look", gone)
+    monkeypatch.setattr(service.watch, "check", gone)
     response = as_role(None).get("/healthz")
     assert response.status_code == 503
     assert "10.0.0.7" not in response.get_data(as_text=True)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from resource_manager.core.changes import Change, Expired, Preempting, Quarantined
 from resource_manager.core.cluster import ClusterState, Snapshot
@@ -48,6 +48,9 @@ T = TypeVar("T")
 TRIES_WITHOUT_LOCK = 4
 """Conflicts after which an operation waits for the lock."""
 
+MAX_DECISION_S = 0.01
+"""Time after which a group is committed as far as it is decided: the others of it are the next group."""
+
 LOOK_AGAIN_S = 0.1
 """For so long a refused operation is decided again while processes wait for the lock. Its caller would come
 back at once, which costs more than another look."""
@@ -74,6 +77,8 @@ class Transactions:
         self.learner = RuntimeLearner(store)
         self.by = by
         self.observer = observer
+        self.look: Callable[[Reader[Any]], Any] | None = None
+        """Answers reads of the newest state with another replica: so they delay no decision."""
         self._rules = RuleBook(self.learner)
         self._lock_timeout_s = lock_timeout_s
         self._recovery = Recovery(store)
@@ -161,6 +166,8 @@ class Transactions:
 
     def read(self, reader: Reader[T], max_age_s: float = 0.0) -> T:
         """Return the answer of `reader` on the state as of now, or of at most `max_age_s` ago."""
+        if self.look is not None and not max_age_s:
+            return cast(T, self.look(reader))
         with self._groups.mutex, self._replica:
             return reader(self._replica.as_of(max_age_s), self.store.now())
 
@@ -257,7 +264,10 @@ class Transactions:
                     self._replica.catch_up(error)
 
     def _attempt(self, group: list[Operation[Any]], lock: Lock | None) -> list[Operation[Any]]:
-        """Decide the group and commit its changes; return what was decided, in that order."""
+        """Decide the group and commit its changes; return what was decided, in that order.
+
+        A group that takes long is cut: what is left of it is not done.
+        """
         cluster = self._replica.cluster
         is_fresh = lock is not None or cluster is None
         if cluster is None:
@@ -310,15 +320,17 @@ class Transactions:
         self.store.tidy_up(cluster)
 
     def _decide(self, cluster: ClusterState, group: list[Operation[Any]]) -> list[Operation[Any]]:
-        """Decide each operation on top of those before it; return them in that order."""
-        now = self.store.now()
+        """Decide each operation on top of those before it, for a while; return them in that order."""
+        now, ends_at = self.store.now(), time.monotonic() + MAX_DECISION_S
         decided = self._led_by_expirations(cluster, group, now)
         if len(decided) == 1:
             decided[0].decide(cluster, now)
             return decided
         with cluster.trial():
-            for operation in decided:
+            for count, operation in enumerate(decided, 1):
                 operation.decide(cluster, now)
+                if time.monotonic() > ends_at:
+                    return decided[:count]
                 if operation is not decided[-1]:  # the last needs no trial, and an inventory allows none
                     for change in operation.changes:
                         cluster.apply(change)

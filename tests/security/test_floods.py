@@ -1,0 +1,323 @@
+"""One caller's flood of calls: batches, long queues, keys; the others go on."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from benchmarks.floods import ATTACKS, CALLS, Service, lease, measure, quantile, queue_gangs
+from resource_manager import GPUResourceManager, MemoryStore, Refusal, Settings
+from resource_manager.core.cluster import ClusterState
+from resource_manager.manager import queue_view
+from resource_manager.manager.commit import group, protocol
+from resource_manager.rest import limits
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import Persistence, standalone
+from resource_manager.rest.http_server import HEALTH_PATHS, HealthApart
+from resource_manager.rest.limits import Limits
+from resource_manager.rest.problems import ProblemError
+from resource_manager.rest.service import Service as RestService
+from resource_manager.rest.tokens import Role
+from resource_manager.scheduling import start_estimates
+from tests.builders import Clock
+from tests.eventually import wait_for
+
+AsRole = Callable[..., FlaskClient]
+ONE = {"required_gpus": 2, "required_cpus": 1}
+
+NOBODY_WAITS_S = 2.0
+"""Bound on a busy machine with two cores; docs/security.md has the figures of a quiet one."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ATTACKS[1:], ids=lambda attack: attack.name)
+def test_a_flood_of_one_caller_delays_no_call_of_another(attack: Any) -> None:
+    """Before, renewals beside 24 connections with batches timed out, as did health beside readers."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        service = Service(folder, stack)
+        root = stack.enter_context(service.client("root-2", Role.OPERATOR))
+        ada = stack.enter_context(service.client("ada", Role.USER, timeout_s=20.0))
+        held = {"task_id": "held", "required_gpus": 6, "required_cpus": 8, "nodes": 200}
+        root.post("/api/allocate", json={**held, "expected_runtime": 7200}).raise_for_status()
+        leases = lease(ada, 100)
+        queue_gangs(root, min(attack.gangs, 200))
+        with service.attacked(attack):
+            taken = measure(ada, leases, 5.0)
+            began = time.monotonic()
+            for path in ("/healthz", "/metrics"):
+                ada.get(path).raise_for_status()
+            assert time.monotonic() - began < 2 * NOBODY_WAITS_S
+    assert all(quantile(taken[call], 0.99) < 1000 * NOBODY_WAITS_S for call in CALLS), taken
+
+
+# ---- calls ----
+
+
+def test_each_item_of_a_batch_counts_as_a_call(manager: GPUResourceManager, kept: Persistence) -> None:
+    service = standalone(manager, kept, rate="10/hour")
+    eve = limits.Limits("10/hour")
+    eve.count("eve", 1)
+    eve.count("eve", 30)  # the calls after a batch pay for it
+    with pytest.raises(ProblemError) as caught:
+        eve.count("eve")
+    assert caught.value.status == 429
+    assert int(caught.value.headers["Retry-After"]) > 2 * 3600
+    eve.count("ada")
+    service.watch.close()
+
+
+def test_a_batch_takes_the_rate_of_its_caller_only(
+    manager: GPUResourceManager, kept: Persistence, request: pytest.FixtureRequest
+) -> None:
+    from resource_manager.rest import tokens
+
+    service = standalone(manager, kept, rate="10/hour")
+    request.addfinalizer(service.watch.close)
+    app = create_app(service)
+
+    def post(name: str, path: str, body: Any) -> Any:
+        text = made.setdefault(name, "") or tokens.create(kept.tokens, name, Role.USER)
+        made[name] = text
+        return app.test_client().post(path, json=body, headers={"Authorization": f"Bearer {text}"})
+
+    made: dict[str, str] = {}
+    batch = {"requests": [{"task_id": f"t{number}", **ONE} for number in range(16)]}
+    assert post("eve", "/api/allocate/batch", batch).status_code == 200
+    refused = post("eve", "/api/renew", {"task_id": "t0"})
+    assert (refused.status_code, refused.headers["Retry-After"].isdecimal()) == (429, True)
+    assert post("ada", "/api/allocate", {"task_id": "a", **ONE}).status_code == 503  # full, not limited
+
+
+def test_one_caller_has_a_quarter_of_the_threads() -> None:
+    limits_of = Limits(threads=16)
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(limits_of.running("caller eve"))
+        with pytest.raises(ProblemError) as caught, limits_of.running("caller eve"):
+            pass
+        assert (caught.value.status, caught.value.headers["Retry-After"]) == (429, "1")
+        stack.enter_context(limits_of.running("caller ada"))
+    for _ in range(5):
+        with limits_of.running("caller eve"):
+            pass
+
+
+def test_calls_beyond_the_quarter_are_refused_while_the_others_run(
+    service: RestService, as_role: AsRole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, end = threading.Semaphore(0), threading.Event()
+
+    def slow() -> list[Any]:
+        begun.release()
+        end.wait(30)
+        return []
+
+    monkeypatch.setattr(service.manager, "queue", slow)
+    eve, ada = as_role(Role.READER, "eve"), as_role(Role.USER, "ada")
+    calls = [threading.Thread(target=eve.get, args=("/api/queue",)) for _ in range(4)]
+    for call in calls:
+        call.start()
+        assert begun.acquire(timeout=30)
+    assert eve.get("/api/queue").status_code == 429
+    assert ada.post("/api/allocate", json={"task_id": "t", **ONE}).status_code == 200
+    assert as_role(None).get("/healthz").status_code == 200
+    end.set()
+    for call in calls:
+        call.join()
+    assert eve.get("/api/queue").status_code == 200
+
+
+# ---- decisions ----
+
+
+def test_others_are_decided_between_the_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of a thousand was one decision, and what came meanwhile waited for all of it."""
+    sizes: list[int] = []
+
+    class Counting(MemoryStore):
+        def commit(self, version: int, changes: Any, **options: Any) -> None:
+            sizes.append(len(changes))
+            super().commit(version, changes, **options)
+
+    with GPUResourceManager(Settings(store="memory://"), store=Counting()) as manager:
+        requests = [{"lease_id": f"t{number}", "gpu_milli": 10} for number in range(200)]
+        answers = manager.try_allocate_batch(requests)
+        assert not any(isinstance(answer, Refusal) for answer in answers)
+        assert (max(sizes), sum(sizes)) == (16, 200)
+
+
+def test_a_group_that_takes_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "MAX_DECISION_S", 0.02)
+    groups: list[int] = []
+    held: list[float] = []
+
+    def dear(cluster: ClusterState, now: float) -> list[Any]:
+        time.sleep(0.015)
+        return []
+
+    with GPUResourceManager.from_url("memory://") as manager:
+        manager.allocate("t", 2)
+        commits = manager._commits
+        lead = commits._lead
+
+        def timed(part: list[group.Operation[Any]], deadline: float) -> None:
+            began = time.monotonic()
+            lead(part, deadline)
+            held.append(time.monotonic() - began)
+            groups.append(sum(operation.done for operation in part))
+
+        commits._groups._lead = timed
+        asked = [
+            threading.Thread(target=commits.run, args=(dear, lambda cluster, now: None)) for _ in range(12)
+        ]
+        for thread in asked:
+            thread.start()
+        for thread in asked:
+            thread.join()
+    assert sum(groups) == 12
+    assert max(groups) <= 2 + 1  # those of 15 ms that begin within 20, and what the clock adds
+
+
+def test_the_same_request_is_looked_for_once_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from resource_manager.scheduling import allocator
+
+    looked: list[str] = []
+    place = allocator.place_now
+
+    def counting(cluster: ClusterState, request: Any, *more: Any) -> Any:
+        looked.append(request.lease_id)
+        return place(cluster, request, *more)
+
+    monkeypatch.setattr(allocator, "place_now", counting)
+    with GPUResourceManager.from_url("memory://") as manager:
+        for server in range(4):
+            manager.allocate(f"full-{server}", 8)
+        looked.clear()
+        answers = manager.try_allocate_batch([{"lease_id": f"t{n}", "gpus": 8} for n in range(16)])
+    assert all(isinstance(answer, Refusal) for answer in answers)
+    assert set(looked) == {"t0"}
+
+
+def test_a_batch_whose_ids_are_taken_grants_the_others(as_role: AsRole) -> None:
+    ada, eve = as_role(Role.USER, "ada"), as_role(Role.USER, "eve")
+    ada.post("/api/allocate", json={"task_id": "adas", **ONE})
+    batch = {"requests": [{"task_id": name, **ONE} for name in ("x", "adas", "y")]}
+    answer = eve.post("/api/allocate/batch", json=batch).json
+    assert answer is not None
+    assert [each and each["task_id"] for each in answer["results"]] == ["x", None, "y"]
+    assert answer["refusals"][1]["kind"] == "task_taken"
+
+
+# ---- reads ----
+
+
+def test_no_read_holds_what_decides(service: RestService, as_role: AsRole) -> None:
+    """`GET /api/leases` of many leases took the mutex of the commits for as long."""
+    manager, inside, end = service.manager, threading.Event(), threading.Event()
+    manager.allocate("t", 2)
+
+    def slow(cluster: ClusterState, now: float) -> None:
+        inside.set()
+        end.wait(30)
+
+    reading = threading.Thread(target=manager.look, args=(slow,))
+    reading.start()
+    assert inside.wait(30)
+    assert manager.renew("t")["task_id"] == "t"
+    assert as_role(None).get("/healthz").status_code == 200
+    end.set()
+    reading.join()
+
+
+def test_all_who_ask_for_the_queue_share_one_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimates: list[float] = []
+    estimate = start_estimates.estimate_starts
+    begun, end = threading.Event(), threading.Event()
+
+    def counting(*args: Any) -> Any:
+        estimates.append(0)
+        begun.set()
+        end.wait(30)
+        return estimate(*args)
+
+    monkeypatch.setattr("resource_manager.manager.manager.estimate_starts", counting)
+    with GPUResourceManager.from_url("memory://") as manager:
+        manager.allocate("t", 8, server=0)
+        manager.submit("waits", 8, server=0)
+        answers: list[Any] = []
+        asked = [threading.Thread(target=lambda: answers.append(manager.queue())) for _ in range(16)]
+        for thread in asked:
+            thread.start()
+        assert begun.wait(30)
+        assert manager.renew("t")["task_id"] == "t", "nobody waits for the estimates"
+        end.set()
+        for thread in asked:
+            thread.join()
+    assert len(estimates) <= 2  # one for each state
+    assert [answer[0]["task_id"] for answer in answers] == ["waits"] * 16
+
+
+def test_a_dear_queue_is_kept_for_a_while() -> None:
+    clock, computed = Clock(), []
+    store = MemoryStore(clock=clock)
+    with GPUResourceManager(Settings(store="memory://"), store=store) as manager:
+
+        def dear(cluster: ClusterState, now: float) -> list[Any]:
+            computed.append(cluster.version)
+            ends_at = time.thread_time() + 0.2
+            while time.thread_time() < ends_at:
+                pass
+            return []
+
+        view = queue_view.QueueView(store, dear)
+        for _ in range(20):
+            manager.drain(0)
+            view.entries()
+        assert len(computed) == 1
+        clock.now += queue_view.MAX_AGE_S
+        view.entries()
+        assert len(computed) == 2
+
+
+def test_estimates_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_view, "MAX_ESTIMATE_S", 0.0)
+    with GPUResourceManager.from_url("memory://") as manager:
+        manager.allocate("t", 8, server=0, expected_runtime=60)
+        manager.submit("waits", 8, server=0)
+        (entry,) = manager.queue()
+    assert entry["estimated_start"]["at"] is None
+    assert entry["estimated_start"]["detail"] == start_estimates.NOT_ESTIMATED
+
+
+def test_health_has_threads_of_its_own() -> None:
+    """Calls that hang in all other threads do not take the service away from its orchestrator."""
+    ended = threading.Event()
+    done: list[str] = []
+
+    class Task:
+        def __init__(self, path: str) -> None:
+            self.requests = [type("Request", (), {"path": path})()]
+
+        def service(self) -> None:
+            path = self.requests[0].path
+            done.append(path) if path in HEALTH_PATHS else ended.wait(30)
+
+        def cancel(self) -> None:
+            """Nothing is to be undone."""
+
+    dispatcher = HealthApart(2)
+    for _ in range(10):
+        dispatcher.add_task(Task("/api/queue"))
+    dispatcher.add_task(Task("/healthz"))
+    wait_for(lambda: done == ["/healthz"])
+    ended.set()
+    dispatcher.shutdown()
