@@ -431,7 +431,9 @@ class ServiceClient:
         while following is not None:
             page = self._get(path, {"after": following, "limit": PAGE if limit is None else limit, **asked})
             yield from page["items"]
-            following = page["next"]
+            before, following = following, page.get("next")
+            if following is not None and (following <= before or not page["items"]):
+                raise ServiceUnavailableError(502, f"{self.url} gave pages of {path} that do not end")
 
     def _get(self, path: str, query: dict[str, Any] | None = None) -> Any:
         return self._call("GET", path, params=query)
@@ -475,7 +477,7 @@ class ServiceClient:
             answer = None
         if not isinstance(answer, dict):
             raise ServiceUnavailableError(
-                response.status_code,
+                502 if response.is_success else response.status_code,
                 f"{self.url} is not a GPU manager: {method} {path} gave {response.status_code}",
             )
         if not response.is_success:

@@ -44,9 +44,9 @@ def test_explain_sends_every_option_that_affects_the_answer(
     build_request = manager.build_request
     asked: list[Demand] = []
 
-    def note(demand: Demand, **options: Any) -> Any:
+    def note(demand: Demand, *more: Any, **options: Any) -> Any:
         asked.append(demand)
-        return build_request(demand, **options)
+        return build_request(demand, *more, **options)
 
     monkeypatch.setattr(manager, "build_request", note)
     assert client.explain("e", 2, 1, **payload) == expected

@@ -149,7 +149,7 @@ def test_others_are_decided_between_the_parts_of_a_batch(monkeypatch: pytest.Mon
             super().commit(version, changes, **options)
 
     with GPUResourceManager(Settings(store="memory://"), store=Counting()) as manager:
-        requests = [{"lease_id": f"t{number}", "gpu_milli": 10} for number in range(200)]
+        requests = [{"lease_id": f"t{number}", "gpus": 1, "gpu_milli": 10} for number in range(200)]
         answers = manager.try_allocate_batch(requests)
         assert not any(isinstance(answer, Refusal) for answer in answers)
         assert (max(sizes), sum(sizes)) == (16, 200)
