@@ -53,7 +53,7 @@ def harmless(value: Any, depth: int = 0) -> Any:
 
 
 def mismatch(value: Any, kind: Any, where: str = "") -> str | None:
-    """Return where and why JSON is not of that type, a `TypedDict` or a part of one; None if it is."""
+    """Return where and why JSON is not of that type, a `TypedDict`, its fields or a part; None if it is."""
     origin, of = get_origin(kind), get_args(kind)
     if kind is Any:
         return None
@@ -66,8 +66,8 @@ def mismatch(value: Any, kind: Any, where: str = "") -> str | None:
         return mismatch(value, of[0], where)
     if origin is Literal:
         return None if value in of else f"{where or 'it'} is not one of {', '.join(map(str, of))}"
-    if is_typeddict(kind):
-        return _mismatched_field(value, kind, where)
+    if is_typeddict(kind) or isinstance(kind, dict):
+        return _mismatched_field(value, kind if isinstance(kind, dict) else _fields(kind), where)
     expected = dict if origin is Mapping else origin or kind
     if kind is None or kind is types.NoneType:
         return None if value is None else f"{where or 'it'} is no null"
@@ -81,10 +81,10 @@ def mismatch(value: Any, kind: Any, where: str = "") -> str | None:
     )
 
 
-def _mismatched_field(value: Any, kind: Any, where: str) -> str | None:
+def _mismatched_field(value: Any, fields: Mapping[str, Any], where: str) -> str | None:
     if not isinstance(value, dict):
         return f"{where or 'it'} is no object"
-    for name, hint in _fields(kind).items():
+    for name, hint in fields.items():
         path = f"{where}.{name}" if where else name
         if name in value:
             if found := mismatch(value[name], hint, path):
@@ -99,9 +99,17 @@ def _fields(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
+class _Recorded(TypedDict):
+    """The keys that each change of the history has."""
+
+    version: int
+    change: str
+    at: float
+
+
 def _with(name: str, kind: Any) -> Any:
-    """Return the type of an answer whose member `name` is of that type."""
-    return TypedDict("Answer", {name: kind, "next": NotRequired[int | None]})  # type: ignore[operator]
+    """Return the type of an answer whose member `name` is of that type, and which may be a page."""
+    return {name: kind, "next": NotRequired[int | None]}
 
 
 def answer_of(method: str, path: str) -> Any:
@@ -119,10 +127,10 @@ def answer_of(method: str, path: str) -> Any:
 
 
 _ANSWERS: dict[str, Any] = {
-    "GET /api/caller": TypedDict("Caller", {"name": str, "role": str, "teams": list[str]}),
+    "GET /api/caller": {"name": str, "role": str, "teams": list[str]},
     "GET /api/cluster": ClusterView,
     "GET /api/explain": Explanation,
-    "GET /api/history": _with("items", list[TypedDict("Item", {"version": int, "change": str, "at": float})]),
+    "GET /api/history": _with("items", list[_Recorded]),
     "GET /api/leases": _with("items", list[Allocation]),
     "GET /api/leases/preempting": _with("items", list[Allocation]),
     "GET /api/maintenance": _with("windows", list[WindowView]),
@@ -138,9 +146,9 @@ _ANSWERS: dict[str, Any] = {
     "POST /api/maintenance/remove": _with("window", WindowView | None),
     "POST /api/place": Allocation,
     "POST /api/preempt": Allocation,
-    "POST /api/release": TypedDict("Released", {"quarantined": bool}),
+    "POST /api/release": {"quarantined": bool},
     "POST /api/renew": Allocation,
-    "POST /api/reset": TypedDict("Reset", {"success": bool}),
+    "POST /api/reset": {"success": bool},
     "POST /api/servers/adopt": ServerDetail,
     "POST /api/servers/drain": ServerSummary,
     "POST /api/servers/resume": ServerSummary,

@@ -54,6 +54,7 @@ class GPUOperator(BaseOperator):
     gpu_milli: Any
     nodes: Any
     preemptible: Any
+    priority: Any
     quarantine: Any
     server: Any
     ttl: Any
