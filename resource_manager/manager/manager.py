@@ -106,6 +106,9 @@ HISTORY_PAGE = 1000
 MAX_ITEMS = 16
 """Requests of a batch that are decided at once; others have their turn before the next ones."""
 
+GANG_ITEMS = 8
+"""Requests that take as long to decide as a gang."""
+
 EXPIRE_EVERY_S = 1.0
 """Time after which a process that waits for a request expires the leases that are due."""
 
@@ -331,8 +334,8 @@ class GPUResourceManager:
         if len({request.lease_id for request in asked}) != len(asked):
             raise InvalidRequestError("a batch must not have a lease id twice", field="lease_id")
         answers: list[Allocation | Refusal] = []
-        for start in range(0, len(asked), MAX_ITEMS):
-            part = asked[start : start + MAX_ITEMS]
+        while (start := len(answers)) < len(asked):
+            part = _next_part(asked, start)
             if answers and isinstance(last := answers[-1], Refusal) and last.kind is RefusalKind.LOCK_BUSY:
                 answers += [last] * len(part)
             else:
@@ -1148,6 +1151,18 @@ class GPUResourceManager:
             windows=known.windows,
             adoptions=known.adoptions,
         )
+
+
+def _next_part(requests: Sequence[Request], start: int) -> list[Request]:
+    """Return the requests from `start` on that are decided at once, the same ones each time."""
+    part: list[Request] = []
+    left = MAX_ITEMS
+    for request in requests[start:]:
+        left -= 1 if request.nodes == 1 else GANG_ITEMS
+        if left < 0:
+            break
+        part.append(request)
+    return part
 
 
 def _job_end(value: JobEnd | str, reason: str = "") -> JobEnd:

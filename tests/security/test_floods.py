@@ -155,6 +155,14 @@ def test_others_are_decided_between_the_parts_of_a_batch(monkeypatch: pytest.Mon
         assert (max(sizes), sum(sizes)) == (16, 200)
 
 
+def test_gangs_of_a_batch_are_decided_two_at_a_time() -> None:
+    from resource_manager.core.models import Request
+    from resource_manager.manager.manager import _next_part
+
+    requests = [Request(f"t{number}", 1, nodes=2 if number < 5 else 1) for number in range(30)]
+    assert [len(_next_part(requests, start)) for start in (0, 2, 4, 13)] == [2, 2, 9, 16]
+
+
 def test_a_group_that_takes_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "MAX_DECISION_S", 0.02)
     groups: list[int] = []
