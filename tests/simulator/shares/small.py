@@ -43,7 +43,9 @@ def instances(draw: st.DrawFn) -> Instance:
                 second = first if a == b else tuple(rate * slower[1] for rate in kinds[b])
                 pairs[f"k{b}", f"k{a}"], pairs[f"k{a}", f"k{b}"] = (second, first), (first, second)
     teams = {
-        name: Team(weight=draw(st.sampled_from([0.5, 1, 3])), within=draw(st.sampled_from(["fairness", "fifo"])))
+        name: Team(
+            weight=draw(st.sampled_from([0.5, 1, 3])), within=draw(st.sampled_from(["fairness", "fifo"]))
+        )
         for name in ("a", "b")[: draw(st.integers(1, 2))]
     }
     jobs = []

@@ -65,7 +65,11 @@ def test_weights_and_units_are_relative(instance: Instance, factor: float) -> No
 
 
 def two_jobs(within: str, **teams: float) -> Instance:
-    jobs = (Job("first", None, (1.0,), "a"), Job("second", None, (1.0,), "a"), Job("third", None, (1.0,), "b"))
+    jobs = (
+        Job("first", None, (1.0,), "a"),
+        Job("second", None, (1.0,), "a"),
+        Job("third", None, (1.0,), "b"),
+    )
     weights = {"a": 1.0, "b": 1.0} | teams
     return Instance(
         {"gpu": 1}, jobs, {name: Team(weight=each, within=within) for name, each in weights.items()}, {}
