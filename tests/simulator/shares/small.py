@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -63,24 +62,6 @@ def instances(draw: st.DrawFn) -> Instance:
             )
         )
     return Instance({f"g{type}": count for type, count in enumerate(fleet)}, tuple(jobs), teams, pairs)
-
-
-def different_jobs(count: int, within: str) -> Instance:
-    """Return jobs that are all different, in five teams, on a quarter as many GPUs of each of three types."""
-    draw = random.Random(0)
-    teams = {f"team{each}": Team(weight=1 + each, within=within) for each in range(5)}
-    jobs = tuple(
-        Job(
-            str(place),
-            None,
-            tuple(sorted(draw.uniform(0.1, 1) for _ in range(3))),
-            f"team{place % 5}",
-            draw.choice((1.0, 2.0, 3.0)),
-            draw.choice((1, 2, 4)),
-        )
-        for place in range(count)
-    )
-    return Instance(dict.fromkeys(("old", "newer", "new"), count // 4), jobs, teams, {})
 
 
 def rates_of(instance: Instance) -> Any:

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.shares import different_jobs
 from simulator.shares.division import Division, Options, divide_fleet
 from simulator.shares.instance import Instance, Job, Team
 from simulator.timing import timed
 from tests.simulator.shares.job_by_job import fill_job_by_job
-from tests.simulator.shares.small import different_jobs, instances, uneven_jobs
+from tests.simulator.shares.small import instances, uneven_jobs
 
 VARIANTS = [
     Options(policy, pack=pack, agnostic=agnostic)
