@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from resource_manager.jobs.launchers import Job, JobState, LauncherUnreachableError
+from resource_manager.jobs.launchers import Job, JobState, LauncherUnreachableError, directory_job, local
 from resource_manager.jobs.launchers.local import LocalLauncher
 from tests.eventually import wait_for, wait_until_ended
 
@@ -113,6 +114,17 @@ def test_a_job_that_forges_its_exit_code_is_told_by_its_end(launcher: LocalLaunc
     wait_until_ended(launcher, "j")
     (tmp_path / "j" / "exit_code").unlink()
     as_pipe(tmp_path / "j" / "exit_code")
-    found = launcher.status("j")
-    assert (found.state, found.exit_code) == (JobState.FINISHED, None)
+    wait_for(lambda: launcher.status("j").state is JobState.FINISHED)
+    assert launcher.status("j").exit_code is None
     launcher.stop("j", 0.0)
+
+
+def test_a_folder_that_hangs_is_out_of_reach(
+    launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = Event()
+    monkeypatch.setattr(local, "ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(directory_job, "status", lambda *_: answered.wait(60.0))
+    with pytest.raises(LauncherUnreachableError, match=r"^job j cannot be seen on \S+: .* does not answer$"):
+        launcher.status("j")
+    answered.set()
