@@ -136,7 +136,7 @@ def test_stop_finds_a_job_from_another_home_and_with_another_folder_of_jobs(
     done = piped(elsewhere, "stop", lease["task_id"])
     assert done.returncode == 0
     # Its own program may be the first to release it.
-    assert re.fullmatch(r"hand:\S+ \w+: (released|gone before), its job was stopped\n", done.stdout)
+    assert re.fullmatch(r"\S+@\S+ \w+: (released|gone before), its job was stopped\n", done.stdout)
     process.communicate(timeout=30)
     assert manager.leases() == []
 

@@ -76,7 +76,7 @@ def test_the_exit_code_and_the_output_are_the_command_s_own(
     done = piped(environment, "run", "--gpus", "1", "--", "sh", "-c", script)
     assert (done.returncode, done.stdout) == (7, "of s: 0\n")
     assert "no\n" in done.stderr
-    assert re.search(r"^gpu-manager: hand:\S+ \w+: GPUs 0 and 1 CPUs of s, ", done.stderr, re.M)
+    assert re.search(r"^gpu-manager: \S+@\S+ \w+: GPUs 0 and 1 CPUs of s, ", done.stderr, re.M)
     assert [change["outcome"] for change in manager.history() if change["change"] == "released"] == ["FAILED"]
 
 
@@ -205,7 +205,7 @@ def test_a_released_lease_ends_its_command(
     (lease,) = manager.leases()
     stopped = piped(environment, "stop", lease["task_id"])
     assert stopped.returncode == 0
-    assert re.fullmatch(r"hand:\S+: (released|gone before), its job was stopped\n", stopped.stdout)
+    assert re.fullmatch(r"\S+@\S+ \w+: (released|gone before), its job was stopped\n", stopped.stdout)
     assert not runs(job)
     child.expect(pexpect.EOF)
 
@@ -259,7 +259,7 @@ def test_wrong_input_is_one_line(
 ) -> None:
     done = piped(environment, *arguments)
     assert (done.returncode, done.stdout) == (code, "")
-    (said,) = [each for each in done.stderr.splitlines() if not each.startswith("gpu-manager: hand:")]
+    (said,) = [each for each in done.stderr.splitlines() if ": GPUs " not in each]
     assert line in said
 
 
