@@ -22,6 +22,7 @@ from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import terminal
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.serializers import name_in_words
 from tests.cli.programs import MARK, begun, environment_of, left_of, manager_of, piped
 from tests.eventually import wait_for
 from tests.redis_server import RedisServer
@@ -123,7 +124,7 @@ def test_a_command_whose_lease_is_ended_by_force_ends_and_frees_its_gpus(
     manager.release(lease["task_id"], job_end="forced")
     _, said = process.communicate(timeout=30)
     assert process.returncode == 143
-    assert said.splitlines()[-1] == f"gpu-manager: the lease {lease['task_id']} was ended"
+    assert said.splitlines()[-1] == f"gpu-manager: the lease {name_in_words(lease)} was ended"
     assert manager.leases() == []
 
 
