@@ -23,6 +23,7 @@ from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import terminal
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.serializers import name_in_words
 from tests.cli.programs import MARK, begun, environment_of, left_of, manager_of, piped
 from tests.eventually import wait_for
 from tests.redis_server import RedisServer
@@ -124,7 +125,7 @@ def test_a_command_whose_lease_is_ended_by_force_ends_and_frees_its_gpus(
     manager.release(lease["task_id"], job_end="forced")
     _, said = process.communicate(timeout=30)
     assert process.returncode == 143
-    assert said.splitlines()[-1] == f"gpu-manager: the lease {lease['task_id']} was ended"
+    assert said.splitlines()[-1] == f"gpu-manager: the lease {name_in_words(lease)} was ended"
     assert manager.leases() == []
 
 
@@ -137,7 +138,7 @@ def test_stop_finds_a_job_from_another_home_and_with_another_folder_of_jobs(
     done = piped(elsewhere, "stop", lease["task_id"])
     assert done.returncode == 0
     # Its own program may be the first to release it.
-    assert re.fullmatch(r"hand:\S+ \w+: (released|gone before), its job was stopped\n", done.stdout)
+    assert re.fullmatch(r"\S+@\S+ \w+: (released|gone before), its job was stopped\n", done.stdout)
     process.communicate(timeout=30)
     assert manager.leases() == []
 
