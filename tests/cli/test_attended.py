@@ -9,13 +9,14 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
-from resource_manager.cli import main
+from resource_manager.cli import attended, main
 from resource_manager.cli.target import Target
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.models import JobPlace
@@ -200,6 +201,22 @@ def test_allocate_waits_for_its_grant_or_gives_its_place_up(
         assert waiting.returncode == 128 + signal.SIGINT
         assert manager.queue() == []
         assert manager.release_resources("first")
+
+
+def test_a_job_whose_end_is_not_confirmed_in_time_keeps_its_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
+    monkeypatch.setattr(attended, "GRACE_S", 0.1)
+    monkeypatch.setattr(attended, "END_S", 0.1)
+    answered = Event()
+    monkeypatch.setattr(LocalLauncher, "stop", lambda *_: answered.wait(60.0))
+    with GPUResourceManager.from_url("memory://", inventory=default_inventory(1, 2, 8)) as manager:
+        monkeypatch.setattr(Target, "manager", manager)
+        done = CliRunner().invoke(main, ["run", "--gpus", "1", "--", "true"])
+        answered.set()
+        assert "may still run: server gpu-server-0 does not answer in time; its GPUs stay" in done.output
+        assert len(manager.leases()) == 1
 
 
 @pytest.mark.parametrize("step", ["submit", "prepare", "place_job", "attend", "stop", "release"])
