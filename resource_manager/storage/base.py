@@ -77,6 +77,10 @@ class Store(Protocol):
         Raises `StaleStateError` unless the stored version is `version`.
         """
 
+    @property
+    def moved_to(self) -> str:
+        """The store that the state was moved to, as last read; empty if it was not."""
+
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         """Return up to `limit` kept changes above version `after`, each with the version it led to."""
 

@@ -135,6 +135,10 @@ class MemoryStore:
                 raise StaleStateError(version, stored)
             self._moved_to = to
 
+    @property
+    def moved_to(self) -> str:
+        return self._moved_to
+
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         with self._mutex:
             if self._base is None:

@@ -81,6 +81,7 @@ class VariableStore:
         self._clock = ServerClock(client.time)
         self._incarnation = ""
         self._last_commit = ""
+        self._moved_to = ""
 
     def now(self) -> float:
         return self._clock.now()
@@ -89,6 +90,7 @@ class VariableStore:
         stored = self._read(self._text())
         if stored is None:
             return None
+        self._moved_to = stored.moved_to
         found = stored.cluster.version
         if replica is not None and replica.version > found:
             raise StateLostError(
@@ -197,6 +199,10 @@ class VariableStore:
             if stored is None or stored.cluster.version != version:
                 raise StaleStateError(version, None if stored is None else stored.cluster.version)
             self._write(replace(stored, moved_to=to), lock, text)
+
+    @property
+    def moved_to(self) -> str:
+        return self._moved_to
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         stored = self._read(self._text())

@@ -93,6 +93,7 @@ class RedisStore:
         self._inventory = layout.Inventory()
         self._clock = ServerClock(client.time)
         self._suspended_until = -math.inf
+        self._moved_to = ""
 
     def now(self) -> float:
         return self._clock.now()
@@ -200,6 +201,10 @@ class RedisStore:
         if answer[0] != b"ok":
             self._refuse(answer, version)
 
+    @property
+    def moved_to(self) -> str:
+        return self._moved_to
+
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         with self._client.reporting():
             key = self._client.key("changes")
@@ -258,6 +263,7 @@ class RedisStore:
         if answer[0] != b"ok":
             self._refuse(answer, known)
         self._suspended_until = self.now() + float(answer[4]) if answer[4] else -math.inf
+        self._moved_to = answer[-1].decode(errors="replace")
         return answer
 
     def _whole_state(self, answer: list[Any]) -> ClusterState:

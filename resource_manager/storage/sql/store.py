@@ -122,6 +122,7 @@ class SqlStore:
         self._clock = ServerClock(database.time)
         self._suspended_until = -math.inf
         self._is_untidy = False
+        self._moved_to = ""
 
     def now(self) -> float:
         return self._clock.now()
@@ -296,6 +297,10 @@ class SqlStore:
             row, _ = self._state()
             raise StaleStateError(version, None if row is None else row.version)
 
+    @property
+    def moved_to(self) -> str:
+        return self._moved_to
+
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         def work(connection: Connection) -> Sequence[Any]:
             found: Sequence[Any] = self.database.execute(
@@ -359,7 +364,7 @@ class SqlStore:
         if row.server != row.this_server:
             self._begin_recovery(row)
             return self._state_after(version, limit)
-        self._incarnation = row.incarnation
+        self._incarnation, self._moved_to = row.incarnation, row.moved_to
         self._suspended_until = row.suspended_until if row.suspended_until > row.now else -math.inf
         found = (StoredChange(*fields[len(StateRow._fields) :]) for fields in rows)
         return row, [change for change in found if change.version is not None]
