@@ -666,8 +666,8 @@ class GPUResourceManager:
 
     def _suspension(self, cluster: ClusterState, now: float) -> Refusal | None:
         """Return why nothing is granted to anybody now: a recovery window, or a wrong configuration."""
-        left_s = self._commits.resumes_in_s(now)
-        return recovering(_window_of(cluster, left_s)) if left_s > 0 else self._commits.misconfigured(cluster)
+        window = self._commits.recovery_window(cluster, now)
+        return self._commits.misconfigured(cluster) if window is None else recovering(window)
 
     def explain(
         self,
@@ -981,8 +981,8 @@ class GPUResourceManager:
         except LockTimeoutError as error:
             results = [lock_busy(error.waited_s)] * len(requests)
         except StateUnconfirmedError as error:
-            left_s = error.remaining_s
-            window = self._commits.peek_replica(lambda cluster, now: _window_of(cluster, left_s))
+            unconfirmed = error
+            window = self._commits.peek_replica(lambda cluster, now: _window_of(cluster, unconfirmed))
             results = [recovering(window)] * len(requests)
         answers: list[T | Refusal] = []
         for request, result in zip(requests, results, strict=True):
@@ -1113,8 +1113,10 @@ def _inventory(cluster: ClusterState) -> tuple[Node, ...]:
     return tuple(state.node for state in cluster.nodes if not state.retired)
 
 
-def _window_of(cluster: ClusterState, left_s: float) -> RecoveryWindow:
-    return RecoveryWindow(max(cluster.settings.confirmation_window_s - left_s, 0.0), left_s)
+def _window_of(cluster: ClusterState, error: StateUnconfirmedError) -> RecoveryWindow:
+    left_s = error.remaining_s
+    began_ago_s = max(cluster.settings.confirmation_window_s - left_s, 0.0)
+    return RecoveryWindow(began_ago_s, left_s, error.clock_jump_s)
 
 
 def _nothing(cluster: ClusterState, now: float) -> None:

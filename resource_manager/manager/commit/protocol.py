@@ -16,7 +16,7 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.name_lookup import name_in
-from resource_manager.core.refusal import Refusal, no_servers
+from resource_manager.core.refusal import RecoveryWindow, Refusal, no_servers
 from resource_manager.errors import (
     InvalidRequestError,
     LockedError,
@@ -57,7 +57,7 @@ class Observer(Protocol):
     """A receiver of measurements; must be quick and must not raise."""
 
     def measured(self, name: str, value: float) -> None:
-        """Receive a value of `lock_wait_s`, `commit_s` or `commit_conflicts` (1 each)."""
+        """Receive a value of `lock_wait_s`, `commit_s`, `commit_conflicts` (1 each) or `clock_jump_s`."""
 
 
 class Transactions:
@@ -88,7 +88,7 @@ class Transactions:
         return self._rules.of(cluster).policy
 
     def policy(self, cluster: ClusterState) -> Policy:
-        """Return the same policy, by which nothing fits in the recovery window of a restarted store."""
+        """Return the same policy, by which nothing fits in a recovery window."""
         return nothing_fits if self._recovery.suspends_grants else self.usual_policy(cluster)
 
     def order(self, cluster: ClusterState) -> QueueDiscipline:
@@ -108,8 +108,12 @@ class Transactions:
         self.learner.catch_up(cluster, always=self.order(cluster).uses_attained)
 
     def resumes_in_s(self, now: float) -> float:
-        """Return the seconds until grants resume after a restart of the store; 0 or less if not paused."""
+        """Return the seconds until grants resume in a recovery window; 0 or less if not paused."""
         return self._recovery.remaining_s(now)
+
+    def recovery_window(self, cluster: ClusterState, now: float) -> RecoveryWindow | None:
+        """Return the recovery window that is open; None if there is none."""
+        return self._recovery.window(cluster, now)
 
     def with_dispatch(self, cluster: ClusterState, changes: Sequence[Change], now: float) -> list[Change]:
         """Return the changes and the grants to pending requests that they allow; none for no changes."""
@@ -157,6 +161,7 @@ class Transactions:
         operation = _Expirations(self)
         self._groups.carry_out(operation, self._lock_timeout_s)
         _answer(operation)
+        self._recovery.watch(self.store.now())
         return operation.changes
 
     def read(self, reader: Reader[T], max_age_s: float = 0.0) -> T:
@@ -307,11 +312,15 @@ class Transactions:
         for operation in decided:
             if not (looks_again and operation.asked_at > since and operation.is_refused(cluster)):
                 operation.finish(cluster, now)
+        self._recovery.extended()
         self.store.tidy_up(cluster)
 
     def _decide(self, cluster: ClusterState, group: list[Operation[Any]]) -> list[Operation[Any]]:
         """Decide each operation on top of those before it; return them in that order."""
         now = self.store.now()
+        jump = self._recovery.look(cluster, now)
+        if jump is not None:
+            self._measured("clock_jump_s", jump.seconds)
         decided = self._led_by_expirations(cluster, group, now)
         if len(decided) == 1:
             decided[0].decide(cluster, now)
@@ -327,8 +336,15 @@ class Transactions:
     def _led_by_expirations(
         self, cluster: ClusterState, group: list[Operation[Any]], now: float
     ) -> list[Operation[Any]]:
-        """Return the group, with an operation in front that expires what is due, if anything is."""
-        due = allocator.expire(cluster, now)
+        """Return the group, with an operation in front that expires what is due, if anything is.
+
+        In a recovery window nothing is, and what a jump of the clock took of leases is given back.
+        """
+        due: Sequence[Change]
+        if self._recovery.suspends_grants:
+            due = self._recovery.extensions(cluster, now)
+        else:
+            due = allocator.expire(cluster, now)
         own = [operation for operation in group if isinstance(operation, _Expirations)]
         if due:
             _log(cluster, due)

@@ -9,9 +9,7 @@ all changes so far: a reader that does not know one of them must not trust the h
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -30,7 +28,8 @@ from resource_manager.errors import (
     StoreMovedError,
 )
 from resource_manager.storage import refusals
-from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ServerClock
+from resource_manager.storage.base import NO_SUSPENSION, Suspension, waits_for_owners
+from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
 from resource_manager.storage.codec import change_from_json, check_format, check_kinds
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
@@ -45,6 +44,7 @@ from resource_manager.storage.redis.client import (
 )
 from resource_manager.storage.redis.lock import HANDOFF_MS, RedisLock
 from resource_manager.storage.reports import RedisReports
+from resource_manager.storage.witnesses import RedisWitnesses
 
 PARTS = (
     "meta",
@@ -69,8 +69,8 @@ class RedisStore:
 
     Redis may lose its last writes when it restarts or a replica takes over. The store detects that another
     server process holds the data. For `confirmation_window_s` of the cluster's settings, the recovery window,
-    it refuses commits that grant (`StateUnconfirmedError`): by its end every owner has renewed its lease, or
-    learnt that it is gone.
+    it refuses commits that grant or expire (`StateUnconfirmedError`): by its end every owner has renewed its
+    lease, or learnt that it is gone.
     """
 
     def __init__(
@@ -88,11 +88,12 @@ class RedisStore:
         self._commit = load_script("preflight", "once", "handover", "commit")
         self._refresh = load_script("preflight", "refresh")
         self._move = load_script("preflight", "move")
+        self._suspend = load_script("preflight", "suspend")
         self._write = load_script("once", "replace_state")
         self._incarnation: str = ""
         self._inventory = layout.Inventory()
         self._clock = ServerClock(client.time)
-        self._suspended_until = -math.inf
+        self._suspension = NO_SUSPENSION
         self._moved_to = ""
 
     def now(self) -> float:
@@ -162,6 +163,7 @@ class RedisStore:
             sequence,
             inventory,
             HANDOFF_MS,
+            int(waits_for_owners(changes)),
             KEEP_S,
             MAX_KEYS,
             len(once),
@@ -223,8 +225,31 @@ class RedisStore:
         return RedisReports(self._client)
 
     @property
-    def suspended_until(self) -> float:
-        return self._suspended_until
+    def witnesses(self) -> RedisWitnesses:
+        return RedisWitnesses(self._client)
+
+    @property
+    def clock_jump(self) -> ClockJump | None:
+        return self._clock.jump
+
+    @property
+    def suspension(self) -> Suspension:
+        return self._suspension
+
+    def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
+        answer = self._run(
+            self._suspend,
+            STORED_FORMAT,
+            self._incarnation,
+            self._confirmation_window_s,
+            round(jump.seconds, 3),
+            jump.since,
+            CLOCK_TOLERANCE_S,
+        )
+        if answer[0] != b"ok":
+            self._refuse(answer, -1)
+        self._suspension = self._suspension_in(answer[4])
+        return self._suspension, bool(answer[5])
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         return RedisLock(self._client, beside=None if replica is None else _Missed(self, replica))
@@ -262,9 +287,13 @@ class RedisStore:
             return None
         if answer[0] != b"ok":
             self._refuse(answer, known)
-        self._suspended_until = self.now() + float(answer[4]) if answer[4] else -math.inf
+        self._suspension = self._suspension_in(answer[4]) if answer[4] else NO_SUSPENSION
         self._moved_to = answer[-1].decode(errors="replace")
         return answer
+
+    def _suspension_in(self, detail: bytes) -> Suspension:
+        left_s, _, clock_jump_s = detail.partition(b" ")
+        return Suspension(self.now() + float(left_s or 0), float(clock_jump_s or 0))
 
     def _whole_state(self, answer: list[Any]) -> ClusterState:
         incarnation, fencing, sequence, last_node, inventory_version, inventory = answer[6:12]
@@ -336,7 +365,7 @@ class RedisStore:
     # ---- talking to the server ----
 
     def _run(self, script: Any, *args: Any, keys: Sequence[str] = ()) -> list[Any]:
-        begin = time.monotonic()
+        begin = self._clock.steady()
         answer: list[Any] = self._client.run(script, (*self._keys, *keys), args)
         self._clock.learn(int(answer[1]) + int(answer[2]) * 1e-6, begin)
         return answer
@@ -363,7 +392,10 @@ class RedisStore:
             case "clock":
                 raise refusals.off_the_clock(version, stored)
             case "suspended":
-                raise refusals.unconfirmed(self._confirmation_window_s, float(detail))
+                left_s, _, clock_jump_s = detail.partition(" ")
+                raise refusals.unconfirmed(
+                    self._confirmation_window_s, float(left_s), float(clock_jump_s or 0)
+                )
             case "format":
                 check_format(detail, f"the state in {where}")
             case "empty" if not self._incarnation:
