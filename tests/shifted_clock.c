@@ -2,22 +2,21 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <math.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
-static double shift(void)
+static long long shift(void)
 {
-    static volatile double *seconds;
+    static volatile long long *seconds;
     if (!seconds) {
         const char *path = getenv("SHIFTED_CLOCK");
         int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
         if (file < 0)
             return 0;
-        void *found = mmap(0, sizeof(double), PROT_READ, MAP_SHARED, file, 0);
+        void *found = mmap(0, sizeof(long long), PROT_READ, MAP_SHARED, file, 0);
         close(file);
         if (found == MAP_FAILED)
             return 0;
@@ -33,7 +32,7 @@ int clock_gettime(clockid_t id, struct timespec *at)
         real = dlsym(RTLD_NEXT, "clock_gettime");
     int done = real(id, at);
     if (done == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE))
-        at->tv_sec += (time_t)floor(shift());
+        at->tv_sec += shift();
     return done;
 }
 

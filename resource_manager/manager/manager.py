@@ -389,7 +389,7 @@ class GPUResourceManager:
             return self._commits.with_dispatch(cluster, decided, now)
 
         try:
-            self._commits.run(step, _nothing, once=repeats.of_reading(once, _nothing))
+            is_over = self._commits.run(step, lambda cluster, now: is_over, once=repeats.of_release(once))
         except (LeaseNotFoundError, OtherOwnerError) as error:
             logger.warning("not released: %s", error)
             return ReleaseResult.NOT_HELD if lease is None else ReleaseResult.OTHER_HOLDER
@@ -453,7 +453,7 @@ class GPUResourceManager:
             return self._commits.with_dispatch(cluster, cancelled, now)
 
         try:
-            self._commits.run(step, _nothing, once=repeats.of_reading(once, _nothing))
+            self._commits.run(step, _nothing, once=repeats.of_done(once))
         except LeaseNotFoundError:
             return False
         return True
@@ -504,7 +504,7 @@ class GPUResourceManager:
                 cluster, lease_id, places, now, fencing_token=fencing_token, owner=owner
             ),
             view,
-            once=repeats.of_reading(once, view),
+            once=repeats.of_renewal(once, lease_id, serializers.allocation),
         )
 
     def preempt(
@@ -763,16 +763,27 @@ class GPUResourceManager:
 
         None if there is none of that number, as after a removal before.
         """
-        removed = self._commits.read(lambda cluster, now: maintenance.numbered(cluster, window_id, now))
-        if dry_run or removed is None:
-            return removed
+
+        def view(cluster: ClusterState, now: float) -> WindowView | None:
+            return maintenance.numbered(cluster, window_id, now)
+
+        if dry_run:
+            return self._commits.read(view)
+        removed: WindowView | None = None
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
+            nonlocal removed
+            removed = view(cluster, now)
+            if removed is None:
+                return []
             rest = [window for window in cluster.windows if window.window_id != window_id]
             return self._commits.with_dispatch(cluster, [maintenance.replaced(cluster, rest, now)], now)
 
-        self._commits.run(step, _nothing, once=repeats.of_reading(once, _nothing))
-        return removed
+        def answer(cluster: ClusterState, now: float) -> WindowView | None:
+            return removed
+
+        step_of, repeat = repeats.of_answer(once, step, answer)
+        return self._commits.run(step_of, answer, once=repeat)
 
     # ---- servers ----
 
@@ -843,12 +854,8 @@ class GPUResourceManager:
         def view(cluster: ClusterState, now: float) -> ServerDetail:
             return server_detail(cluster.node(name))
 
-        answer = self._commits.run(
-            lambda cluster, now: adoption(cluster, name, gpus, now),
-            view,
-            exclusive=True,
-            once=repeats.of_reading(once, view),
-        )
+        step, repeat = repeats.of_answer(once, lambda cluster, now: adoption(cluster, name, gpus, now), view)
+        answer = self._commits.run(step, view, exclusive=True, once=repeat)
         self.expire_and_schedule()
         return answer
 
@@ -894,13 +901,11 @@ class GPUResourceManager:
             made[:] = [found.view()]
             return found.changes
 
-        def again(cluster: ClusterState, now: float) -> ClusterDiff:
-            return plan(cluster, defined, options or NO_OPTIONS, now).view()
-
         def answer(cluster: ClusterState, now: float) -> ClusterDiff:
-            return {**made[0], "revision": revision_of(cluster)} if made else again(cluster, now)
+            return {**made[0], "revision": revision_of(cluster)}
 
-        done = self._commits.run(step, answer, exclusive=True, once=repeats.of_reading(once, again))
+        step_of, repeat = repeats.of_answer(once, step, answer)
+        done = self._commits.run(step_of, answer, exclusive=True, once=repeat)
         self.expire_and_schedule()
         return done
 
@@ -1044,7 +1049,8 @@ class GPUResourceManager:
         def view(cluster: ClusterState, now: float) -> ServerSummary:
             return serializers.server(cluster.node(name))
 
-        return self._commits.run(step, view, once=repeats.of_reading(once, view))
+        step_of, repeat = repeats.of_answer(once, step, view)
+        return self._commits.run(step_of, view, once=repeat)
 
     def _initialise(self) -> None:
         """Give an empty store what this manager was told of its cluster; write nothing to another one.

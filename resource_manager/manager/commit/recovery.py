@@ -17,7 +17,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.refusal import RecoveryWindow
 from resource_manager.errors import StateUnconfirmedError, StoreError
 from resource_manager.storage import Store
-from resource_manager.storage.clock import ClockJump, boot_id, since_boot
+from resource_manager.storage.clock import JUMP_S, ClockJump, boot_id, since_boot
 from resource_manager.storage.witnesses import Sighting
 
 logger = logging.getLogger(__name__)
@@ -104,8 +104,8 @@ class Recovery:
     def extensions(self, cluster: ClusterState, now: float) -> Sequence[Change]:
         """Return renewals that give leases back what a jump forward, stored by this process, took of them.
 
-        A lease that is renewed every third of its life could end before its owner comes. Quarantined and
-        preempted ones have no life to give back.
+        A lease that is renewed every third of its life could end before its owner comes. One that was renewed
+        since ends too late for that. Quarantined and preempted ones have no life to give back.
         """
         jump = self._extends
         if jump is None:
@@ -117,7 +117,7 @@ class Recovery:
             for lease in cluster.leases.values()
             if not lease.quarantined
             and lease.lease_id not in cluster.preempting
-            and lease.expires_at <= now - jump.seconds + lease.request.ttl_s
+            and lease.expires_at <= now - jump.seconds + lease.request.ttl_s + JUMP_S
         ]
 
     def extended(self) -> None:
