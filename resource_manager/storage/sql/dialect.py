@@ -227,6 +227,9 @@ class Dialect(Protocol):
     def examine(self, connection: Connection) -> list[tuple[bool, str]]:
         """Return what speaks for the server and its settings (True), or against them."""
 
+    def grant(self, connection: Connection, rights: str, table: str) -> str:
+        """Return the statement by which an owner gives this user rights on a table, or on all if empty."""
+
     def explain(self, error: BaseException) -> Fault:
         """Return the driver's error in plain words."""
 
