@@ -374,9 +374,12 @@ class GPUResourceManager:
             ),
             outcome,
             once,
+            has_token=fencing_token is not None,
         )
 
-    def _release(self, lease_id: str, decide: Step, outcome: str, once: Once | None) -> ReleaseResult:
+    def _release(
+        self, lease_id: str, decide: Step, outcome: str, once: Once | None, *, has_token: bool
+    ) -> ReleaseResult:
         check_text(outcome=outcome)
         is_over = True
         lease: Lease | None = None
@@ -389,7 +392,12 @@ class GPUResourceManager:
             return self._commits.with_dispatch(cluster, decided, now)
 
         try:
-            is_over = self._commits.run(step, lambda cluster, now: is_over, once=repeats.of_release(once))
+            is_over = self._commits.run(
+                step,
+                lambda cluster, now: is_over,
+                once=repeats.of_release(once),
+                held=lease_id if has_token else None,
+            )
         except (LeaseNotFoundError, OtherOwnerError) as error:
             logger.warning("not released: %s", error)
             return ReleaseResult.NOT_HELD if lease is None else ReleaseResult.OTHER_HOLDER
@@ -431,6 +439,7 @@ class GPUResourceManager:
             ),
             outcome,
             once,
+            has_token=True,
         )
 
     def cancel(
@@ -479,6 +488,7 @@ class GPUResourceManager:
             ),
             lambda cluster, now: serializers.allocation(cluster, cluster.leases[lease_id]),
             once=repeats.of_renewal(once, lease_id, serializers.allocation),
+            held=lease_id if fencing_token is not None else None,
         )
 
     def place_job(

@@ -49,6 +49,12 @@ class Store(Protocol):
         Return None if the store holds no state yet. The replica must contain committed changes only.
         """
 
+    def refresh_known(self) -> ClusterState:
+        """Return the newest state without what a newer version of this software wrote and this one skips.
+
+        It is for changes to one lease alone. Raises `NewerFormatError` where that cannot be left out.
+        """
+
     def commit(
         self,
         version: int,

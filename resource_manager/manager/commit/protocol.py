@@ -11,7 +11,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from resource_manager.core.changes import Change, Expired, Preempting, Quarantined
+from resource_manager.core.changes import (
+    Change,
+    Expired,
+    MembersReleased,
+    Preempting,
+    Quarantined,
+    Released,
+    Renewed,
+)
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.maintenance import preemptor_in_words
@@ -21,6 +29,7 @@ from resource_manager.errors import (
     InvalidRequestError,
     LockedError,
     LockTimeoutError,
+    NewerFormatError,
     RepeatedError,
     ResourceManagerError,
     StaleStateError,
@@ -131,20 +140,29 @@ class Transactions:
         exclusive: bool = False,
         once: Repeatable[T] | None = None,
         refused: Callable[[ClusterState], bool] | None = None,
+        held: str | None = None,
     ) -> T:
         """Decide, commit and return the answer of `reader` on the state right after.
 
         `exclusive` keeps a step out of groups that cannot be applied on trial (an inventory). With `once`
         the changes are made only if none were made under that key. A step without changes that `refused`
-        confirms is decided again for `LOOK_AGAIN_S` under contention. Raises the step's errors,
-        `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
+        confirms is decided again for `LOOK_AGAIN_S` under contention. A step about the lease `held` alone,
+        whose fencing token the caller has, is carried out on a state that a newer version wrote, too. Raises
+        the step's errors, `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
         """
         who = asking()
         by, step = (self.by, step) if who is None else (who.by, who.noting(step))
         operation = Operation(step, reader, by, once, refused)
-        if once is not None and (reference := self.store.recall(once.key)) is not None:
-            return self._answer_again(once, reference)
-        self._groups.carry_out(operation, self._lock_timeout_s, exclusive=exclusive)
+        try:
+            if once is not None and (reference := self.store.recall(once.key)) is not None:
+                return self._answer_again(once, reference)
+            self._groups.carry_out(operation, self._lock_timeout_s, exclusive=exclusive)
+            if isinstance(operation.error, NewerFormatError):
+                raise operation.error
+        except NewerFormatError:
+            if held is None:
+                raise
+            return self._run_on_known(operation, held)
         if who is not None and operation.error is None:
             who.changes += operation.changes
         if once is None:
@@ -155,6 +173,35 @@ class Transactions:
         if not operation.changes and (reference := self.store.recall(once.key)) is not None:
             return self._answer_again(once, reference)
         return _answer(operation)
+
+    def _run_on_known(self, operation: Operation[T], held: str) -> T:
+        """Commit what an operation does to one lease, on what is known of a state that a newer version wrote.
+
+        Nothing is granted for it, and nothing else ends.
+        """
+        once, deadline = operation.once, time.monotonic() + self._lock_timeout_s
+        of_lease = Renewed | Released | MembersReleased | Quarantined
+        with self._groups.mutex, self._locked(deadline) as lock:
+            cluster, now = self.store.refresh_known(), self.store.now()
+            operation.decide(cluster, now)
+            if operation.error is not None:
+                raise operation.error
+            changes: list[Change] = [
+                change
+                for change in operation.changes
+                if isinstance(change, of_lease) and change.lease_id == held
+            ]
+            if cluster.ledger is not None:
+                changes = list(with_use(cluster, changes))
+            keys = [] if once is None else [(once.key, json.dumps(once.refer(changes)))]
+            try:
+                self.store.commit(cluster.version, changes, now=now, lock=lock, once=keys)
+            except RepeatedError as error:
+                assert once is not None
+                return once.answer(cluster, now, json.loads(once.key.reference_in(error.stored)))
+        for change in changes:
+            cluster.apply(change)
+        return operation.reader(cluster, now)
 
     def expire_and_schedule(self) -> list[Change]:
         """Expire leases that are due and grant pending requests that fit; return the changes."""

@@ -105,6 +105,10 @@ class VariableStore:
         self._incarnation, self._last_commit = stored.incarnation, stored.commit
         return stored.cluster
 
+    def refresh_known(self) -> ClusterState:
+        # Each write is of the whole document: what is skipped would be lost.
+        return self.refresh(None) or ClusterState()
+
     def commit(
         self,
         version: int,

@@ -30,7 +30,7 @@ from resource_manager.errors import (
 from resource_manager.storage import refusals
 from resource_manager.storage.base import NO_SUSPENSION, Suspension, waits_for_owners
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
-from resource_manager.storage.codec import change_from_json, check_format, check_kinds
+from resource_manager.storage.codec import change_from_json, check_format, check_kinds, is_known, skipping
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.outage import outage
@@ -113,6 +113,18 @@ class RedisStore:
                     replica.apply(change_from_json(text))
             self._confirmation_window_s = replica.settings.confirmation_window_s
             return replica
+        except CorruptStateError as error:
+            raise refusals.unreadable(self._client.address, error) from error
+
+    def refresh_known(self) -> ClusterState:
+        answer = self._read(-1)
+        if answer is None:
+            return ClusterState()
+        for part in (15, 16, 18, 19):  # pending, drained, rules, gpus: all but leases
+            answer[part] = _known_entries(answer[part])
+        try:
+            with skipping():
+                return self._whole_state(answer)
         except CorruptStateError as error:
             raise refusals.unreadable(self._client.address, error) from error
 
@@ -401,6 +413,16 @@ class RedisStore:
             case "empty" if not self._incarnation:
                 raise refusals.no_state(where, version)
         raise refusals.lost(where, version, status if status != "behind" else stored)
+
+
+def _known_entries(flat: Sequence[bytes]) -> list[bytes]:
+    """Return the fields of a hash, each with its text, without those of changes that are not known."""
+    return [
+        part
+        for name, text in zip(flat[::2], flat[1::2], strict=True)
+        if not text.startswith(b'{"change"') or all(map(is_known, text.splitlines()))
+        for part in (name, text)
+    ]
 
 
 class _Missed:

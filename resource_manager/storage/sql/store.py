@@ -18,8 +18,11 @@ from resource_manager.core.changes import Change, Granted, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.errors import (
+    CapacityError,
     CorruptStateError,
+    LeaseNotFoundError,
     LockedError,
+    NewerFormatError,
     RepeatedError,
     StaleStateError,
     StateLostError,
@@ -33,6 +36,8 @@ from resource_manager.storage.codec import (
     change_from_json,
     change_to_json,
     check_format,
+    is_known,
+    skipping,
 )
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, Once
@@ -149,6 +154,21 @@ class SqlStore:
             return replica
         except CorruptStateError as error:
             raise refusals.unreadable(self.database.address, error) from error
+
+    def refresh_known(self) -> ClusterState:
+        self._state()  # a recovery window is not begun below, as that writes a whole state
+        try:
+            with skipping():
+                while True:
+                    cluster = self._known_state()
+                    if cluster is not None:
+                        return cluster
+        except CorruptStateError as error:
+            raise refusals.unreadable(self.database.address, error) from error
+        except (CapacityError, LeaseNotFoundError, LookupError) as error:  # of what the skipped had led to
+            raise NewerFormatError(
+                f"{self.database.address}: a newer version wrote what later changes build on: upgrade it"
+            ) from error
 
     def commit(
         self,
@@ -418,6 +438,25 @@ class SqlStore:
                 return None
             for _, change in page:
                 cluster.apply(change)
+
+    def _known_state(self) -> ClusterState | None:
+        """Return the whole state but for changes that are not known; None if it was replaced meanwhile."""
+        cluster = self._snapshots.read()
+        while True:
+            rows = self.database.run(
+                lambda connection: self.database.execute(
+                    connection, _CHANGES, after=cluster.version, limit=MAX_CATCH_UP
+                ).fetchall()
+            )
+            if not rows:
+                return cluster
+            for version, body in rows:
+                if version != cluster.version + 1:
+                    return None
+                if is_known(body):
+                    cluster.apply(change_from_json(body))
+                else:
+                    cluster.version = version
 
     # ---- writing ----
 
