@@ -63,7 +63,9 @@ class ServerClock:
         self.jump: ClockJump | None = None
         self._ask = ask
         self._offset_s = 0.0
-        self._error_s = 0.0
+        self._told_s, self._error_s = 0.0, 0.0
+        """What the offset was by the last answer, give or take the error."""
+
         self._learnt_at = float("-inf")
 
     def now(self) -> float:
@@ -79,7 +81,8 @@ class ServerClock:
         if gap_s < 0:  # another thread's answer is newer, or as new
             return
         offset_s, error_s = told - (begin + end) / 2, (end - begin) / 2
-        moved_s = offset_s - self._offset_s
+        moved_s = offset_s - self._told_s
         if abs(moved_s) > JUMP_S + error_s + self._error_s + MAX_DRIFT * gap_s:
             self.jump = ClockJump(moved_s, self._learnt_at + offset_s)
-        self._learnt_at, self._offset_s, self._error_s = end, offset_s, error_s
+        self._learnt_at, self._offset_s = end, offset_s
+        self._told_s, self._error_s = offset_s, error_s
