@@ -1,4 +1,5 @@
 # The manager's service alone: docker build -f deploy/service.Dockerfile -t gpu-manager .
+#   docker run -e GPU_MANAGER_STORE=redis://… -v ./servers.toml:/servers.toml:ro gpu-manager apply --yes /servers.toml
 #   docker run --read-only --user 10001 -p 5000:5000 -e GPU_MANAGER_STORE=redis://… gpu-manager
 # The console and the API need tokens: `docker run … gpu-manager token create …`, kept in the store's Redis.
 FROM python:3.11-slim AS build

