@@ -16,8 +16,8 @@ JUMP_S = 5.0
 """Difference of two estimates above which the server's clock jumped."""
 
 MAX_SAFETY_S = 0.25
-"""Most by which an estimate is set back so that it is not ahead of the server's clock, for answers that took up to
-twice this time. A lease that one process sees ended has then ended for its owner, too."""
+"""Most by which an estimate is set back so that it is not ahead of the server's clock, for answers that took
+up to twice this time. A lease that one process sees ended has then ended for its owner, too."""
 
 MAX_DRIFT = 1e-3
 """Difference in the rates of two clocks, by which they part from one answer to the next. Twice what a leap
