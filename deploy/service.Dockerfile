@@ -16,6 +16,6 @@ ENV PATH=/opt/gpu-manager/bin:$PATH PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
 USER 10001:10001
 EXPOSE 5000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s CMD ["python", "-c", \
-    "import urllib.request; urllib.request.urlopen('http://127.0.0.1:5000/healthz', timeout=4)"]
+    "import urllib.request; urllib.request.urlopen('http://127.0.0.1:5000/livez', timeout=4)"]
 ENTRYPOINT ["gpu-manager"]
 CMD ["serve", "--host", "0.0.0.0"]

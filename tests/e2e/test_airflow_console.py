@@ -94,6 +94,8 @@ def test_users_without_login_are_refused(airflow: Stack) -> None:
         for path in (
             "/",
             "/api/status",
+            "/livez",
+            "/readyz",
             "/healthz",
             "/metrics",
             "/openapi.json",
