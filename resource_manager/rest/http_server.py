@@ -23,7 +23,9 @@ MAX_CONNECTIONS = 512
 
 MAX_PER_ADDRESS = 128
 
-HEALTH_PATHS = ("/healthz", "/livez", "/readyz")
+HEALTH_PATHS = {"/livez": "live", "/readyz": "ready", "/healthz": "ready"}
+"""Path of a check -> the threads that answer it: a look at a silent store keeps nobody from seeing life."""
+
 HEALTH_THREADS = 2
 
 REFUSAL = (
@@ -78,16 +80,21 @@ class HealthApart(ThreadedTaskDispatcher):  # type: ignore[misc]
 
     def __init__(self, threads: int) -> None:
         super().__init__()
-        self._health = ThreadedTaskDispatcher()
-        self._health.set_thread_count(HEALTH_THREADS)
+        self._health = {name: ThreadedTaskDispatcher() for name in HEALTH_PATHS.values()}
+        for dispatcher in self._health.values():
+            dispatcher.set_thread_count(HEALTH_THREADS)
         self.set_thread_count(threads)
 
     def add_task(self, task: Any) -> None:
-        is_health = task.requests and getattr(task.requests[0], "path", "") in HEALTH_PATHS
-        self._health.add_task(task) if is_health else super().add_task(task)
+        path = getattr(task.requests[0], "path", "") if task.requests else ""
+        if path in HEALTH_PATHS:
+            self._health[HEALTH_PATHS[path]].add_task(task)
+        else:
+            super().add_task(task)
 
     def shutdown(self, cancel_pending: bool = True, timeout: float = 5) -> bool:
-        self._health.set_thread_count(0)
+        for dispatcher in self._health.values():
+            dispatcher.set_thread_count(0)
         return bool(super().shutdown(cancel_pending, timeout))
 
 

@@ -21,7 +21,7 @@ from resource_manager.manager.commit import group, protocol
 from resource_manager.rest import limits
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
-from resource_manager.rest.http_server import HEALTH_PATHS, HealthApart
+from resource_manager.rest.http_server import HealthApart
 from resource_manager.rest.limits import Limits
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.service import Service as RestService
@@ -317,15 +317,16 @@ def test_health_has_threads_of_its_own() -> None:
 
         def service(self) -> None:
             path = self.requests[0].path
-            done.append(path) if path in HEALTH_PATHS else ended.wait(30)
+            done.append(path) if path == "/livez" else ended.wait(30)
 
         def cancel(self) -> None:
             """Nothing is to be undone."""
 
     dispatcher = HealthApart(2)
-    for _ in range(10):
-        dispatcher.add_task(Task("/api/queue"))
-    dispatcher.add_task(Task("/healthz"))
-    wait_for(lambda: done == ["/healthz"])
+    for path in ("/api/queue", "/readyz", "/healthz"):
+        for _ in range(10):
+            dispatcher.add_task(Task(path))
+    dispatcher.add_task(Task("/livez"))
+    wait_for(lambda: done == ["/livez"])
     ended.set()
     dispatcher.shutdown()

@@ -327,7 +327,7 @@ class Transactions:
         if cluster.windows or (cluster.pending and self.order(cluster).learns):
             self.catch_up(cluster)
         decided = self._decide(cluster, group)
-        if not is_fresh and any(not operation.changes for operation in group):
+        if not is_fresh and any(not operation.changes for operation in decided):
             # A refusal or an error decided on an old replica may be wrong: decide again on a fresh one.
             cluster = self._replica.refresh()
             decided = self._decide(cluster, group)
