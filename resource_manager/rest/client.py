@@ -452,11 +452,10 @@ class ServiceClient:
             try:
                 response = self._http.request(method, path, **content)
                 wait_s = response.headers.get("Retry-After", "")
-                if response.status_code != 429 or not wait_s.isdecimal():
+                left_s = began + BUSY_S - time.monotonic()
+                if response.status_code != 429 or not wait_s.isdecimal() or float(wait_s) >= left_s:
                     return response
-                pause_s = min(float(wait_s), BUSY_S) * (0.5 + random.random())  # spreads callers
-                if time.monotonic() + pause_s >= began + BUSY_S:
-                    return response
+                pause_s = float(wait_s) * (0.5 + random.random())  # nosec B311  # so that callers spread
             except httpx.ConnectError as error:
                 if not _is_refused(error) or time.monotonic() >= began + self._connect_timeout_s:
                     raise
