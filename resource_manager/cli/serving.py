@@ -33,6 +33,9 @@ DEFAULT_RATE = "1000/second"
 EXPIRE_EVERY_S = 10.0
 ARCHIVE_S = 5.0
 
+SWITCH_S = 0.001
+"""Longest run of a thread while others wait: a short call has its turn several times beside dear ones."""
+
 tokens_file_option = click.option(
     "--tokens",
     "tokens_file",
@@ -184,6 +187,7 @@ def _serve(
     server = bounded_server(
         app, host, port, threads=threads, max_per_address=max_per_address, trusted_proxy=trusted_proxy
     )
+    sys.setswitchinterval(SWITCH_S)
     with Signals() as signals:
         for address in addresses(server):
             logger.info("serving at %s", address, extra={"address": address, "version": __version__})
