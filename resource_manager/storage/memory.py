@@ -9,15 +9,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from resource_manager.core.changes import Change
+from resource_manager.core.changes import Change, Granted
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.errors import (
     LockedError,
     RepeatedError,
     StaleStateError,
+    StateClosedError,
     StateLostError,
-    StoreMovedError,
 )
+from resource_manager.storage import refusals
+from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.locks import Lock, ThreadLock, ThreadMutex
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.reports import MemoryReports
@@ -44,7 +46,9 @@ class MemoryStore:
         self._base: ClusterState | None = None
         self._changes: list[Change] = []
         self._reports = MemoryReports(self._clock)
-        self._moved_to = ""
+        self._closed = ""
+        self._incarnation = ""
+        self._suspended_until = -math.inf
         self._once: dict[str, OrderedDict[str, tuple[float, str]]] = {}
 
     def now(self) -> float:
@@ -83,10 +87,14 @@ class MemoryStore:
                 if self._base is not None and self._base.version <= version:
                     missed = tuple(self._changes[version - self._base.version :])
                 raise StaleStateError(version, stored, missed=missed)
-            self._refuse_moved()
+            self._refuse_closed()
             holder = self._order.holder
             if holder is not None and holder is not lock:
                 raise LockedError(version)
+            left_s = self._suspended_until - self._clock()
+            if left_s > 0 and any(isinstance(change, Granted) for change in changes):
+                assert self._base is not None
+                raise refusals.unconfirmed(self._base.settings.confirmation_window_s, left_s)
             self._keep(once)
             self._changes += changes
             self._changed.notify_all()
@@ -101,6 +109,7 @@ class MemoryStore:
             if self._base is not None:
                 return False
             self._base = ClusterState.from_snapshot(snapshot)
+            self._incarnation = new_incarnation(self._clock())
             return True
 
     def recall(self, once: Once) -> str | None:
@@ -116,8 +125,9 @@ class MemoryStore:
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         with self._mutex:
-            self._refuse_moved()
+            self._refuse_closed()
             self._keep(once)
+            self._incarnation = self._incarnation or new_incarnation(self._clock())
             if self._base is not None:
                 self._fold(len(self._changes))
                 snapshot = replace(
@@ -128,12 +138,26 @@ class MemoryStore:
                 )
             self._base = ClusterState.from_snapshot(snapshot)
 
-    def move(self, version: int, to: str) -> None:
+    def close_state(self, version: int, reason: str) -> None:
         with self._mutex:
-            stored = self._version()
-            if stored != version:
-                raise StaleStateError(version, stored)
-            self._moved_to = to
+            self._require(version)
+            self._closed = reason
+
+    def restore(
+        self,
+        snapshot: Snapshot,
+        version: int | None,
+        *,
+        incarnation: str,
+        suspended_until: float,
+        history_until: int,
+        lock: Lock | None = None,
+    ) -> None:
+        with self._mutex:
+            self._require(version)
+            self._base, self._changes = ClusterState.from_snapshot(snapshot), []
+            self._incarnation, self._suspended_until = incarnation, suspended_until
+            self._closed = ""
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         with self._mutex:
@@ -149,7 +173,15 @@ class MemoryStore:
 
     @property
     def suspended_until(self) -> float:
-        return -math.inf
+        return self._suspended_until
+
+    @property
+    def incarnation(self) -> str:
+        return self._incarnation
+
+    @property
+    def closed(self) -> str:
+        return self._closed
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         return ThreadLock(self._order)
@@ -165,9 +197,14 @@ class MemoryStore:
     def close(self) -> None:
         """Do nothing: there are no connections."""
 
-    def _refuse_moved(self) -> None:
-        if self._moved_to:
-            raise StoreMovedError("the memory store", self._moved_to)
+    def _require(self, version: int | None) -> None:
+        stored = self._version()
+        if stored != version:
+            raise StaleStateError(version or 0, stored)
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise StateClosedError("the memory store", self._closed)
 
     def _kept(self, once: Once) -> str | None:
         kept = self._once.get(once.caller)

@@ -30,8 +30,8 @@ class Document:
 
     `incarnation` identifies a state from its first document on, `commit` the write of this document;
     `operator_reset` is true if an operator's reset started the state. `changes` are the last ones, with their
-    versions, `once` the last idempotency keys: caller, key, what is kept, and until when. `moved_to` is the
-    store that the state was moved to, if it was.
+    versions, `once` the last idempotency keys: caller, key, what is kept, and until when. `closed` is why the
+    state is closed, if it is; nothing is granted before `suspended_until`.
     """
 
     cluster: ClusterState
@@ -40,7 +40,8 @@ class Document:
     operator_reset: bool = False
     changes: tuple[tuple[int, Change], ...] = ()
     once: tuple[tuple[str, str, str, float], ...] = ()
-    moved_to: str = ""
+    closed: str = ""
+    suspended_until: float = 0.0
 
     def missed_since(self, version: int) -> tuple[Change, ...]:
         """Return the changes after `version`, or none if the document no longer has them all."""
@@ -64,7 +65,8 @@ def to_json(document: Document, now: float) -> str:
             "state": snapshot_to_dict(cluster.snapshot()),
             "changes": [[version, change_to_dict(change)] for version, change in document.changes],
             **({"once": document.once} if document.once else {}),
-            **({"moved_to": document.moved_to} if document.moved_to else {}),
+            **({"closed": document.closed} if document.closed else {}),
+            **({"suspended_until": document.suspended_until} if document.suspended_until > now else {}),
         },
         separators=(",", ":"),
     )
@@ -111,7 +113,8 @@ def _current(value: dict[str, Any]) -> Document:
         bool(value["operator_reset"]),
         changes,
         once,
-        str(value.get("moved_to", "")),
+        str(value.get("closed", "")),
+        float(value.get("suspended_until", 0.0)),
     )
 
 

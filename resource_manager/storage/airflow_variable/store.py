@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from resource_manager.core.changes import Change
+from resource_manager.core.changes import Change, Granted
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.errors import (
     CorruptStateError,
@@ -27,14 +27,16 @@ from resource_manager.errors import (
     NewerFormatError,
     RepeatedError,
     StaleStateError,
+    StateClosedError,
     StateLostError,
-    StoreMovedError,
     StoreUnavailableError,
 )
+from resource_manager.storage import refusals
 from resource_manager.storage.airflow_variable import document
 from resource_manager.storage.airflow_variable.document import Document
 from resource_manager.storage.base import poll
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ServerClock
+from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, Once
 from resource_manager.storage.redis.lock import RedisLock
@@ -81,6 +83,8 @@ class VariableStore:
         self._clock = ServerClock(client.time)
         self._incarnation = ""
         self._last_commit = ""
+        self._suspended_until = -math.inf
+        self._closed = ""
 
     def now(self) -> float:
         return self._clock.now()
@@ -98,6 +102,7 @@ class VariableStore:
         if replica is not None and replica.version == found and stored.commit == self._last_commit:
             return replica
         self._incarnation, self._last_commit = stored.incarnation, stored.commit
+        self._suspended_until, self._closed = stored.suspended_until, stored.closed
         return stored.cluster
 
     def commit(
@@ -124,7 +129,7 @@ class VariableStore:
                 )
             if cluster.version != version:
                 raise StaleStateError(version, cluster.version, missed=stored.missed_since(version))
-            self._refuse_moved(stored)
+            self._refuse_closed(stored)
             # The clock is read again: the estimate behind `now` may itself be wrong.
             asked_at = time.monotonic()
             self._clock.learn(self._client.time(), asked_at)
@@ -132,11 +137,15 @@ class VariableStore:
                 raise StaleStateError(
                     version, version, f"decided more than {CLOCK_TOLERANCE_S:g} s off the clock; retry"
                 )
+            left_s = stored.suspended_until - self.now()
+            if left_s > 0 and any(isinstance(change, Granted) for change in changes):
+                raise refusals.unconfirmed(cluster.settings.confirmation_window_s, left_s)
             kept = self._keep(stored, once)
             for change in changes:
                 cluster.apply(change)
             numbered = (*stored.changes, *enumerate(changes, version + 1))
-            new = replace(stored, incarnation=stored.incarnation or _name(), changes=numbered, once=kept)
+            incarnation = stored.incarnation or new_incarnation(self.now())
+            new = replace(stored, incarnation=incarnation, changes=numbered, once=kept)
             self._write(new, held, text)
 
     def tidy_up(self, replica: ClusterState) -> None:
@@ -146,7 +155,8 @@ class VariableStore:
         with self._holding(snapshot.version, None, patient=True) as lock:
             if self._read(self._text()) is not None:
                 return False
-            self._write(Document(ClusterState.from_snapshot(snapshot), _name()), lock, None)
+            first = Document(ClusterState.from_snapshot(snapshot), new_incarnation(self.now()))
+            self._write(first, lock, None)
             return True
 
     def recall(self, once: Once) -> str | None:
@@ -171,7 +181,7 @@ class VariableStore:
             except CorruptStateError:
                 stored = None
             if stored is not None:
-                self._refuse_moved(stored)
+                self._refuse_closed(stored)
             # The earlier state may have reached any number: the time in ms is above all of them.
             beyond = round(self.now() * 1000)
             before = ClusterState() if stored is None else stored.cluster
@@ -185,18 +195,54 @@ class VariableStore:
             )
             changes = () if stored is None else stored.changes
             kept = self._keep(stored, once)
-            incarnation = stored.incarnation if stored is not None and stored.incarnation else _name()
+            incarnation = (stored.incarnation if stored is not None else "") or new_incarnation(self.now())
             new = Document(cluster, incarnation, operator_reset=True, changes=changes, once=kept)
             self._write(new, held, text)
 
-    def move(self, version: int, to: str) -> None:
+    def close_state(self, version: int, reason: str) -> None:
         with self._holding(version, None, patient=True) as lock:
             lock.renew()
             text = self._text()
             stored = self._read(text)
             if stored is None or stored.cluster.version != version:
                 raise StaleStateError(version, None if stored is None else stored.cluster.version)
-            self._write(replace(stored, moved_to=to), lock, text)
+            self._write(replace(stored, closed=reason), lock, text)
+
+    def restore(
+        self,
+        snapshot: Snapshot,
+        version: int | None,
+        *,
+        incarnation: str,
+        suspended_until: float,
+        history_until: int,
+        lock: Lock | None = None,
+    ) -> None:
+        with self._holding(snapshot.version, lock, patient=True) as held:
+            held.renew()
+            text = self._text()
+            stored = None if text is None else document.from_json(text, self._where)
+            found = None if stored is None else stored.cluster.version
+            if found != version:
+                raise StaleStateError(version or 0, found)
+            before = () if stored is None else stored.changes
+            new = Document(
+                ClusterState.from_snapshot(snapshot),
+                incarnation,
+                operator_reset=True,
+                changes=tuple(entry for entry in before if entry[0] <= history_until),
+                once=() if stored is None else stored.once,
+                suspended_until=suspended_until,
+            )
+            self._write(new, held, text)
+
+    @property
+    def incarnation(self) -> str:
+        return self._incarnation
+
+    @property
+    def closed(self) -> str:
+        return self._closed
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         stored = self._read(self._text())
@@ -210,7 +256,7 @@ class VariableStore:
 
     @property
     def suspended_until(self) -> float:
-        return -math.inf
+        return self._suspended_until
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         return RedisLock(self._client, self._lock, life_s=LOCK_TTL_S)
@@ -240,9 +286,9 @@ class VariableStore:
             )
         return stored
 
-    def _refuse_moved(self, stored: Document) -> None:
-        if stored.moved_to:
-            raise StoreMovedError(self._where, stored.moved_to)
+    def _refuse_closed(self, stored: Document) -> None:
+        if stored.closed:
+            raise StateClosedError(self._where, stored.closed)
 
     def _kept(self, stored: Document, once: Once) -> str | None:
         for caller, key, text, until in reversed(stored.once):
@@ -282,6 +328,7 @@ class VariableStore:
         if not written:
             raise LockError(f"{self._where} was not written: another client changed it, so the lock was lost")
         self._incarnation, self._last_commit = new.incarnation, new.commit
+        self._suspended_until = new.suspended_until
         self._client.remember(self._version_high_water, new.cluster.version)
 
     @contextmanager

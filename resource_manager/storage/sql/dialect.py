@@ -249,7 +249,7 @@ def _update(is_known: bool, grants: bool, arrives: bool, hands_on: bool, frees: 
         "namespace = :namespace",
         "version = :version",
         f"format <= {STORED_FORMAT}",
-        "moved_to = ''",
+        "closed = ''",
         "server = {server}",
         "(lock_token = '' OR lock_token = :lock_token OR lock_expires_at <= {now})",
         f"abs({{now}} - :decided_at) <= {CLOCK_TOLERANCE_S}",

@@ -1,0 +1,33 @@
+"""Closure of a server of a restored state until nobody can run there whom that state does not know."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from resource_manager.core.changes import Drained
+
+UNSEARCHED = "not searched"
+"""Beginning of the reason for which a server is closed after a restore; it may follow an earlier reason."""
+
+_SEPARATOR = f"; {UNSEARCHED}"
+
+
+def unsearched(node: str, at: float, before: Drained | None, backup: str) -> Drained:
+    """Return the closure of a node since a restore; `backup` says of what, `before` is what closed it."""
+    reason = (
+        f"{UNSEARCHED} since the restore of {backup}: the agent's report, `gpu-manager reconcile`, or who "
+        f"knows that no job runs there without a lease (gpu-manager resume {node}) opens it"
+    )
+    if before is None:
+        return Drained(node, at, reason)
+    return replace(before, at=at, reason=f"{before.reason or 'drained'}; {reason}")
+
+
+def is_unsearched(drained: Drained | None) -> bool:
+    """Return True if the node may run jobs of leases that the restored state does not know."""
+    return drained is not None and (drained.reason.startswith(UNSEARCHED) or _SEPARATOR in drained.reason)
+
+
+def reason_before(drained: Drained) -> str:
+    """Return the reason for which the node was closed before the restore; empty if it was open."""
+    return "" if drained.reason.startswith(UNSEARCHED) else drained.reason.partition(_SEPARATOR)[0]
