@@ -18,9 +18,10 @@ def unsearched(node: str, at: float, before: Drained | None, backup: str) -> Dra
         f"{UNSEARCHED} since the restore of {backup}: the agent's report, `gpu-manager reconcile`, or who "
         f"knows that no job runs there without a lease (gpu-manager resume {node}) opens it"
     )
-    if before is None:
+    earlier = "" if before is None else reason_before(before)
+    if before is None or (is_unsearched(before) and not earlier):
         return Drained(node, at, reason)
-    return replace(before, at=at, reason=f"{before.reason or 'drained'}; {reason}")
+    return replace(before, at=at, reason=f"{earlier or 'drained'}; {reason}")
 
 
 def is_unsearched(drained: Drained | None) -> bool:
