@@ -36,6 +36,7 @@ from resource_manager.core.search import is_unsearched
 from resource_manager.errors import StoreFullError
 from resource_manager.manager.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.state_marks import StateMarks
 from resource_manager.scheduling import allocator
 from resource_manager.storage import Store
 
@@ -117,6 +118,7 @@ class ReportReceiver:
         self._second = 0
         self._fast = 0
         self._has_received = False
+        self.marks = StateMarks(manager)
         self.silence = SilenceWatch(ClusterSettings().silent_after_s)
 
     def receive(self, report: Report, text: bytes) -> dict[str, Any]:
@@ -125,6 +127,7 @@ class ReportReceiver:
         Raises `ReportError` for a report that is out of order, and `UnknownNodeError`.
         """
         self._has_received = True
+        self.marks.hear(report.generation)
         now = self._store.now()
         before = Record.from_json(self._store.reports.records([report.server]).get(report.server))
         check_order(report, before, now)
@@ -167,7 +170,7 @@ class ReportReceiver:
             answer = self._manager.look(
                 lambda cluster, now: self._answer(cluster, report, record), STATE_MAX_AGE_S
             )
-        return answer
+        return {**answer, "generation": told} if (told := self.marks.told) else answer
 
     def _sightings_elsewhere(self, server: str, jobs: Sightings) -> dict[str, Sightings]:
         """Return those of the servers of other members, while jobs of gangs on this one are not seen."""

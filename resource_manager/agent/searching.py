@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
 
 from resource_manager.agent.reports import Report
 from resource_manager.agent.transitions import is_of, token_of
@@ -32,9 +31,8 @@ def opened_by(state: NodeState, report: Report, settings: ClusterSettings, now: 
 
 def unknown_jobs(state: NodeState, report: Report) -> list[str]:
     """Return the jobs and processes with the mark of a lease that the server does not have in the state."""
-    known = {
-        (each.lease_id, each.fencing_token) for each in chain(state.leases.values(), state.cleaning.values())
-    }
+    known = {(lease.lease_id, lease.fencing_token) for lease in state.leases.values()}
+    known |= {(ended.lease_id, ended.fencing_token) for ended in state.cleaning.values()}
     tokens = {token for _, token in known}
     keys = [] if report.jobs is None else report.jobs.keys
     found = [key for key in keys if token_of(key) not in tokens]

@@ -127,7 +127,7 @@ class MemoryStore:
         with self._mutex:
             self._refuse_closed()
             self._keep(once)
-            self._incarnation = self._incarnation or new_incarnation(self._clock())
+            self._incarnation = new_incarnation(self._clock(), self._incarnation)
             if self._base is not None:
                 self._fold(len(self._changes))
                 snapshot = replace(

@@ -195,7 +195,7 @@ class VariableStore:
             )
             changes = () if stored is None else stored.changes
             kept = self._keep(stored, once)
-            incarnation = (stored.incarnation if stored is not None else "") or new_incarnation(self.now())
+            incarnation = new_incarnation(self.now(), "" if stored is None else stored.incarnation)
             new = Document(cluster, incarnation, operator_reset=True, changes=changes, once=kept)
             self._write(new, held, text)
 

@@ -335,7 +335,7 @@ class RedisStore:
         incarnation: str = "",
         of_restore: Sequence[Any] = ("", "", ""),
     ) -> bool:
-        incarnation = incarnation or new_incarnation(self.now())
+        incarnation = incarnation or new_incarnation(self.now(), self._incarnation)
         answer = self._run(
             self._write,
             STORED_FORMAT,

@@ -238,9 +238,7 @@ class SqlStore:
         lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
-        incarnation = new_incarnation(self.now())
-
-        def work(connection: Connection) -> tuple[str, int]:
+        def work(connection: Connection) -> str:
             make_room(self.database, connection)
             lock_row = self.database.dialect.lock_row
             row = self._row(connection, lock_row)
@@ -260,7 +258,7 @@ class SqlStore:
                 last_fencing_token=max(snapshot.last_fencing_token, row.last_fencing_token, beyond),
                 sequence=max(snapshot.sequence, row.sequence),
             )
-            kept = row.incarnation or incarnation
+            incarnation = new_incarnation(row.now, row.incarnation)
             self.database.execute(
                 connection,
                 "UPDATE {state} SET format = :format, incarnation = :incarnation, version = :version, "
@@ -268,7 +266,7 @@ class SqlStore:
                 "commit_id = :commit_id, suspended_until = 0, operator_reset = :yes "
                 "WHERE namespace = :namespace",
                 format=STORED_FORMAT,
-                incarnation=kept,
+                incarnation=incarnation,
                 version=new.version,
                 fencing=new.last_fencing_token,
                 sequence=new.sequence,
@@ -280,9 +278,9 @@ class SqlStore:
             self._snapshots.write(connection, new)
             for key, reference in once:
                 self._keep(connection, key, reference)
-            return kept, new.version
+            return incarnation
 
-        self._incarnation, _ = self.database.write(work)
+        self._incarnation = self.database.write(work)
 
     def close_state(self, version: int, reason: str) -> None:
         def work(connection: Connection) -> bool:

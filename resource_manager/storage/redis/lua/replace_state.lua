@@ -1,5 +1,5 @@
 -- Write a whole state: the first one, or a replacement of the stored one.
--- ARGV: 1 format, 2 incarnation, which a replacement keeps if there is one, 3 'initialise', 'replace' or
+-- ARGV: 1 format, 2 incarnation, 3 'initialise', 'replace' or
 --       'restore', 4 version, 5 fencing, 6 sequence, 7 last node, 8 inventory, of a restore: 9 stored version
 --       that it replaces ('' if there is no state), 10 time until which nothing is granted, 11 last version
 --       whose change stays in the history, 12 on: idempotency keys as in once.lua, then: part, key, JSON.
@@ -42,7 +42,6 @@ else
   -- The earlier state may be lost, and with it the numbers it had reached: the time in ms is above them.
   -- With `operator_reset` set, clients that saw another state before accept this one.
   operator_reset = '1'
-  incarnation = found[5] or incarnation
   version = math.max(version, tonumber(found[2] or 0) + 1, tonumber(time[1]) * 1000)
   fencing = math.max(fencing, tonumber(found[3] or 0), tonumber(time[1]) * 1000)
   sequence = math.max(sequence, tonumber(found[4] or 0))
