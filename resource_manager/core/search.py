@@ -9,6 +9,9 @@ from resource_manager.core.changes import Drained
 UNSEARCHED = "not searched"
 """Beginning of the reason for which a server is closed after a restore; it may follow an earlier reason."""
 
+OUTDATED = "older than the state of "
+"""Beginning of the reason for which every server is closed while the store holds an old state."""
+
 _SEPARATOR = f"; {UNSEARCHED}"
 
 
@@ -22,6 +25,16 @@ def unsearched(node: str, at: float, before: Drained | None, backup: str) -> Dra
     if before is None or (is_unsearched(before) and not earlier):
         return Drained(node, at, reason)
     return replace(before, at=at, reason=f"{earlier or 'drained'}; {reason}")
+
+
+def outdated(node: str, at: float, newest: str) -> Drained:
+    """Return the closure of a node whose state lacks what somebody saw at the time `newest`."""
+    return Drained(node, at, f"{OUTDATED}{newest}: gpu-manager store restore FILE")
+
+
+def awaits_restore(drained: Drained | None) -> bool:
+    """Return True if the node is closed until the newest state is restored, or was searched after that."""
+    return is_unsearched(drained) or (drained is not None and drained.reason.startswith(OUTDATED))
 
 
 def is_unsearched(drained: Drained | None) -> bool:

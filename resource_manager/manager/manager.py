@@ -35,6 +35,7 @@ from resource_manager.core.refusal import (
     no_servers,
     recovering,
 )
+from resource_manager.core.search import OUTDATED, outdated
 from resource_manager.errors import (
     ClusterChangedError,
     CorruptStateError,
@@ -841,15 +842,16 @@ class GPUResourceManager:
 
         Ends with `trust`; the servers open with the state that `store restore` or a reset puts in its place.
         """
+        newest = in_utc(mark.at)
         why = (
-            f"the state in the store is older than that of {in_utc(mark.at)} (version {mark.version}), which "
-            "a service, its archive or an agent has seen: gpu-manager store restore FILE of the newest "
-            "backup, or gpu-manager reset if no job runs"
+            f"the state in the store is {OUTDATED}{newest} (version {mark.version}) that a service, its "
+            "archive or an agent has seen: gpu-manager store restore FILE of the newest backup, or "
+            "gpu-manager reset if no job runs"
         )
         self._commits.distrusted = misconfigured(why)
 
         def close(cluster: ClusterState, now: float) -> list[Change]:
-            return [Drained(state.name, now, why) for state in cluster.nodes if state.drained is None]
+            return [outdated(state.name, now, newest) for state in cluster.nodes if state.drained is None]
 
         if self.inventory:
             self.commit(close)

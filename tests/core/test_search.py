@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from resource_manager.core.changes import Drained
-from resource_manager.core.search import is_unsearched, reason_before, unsearched
+from resource_manager.core.search import (
+    awaits_restore,
+    is_unsearched,
+    outdated,
+    reason_before,
+    unsearched,
+)
 
 
 def test_an_open_server_is_closed_for_its_search_alone() -> None:
@@ -31,3 +37,12 @@ def test_a_second_restore_of_a_server_that_was_open_closes_it_for_its_search_alo
 def test_no_other_closure_waits_for_a_search() -> None:
     assert not is_unsearched(None)
     assert not is_unsearched(Drained("a", 1.0, "fans"))
+
+
+def test_a_server_of_an_old_state_waits_for_the_restore_and_no_search_opens_it() -> None:
+    closed = outdated("a", 5.0, "2026-12-01T12:00:00Z")
+    assert closed.reason == "older than the state of 2026-12-01T12:00:00Z: gpu-manager store restore FILE"
+    assert awaits_restore(closed)
+    assert not is_unsearched(closed)
+    assert awaits_restore(unsearched("a", 5.0, None, "one"))
+    assert not awaits_restore(Drained("a", 1.0, "fans"))

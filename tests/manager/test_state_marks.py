@@ -23,10 +23,11 @@ Dump = Callable[[], Callable[[], None]]
 
 
 class Place:
-    """A store, how a dump of it is taken, and the file in which a service keeps its mark."""
+    """A store, an empty one, how a dump is taken, and the file in which a service keeps its mark."""
 
-    def __init__(self, url: str, dump: Dump, folder: Path) -> None:
+    def __init__(self, url: str, empty_url: str, dump: Dump, folder: Path) -> None:
         self.url = url
+        self.empty_url = empty_url
         self.dump = dump
         self.file = folder / "kept" / "state.mark"
         with self.manager() as manager:
@@ -48,12 +49,19 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(state_marks, "CHECK_EVERY_S", 0.0)
     if request.param == "sqlite":
         path = tmp_path / "state.db"
-        yield Place(f"sqlite:///{path}", lambda: dump_of_sqlite(path), tmp_path)
+        yield Place(
+            f"sqlite:///{path}", f"sqlite:///{tmp_path}/empty.db", lambda: dump_of_sqlite(path), tmp_path
+        )
         return
     server = request.getfixturevalue(request.param)
     url = server.fresh_url()
     is_redis = request.param == "embedded_redis"
-    yield Place(url, lambda: dump_of_redis(url) if is_redis else dump_of_postgresql(server), tmp_path)
+    yield Place(
+        url,
+        server.fresh_url(),
+        lambda: dump_of_redis(url) if is_redis else dump_of_postgresql(server),
+        tmp_path,
+    )
 
 
 def refusal(manager: GPUResourceManager) -> Refusal:
@@ -75,7 +83,9 @@ def test_a_service_that_starts_on_an_older_dump_grants_nothing_and_names_the_res
         assert refused.kind is RefusalKind.MISCONFIGURED
         assert "gpu-manager store restore FILE of the newest backup" in refused.detail
         assert "misconfigured" in manager.get_resource_summary()
-        assert "gpu-manager store restore" in refusal(worker).detail, "others grant nothing there either"
+        refused = refusal(worker)
+        assert refused.kind is RefusalKind.RECOVERING, "others grant nothing there either"
+        assert "gpu-manager store restore FILE" in refused.detail
         assert manager.renew("first")["task_id"] == "first", "what the dump knows goes on"
 
 
@@ -113,7 +123,7 @@ def test_an_older_dump_under_another_server_process_is_still_one(place: Place) -
 def test_an_emptied_store_is_no_new_one_until_an_operator_says_so(place: Place) -> None:
     with place.manager() as manager:
         place.marked(manager)
-    with GPUResourceManager.from_url("memory://", inventory=default_inventory()) as begun:
+    with GPUResourceManager.from_url(place.empty_url, inventory=default_inventory()) as begun:
         begun.allocate("first", 2)
         marks = StateMarks(begun)
         marks.keep_in([place.file])
