@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 import signal
 import sqlite3
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol, cast
 
+from resource_manager.storage.backup import read_backup, restore, write_backup
 from tests.faults.airflow_tasks import AirflowTask
 from tests.faults.processes import Process, signalled
 from tests.faults.proxy import Proxy
@@ -118,6 +121,20 @@ class Schedule:
     def do_stop_service(self) -> None:
         service = self.rng.choice(self.setup.services)
         self.stop_for(self.rng.uniform(0.05, 1.8 * TTL_S), service.process.signal)
+
+    def do_restore(self) -> None:
+        """The state goes back to a backup of a moment ago; an operator opens the servers, at once or later."""
+        with self.setup.manager() as manager, tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "state.json"
+            write_backup(manager.store, path)
+            time.sleep(self.rng.uniform(0.0, 0.8))
+            restore(manager.store, read_backup(path), force=True)
+        self.after(self.rng.choice((0.0, TTL_S + 1.0)), self.open_servers)
+
+    def open_servers(self) -> None:
+        with self.setup.manager() as manager:
+            for server in manager.inventory:
+                manager.resume(server.name)
 
     # ---- the way to Redis ----
 
