@@ -123,7 +123,7 @@ class Schedule:
         self.stop_for(self.rng.uniform(0.05, 1.8 * TTL_S), service.process.signal)
 
     def do_restore(self) -> None:
-        """The state goes back to a backup of a moment ago; an operator opens the servers, at once or later."""
+        """The state goes back to a backup; an operator opens the servers, at once or later."""
         with self.setup.manager() as manager, tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "state.json"
             write_backup(manager.store, path)

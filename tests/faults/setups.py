@@ -369,17 +369,9 @@ SETTINGS: dict[str, type[OneRedis]] = {
 
 
 def setting_of(seed: int) -> str:
-    """The setting of a seed where none is named: of ten, two on one server, one with failing GPUs, one with restores."""
-    settings = {
-        2: "services",
-        3: "no disk",
-        4: "sentinel",
-        5: "failing gpus",
-        6: "restores",
-        7: "services",
-        9: "sentinel",
-    }
-    return settings.get(seed % 10, "one server")
+    """The setting of a seed where none is named: of ten, two on one server, one with failing GPUs."""
+    settings = {2: "services", 3: "no disk", 4: "sentinel", 5: "failing gpus", 6: "restores"}
+    return {**settings, 7: "services", 9: "sentinel"}.get(seed % 10, "one server")
 
 
 def remove(folder: Path) -> None:
