@@ -121,8 +121,8 @@ def restore(target: Target, file: Path, force: bool) -> None:
     if done.unsearched:
         click.echo(
             f"{_count(done.unsearched, 'server')} closed until searched for jobs that the backup does not "
-            "know: agents do that by themselves, gpu-manager reconcile where it can log in; else gpu-manager "
-            "resume SERVER says that no job runs there without a lease"
+            "know: agents do that by themselves; on another server look, and say with gpu-manager resume "
+            "SERVER that no job runs there without a lease"
         )
     if found.tokens and tokens is None:
         raise Failure("the state is there; the tokens are not: this store keeps none", REFUSED)

@@ -80,7 +80,7 @@ def recovering(window: RecoveryWindow) -> Refusal:
     """Return the refusal of every request during the recovery window."""
     return Refusal(
         RefusalKind.RECOVERING,
-        f"recovering: Redis restarted {window.restarted_ago_s:.0f} s ago; grants resume in "
+        f"recovering: restarted or restored {window.restarted_ago_s:.0f} s ago; grants resume in "
         f"{window.resumes_in_s:.0f} s (until then the owners of leases renew them)",
         window.resumes_in_s,
     )

@@ -18,8 +18,8 @@ _SEPARATOR = f"; {UNSEARCHED}"
 def unsearched(node: str, at: float, before: Drained | None, backup: str) -> Drained:
     """Return the closure of a node since a restore; `backup` says of what, `before` is what closed it."""
     reason = (
-        f"{UNSEARCHED} since the restore of {backup}: the agent's report, `gpu-manager reconcile`, or who "
-        f"knows that no job runs there without a lease (gpu-manager resume {node}) opens it"
+        f"{UNSEARCHED} since the restore of {backup}: its agent opens it, or an operator who knows that no "
+        f"job runs there without a lease (gpu-manager resume {node})"
     )
     earlier = "" if before is None else reason_before(before)
     if before is None or (is_unsearched(before) and not earlier):
