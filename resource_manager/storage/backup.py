@@ -121,8 +121,9 @@ def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
 
     Without `force` it takes the place of a state only if nothing is lost by that: of none, of one without
     servers, of one that its own final backup closed, or of an older one, such as a dump. Leases end later by
-    the time since the backup. Servers of a state that went on after its backup are closed until they were
-    searched for jobs that it does not know. Raises `StoreError` and `LockTimeoutError`.
+    the time since the backup. Where the state went on after its backup, those without a placed job keep their
+    own end, since their GPUs may have been granted again, and servers are closed until they were searched for
+    jobs that it does not know. Raises `StoreError` and `LockTimeoutError`.
     """
     lock = store.lock()
     if not lock.acquire(LOCK_TIMEOUT_S):
@@ -200,7 +201,9 @@ def _continued(backup: Backup, stored: ClusterState | None, now: float, *, is_wh
         version=max(before.version + NUMBERS_LEFT_FREE, version + 1, beyond),
         last_fencing_token=max(before.last_fencing_token + NUMBERS_LEFT_FREE, token, beyond),
         sequence=max(before.sequence, sequence) + SEQUENCES_LEFT_FREE,
-        leases=tuple(_later(lease, pause_s) for lease in before.leases),
+        leases=tuple(
+            _later(lease, pause_s) if is_whole or lease.places else lease for lease in before.leases
+        ),
         drained=(*closed, *drained.values()),
     )
 

@@ -597,7 +597,7 @@ def test_after_a_restore_nothing_is_granted_until_its_time(open_client: OpenStor
         commit(other, mine, lambda now: [granted(mine, "b", now)])
     assert 0 < refusal.value.remaining_s <= 2
     commit(other, mine, lambda now: [Renewed("a", 1, now, now + 900)])
-    wait_for(lambda: other.now() > other.suspended_until)
+    wait_for(lambda: other.now() > other.suspended_until + 0.5)
     commit(other, mine, lambda now: [granted(mine, "b", now)])
 
 
