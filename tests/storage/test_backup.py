@@ -19,13 +19,14 @@ from resource_manager.core.changes import (
     Drained,
     Expired,
     Granted,
+    JobPlaced,
     Preempting,
     Quarantined,
     Queued,
     Released,
     Renewed,
 )
-from resource_manager.core.models import Request
+from resource_manager.core.models import JobPlace, Request
 from resource_manager.core.search import is_unsearched, reason_before
 from resource_manager.errors import (
     CorruptStateError,
@@ -287,20 +288,23 @@ def backup_of_another(tmp_path: Path, opened: ExitStack) -> Backup:
     return backup_of(source, tmp_path)
 
 
-def test_leases_keep_what_was_left_of_their_time_and_unlimited_ones_stay_so(
+def test_leases_with_placed_jobs_keep_what_was_left_of_their_time_and_others_their_end(
     store: Store, tmp_path: Path
 ) -> None:
+    """What held no placed job may have ended after the backup, and its owner may wake: it must not renew."""
     cluster = started(store)
     add(store, cluster, "a")
+    add(store, cluster, "held")
     now = store.now()
     unlimited = replace(granted(cluster, "b", now).lease, expires_at=math.inf)
-    store.commit(1, [Granted(unlimited, now)], now=now)
+    store.commit(2, [JobPlaced("a", 1, (JobPlace("ssh"),), now), Granted(unlimited, now)], now=now)
     backup = backup_of(store, tmp_path)
     backup = replace(backup, taken_at=backup.taken_at - 3600.0)
     done = restore(store, backup, force=True)
     leases = {lease.lease_id: lease for lease in fresh(store).leases}
     assert leases["a"].expires_at == pytest.approx(cluster.leases["a"].expires_at + done.pause_s)
     assert done.pause_s > 3599.0
+    assert leases["held"].expires_at == pytest.approx(cluster.leases["held"].expires_at)
     assert (leases["a"].preempt_until, leases["b"].expires_at) == (math.inf, math.inf)
 
 
