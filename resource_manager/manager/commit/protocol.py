@@ -83,6 +83,8 @@ class Transactions:
         self.learner = RuntimeLearner(store)
         self.by = by
         self.observer = observer
+        self.distrusted: Refusal | None = None
+        """The reason for which this process grants nothing on the state as it is; None if it trusts it."""
         self._rules = RuleBook(self.learner)
         self._lock_timeout_s = lock_timeout_s
         self._recovery = Recovery(store)
@@ -97,8 +99,9 @@ class Transactions:
         return self._rules.of(cluster).policy
 
     def policy(self, cluster: ClusterState) -> Policy:
-        """Return the same policy, by which nothing fits in a recovery window."""
-        return nothing_fits if self._recovery.suspends_grants else self.usual_policy(cluster)
+        """Return the same policy, by which nothing fits in a recovery window or on a distrusted state."""
+        is_suspended = self._recovery.suspends_grants or self.distrusted is not None
+        return nothing_fits if is_suspended else self.usual_policy(cluster)
 
     def order(self, cluster: ClusterState) -> QueueDiscipline:
         """Return the order of the queue, by the state's settings."""
@@ -110,6 +113,8 @@ class Transactions:
 
     def misconfigured(self, cluster: ClusterState) -> Refusal | None:
         """Return why this process can grant nothing in that state; None if it can."""
+        if self.distrusted is not None:
+            return self.distrusted
         return self._rules.of(cluster).refusal if cluster.nodes else no_servers()
 
     def catch_up(self, cluster: ClusterState) -> None:
