@@ -273,6 +273,8 @@ class Transactions:
                         part[0].fail(error)
 
     def _commit_group(self, group: list[Operation[Any]], deadline: float) -> None:
+        if self._replica.cluster is not None:  # after a jump back a lock may be held for as long
+            self._look(self._replica.cluster)
         conflicts = TRIES_WITHOUT_LOCK if self._contended else 0
         while True:
             try:
@@ -364,10 +366,7 @@ class Transactions:
 
     def _decide(self, cluster: ClusterState, group: list[Operation[Any]]) -> list[Operation[Any]]:
         """Decide each operation on top of those before it; return them in that order."""
-        now = self.store.now()
-        jump = self._recovery.look(cluster, now)
-        if jump is not None:
-            self._measured("clock_jump_s", jump.seconds)
+        now = self._look(cluster)
         decided = self._led_by_expirations(cluster, group, now)
         if len(decided) == 1:
             decided[0].decide(cluster, now)
@@ -379,6 +378,14 @@ class Transactions:
                     for change in operation.changes:
                         cluster.apply(change)
         return decided
+
+    def _look(self, cluster: ClusterState) -> float:
+        """Return the time on the store's clock, after a look at whether it jumped."""
+        now = self.store.now()
+        jump = self._recovery.look(cluster, now)
+        if jump is not None:
+            self._measured("clock_jump_s", jump.seconds)
+        return now
 
     def _led_by_expirations(
         self, cluster: ClusterState, group: list[Operation[Any]], now: float
