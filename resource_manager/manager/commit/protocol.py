@@ -273,14 +273,14 @@ class Transactions:
                         part[0].fail(error)
 
     def _commit_group(self, group: list[Operation[Any]], deadline: float) -> None:
-        if self._replica.cluster is not None:  # after a jump back a lock may be held for as long
-            self._look(self._replica.cluster)
         conflicts = TRIES_WITHOUT_LOCK if self._contended else 0
         while True:
             try:
                 if conflicts < TRIES_WITHOUT_LOCK:
                     decided = self._attempt(group, None)
                 else:
+                    if self._replica.cluster is not None:  # a jump back makes the lock of the dead live on
+                        self._look(self._replica.cluster)
                     # What others commit is read during the wait too, so that little is left under the lock.
                     with self._locked(deadline, self._replica.refresh) as lock:
                         if not lock.is_fresh:
