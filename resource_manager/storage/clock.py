@@ -15,6 +15,10 @@ CLOCK_TOLERANCE_S = 1.0
 JUMP_S = 5.0
 """Difference of two estimates above which the server's clock jumped."""
 
+MAX_SAFETY_S = 0.25
+"""Most by which an estimate is set back so that it is not ahead of the server's clock, for answers that took
+up to twice this time. A lease that one process sees ended has then ended for its owner, too."""
+
 MAX_DRIFT = 1e-3
 """Difference in the rates of two clocks, by which they part from one answer to the next. Twice what a leap
 smear or the kernel's slewing makes of it."""
@@ -84,5 +88,5 @@ class ServerClock:
         moved_s = offset_s - self._told_s
         if abs(moved_s) > JUMP_S + error_s + self._error_s + MAX_DRIFT * gap_s:
             self.jump = ClockJump(moved_s, self._learnt_at + offset_s)
-        self._learnt_at, self._offset_s = end, offset_s
+        self._learnt_at, self._offset_s = end, offset_s - min(error_s, MAX_SAFETY_S)
         self._told_s, self._error_s = offset_s, error_s

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from simulator.errors import InputError
 from simulator.io.documents import read_document
 
+Name = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
 Rate = Annotated[float, Field(ge=0, le=1e15)]
 Rates = tuple[float, ...]
 """Steps/s, or any other unit, by GPU type in the order of the fleet; 0 where a job cannot run."""
@@ -35,10 +36,10 @@ class Team(Document):
 class JobDocument(Document):
     """Job of a type in the table of throughputs, or with a throughput of its own by GPU type."""
 
-    name: str = Field(min_length=1)
-    type: str | None = None
+    name: Name
+    type: Name | None = None
     throughput: dict[str, Rate] | None = None
-    team: str | None = None
+    team: Name | None = None
     weight: float = Field(1.0, gt=0, le=1e9)
     gpus: int = Field(1, ge=1, le=10**6)
 
@@ -60,9 +61,9 @@ class Throughputs(Document):
 class InstanceDocument(Document):
     """The whole file; `throughputs` may be the path of another, from this one."""
 
-    gpus: dict[str, Annotated[int, Field(ge=0, le=10**6)]]
+    gpus: dict[Name, Annotated[int, Field(ge=0, le=10**6)]]
     jobs: list[JobDocument]
-    teams: dict[str, Team] | None = None
+    teams: dict[Name, Team] | None = None
     throughputs: Throughputs | str = Throughputs()
 
 

@@ -106,19 +106,20 @@ class Program:
         Return c, by group the normalised throughput and what a unit more of it takes from c (for a group, of
         all its jobs), and by column the time.
         """
-        highs, count, scale = self._highs, len(self.groups), weights.max()
-        for group in np.flatnonzero(weights / scale != self._weights):
-            highs.changeCoeff(group, len(self._type), -weights[group] / scale)
-        self._weights = weights / scale
-        every = np.arange(count, dtype=np.int32)
-        highs.changeRowsBounds(count, every, levels, np.full(count, highspy.kHighsInf))
-        highs.run()
-        if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-            highs.clearSolver()  # an old basis can lead astray
-            highs.run()
-        if (status := highs.getModelStatus()) != highspy.HighsModelStatus.kOptimal:
-            raise SimulationError(f"HiGHS stopped with {highs.modelStatusToString(status)}")
-        found = highs.getSolution()
+        count, scale = len(self.groups), weights.max()
+        every, most = np.arange(count, dtype=np.int32), np.full(count, highspy.kHighsInf)
+        for ease in (0.0, TOLERANCE):  # rarely, HiGHS gets lost where levels leave next to no freedom
+            for group in np.flatnonzero(weights / scale != self._weights):
+                self._highs.changeCoeff(group, len(self._type), -weights[group] / scale)
+            self._weights = weights / scale
+            self._highs.changeRowsBounds(count, every, levels * (1 - ease), most)
+            self._highs.run()
+            if (status := self._highs.getModelStatus()) == highspy.HighsModelStatus.kOptimal:
+                break
+            self._highs, self._weights = self._model(), np.zeros(count)
+        else:
+            raise SimulationError(f"HiGHS stopped with {status.name}")
+        found = self._highs.getSolution()
         times = self._within_bounds(np.maximum(found.col_value[:-1], 0.0))
         duals = -np.array(found.row_dual[:count]) / scale
         return found.col_value[-1] / scale, self._gain @ times, duals, times

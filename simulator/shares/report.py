@@ -11,7 +11,7 @@ from simulator.shares.division import Division
 from simulator.shares.instance import Instance
 
 NOTE = """\
-normalised: 1 is a job that always runs, on each type as often as the fleet has it.
+normalised: 1 is a job that always runs, over all types as the fleet has them.
 Teams: the mean of their jobs, the sum of their GPUs. GPUs: averages over time."""
 BESIDE = "\nIn brackets: --agnostic, which takes all types for one, as fair_share does."
 
@@ -42,7 +42,7 @@ def sentence(instance: Instance, division: Division, beside: Division | None) ->
     for place, verb in ((gains.argmax(), "gains"), (gains.argmin(), "loses")):
         if (gains[place] > 0) == (verb == "gains") and gains[place]:
             now, then = (number(each.normalised[place], 3) for each in (division, beside))
-            text += f" {instance.jobs[place].name} {verb} most: {now} instead of {then}."
+            text += f" Job {instance.jobs[place].name} {verb} most: {now} instead of {then}."
     return text
 
 

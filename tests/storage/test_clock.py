@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resource_manager.storage.clock import MAX_AGE_S, ServerClock
+from resource_manager.storage.clock import MAX_AGE_S, MAX_SAFETY_S, ServerClock
 from tests.builders import Clock
 
 DAY_S = 86_400.0
@@ -93,6 +93,17 @@ def test_a_slow_answer_is_no_jump(clock: ServerClock, server: Server) -> None:
         server.takes_s, server.way_back_s = there_s, back_s
         look(clock, server)
     assert clock.jump is None
+
+
+@pytest.mark.parametrize(("there_s", "back_s"), [(0.4, 0.0), (0.0, 0.4), (0.2, 0.2), (0.5, 0.0)])
+def test_an_estimate_is_never_ahead_of_the_servers_clock(
+    clock: ServerClock, server: Server, there_s: float, back_s: float
+) -> None:
+    """Else a lease expires, and its GPU is granted, before its end as its owner sees it."""
+    server.takes_s, server.way_back_s = there_s, back_s
+    look(clock, server)
+    true = server.steady.now + server.ahead_s
+    assert true - 2 * MAX_SAFETY_S <= clock.now() <= true + 1e-6
 
 
 def test_an_answer_to_an_older_question_of_another_thread_tells_nothing(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -65,24 +64,38 @@ def instances(draw: st.DrawFn) -> Instance:
     return Instance({f"g{type}": count for type, count in enumerate(fleet)}, tuple(jobs), teams, pairs)
 
 
-def different_jobs(count: int, within: str) -> Instance:
-    """Return jobs that are all different, in five teams, on a quarter as many GPUs of each of three types."""
-    draw = random.Random(0)
-    teams = {f"team{each}": Team(weight=1 + each, within=within) for each in range(5)}
+def rates_of(instance: Instance) -> Any:
+    """Return the throughputs in units of the proportional one, a row a job, a column a type."""
+    return np.array([np.array(each.rates) / instance.proportional(each) for each in instance.jobs])
+
+
+def uneven_jobs(seed: int) -> Instance:
+    """Draw hundreds of jobs, weights a thousand times as large as others, throughputs too."""
+    draw = np.random.default_rng(seed)
+    count, types = int(draw.integers(50, 500)), int(draw.integers(1, 5))
+    fleet = {
+        f"g{each}": int(draw.integers(4, max(6, count // int(draw.integers(1, 8))))) for each in range(types)
+    }
+    teams = {
+        f"t{each}": Team(
+            weight=float(draw.choice([1, 2, 3, 0.01, 100])),
+            within=str(draw.choice(["fairness", "fifo", "fifo"])),
+        )
+        for each in range(int(draw.integers(1, 8)))
+    }
+    spread = int(draw.integers(3))
+    kinds = [tuple(draw.lognormal(0, 1.5, types).tolist()) for _ in range(10)]
     jobs = tuple(
         Job(
             str(place),
             None,
-            tuple(sorted(draw.uniform(0.1, 1) for _ in range(3))),
-            f"team{place % 5}",
-            draw.choice((1.0, 2.0, 3.0)),
-            draw.choice((1, 2, 4)),
+            tuple(draw.lognormal(0, (0, 0.3, 2)[spread], types).tolist())
+            if spread
+            else kinds[int(draw.integers(10))],
+            f"t{draw.integers(len(teams))}",
+            float(draw.choice([1, 2, 3, 0.1])),
+            int(draw.choice([1, 2, 4])),
         )
         for place in range(count)
     )
-    return Instance(dict.fromkeys(("old", "newer", "new"), count // 4), jobs, teams, {})
-
-
-def rates_of(instance: Instance) -> Any:
-    """Return the throughputs in units of the proportional one, a row a job, a column a type."""
-    return np.array([np.array(each.rates) / instance.proportional(each) for each in instance.jobs])
+    return Instance(fleet, jobs, teams, {})

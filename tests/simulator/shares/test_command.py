@@ -33,8 +33,8 @@ def values(*arguments: object) -> dict[str, Any]:
 
 def test_json_has_what_every_job_gets(tmp_path: Path) -> None:
     found = values(write(tmp_path, job("x"), job("y", weight=3)), "--policy", "max_min")
-    assert list(found) == ["policy", "jobs", "parts", "levels", "programs", "normalised", "throughput", "gpus",
-                           "wall_s"]  # fmt: skip
+    keys = "policy jobs parts levels programs normalised throughput gpus wall_s"
+    assert list(found) == keys.split()
     assert (found["policy"], found["jobs"], found["parts"]) == ("max_min", 2, 1)
     assert found["normalised"] == pytest.approx({"x": 2 / 3, "y": 4 / 3})
     assert found["throughput"] == pytest.approx({"x": 1, "y": 2})
@@ -77,7 +77,7 @@ def test_people_read_a_sentence_and_two_tables() -> None:
     first, *rest = result.stdout.splitlines()
     assert first == (
         "With knowledge of GPU types the lowest job, detect, gets 0.491; without it the lowest job, detect, "
-        "gets 0.375. llm-large gains most: 1.58 instead of 1. tokens loses most: 0.542 instead of 1."
+        "gets 0.375. Job llm-large gains most: 1.58 instead of 1. Job tokens loses most: 0.542 instead of 1."
     )
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in rest]
     assert ["vision", "3", "0.863 (0.792)", "8.76 (5.33)", "1.00 (2.67)"] in cells
@@ -94,6 +94,13 @@ def test_the_agnostic_table_stands_alone_and_alike_jobs_share_a_row(tmp_path: Pa
     assert "In brackets" not in result.stdout
 
 
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    result = call(write(tmp_path, job("train[a]"), job("x[/b]")), "--policy", "max_min")
+    assert result.exit_code == 0, result.output
+    assert "│ train[a] │" in result.stdout
+    assert "│ x[/b]    │" in result.stdout
+
+
 TEAM = {"a": {"weight": 1, "within": "fairness"}}
 
 
@@ -104,6 +111,7 @@ TEAM = {"a": {"weight": 1, "within": "fairness"}}
         (None, {}, "instance.json: jobs: Input should be a valid list"),
         ([3], {}, "instance.json: jobs[0]: Input should be a valid dictionary"),
         ([{}], {}, "instance.json: jobs[0].name: Field required"),
+        ([job("\x1b[2J")], {}, "instance.json: jobs[0].name: String should match pattern"),
         ([job("x"), job("x")], {}, "instance.json: job 'x': the name is used twice"),
         ([{"name": "x"}], {}, "instance.json: job 'x': needs either a type or a throughput of its own"),
         ([job("x", type="a")], {"throughputs": KINDS}, "job 'x': needs either a type or a throughput"),
@@ -126,7 +134,7 @@ TEAM = {"a": {"weight": 1, "within": "fairness"}}
         ([job("x")], {"throughputs": "none.json"}, "none.json: cannot be read: No such file"),
         ([job("x")], {"throughputs": {"alone": 3}}, "alone: Input should be a valid dictionary"),
         ([job("x")], {"throughputs": {"alone": {}, "pairs": [{"types": ["a"]}]}}, "at least 2 items"),
-        ([job("x")], {"throughputs": {"alone": {}, "pairs": [{"types": ["a", "b"], "old": 1}]}}, "valid list"),
+        ([job("x")], {"throughputs": {"pairs": [{"types": ["a", "b"], "old": 1}]}}, "a valid list"),
         ([job("x", throughput={"older": 1})], {}, "job 'x' can run on no GPU type of the fleet"),
         ([job("x", throughput={"old": 0})], {}, "job 'x' can run on no GPU type of the fleet"),
         ([job("x", gpus=2)], {}, "job 'x' can run on no GPU type of the fleet"),
