@@ -284,6 +284,8 @@ class Transactions:
                 if conflicts < TRIES_WITHOUT_LOCK:
                     decided = self._attempt(group, None)
                 else:
+                    if self._replica.cluster is not None:  # a jump back makes the lock of the dead live on
+                        self._look(self._replica.cluster)
                     # What others commit is read during the wait too, so that little is left under the lock.
                     with self._locked(deadline, self._replica.refresh) as lock:
                         if not lock.is_fresh:
@@ -369,10 +371,7 @@ class Transactions:
 
     def _decide(self, cluster: ClusterState, group: list[Operation[Any]]) -> list[Operation[Any]]:
         """Decide each operation on top of those before it; return them in that order."""
-        now = self.store.now()
-        jump = self._recovery.look(cluster, now)
-        if jump is not None:
-            self._measured("clock_jump_s", jump.seconds)
+        now = self._look(cluster)
         decided = self._led_by_expirations(cluster, group, now)
         if len(decided) == 1:
             decided[0].decide(cluster, now)
@@ -384,6 +383,14 @@ class Transactions:
                     for change in operation.changes:
                         cluster.apply(change)
         return decided
+
+    def _look(self, cluster: ClusterState) -> float:
+        """Return the time on the store's clock, after a look at whether it jumped."""
+        now = self.store.now()
+        jump = self._recovery.look(cluster, now)
+        if jump is not None:
+            self._measured("clock_jump_s", jump.seconds)
+        return now
 
     def _led_by_expirations(
         self, cluster: ClusterState, group: list[Operation[Any]], now: float

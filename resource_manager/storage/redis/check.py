@@ -10,8 +10,8 @@ from typing import Any
 import redis
 
 from resource_manager.errors import CorruptStateError
-from resource_manager.storage.checks import Finding
 from resource_manager.storage.codec import check_format
+from resource_manager.storage.finding import Finding
 from resource_manager.storage.redis.client import RedisClient
 
 MAX_CLOCK_DIFFERENCE_S = 60.0

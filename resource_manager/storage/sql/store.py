@@ -402,7 +402,7 @@ class SqlStore:
             done = self.database.execute(
                 connection,
                 "UPDATE {state} SET suspended_until = {now} + :window_s, clock_jump_s = :jump_s, "
-                "clock_jump_at = {now} WHERE namespace = :namespace "
+                "clock_jump_at = {now}, lock_token = '' WHERE namespace = :namespace "
                 "AND NOT (abs(clock_jump_s - :jump_s) <= :tolerance_s AND clock_jump_at >= :since)",
                 window_s=self._confirmation_window_s,
                 jump_s=jump.seconds,
