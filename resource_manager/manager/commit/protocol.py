@@ -88,6 +88,8 @@ class Transactions:
         self.observer = observer
         self.look: Callable[[Reader[Any]], Any] | None = None
         """Answers reads of the newest state with another replica: so they delay no decision."""
+        self.distrusted: Refusal | None = None
+        """The reason for which this process grants nothing on the state as it is; None if it trusts it."""
         self._rules = RuleBook(self.learner)
         self._lock_timeout_s = lock_timeout_s
         self._recovery = Recovery(store)
@@ -102,8 +104,9 @@ class Transactions:
         return self._rules.of(cluster).policy
 
     def policy(self, cluster: ClusterState) -> Policy:
-        """Return the same policy, by which nothing fits in a recovery window."""
-        return nothing_fits if self._recovery.suspends_grants else self.usual_policy(cluster)
+        """Return the same policy, by which nothing fits in a recovery window or on a distrusted state."""
+        is_suspended = self._recovery.suspends_grants or self.distrusted is not None
+        return nothing_fits if is_suspended else self.usual_policy(cluster)
 
     def order(self, cluster: ClusterState) -> QueueDiscipline:
         """Return the order of the queue, by the state's settings."""
@@ -115,6 +118,8 @@ class Transactions:
 
     def misconfigured(self, cluster: ClusterState) -> Refusal | None:
         """Return why this process can grant nothing in that state; None if it can."""
+        if self.distrusted is not None:
+            return self.distrusted
         return self._rules.of(cluster).refusal if cluster.nodes else no_servers()
 
     def catch_up(self, cluster: ClusterState) -> None:
@@ -286,6 +291,8 @@ class Transactions:
                 if conflicts < TRIES_WITHOUT_LOCK:
                     decided = self._attempt(group, None)
                 else:
+                    if self._replica.cluster is not None:  # a jump back makes the lock of the dead live on
+                        self._look(self._replica.cluster)
                     # What others commit is read during the wait too, so that little is left under the lock.
                     with self._locked(deadline, self._replica.refresh) as lock:
                         if not lock.is_fresh:
@@ -374,10 +381,7 @@ class Transactions:
 
     def _decide(self, cluster: ClusterState, group: list[Operation[Any]]) -> list[Operation[Any]]:
         """Decide each operation on top of those before it, for a while; return them in that order."""
-        now, ends_at = self.store.now(), time.monotonic() + MAX_DECISION_S
-        jump = self._recovery.look(cluster, now)
-        if jump is not None:
-            self._measured("clock_jump_s", jump.seconds)
+        now, ends_at = self._look(cluster), time.monotonic() + MAX_DECISION_S
         decided = self._led_by_expirations(cluster, group, now)
         if len(decided) == 1:
             decided[0].decide(cluster, now)
@@ -391,6 +395,14 @@ class Transactions:
                     for change in operation.changes:
                         cluster.apply(change)
         return decided
+
+    def _look(self, cluster: ClusterState) -> float:
+        """Return the time on the store's clock, after a look at whether it jumped."""
+        now = self.store.now()
+        jump = self._recovery.look(cluster, now)
+        if jump is not None:
+            self._measured("clock_jump_s", jump.seconds)
+        return now
 
     def _led_by_expirations(
         self, cluster: ClusterState, group: list[Operation[Any]], now: float
