@@ -62,7 +62,8 @@ class Planned:
 
     def _count(self, lease: Lease, sign: int) -> None:
         ledger = self._cluster.ledger
-        assert ledger is not None
+        if ledger is None:
+            return
         amounts = {"": held_milli(lease), **gpu_types_of(lease, self._cluster.by_name)}
         for account in ledger.of(lease.request).path:
             for gpu_type, milli in amounts.items():
@@ -477,10 +478,20 @@ class Right:
                 yield lease
 
     def _has_right(self, team: str, own_milli: int = 0) -> bool:
-        """Return True if leases of that team may be taken, once so much of the request's own has ended."""
-        return milli_of(self._request) > 0 and stays_inside(
-            self._side(team).decides, self._request, -own_milli
-        )
+        return self.begins(self._side(team).decides, own_milli)
+
+    def begins(self, decides: Account, own_milli: int) -> bool:
+        """Return True if others' leases may be taken, once so much that the account holds has ended."""
+        return milli_of(self._request) > 0 and stays_inside(decides, self._request, -own_milli)
+
+    def decides(self, team: str) -> Account:
+        """Return the account that decides whether leases of that team may be taken."""
+        return self._side(team).decides
+
+    def most_of(self, team: str) -> float:
+        """Return the thousandths of GPUs by which the team is beyond what protects it."""
+        levels = [level for level in self._side(team).levels if not level.by_type]
+        return min((level.account.allocated - self._milli(level) for level in levels), default=math.inf)
 
     def _is_over(self, level: _Level, lease: Lease) -> bool:
         """Return True if the team is over its guarantee: of a type that the lease holds, if it is by type."""
@@ -494,11 +505,17 @@ class Right:
         )
 
     def _is_beyond(self, level: _Level) -> bool:
-        return level.account.allocated - self._planned.milli(level.account) > level.guaranteed
+        return level.account.allocated > self._milli(level)
 
-    def beyond(self, team: str) -> int:
-        """Return by how many thousandths a team that may lose leases is over what it is guaranteed."""
-        return min(level.account.allocated - level.guaranteed for level in self._side(team).levels)
+    def _milli(self, level: _Level) -> int:
+        return level.guaranteed + self._planned.milli(level.account)
+
+    def beyond(self, account: Account) -> int:
+        """Return by how many thousandths a team is over its guarantee, as far as its parents' count."""
+        levels = self._side(account.name).levels
+        return min(
+            (level.account.allocated - level.guaranteed for level in levels), default=account.allocated
+        )
 
     def _side(self, team: str) -> _Side:
         if team not in self._sides:
@@ -560,8 +577,8 @@ def reasons_for(cluster: ClusterState, request: Request, victims: Sequence[Lease
         of = f"{gpus(would_hold)} of {gpus(own.guaranteed)} GPUs"
         reasons.append(f"{team_words(own)} stays inside its guarantee ({of})")
         reasons += [
-            f"{team_words(ledger.named(name))} is {gpus(right.beyond(name))} beyond its own"
-            for name in sorted(others)
+            f"{team_words(account)} is {gpus(right.beyond(account))} beyond its own"
+            for account in map(ledger.named, sorted(others))
         ]
     if mine:
         reasons.append(f"its priority {request.priority} is above theirs in the team")
