@@ -244,9 +244,9 @@ def _next(each: Sequence[T], count: int, turn: str) -> Sequence[T]:
 class _Plan:
     """What requests are to get once the leases that are being preempted for them have ended."""
 
-    def __init__(self, cluster: ClusterState, ending: Sequence[Lease]) -> None:
+    def __init__(self, cluster: ClusterState) -> None:
         self.to_come: dict[str, Lease] = {}
-        self.planned = Planned(cluster, ending)
+        self.planned = Planned(cluster)
 
     def add(self, lease: Lease | None) -> None:
         """Count a lease that is to come, if there is one."""
@@ -258,7 +258,7 @@ class _Plan:
 def _plan(cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float) -> _Plan:
     """Apply the ends of the preempted leases, and place those they end for; return what those are to get."""
     ending = _ending(cluster) if cluster.preempting else []
-    plan = _Plan(cluster, ending)
+    plan = _Plan(cluster)
     for lease in ending:
         cluster.suppose_ended(lease)
     for by in dict.fromkeys(lease.preempted_by for lease in ending):

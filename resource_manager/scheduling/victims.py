@@ -41,26 +41,21 @@ CHEAPEST: Cheapness = (-MAX_PRIORITY - 1, -math.inf, -math.inf, "")
 
 
 class Planned:
-    """What requests are to get that leases end for, less what those leases hold: thousandths of GPUs by team.
+    """What requests are to get that leases end for, in thousandths of GPUs by team.
 
     So much of what a team holds in the trial it does not hold yet, and is not to lose other leases for.
     """
 
-    def __init__(self, cluster: ClusterState, ending: Iterable[Lease] = ()) -> None:
+    def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         self._milli: dict[tuple[str, str], int] = {}
-        for lease in ending:
-            self._count(lease, -1)
-
-    def add(self, lease: Lease) -> None:
-        """Count a lease that is to come."""
-        self._count(lease, 1)
 
     def milli(self, account: Account, gpu_type: str = "") -> int:
         """Return what the team holds less than the trial says, of that type or of all."""
-        return max(self._milli.get((account.name, gpu_type), 0), 0)
+        return self._milli.get((account.name, gpu_type), 0)
 
-    def _count(self, lease: Lease, sign: int) -> None:
+    def add(self, lease: Lease) -> None:
+        """Count a lease that is to come."""
         ledger = self._cluster.ledger
         if ledger is None:
             return
@@ -68,7 +63,7 @@ class Planned:
         for account in ledger.of(lease.request).path:
             for gpu_type, milli in amounts.items():
                 key = account.name, gpu_type
-                self._milli[key] = self._milli.get(key, 0) + sign * milli
+                self._milli[key] = self._milli.get(key, 0) + milli
 
 
 def find_victims(

@@ -45,7 +45,9 @@ asked = requests | fractions | gangs
 @st.composite
 def clusters(draw: st.DrawFn) -> Shared:
     """Return a cluster of three servers of a tree of teams, before anything was asked for."""
-    tops = [Team(name, draw(st.integers(0, 6)), limit=draw(st.sampled_from([None, None, 8]))) for name in "pq"]
+    tops = [
+        Team(name, draw(st.integers(0, 6)), limit=draw(st.sampled_from([None, None, 8]))) for name in "pq"
+    ]
     typed = {"A100": draw(st.integers(0, 2)), "H100": draw(st.integers(0, 2))}
     below = [Team("r", draw(st.integers(0, 4)), parent="p"), Team("s", sum(typed.values()), typed)]
     shared = Shared(*tops, *below, order=GREEDY, min_runtime_s=draw(st.sampled_from([0.0, 20.0])))

@@ -297,7 +297,7 @@ def test_leases_planned_for_a_colleague_cost_a_team_none_that_are_inside_its_gua
     cluster = shared.state
     pending = PendingRequest(Request("mine", 1, team="vision"), 0.0, 99)
     with cluster.trial():
-        ending, planned = cluster.leases["ends"], Planned(cluster, [])
+        ending, planned = cluster.leases["ends"], Planned(cluster)
         cluster.suppose_ended(ending)
         plan = Lease(Request("plan", 1, team="nlp"), (Placement("a", (1,)),), 9, 0.0, quarantined=True)
         cluster.apply(Granted(plan, 0.0))
