@@ -383,7 +383,7 @@ class Replay:
             return [replace(event, fencing_token=token)]
         if not (isinstance(event, Released) and part.waits_again):
             ended: list[Change] = [replace(event, fencing_token=token, use={})]
-        elif event.outcome == Outcome.PREEMPTED and not lease.preempted_by:
+        elif event.outcome == Outcome.PREEMPTED and lease.preempt_until == math.inf:
             job_run.follows = None  # it was not preempted here: it runs on
             self._run_on(job_run, lease, lease.granted_at)
             return []
@@ -479,7 +479,7 @@ class Replay:
             self._note_taken_back(job_run)
             return
         job_run.preempted_at, job_run.preempted_by = now, change.preemptor
-        if job_run.follows is not None and job_run.follows.preempted_at == now:
+        if job_run.follows is not None and now in job_run.follows.decided_at:
             return
         job_run.follows = None
         assert job_run.lease is not None
