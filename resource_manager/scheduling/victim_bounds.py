@@ -51,6 +51,7 @@ class VictimBounds:
         self._due = [math.inf] * count
         self._of_teams: dict[str, dict[Account, dict[str, float]]] = {}
         self._in_vain: dict[Kind, int] = {}
+        self._judged: dict[Kind, bool] = {}
         self._groups: dict[Kind, _Group] = {}
         self._shapes: dict[Kind, _Shape] = {}
         self.nodes = [_Takeable((), {})] * count
@@ -72,17 +73,23 @@ class VictimBounds:
 
     def exclude(self, kind: Kind, request: Request, planned: Planned) -> bool:
         """Return True if no leases that a request of that kind may take could make room for it."""
-        if not self.is_in_vain(kind) and self._excludes(request, planned):
+        if self.is_in_vain(kind):
+            return True
+        lower = [priority for priority in self.teams.get(request.team, ()) if priority < request.priority]
+        # Of priorities with the same leases below them one is judged for all.
+        alike = (request.team, tuple(lower), request.preemptible, request.owner, request.shape)
+        if alike not in self._judged:
+            self._judged[alike] = self._excludes(request, lower, planned)
+        if self._judged[alike]:
             self.was_in_vain(kind)
-        return self.is_in_vain(kind)
+        return self._judged[alike]
 
-    def _excludes(self, request: Request, planned: Planned) -> bool:
+    def _excludes(self, request: Request, lower: list[int], planned: Planned) -> bool:
         cluster, ledger = self._cluster, self._cluster.ledger
         assert ledger is not None
         stop = stop_of(ledger, request)
         if stop is not None and stop.kind is StopKind.RUNTIME:  # others of its kind may state a shorter one
             stop = None
-        lower = [priority for priority in self.teams.get(request.team, ()) if priority < request.priority]
         own_milli = sum(self.milli[request.team, priority] for priority in lower)
         right = Right(cluster, request, self._now, planned)
         caps: dict[str, float] = {}
@@ -147,6 +154,7 @@ class VictimBounds:
         self._mark = cluster.mark
         if len(self.changed) != before:
             self._of_teams.clear()
+            self._judged.clear()
 
     def _read(self, position: int) -> None:
         """Read a node again, and note if it has changed."""
