@@ -251,11 +251,15 @@ class StoreMovedError(StoreError):
 
 
 class StateUnconfirmedError(StoreError):
-    """The store restarted or failed over: nothing is granted until owners could renew their leases."""
+    """The store restarted or failed over, or its clock jumped by `clock_jump_s` seconds.
 
-    def __init__(self, message: str, *, remaining_s: float) -> None:
+    Nothing is granted and nothing expires until owners could renew their leases.
+    """
+
+    def __init__(self, message: str, *, remaining_s: float, clock_jump_s: float = 0.0) -> None:
         super().__init__(message)
         self.remaining_s = remaining_s
+        self.clock_jump_s = clock_jump_s
 
 
 class LockError(ResourceManagerError):

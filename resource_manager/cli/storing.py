@@ -29,7 +29,7 @@ def store() -> None:
 @exit_codes
 def create(target: Target) -> None:
     """Create the tables and views of a postgresql://, mysql:// or sqlite:// store where they are missing."""
-    with closing(_database(target, "create")) as database:
+    with closing(_database(target)) as database:
         database.create()
         click.echo(f"{database.address}: its tables are there")
 
@@ -39,18 +39,18 @@ def create(target: Target) -> None:
 @click.pass_obj
 @exit_codes
 def check(target: Target, as_json: bool) -> None:
-    """Say what a database lacks to serve as a store; exit with 1 if there is anything."""
-    from resource_manager.storage.sql.check import check as findings_of
+    """Say what the store lacks, or where it may lose leases; exit with 1 if there is anything."""
+    from resource_manager.storage import checks
 
-    with closing(_database(target, "check")) as database:
-        findings = findings_of(database)
-        if as_json:
-            print_json([asdict(finding) for finding in findings])
-        else:
-            for finding in findings:
-                click.echo(f"{'ok     ' if finding.ok else 'MISSING'}  {finding.text}")
+    settings = _of_store(target)
+    findings = checks.check(settings)
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            click.echo(f"{'ok     ' if finding.ok else 'MISSING'}  {finding.text}")
     if not all(finding.ok for finding in findings):
-        raise Failure(f"{database.address}: not everything is there", REFUSED)
+        raise Failure(f"{_shown(settings.store)}: not everything is there", REFUSED)
 
 
 @store.command()
@@ -115,14 +115,14 @@ def _of_store(target: Target) -> Any:
     return target.settings()
 
 
-def _database(target: Target, command: str) -> Database:
+def _database(target: Target) -> Database:
     from resource_manager.storage import SQL_SCHEMES
     from resource_manager.storage.sql.database import Database
 
     settings = _of_store(target)
     if settings.store.partition("://")[0] not in SQL_SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in SQL_SCHEMES)
-        raise Failure(f"store {command} is for {known} only, not {redact(settings.store)}", BAD_INPUT)
+        raise Failure(f"store create is for {known} only, not {redact(settings.store)}", BAD_INPUT)
     return Database(settings.store)
 
 

@@ -69,17 +69,25 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryWindow:
-    """Time after a restart of the store without grants: its start and its end, in seconds from now."""
+    """Time without grants after a restart of the store, or after a jump of its clock by `clock_jump_s`.
 
-    restarted_ago_s: float
+    Its start is so many seconds ago, its end so many from now.
+    """
+
+    began_ago_s: float
     resumes_in_s: float
+    clock_jump_s: float = 0.0
 
 
 def recovering(window: RecoveryWindow) -> Refusal:
     """Return the refusal of every request during the recovery window."""
+    what = "Redis restarted"
+    if window.clock_jump_s:
+        way = "forward" if window.clock_jump_s > 0 else "back"
+        what = f"the store's clock jumped {way} by {abs(window.clock_jump_s):.0f} s, seen"
     return Refusal(
         RefusalKind.RECOVERING,
-        f"recovering: Redis restarted {window.restarted_ago_s:.0f} s ago; grants resume in "
+        f"recovering: {what} {window.began_ago_s:.0f} s ago; grants resume in "
         f"{window.resumes_in_s:.0f} s (until then the owners of leases renew them)",
         window.resumes_in_s,
     )

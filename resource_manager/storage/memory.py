@@ -18,9 +18,13 @@ from resource_manager.errors import (
     StateLostError,
     StoreMovedError,
 )
+from resource_manager.storage import refusals
+from resource_manager.storage.base import NO_SUSPENSION, Suspension, waits_for_owners
+from resource_manager.storage.clock import ClockJump
 from resource_manager.storage.locks import Lock, ThreadLock, ThreadMutex
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.reports import MemoryReports
+from resource_manager.storage.witnesses import MemoryWitnesses
 
 
 def steady_clock() -> Callable[[], float]:
@@ -45,6 +49,9 @@ class MemoryStore:
         self._changes: list[Change] = []
         self._reports = MemoryReports(self._clock)
         self._moved_to = ""
+        self._witnesses = MemoryWitnesses()
+        self._suspension = NO_SUSPENSION
+        self._suspended_at = -math.inf
         self._once: dict[str, OrderedDict[str, tuple[float, str]]] = {}
 
     def now(self) -> float:
@@ -67,6 +74,9 @@ class MemoryStore:
             replica.apply(change)
         return replica
 
+    def refresh_known(self) -> ClusterState:
+        return self.refresh(None) or ClusterState()  # nobody else writes it
+
     def commit(
         self,
         version: int,
@@ -87,6 +97,9 @@ class MemoryStore:
             holder = self._order.holder
             if holder is not None and holder is not lock:
                 raise LockedError(version)
+            left_s = self._suspension.until - self._clock()
+            if left_s > 0 and waits_for_owners(changes):
+                raise refusals.unconfirmed(self._window_s, left_s, self._suspension.clock_jump_s)
             self._keep(once)
             self._changes += changes
             self._changed.notify_all()
@@ -135,6 +148,10 @@ class MemoryStore:
                 raise StaleStateError(version, stored)
             self._moved_to = to
 
+    @property
+    def moved_to(self) -> str:
+        return self._moved_to
+
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         with self._mutex:
             if self._base is None:
@@ -148,8 +165,28 @@ class MemoryStore:
         return self._reports
 
     @property
-    def suspended_until(self) -> float:
-        return -math.inf
+    def witnesses(self) -> MemoryWitnesses:
+        return self._witnesses
+
+    @property
+    def clock_jump(self) -> ClockJump | None:
+        return None  # its clock is this process's own
+
+    @property
+    def suspension(self) -> Suspension:
+        return self._suspension if self._suspension.until > self._clock() else NO_SUSPENSION
+
+    def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
+        with self._mutex:
+            if jump.is_known(self._suspension.clock_jump_s, self._suspended_at):
+                return self._suspension, False
+            self._suspended_at = self._clock()
+            self._suspension = Suspension(self._suspended_at + self._window_s, jump.seconds)
+            return self._suspension, True
+
+    @property
+    def _window_s(self) -> float:
+        return (self._base or ClusterState()).settings.confirmation_window_s
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         return ThreadLock(self._order)

@@ -46,6 +46,8 @@ class Schedule:
         self.say = say
         self.done: Counter[str] = Counter()
         self.later: list[tuple[float, Callable[[], None]]] = []
+        self.jumps: list[tuple[float, int]] = []
+        """Jumps of the store's clock: when, by the steady clock, and by how many seconds."""
 
     def run(self, kinds: tuple[str, ...], once: str, seconds: float) -> None:
         begin = time.monotonic()
@@ -182,6 +184,14 @@ class Schedule:
     def reset(self) -> None:
         with self.setup.manager() as manager:
             manager.reset_resources()
+
+    def do_jump_clock(self) -> None:
+        """The clock of the host of Redis is set, forward or back."""
+        assert self.setup.clock is not None
+        seconds = self.rng.choice((-3600, -20, 20, 3600))
+        self.jumps.append((time.monotonic(), seconds))
+        self.setup.clock.jump(seconds)
+        self.rest()
 
     def do_stop_redis(self) -> None:
         self.stop_for(self.rng.uniform(0.05, 1.0), self.setup.server.process.send_signal)

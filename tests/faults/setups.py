@@ -19,11 +19,13 @@ from tests.faults.processes import Forked, Process, Service
 from tests.faults.proxy import Proxy
 from tests.faults.redis_servers import SentinelGroup, Server
 from tests.faults.worker import ALL_CHANGES, LOCK_TIMEOUT_S, TTL_S, Assignment, inventory
+from tests.shifted_clock import ShiftedClock
 from tests.sql_servers import MariaDB, MySQL, Postgres, SqlServer
 
 DISK = ("appendonly yes", "appendfsync always")
 PROCESSES = ("kill worker", "kill worker", "stop worker", "stop worker")
 NETWORK = ("lose answers", "lose answers", "cut", "partition", "delay", "repeat requests")
+CLOCK = () if ShiftedClock.missing() else ("jump clock", "jump clock")
 REDIS = ("restart redis", "fill memory", "read only", "flush scripts", "stop redis")
 
 DATABASE = ("restart database", "restart database", "stop database")
@@ -35,7 +37,7 @@ class OneRedis:
     """A Redis with an append-only file, and a proxy for each worker."""
 
     name = "one server"
-    kinds: tuple[str, ...] = (*PROCESSES, *NETWORK, *REDIS)
+    kinds: tuple[str, ...] = (*PROCESSES, *NETWORK, *REDIS, *CLOCK)
     once = ""
     """A fault that comes once, in the middle."""
 
@@ -58,7 +60,8 @@ class OneRedis:
         self.folder = folder
         self.rng = rng
         self.namespace = folder.name
-        self.server = Server(folder / "server", 'save ""', *self.redis_options)
+        self.clock = ShiftedClock() if CLOCK else None
+        self.server = Server(folder / "server", 'save ""', *self.redis_options, clock=self.clock)
         self.proxies = [Proxy(str(self.server.socket)) for _ in range(workers)]
         self.services: list[Service] = []
 
@@ -97,6 +100,8 @@ class OneRedis:
         for proxy in self.proxies:
             proxy.close()
         self.server.kill()
+        if self.clock is not None:
+            self.clock.close()
 
 
 class Services(OneRedis):

@@ -41,6 +41,7 @@ from resource_manager.errors import (
     RepeatedError,
     StaleStateError,
     StateLostError,
+    StateUnconfirmedError,
     StoreMovedError,
 )
 from resource_manager.manager import runtime_learner
@@ -51,8 +52,11 @@ from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import fifo
 from resource_manager.scheduling.runtime_history import Confidence, RuntimeHistory
 from resource_manager.storage import Store
+from resource_manager.storage.base import NO_SUSPENSION
+from resource_manager.storage.clock import ClockJump
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
+from resource_manager.storage.witnesses import Sighting
 from tests.eventually import wait_for
 from tests.storage.conftest import OpenStore
 from tests.storage.walk import Walk, add, first_state, granted, servers, started
@@ -668,7 +672,70 @@ def test_the_first_look_at_the_history_reads_the_newest_and_a_later_one_more(
 def test_grants_are_not_suspended_without_a_restart(open_client: OpenStore) -> None:
     store = open_client()
     started(store)
-    assert store.suspended_until < store.now()
+    assert store.suspension is NO_SUSPENSION
+
+
+def test_a_jump_of_the_clock_suspends_what_waits_for_owners_for_all(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    cluster = started(store, ClusterSettings(confirmation_window_s=1.0))
+    for lease_id in "abc":
+        add(store, cluster, lease_id)
+    tokens = {lease.lease_id: lease.fencing_token for lease in cluster.leases.values()}
+    suspension, is_begun = store.suspend(ClockJump(-3600.0, store.now() - 10))
+    assert is_begun
+    assert suspension.clock_jump_s == -3600.0
+    assert 0 < suspension.until - store.now() <= 1.1
+    theirs = other.refresh(None)
+    assert theirs is not None
+    assert other.suspension.clock_jump_s == -3600.0
+    now = other.now()
+    for change in (
+        granted(theirs, "d", now),
+        Expired("a", tokens["a"], now),
+        Quarantined("a", tokens["a"], now),
+    ):
+        with pytest.raises(StateUnconfirmedError, match="clock jumped back by 3600 s, seen") as caught:
+            other.commit(theirs.version, [change], now=now)
+        assert caught.value.clock_jump_s == -3600.0
+    goes_on = [
+        Renewed("a", tokens["a"], now, now + 60),
+        Released("b", tokens["b"], now),
+        Quarantined("c", tokens["c"], now, revoked=True),
+        Queued(Request("waits", 1, ttl_s=60.0), now, 4, now),
+    ]
+    other.commit(theirs.version, goes_on, now=now)
+    wait_for(lambda: other.now() > suspension.until)
+    after = other.refresh(None)
+    assert after is not None
+    assert other.suspension is NO_SUSPENSION
+    now = other.now()
+    other.commit(after.version, [Expired("a", tokens["a"], now)], now=now)
+
+
+def test_a_jump_is_stored_once_and_its_opposite_again(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    started(store, ClusterSettings(confirmation_window_s=60.0))
+    other.refresh(None)
+    before = store.now() - 10
+    assert store.suspend(ClockJump(3600.0, before))[1]
+    late, is_begun = other.suspend(ClockJump(3600.8, before - 1000))
+    assert not is_begun, "seen by one who had not looked for long"
+    assert late.until <= store.now() + 61
+    assert not other.suspend(ClockJump(3599.4, before))[1]
+    assert other.suspend(ClockJump(-3600.0, before))[1]
+    assert store.suspend(ClockJump(3600.0, before))[1]
+    assert store.suspend(ClockJump(3600.0, store.now() + 1))[1], "another one, later"
+
+
+def test_each_machine_is_known_by_what_it_saw_last(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    started(store)
+    assert store.witnesses.all() == {}
+    now = store.now()
+    store.witnesses.put("a", Sighting(now))
+    other.witnesses.put("b", Sighting(now + 1))
+    other.witnesses.put("a", Sighting(now + 2, -3600.0, now + 2))
+    assert store.witnesses.all() == {"a": Sighting(now + 2, -3600.0, now + 2), "b": Sighting(now + 1)}
 
 
 # ---- idempotency keys ----

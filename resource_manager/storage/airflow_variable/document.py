@@ -31,7 +31,8 @@ class Document:
     `incarnation` identifies a state from its first document on, `commit` the write of this document;
     `operator_reset` is true if an operator's reset started the state. `changes` are the last ones, with their
     versions, `once` the last idempotency keys: caller, key, what is kept, and until when. `moved_to` is the
-    store that the state was moved to, if it was.
+    store that the state was moved to, if it was. `suspended` is the last recovery window after a jump of the
+    clock: its end, the jump in seconds, and when it was stored.
     """
 
     cluster: ClusterState
@@ -41,6 +42,7 @@ class Document:
     changes: tuple[tuple[int, Change], ...] = ()
     once: tuple[tuple[str, str, str, float], ...] = ()
     moved_to: str = ""
+    suspended: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def missed_since(self, version: int) -> tuple[Change, ...]:
         """Return the changes after `version`, or none if the document no longer has them all."""
@@ -65,6 +67,7 @@ def to_json(document: Document, now: float) -> str:
             "changes": [[version, change_to_dict(change)] for version, change in document.changes],
             **({"once": document.once} if document.once else {}),
             **({"moved_to": document.moved_to} if document.moved_to else {}),
+            **({"suspended": document.suspended} if any(document.suspended) else {}),
         },
         separators=(",", ":"),
     )
@@ -112,7 +115,12 @@ def _current(value: dict[str, Any]) -> Document:
         changes,
         once,
         str(value.get("moved_to", "")),
+        _suspended(*value.get("suspended", (0.0, 0.0, 0.0))),
     )
+
+
+def _suspended(until: float, clock_jump_s: float, at: float) -> tuple[float, float, float]:
+    return float(until), float(clock_jump_s), float(at)
 
 
 def _original(servers: Sequence[dict[str, Any]]) -> Document:

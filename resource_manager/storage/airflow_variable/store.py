@@ -9,9 +9,7 @@ that matters, a redis:// store is the better choice.
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -31,14 +29,16 @@ from resource_manager.errors import (
     StoreMovedError,
     StoreUnavailableError,
 )
+from resource_manager.storage import refusals
 from resource_manager.storage.airflow_variable import document
 from resource_manager.storage.airflow_variable.document import Document
-from resource_manager.storage.base import poll
-from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ServerClock
+from resource_manager.storage.base import NO_SUSPENSION, Suspension, poll, waits_for_owners
+from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, Once
 from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.reports import RedisReports
+from resource_manager.storage.witnesses import RedisWitnesses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +81,8 @@ class VariableStore:
         self._clock = ServerClock(client.time)
         self._incarnation = ""
         self._last_commit = ""
+        self._moved_to = ""
+        self._suspension = NO_SUSPENSION
 
     def now(self) -> float:
         return self._clock.now()
@@ -89,6 +91,9 @@ class VariableStore:
         stored = self._read(self._text())
         if stored is None:
             return None
+        self._moved_to = stored.moved_to
+        until, clock_jump_s, _ = stored.suspended
+        self._suspension = Suspension(until, clock_jump_s) if until > self.now() else NO_SUSPENSION
         found = stored.cluster.version
         if replica is not None and replica.version > found:
             raise StateLostError(
@@ -99,6 +104,10 @@ class VariableStore:
             return replica
         self._incarnation, self._last_commit = stored.incarnation, stored.commit
         return stored.cluster
+
+    def refresh_known(self) -> ClusterState:
+        # Each write is of the whole document: what is skipped would be lost.
+        return self.refresh(None) or ClusterState()
 
     def commit(
         self,
@@ -126,12 +135,17 @@ class VariableStore:
                 raise StaleStateError(version, cluster.version, missed=stored.missed_since(version))
             self._refuse_moved(stored)
             # The clock is read again: the estimate behind `now` may itself be wrong.
-            asked_at = time.monotonic()
+            asked_at = self._clock.steady()
             self._clock.learn(self._client.time(), asked_at)
             if abs(now - self.now()) > CLOCK_TOLERANCE_S:
                 raise StaleStateError(
                     version, version, f"decided more than {CLOCK_TOLERANCE_S:g} s off the clock; retry"
                 )
+            until, clock_jump_s, _ = stored.suspended
+            left_s = until - self.now()
+            if left_s > 0 and waits_for_owners(changes):
+                window_s = cluster.settings.confirmation_window_s
+                raise refusals.unconfirmed(window_s, left_s, clock_jump_s)
             kept = self._keep(stored, once)
             for change in changes:
                 cluster.apply(change)
@@ -198,6 +212,10 @@ class VariableStore:
                 raise StaleStateError(version, None if stored is None else stored.cluster.version)
             self._write(replace(stored, moved_to=to), lock, text)
 
+    @property
+    def moved_to(self) -> str:
+        return self._moved_to
+
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         stored = self._read(self._text())
         if stored is None:
@@ -209,8 +227,31 @@ class VariableStore:
         return RedisReports(self._client)
 
     @property
-    def suspended_until(self) -> float:
-        return -math.inf
+    def witnesses(self) -> RedisWitnesses:
+        return RedisWitnesses(self._client)
+
+    @property
+    def clock_jump(self) -> ClockJump | None:
+        return self._clock.jump
+
+    @property
+    def suspension(self) -> Suspension:
+        return self._suspension
+
+    def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
+        with self._holding(0, None, patient=True) as lock:
+            lock.renew()
+            text = self._text()
+            stored = self._read(text)
+            if stored is None:
+                raise StaleStateError(0, None, f"{self._where} does not exist; write the first state")
+            until, clock_jump_s, at = stored.suspended
+            if is_new := not jump.is_known(clock_jump_s, at):
+                now = self.now()
+                until = now + stored.cluster.settings.confirmation_window_s
+                self._write(replace(stored, suspended=(until, jump.seconds, now)), lock, text)
+            self._suspension = Suspension(until, jump.seconds)
+            return self._suspension, is_new
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         return RedisLock(self._client, self._lock, life_s=LOCK_TTL_S)

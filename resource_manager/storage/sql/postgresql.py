@@ -209,6 +209,11 @@ class PostgreSQL:
         found.append((True, "behind a pooler: waiters poll" if pooled else "direct: waiters are woken"))
         return found
 
+    def grant(self, connection: Connection, rights: str, table: str) -> str:
+        [user] = execute(self, connection, "SELECT quote_ident(current_user)", {}).fetchone()
+        where = table or f"ALL TABLES IN SCHEMA {SCHEMA}"
+        return f"GRANT USAGE ON SCHEMA {SCHEMA} TO {user}; GRANT {rights} ON {where} TO {user};"
+
     def explain(self, error: BaseException) -> Fault:
         words = " ".join(str(error).split())
         state = getattr(error, "sqlstate", None)

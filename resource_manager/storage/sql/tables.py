@@ -64,6 +64,8 @@ def metadata(*, schema: str | None, prefix: str) -> MetaData:
         Column("commit_id", _name(32), nullable=False),
         Column("server", _name(64), nullable=False),
         Column("suspended_until", Double, nullable=False),
+        Column("clock_jump_s", Double, nullable=False),
+        Column("clock_jump_at", Double, nullable=False),
         Column("operator_reset", Boolean(create_constraint=False), nullable=False),
         Column("moved_to", _name(MAX_MOVED_TO), nullable=False),
         Column("lock_token", _name(32), nullable=False),
