@@ -162,7 +162,7 @@ def preemptions(cluster: ClusterState, policy: Policy, order: QueueDiscipline, n
         plan = _plan(cluster, policy, order, now)
         kinds = _with_prospects(cluster, plan, now)
         turn = _turn(cluster, order, kinds, now)
-        in_vain: Counter[Kind] = Counter()
+        in_vain: Counter[tuple[Kind, bool]] = Counter()
         searches: Counter[str] = Counter()
         found = 0
         for pending in order.starting(cluster, now) if kinds else ():
@@ -178,7 +178,8 @@ def preemptions(cluster: ClusterState, policy: Policy, order: QueueDiscipline, n
                 continue
             # Windows, failed starts and prices speak of one request, and not of all of its kind.
             is_alone = order.admission is not None or is_restricted(cluster, request)
-            if in_vain[own_kind] == (MAX_IN_VAIN if is_alone else 1) or _is_too_long(ledger, request):
+            so_far = in_vain[own_kind, is_alone]
+            if so_far == (MAX_IN_VAIN if is_alone else 1) or _is_too_long(ledger, request):
                 continue
             bounds = VictimBounds.of(cluster, now)
             victims: list[Lease] = []
@@ -186,7 +187,7 @@ def preemptions(cluster: ClusterState, policy: Policy, order: QueueDiscipline, n
             if is_alone or not bounds.is_in_vain(kind):
                 victims = find_victims(cluster, pending, policy, order, now, plan.planned)
             if not victims:
-                in_vain[own_kind] += 1
+                in_vain[own_kind, is_alone] += 1
                 searches[team] += own_kind not in turn
                 if not is_alone:
                     bounds.was_in_vain(kind)
