@@ -242,12 +242,11 @@ class StateLostError(StoreError):
     """The store went back in time or was emptied; nothing is granted until an operator has checked it."""
 
 
-class StoreMovedError(StoreError):
-    """The state was exported to another store, where all clients must go; this one takes no commit."""
+class StateClosedError(StoreError):
+    """The state was closed by a final backup: it goes on where that is restored, and takes no commit here."""
 
-    def __init__(self, where: str, moved_to: str) -> None:
-        super().__init__(f"{where}: the state was moved to {moved_to}: set GPU_MANAGER_STORE to that store")
-        self.moved_to = moved_to
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}")
 
 
 class StateUnconfirmedError(StoreError):

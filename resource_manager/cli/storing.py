@@ -1,4 +1,4 @@
-"""`gpu-manager store`: create and check a database, move a state from one store to another."""
+"""`gpu-manager store`: create and check a database, back up a state and restore it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @main.group()
 def store() -> None:
-    """Create and check a store, and move the state to another one."""
+    """Create and check a store, back up its state and restore it, here or in another one."""
 
 
 @store.command()
@@ -55,57 +55,76 @@ def check(target: Target, as_json: bool) -> None:
 
 @store.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--to", required=True, help="URL of the store that the state goes to; clients are told.")
+@click.option("--final", is_flag=True, help="Close the state here: it goes on where FILE is restored.")
+@click.option("--to", help="With --final: URL of the store where it will go on; clients are told.")
 @click.pass_obj
 @exit_codes
-def export(target: Target, file: Path, to: str) -> None:
-    """Write the state to FILE and refuse every later change of it here.
+def backup(target: Target, file: Path, final: bool, to: str | None) -> None:
+    """Write the state to FILE; nothing stops, unless it is the --final backup before a move.
 
-    The file holds the leases, the queue, the servers and the hashes of the service's tokens. Import it into
-    the other store at once: until then nobody can renew a lease. History stays: export that before.
+    The file holds leases, queue, servers and the hashes of the service's tokens. History stays: export that
+    before a move.
     """
     from resource_manager.storage import open_store
-    from resource_manager.storage.transfer import export_state
+    from resource_manager.storage.backup import in_utc, write_backup
 
     settings = _of_store(target)
-    if "://" not in to:
-        raise Failure(f"--to must be the URL of a store, got {to!r}", BAD_INPUT)
+    if to is not None and (not final or "://" not in to):
+        raise Failure(f"--to goes with --final and is the URL of a store, got {to!r}", BAD_INPUT)
     with closing(open_store(settings.store, settings)) as opened:
-        done = export_state(opened, file, _shown(to), _token_rows(settings))
+        reason = None
+        if final:
+            there = "the store where it is restored" if to is None else _shown(to)
+            reason = (
+                f"the state was closed by the final backup {file.name}, written at {in_utc(opened.now())}: "
+                f"set GPU_MANAGER_STORE to {there}, or take it back here with gpu-manager store restore"
+            )
+        done = write_backup(opened, file, _token_rows(settings), closing=reason)
     leases, pending = _count(done.snapshot.leases, "lease"), _count(done.snapshot.pending, "pending request")
+    went = "it goes on"
+    if final:
+        option = "" if to is None else f" --store '{_shown(to)}'"
+        went = f"it takes no change any more. Next: gpu-manager{option} store restore {file}"
     click.echo(
-        f"{file}: {leases}, {pending}, {_count(done.tokens, 'token')}; {_shown(settings.store)} takes no "
-        f"change any more. Next: gpu-manager --store '{_shown(to)}' store import {file}"
+        f"{file}: {leases}, {pending}, {_count(done.tokens, 'token')} of {_shown(settings.store)} at version "
+        f"{done.snapshot.version}; {went}"
     )
 
 
-@store.command("import")
+@store.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--force", is_flag=True, help="Give up the state that this store holds.")
 @click.pass_obj
 @exit_codes
-def import_(target: Target, file: Path) -> None:
-    """Write the state in FILE into this store, which must be empty, or be the one it was exported from.
+def restore(target: Target, file: Path, force: bool) -> None:
+    """Make the state in FILE this store's; its leases end later by the time since the backup.
 
-    The time to live of each lease is extended by the pause since the export.
+    Nothing is granted for the confirmation window, nor on any server before it was searched for jobs of
+    leases that the backup does not know: none after a --final one.
     """
     from resource_manager.rest.assemble import shared_tokens
     from resource_manager.rest.tokens import Token
     from resource_manager.storage import open_store
-    from resource_manager.storage.transfer import import_state, read_export
+    from resource_manager.storage.backup import read_backup
+    from resource_manager.storage.backup import restore as restore_state
 
     settings = _of_store(target)
-    exported = read_export(file)
+    found = read_backup(file)
     tokens = shared_tokens(settings)
     with closing(open_store(settings.store, settings)) as opened:
-        if tokens is not None and opened.refresh(None) is None:
-            for row in exported.tokens:  # before the state, so that an import that broke off can be repeated
+        done = restore_state(opened, found, force=force)
+        if tokens is not None and not tokens.read():
+            for row in found.tokens:
                 tokens.put(Token.from_row(row))
-        pause_s = import_state(opened, exported)
-    click.echo(
-        f"{_shown(settings.store)}: {_count(exported.snapshot.leases, 'lease')}, extended by the pause of "
-        f"{pause_s:.1f} s"
-    )
-    if exported.tokens and tokens is None:
+    leases = _count(found.snapshot.leases, "lease")
+    click.echo(f"{_shown(settings.store)}: {leases}, extended by the {done.pause_s:.1f} s since the backup")
+    if done.unsearched:
+        click.echo(
+            f"{_count(done.unsearched, 'server')} closed until searched for jobs that the backup does not "
+            "know: agents do that by themselves; on another server look, and say with gpu-manager resume "
+            "SERVER that no job runs there without a lease"
+        )
+    if found.tokens and tokens is None:
         raise Failure("the state is there; the tokens are not: this store keeps none", REFUSED)
 
 

@@ -21,6 +21,7 @@ from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
 from resource_manager.core.names import name_of, short
 from resource_manager.core.node_state import ClosedToRequest, NodeState
+from resource_manager.core.search import awaits_restore
 from resource_manager.errors import NO_SERVERS, LockTimeoutError
 
 MAX_DETAIL = 480
@@ -81,7 +82,7 @@ class RecoveryWindow:
 
 def recovering(window: RecoveryWindow) -> Refusal:
     """Return the refusal of every request during the recovery window."""
-    what = "Redis restarted"
+    what = "the store restarted or was restored"
     if window.clock_jump_s:
         way = "forward" if window.clock_jump_s > 0 else "back"
         what = f"the store's clock jumped {way} by {abs(window.clock_jump_s):.0f} s, seen"
@@ -307,7 +308,10 @@ def lack_of(states: list[NodeState], request: Request, *, ever: bool = False) ->
 
 
 def kind_of_closed(states: Iterable[NodeState]) -> RefusalKind:
-    """Return the kind of a refusal by these closed servers: capacity that is missing, or maintenance."""
+    """Return the kind of a refusal by these closed servers: not searched, missing, or in maintenance."""
+    states = list(states)
+    if any(awaits_restore(state.drained) for state in states):
+        return RefusalKind.RECOVERING
     is_missing = any(
         state.silent is not None or (isinstance(state.drained, ClosedToRequest) and state.drained.failed)
         for state in states

@@ -27,7 +27,15 @@ from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu, JobPlace, Lease, Node, Request
 from resource_manager.core.name_lookup import find
 from resource_manager.core.names import display_name, name_of, short
-from resource_manager.core.refusal import RecoveryWindow, Refusal, lock_busy, no_servers, recovering
+from resource_manager.core.refusal import (
+    RecoveryWindow,
+    Refusal,
+    lock_busy,
+    misconfigured,
+    no_servers,
+    recovering,
+)
+from resource_manager.core.search import OUTDATED, outdated
 from resource_manager.errors import (
     ClusterChangedError,
     CorruptStateError,
@@ -83,6 +91,8 @@ from resource_manager.scheduling.queue_order import QueueDiscipline, get_order
 from resource_manager.scheduling.start_estimates import Start, estimate_starts
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, codec, open_store
+from resource_manager.storage.backup import in_utc
+from resource_manager.storage.mark import Mark
 from resource_manager.storage.once import Once
 
 logger = logging.getLogger(__name__)
@@ -847,6 +857,30 @@ class GPUResourceManager:
 
         self._commits.run(with_grants, _nothing)
         return made
+
+    def distrust(self, mark: Mark) -> str:
+        """Grant nothing, as the state lacks the change of that mark; close its servers for all. Return why.
+
+        Ends with `trust`; the servers open with the state that `store restore` or a reset puts in its place.
+        """
+        newest = in_utc(mark.at)
+        why = (
+            f"the state in the store is {OUTDATED}{newest} (version {mark.version}) that a service, its "
+            "archive or an agent has seen: gpu-manager store restore FILE of the newest backup, or "
+            "gpu-manager reset if no job runs"
+        )
+        self._commits.distrusted = misconfigured(why)
+
+        def close(cluster: ClusterState, now: float) -> list[Change]:
+            return [outdated(state.name, now, newest) for state in cluster.nodes if state.drained is None]
+
+        if self.inventory:
+            self.commit(close)
+        return why
+
+    def trust(self) -> None:
+        """Take back `distrust`."""
+        self._commits.distrusted = None
 
     def server(self, server: int | str) -> ServerDetail:
         """Return one server with its GPUs and the leases on each; raises `UnknownNodeError`."""

@@ -21,7 +21,7 @@ from resource_manager.errors import (
     UNKNOWN_SERVER,
     LeaseNotFoundError,
     LockTimeoutError,
-    StoreMovedError,
+    StateClosedError,
     UnknownNodeError,
 )
 from resource_manager.manager.cluster_change import ApplyOptions
@@ -638,8 +638,8 @@ def livez(service: Service, caller: Identity | None) -> Any:
 def readyz(service: Service, caller: Identity | None) -> Any:
     service.watch.look(lambda cluster, now: None)
     store = service.manager.store
-    if store.moved_to:
-        raise StoreMovedError("the store", store.moved_to)
+    if store.closed:
+        raise StateClosedError("the store", store.closed)
     return livez(service, caller)
 
 

@@ -96,15 +96,36 @@ class Store(Protocol):
         `lock` is what the caller holds, if anything; `once` is as in `commit`.
         """
 
-    def move(self, version: int, to: str) -> None:
-        """Refuse every later commit with `StoreMovedError`, which names `to`; empty takes that back.
+    def close_state(self, version: int, reason: str) -> None:
+        """Refuse every later commit with `StateClosedError`, which says the reason; only `restore` goes on.
 
         Raises `StaleStateError` unless the stored version is `version`.
         """
 
+    def restore(
+        self,
+        snapshot: Snapshot,
+        version: int | None,
+        *,
+        incarnation: str,
+        suspended_until: float,
+        history_until: int,
+        lock: Lock | None = None,
+    ) -> None:
+        """Replace the state of that version, None if there is none, by `snapshot`, as that incarnation.
+
+        All clients take it over. Nothing is granted before `suspended_until`; changes above version
+        `history_until` leave the history. `lock` is what the caller holds, if anything. Raises
+        `StaleStateError` if the stored version is another one.
+        """
+
     @property
-    def moved_to(self) -> str:
-        """The store that the state was moved to, as last read; empty if it was not."""
+    def incarnation(self) -> str:
+        """The name of the state as last read or written, empty before: see `new_incarnation`."""
+
+    @property
+    def closed(self) -> str:
+        """The reason for which the state was closed when it was last read as a whole; empty if it is open."""
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         """Return up to `limit` kept changes above version `after`, each with the version it led to."""

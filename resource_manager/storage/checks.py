@@ -5,22 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 
 from resource_manager.errors import StoreError, redact
 from resource_manager.settings import Settings
+from resource_manager.storage.finding import Finding
 from resource_manager.storage.redis.client import SCHEMES, RedisClient
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of a check; `ok` is false if the store does not work, or may lose data."""
-
-    ok: bool
-    text: str
 
 
 Check = Callable[[], Iterable[Finding]]

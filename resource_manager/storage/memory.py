@@ -15,12 +15,13 @@ from resource_manager.errors import (
     LockedError,
     RepeatedError,
     StaleStateError,
+    StateClosedError,
     StateLostError,
-    StoreMovedError,
 )
 from resource_manager.storage import refusals
 from resource_manager.storage.base import NO_SUSPENSION, Suspension, waits_for_owners
 from resource_manager.storage.clock import ClockJump
+from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.locks import Lock, ThreadLock, ThreadMutex
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.reports import MemoryReports
@@ -48,7 +49,8 @@ class MemoryStore:
         self._base: ClusterState | None = None
         self._changes: list[Change] = []
         self._reports = MemoryReports(self._clock)
-        self._moved_to = ""
+        self._closed = ""
+        self._incarnation = ""
         self._witnesses = MemoryWitnesses()
         self._suspension = NO_SUSPENSION
         self._suspended_at = -math.inf
@@ -93,7 +95,7 @@ class MemoryStore:
                 if self._base is not None and self._base.version <= version:
                     missed = tuple(self._changes[version - self._base.version :])
                 raise StaleStateError(version, stored, missed=missed)
-            self._refuse_moved()
+            self._refuse_closed()
             holder = self._order.holder
             if holder is not None and holder is not lock:
                 raise LockedError(version)
@@ -114,6 +116,7 @@ class MemoryStore:
             if self._base is not None:
                 return False
             self._base = ClusterState.from_snapshot(snapshot)
+            self._incarnation = new_incarnation(self._clock())
             return True
 
     def recall(self, once: Once) -> str | None:
@@ -129,8 +132,9 @@ class MemoryStore:
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         with self._mutex:
-            self._refuse_moved()
+            self._refuse_closed()
             self._keep(once)
+            self._incarnation = new_incarnation(self._clock(), self._incarnation)
             if self._base is not None:
                 self._fold(len(self._changes))
                 snapshot = replace(
@@ -141,16 +145,26 @@ class MemoryStore:
                 )
             self._base = ClusterState.from_snapshot(snapshot)
 
-    def move(self, version: int, to: str) -> None:
+    def close_state(self, version: int, reason: str) -> None:
         with self._mutex:
-            stored = self._version()
-            if stored != version:
-                raise StaleStateError(version, stored)
-            self._moved_to = to
+            self._require(version)
+            self._closed = reason
 
-    @property
-    def moved_to(self) -> str:
-        return self._moved_to
+    def restore(
+        self,
+        snapshot: Snapshot,
+        version: int | None,
+        *,
+        incarnation: str,
+        suspended_until: float,
+        history_until: int,
+        lock: Lock | None = None,
+    ) -> None:
+        with self._mutex:
+            self._require(version)
+            self._base, self._changes = ClusterState.from_snapshot(snapshot), []
+            self._incarnation, self._suspension = incarnation, Suspension(suspended_until, 0.0)
+            self._closed = ""
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         with self._mutex:
@@ -163,6 +177,14 @@ class MemoryStore:
     @property
     def reports(self) -> MemoryReports:
         return self._reports
+
+    @property
+    def incarnation(self) -> str:
+        return self._incarnation
+
+    @property
+    def closed(self) -> str:
+        return self._closed
 
     @property
     def witnesses(self) -> MemoryWitnesses:
@@ -202,9 +224,14 @@ class MemoryStore:
     def close(self) -> None:
         """Do nothing: there are no connections."""
 
-    def _refuse_moved(self) -> None:
-        if self._moved_to:
-            raise StoreMovedError("the memory store", self._moved_to)
+    def _require(self, version: int | None) -> None:
+        stored = self._version()
+        if stored != version:
+            raise StaleStateError(version or 0, stored)
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise StateClosedError("the memory store", self._closed)
 
     def _kept(self, once: Once) -> str | None:
         kept = self._once.get(once.caller)

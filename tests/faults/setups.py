@@ -325,6 +325,33 @@ class OnSQLite(OneRedis):
         """Do nothing: the file goes with its folder."""
 
 
+RESTORES = ("restore", "restore", *PROCESSES)
+
+
+class Restores(OneRedis):
+    """A Redis whose state is taken back to backups; what was granted after them is lost."""
+
+    name = "restores"
+    kinds = (*RESTORES, "cut", "lose answers", "restart redis")
+    may_lose = True
+
+
+class RestoresOnPostgreSQL(OnPostgreSQL):
+    """The same on PostgreSQL."""
+
+    name = "restores on postgresql"
+    kinds = (*RESTORES, "cut", "lose answers")
+    may_lose = True
+
+
+class RestoresOnSQLite(OnSQLite):
+    """The same in a file."""
+
+    name = "restores on sqlite"
+    kinds = RESTORES
+    may_lose = True
+
+
 SETTINGS: dict[str, type[OneRedis]] = {
     setup.name: setup
     for setup in (
@@ -339,14 +366,17 @@ SETTINGS: dict[str, type[OneRedis]] = {
         OnMariaDB,
         OnMySQL,
         OnSQLite,
+        Restores,
+        RestoresOnPostgreSQL,
+        RestoresOnSQLite,
     )
 }
 
 
 def setting_of(seed: int) -> str:
-    """The setting of a seed where none is named: of ten, three on one server, one with failing GPUs."""
-    settings = {2: "services", 3: "no disk", 4: "sentinel", 5: "failing gpus", 7: "services", 9: "sentinel"}
-    return settings.get(seed % 10, "one server")
+    """The setting of a seed where none is named: of ten, two on one server, one with failing GPUs."""
+    settings = {2: "services", 3: "no disk", 4: "sentinel", 5: "failing gpus", 6: "restores"}
+    return {**settings, 7: "services", 9: "sentinel"}.get(seed % 10, "one server")
 
 
 def remove(folder: Path) -> None:

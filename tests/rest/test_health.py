@@ -1,4 +1,4 @@
-"""Health checks on real stores: live, ready, and what a stranger learns when the store is gone or moved."""
+"""Health checks on real stores: live, ready, and what a stranger learns when the store is gone or closed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.tokens import Role, create
+from resource_manager.storage.backup import restore, write_backup
 from tests.redis_server import RedisServer
 from tests.rest.test_roles import HEALTH
 from tests.sql_servers import Postgres
@@ -79,14 +80,15 @@ def test_a_service_is_live_without_its_store_and_ready_only_with_it(
     assert int(stranger.get("/readyz").headers["Retry-After"]) > 0
 
 
-def test_a_moved_store_is_not_ready_until_the_move_is_taken_back(
-    manager: GPUResourceManager, stranger: FlaskClient
+def test_a_closed_store_is_not_ready_until_its_final_backup_is_restored(
+    manager: GPUResourceManager, stranger: FlaskClient, tmp_path: Path
 ) -> None:
-    version = manager.get_resource_summary()["version"]
-    manager.store.move(version, "postgresql://ada@db.internal/gpus")
+    backup = write_backup(
+        manager.store, tmp_path / "f", closing="closed: it goes on in postgresql://ada@db.internal/gpus"
+    )
     assert statuses(stranger) == [200, 503, 503]
     assert "db.internal" not in stranger.get("/healthz").get_data(as_text=True)
-    manager.store.move(version, "")
+    restore(manager.store, backup)
     assert statuses(stranger) == [200, 200, 200]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -40,9 +41,9 @@ from resource_manager.errors import (
     LockedError,
     RepeatedError,
     StaleStateError,
+    StateClosedError,
     StateLostError,
     StateUnconfirmedError,
-    StoreMovedError,
 )
 from resource_manager.manager import runtime_learner
 from resource_manager.manager.runtime_learner import RuntimeLearner
@@ -54,6 +55,7 @@ from resource_manager.scheduling.runtime_history import Confidence, RuntimeHisto
 from resource_manager.storage import Store
 from resource_manager.storage.base import NO_SUSPENSION
 from resource_manager.storage.clock import ClockJump
+from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
 from resource_manager.storage.witnesses import Sighting
@@ -84,13 +86,14 @@ def commit(
     cluster: ClusterState,
     decide: Callable[[float], list[Change]],
     lock: Lock | None = None,
+    once: Sequence[tuple[Once, str]] = (),
 ) -> None:
     """Decide, commit and apply; repeat if a busy machine took too long in between."""
     while True:
         now = store.now()
         changes = list(with_use(cluster, decide(now)))
         try:
-            store.commit(cluster.version, changes, now=now, lock=lock)
+            store.commit(cluster.version, changes, now=now, lock=lock, once=once)
         except StaleStateError as error:
             if error.found != cluster.version:
                 raise
@@ -136,14 +139,16 @@ def test_a_commit_of_many_changes_is_whole_and_so_is_its_refusal(open_client: Op
     mine = started(store)
     keys = [(Once("ada", f"k{place}", "f"), str(place)) for place in range(min(number, 9))]
     for name in ("first", "second"):
-        now, last = store.now(), mine.sequence
-        changes = [Queued(Request(f"{name}-{i}", 1), now, last + i, now) for i in range(1, number + 1)]
-        store.commit(mine.version, changes, now=now, once=keys if name == "first" else ())
-        for change in changes:
-            mine.apply(change)
+        before, last = mine.version, mine.sequence
+
+        def queued(now: float, name: str = name, last: int = last) -> list[Change]:
+            return [Queued(Request(f"{name}-{i}", 1), now, last + i, now) for i in range(1, number + 1)]
+
+        commit(store, mine, queued, once=keys if name == "first" else ())
+        assert mine.version == before + number
         assert fresh(other) == mine.snapshot()
         with pytest.raises(StaleStateError):
-            other.commit(mine.version - 1, changes, now=other.now())
+            other.commit(mine.version - 1, queued(other.now()), now=other.now())
         assert fresh(other) == mine.snapshot()
     assert [store.recall(once) for once, _ in keys] == [reference for _, reference in keys]
 
@@ -520,22 +525,86 @@ def test_replace_under_a_held_lock(open_client: OpenStore) -> None:
     assert len(fresh(open_client()).nodes) == 2
 
 
-def test_a_moved_state_is_read_and_takes_no_commit_until_that_is_taken_back(open_client: OpenStore) -> None:
+def test_a_closed_state_is_read_and_takes_no_commit(open_client: OpenStore) -> None:
     store, other = open_client(), open_client()
     mine = started(store)
     add(store, mine, "a")
     with pytest.raises(StaleStateError):
-        other.move(0, "postgresql://db/gpus")
-    other.move(1, "postgresql://db/gpus")
+        other.close_state(0, "gone to postgresql://db/gpus")
+    other.close_state(1, "gone to postgresql://db/gpus")
     change = granted(mine, "b", store.now())
-    with pytest.raises(StoreMovedError, match="moved to postgresql://db/gpus"):
+    with pytest.raises(StateClosedError, match="gone to postgresql://db/gpus"):
         store.commit(1, [change], now=store.now())
-    with pytest.raises(StoreMovedError, match="moved to postgresql://db/gpus"):
+    with pytest.raises(StateClosedError, match="gone to postgresql://db/gpus"):
         store.replace(first_state())
     assert [lease.lease_id for lease in fresh(store).leases] == ["a"]
-    store.move(1, "")
-    commit(store, mine, lambda now: [granted(mine, "b", now)])
-    assert len(fresh(other).leases) == 2
+    assert store.closed == "gone to postgresql://db/gpus"
+
+
+def restored(store: Store, snapshot: Snapshot, version: int | None, **values: Any) -> str:
+    """Restore without a recovery window, unless said otherwise; return the new incarnation."""
+    name = new_incarnation(store.now(), store.incarnation)
+    options: dict[str, Any] = {"suspended_until": 0.0, "history_until": 0, **values}
+    store.restore(snapshot, version, incarnation=name, **options)
+    return name
+
+
+def test_a_restored_state_takes_the_place_of_the_version_that_was_read_and_of_no_other(
+    open_client: OpenStore,
+) -> None:
+    store, other = open_client(), open_client()
+    with pytest.raises(StaleStateError):
+        restored(store, first_state(), 7)
+    restored(store, replace(first_state(2), version=100, last_fencing_token=90), None)
+    mine = other.refresh(None)
+    assert mine is not None
+    before = other.incarnation
+    add(other, mine, "late")
+    for version in (None, 100):
+        with pytest.raises(StaleStateError):
+            restored(store, first_state(3), version)
+    assert (mine.leases["late"].fencing_token, len(fresh(store).nodes)) == (91, 2)
+    name = restored(store, replace(first_state(3), version=200), 101)
+    again = other.refresh(mine)
+    assert again is not None, "clients of the earlier incarnation go on with this one"
+    assert (other.incarnation, again.version, again.leases) == (name, 200, {})
+    assert other.incarnation > before
+    add(other, again, "next")
+
+
+def test_a_restore_opens_a_closed_state_and_keeps_the_history_up_to_the_backup(
+    open_client: OpenStore,
+) -> None:
+    store = open_client()
+    mine = started(store)
+    add(store, mine, "a")
+    backup = mine.snapshot()
+    add(store, mine, "b")
+    store.close_state(2, "for good")
+    restored(store, replace(backup, version=100), 2, history_until=1)
+    again = open_client().refresh(None)
+    assert again is not None
+    add(store, again, "c")
+    kept = [change.lease.lease_id for _, change in store.history() if isinstance(change, Granted)]
+    assert kept in (["a", "c"], ["c"]), "a store in memory keeps none"
+    fresh(store)
+    assert not store.closed
+
+
+def test_after_a_restore_nothing_is_granted_until_its_time(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    mine = started(store)
+    add(store, mine, "a")
+    restored(store, replace(mine.snapshot(), version=100), 1, suspended_until=store.now() + 1.5)
+    mine = other.refresh(None)
+    assert mine is not None
+    assert other.suspension.until > other.now()
+    with pytest.raises(StateUnconfirmedError) as refusal:
+        commit(other, mine, lambda now: [granted(mine, "b", now)])
+    assert 0 < refusal.value.remaining_s <= 2
+    commit(other, mine, lambda now: [Renewed("a", 1, now, now + 900)])
+    wait_for(lambda: other.now() > other.suspension.until + 0.5)
+    commit(other, mine, lambda now: [granted(mine, "b", now)])
 
 
 def test_a_replica_ahead_of_the_store_is_a_lost_state(open_client: OpenStore) -> None:

@@ -83,6 +83,8 @@ class Transactions:
         self.learner = RuntimeLearner(store)
         self.by = by
         self.observer = observer
+        self.distrusted: Refusal | None = None
+        """The reason for which this process grants nothing on the state as it is; None if it trusts it."""
         self._rules = RuleBook(self.learner)
         self._lock_timeout_s = lock_timeout_s
         self._recovery = Recovery(store)
@@ -97,8 +99,9 @@ class Transactions:
         return self._rules.of(cluster).policy
 
     def policy(self, cluster: ClusterState) -> Policy:
-        """Return the same policy, by which nothing fits in a recovery window."""
-        return nothing_fits if self._recovery.suspends_grants else self.usual_policy(cluster)
+        """Return the same policy, by which nothing fits in a recovery window or on a distrusted state."""
+        is_suspended = self._recovery.suspends_grants or self.distrusted is not None
+        return nothing_fits if is_suspended else self.usual_policy(cluster)
 
     def order(self, cluster: ClusterState) -> QueueDiscipline:
         """Return the order of the queue, by the state's settings."""
@@ -110,6 +113,8 @@ class Transactions:
 
     def misconfigured(self, cluster: ClusterState) -> Refusal | None:
         """Return why this process can grant nothing in that state; None if it can."""
+        if self.distrusted is not None:
+            return self.distrusted
         return self._rules.of(cluster).refusal if cluster.nodes else no_servers()
 
     def catch_up(self, cluster: ClusterState) -> None:
@@ -279,6 +284,8 @@ class Transactions:
                 if conflicts < TRIES_WITHOUT_LOCK:
                     decided = self._attempt(group, None)
                 else:
+                    if self._replica.cluster is not None:  # a jump back makes the lock of the dead live on
+                        self._look(self._replica.cluster)
                     # What others commit is read during the wait too, so that little is left under the lock.
                     with self._locked(deadline, self._replica.refresh) as lock:
                         if not lock.is_fresh:
@@ -364,10 +371,7 @@ class Transactions:
 
     def _decide(self, cluster: ClusterState, group: list[Operation[Any]]) -> list[Operation[Any]]:
         """Decide each operation on top of those before it; return them in that order."""
-        now = self.store.now()
-        jump = self._recovery.look(cluster, now)
-        if jump is not None:
-            self._measured("clock_jump_s", jump.seconds)
+        now = self._look(cluster)
         decided = self._led_by_expirations(cluster, group, now)
         if len(decided) == 1:
             decided[0].decide(cluster, now)
@@ -379,6 +383,14 @@ class Transactions:
                     for change in operation.changes:
                         cluster.apply(change)
         return decided
+
+    def _look(self, cluster: ClusterState) -> float:
+        """Return the time on the store's clock, after a look at whether it jumped."""
+        now = self.store.now()
+        jump = self._recovery.look(cluster, now)
+        if jump is not None:
+            self._measured("clock_jump_s", jump.seconds)
+        return now
 
     def _led_by_expirations(
         self, cluster: ClusterState, group: list[Operation[Any]], now: float

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from resource_manager.core.changes import Change, Renewed
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.refusal import RecoveryWindow
-from resource_manager.errors import StateUnconfirmedError, StoreError
+from resource_manager.errors import ResourceManagerError, StateUnconfirmedError, StoreError
 from resource_manager.storage import Store
 from resource_manager.storage.clock import JUMP_S, ClockJump, boot_id, since_boot
 from resource_manager.storage.witnesses import Sighting
@@ -137,7 +137,7 @@ class Recovery:
                 if is_begun:
                     logger.warning("grants and expirations pause for all: %s saw the jump", _who(is_seen))
                     self._extends = jump if jump.seconds > 0 else None
-        except StoreError as error:
+        except ResourceManagerError as error:
             logger.warning("the jump of the store's clock was not told to others yet: %s", error)
             return
         self._untold = None

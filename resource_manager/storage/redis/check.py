@@ -10,8 +10,8 @@ from typing import Any
 import redis
 
 from resource_manager.errors import CorruptStateError
-from resource_manager.storage.checks import Finding
 from resource_manager.storage.codec import check_format
+from resource_manager.storage.finding import Finding
 from resource_manager.storage.redis.client import RedisClient
 
 MAX_CLOCK_DIFFERENCE_S = 60.0
@@ -86,11 +86,11 @@ def clock(client: RedisClient) -> Iterator[Finding]:
 
 
 def state(client: RedisClient) -> Iterator[Finding]:
-    command = ("HMGET", client.key("meta"), "format", "moved_to")
+    command = ("HMGET", client.key("meta"), "format", "closed")
     if _is_denied(client, command):
         return
     with client.reporting():
-        [(stored, moved_to)] = client.ask(command)
+        [(stored, closed)] = client.ask(command)
     try:
         check_format(
             1 if stored is None else stored.decode(errors="replace"),
@@ -98,8 +98,8 @@ def state(client: RedisClient) -> Iterator[Finding]:
         )
     except CorruptStateError as error:
         yield Finding(False, str(error))
-    if moved_to:
-        yield Finding(False, f"the state was moved to {moved_to.decode(errors='replace')}")
+    if closed:
+        yield Finding(False, f"the state is closed: {closed.decode(errors='replace')}")
 
 
 CHECKS_OF_LOCK = (rights, version, clock)

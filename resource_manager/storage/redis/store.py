@@ -24,13 +24,14 @@ from resource_manager.errors import (
     LockedError,
     RepeatedError,
     StaleStateError,
+    StateClosedError,
     StoreFullError,
-    StoreMovedError,
 )
 from resource_manager.storage import refusals
 from resource_manager.storage.base import NO_SUSPENSION, Suspension, waits_for_owners
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
 from resource_manager.storage.codec import change_from_json, check_format, check_kinds, is_known, skipping
+from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.outage import outage
@@ -85,16 +86,16 @@ class RedisStore:
         self.history_bytes = history_bytes
         self._confirmation_window_s = ClusterSettings().confirmation_window_s
         self._keys = tuple(client.key(part) for part in PARTS)
-        self._commit = load_script("preflight", "once", "handover", "commit")
+        self._commit = load_script("preflight", "once", "handover", "stream_bytes", "commit")
         self._refresh = load_script("preflight", "refresh")
-        self._move = load_script("preflight", "move")
+        self._close = load_script("preflight", "close_state")
         self._suspend = load_script("preflight", "suspend")
-        self._write = load_script("once", "replace_state")
+        self._write = load_script("once", "stream_bytes", "replace_state")
         self._incarnation: str = ""
         self._inventory = layout.Inventory()
         self._clock = ServerClock(client.time)
         self._suspension = NO_SUSPENSION
-        self._moved_to = ""
+        self._closed = ""
 
     def now(self) -> float:
         return self._clock.now()
@@ -208,16 +209,33 @@ class RedisStore:
     ) -> None:
         self._write_state("replace", snapshot, once)
 
-    def move(self, version: int, to: str) -> None:
+    def close_state(self, version: int, reason: str) -> None:
         answer = self._run(
-            self._move, STORED_FORMAT, self._incarnation, self._confirmation_window_s, version, to
+            self._close, STORED_FORMAT, self._incarnation, self._confirmation_window_s, version, reason
         )
         if answer[0] != b"ok":
             self._refuse(answer, version)
 
+    def restore(
+        self,
+        snapshot: Snapshot,
+        version: int | None,
+        *,
+        incarnation: str,
+        suspended_until: float,
+        history_until: int,
+        lock: Lock | None = None,
+    ) -> None:
+        of_restore = ("" if version is None else version, repr(suspended_until), history_until)
+        self._write_state("restore", snapshot, incarnation=incarnation, of_restore=of_restore)
+
     @property
-    def moved_to(self) -> str:
-        return self._moved_to
+    def incarnation(self) -> str:
+        return self._incarnation
+
+    @property
+    def closed(self) -> str:
+        return self._closed
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         with self._client.reporting():
@@ -300,7 +318,7 @@ class RedisStore:
         if answer[0] != b"ok":
             self._refuse(answer, known)
         self._suspension = self._suspension_in(answer[4]) if answer[4] else NO_SUSPENSION
-        self._moved_to = answer[-1].decode(errors="replace")
+        self._closed = answer[-1].decode(errors="replace")
         return answer
 
     def _suspension_in(self, detail: bytes) -> Suspension:
@@ -348,8 +366,16 @@ class RedisStore:
         parts = ((f"once:{key.caller}:{key.key}", f"once:{key.caller}") for key, _ in once)
         return [self._client.key(part) for pair in parts for part in pair]
 
-    def _write_state(self, mode: str, snapshot: Snapshot, once: Sequence[tuple[Once, str]] = ()) -> bool:
-        incarnation = os.urandom(12).hex()
+    def _write_state(
+        self,
+        mode: str,
+        snapshot: Snapshot,
+        once: Sequence[tuple[Once, str]] = (),
+        *,
+        incarnation: str = "",
+        of_restore: Sequence[Any] = ("", "", ""),
+    ) -> bool:
+        incarnation = incarnation or new_incarnation(self.now(), self._incarnation)
         answer = self._run(
             self._write,
             STORED_FORMAT,
@@ -360,6 +386,7 @@ class RedisStore:
             snapshot.sequence,
             snapshot.last_node or "",
             layout.inventory_to_json(snapshot),
+            *of_restore,
             KEEP_S,
             MAX_KEYS,
             len(once),
@@ -397,8 +424,8 @@ class RedisStore:
                 raise outage(f"{where}: {MEMORY_FULL}", StoreFullError)
             case "repeated":
                 raise RepeatedError(once[int(detail) - 1][0], answer[5].decode(errors="replace"))
-            case "moved":
-                raise StoreMovedError(where, detail)
+            case "closed":
+                raise StateClosedError(where, detail)
             case "locked":
                 raise LockedError(version)
             case "clock":

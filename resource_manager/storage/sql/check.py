@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from resource_manager.errors import CorruptStateError
-from resource_manager.storage.checks import Finding
 from resource_manager.storage.codec import check_format
+from resource_manager.storage.finding import Finding
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection, Fault, execute
 

@@ -256,7 +256,7 @@ def _update(
         "namespace = :namespace",
         "version = :version",
         f"format <= {STORED_FORMAT}",
-        "moved_to = ''",
+        "closed = ''",
         "server = {server}",
         "(lock_token = '' OR lock_token = :lock_token OR lock_expires_at <= {now})",
         f"abs({{now}} - :decided_at) <= {CLOCK_TOLERANCE_S}",

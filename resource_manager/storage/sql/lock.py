@@ -244,7 +244,7 @@ def make_room(database: Database, connection: Connection) -> None:
     database.execute(
         connection,
         "INSERT INTO {state} (namespace, format, incarnation, version, last_fencing_token, sequence, "
-        "commit_id, server, suspended_until, clock_jump_s, clock_jump_at, operator_reset, moved_to, "
+        "commit_id, server, suspended_until, clock_jump_s, clock_jump_at, operator_reset, closed, "
         "lock_token, lock_expires_at) "
         "SELECT :namespace, 1, '', NULL, 0, 0, '', '', 0, 0, 0, :no, '', '', 0 "
         "FROM (SELECT 1 AS one) AS single "

@@ -251,9 +251,14 @@ class Listener(Poller):
         driver: Any = connection.driver_connection
         if driver.prepare_threshold is None:  # a pooler is in between
             connection.close()
+            return False
+        try:
+            driver.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        except psycopg.Error:  # the server is away: it goes on polling
+            connection.invalidate()
+            connection.close()
         else:
             self._connection = connection
-            driver.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
         return False  # the lock may have been handed on before
 
     def _listen(self, seconds: float) -> bool:

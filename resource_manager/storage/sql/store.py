@@ -25,9 +25,9 @@ from resource_manager.errors import (
     NewerFormatError,
     RepeatedError,
     StaleStateError,
+    StateClosedError,
     StateLostError,
     StoreError,
-    StoreMovedError,
 )
 from resource_manager.storage import refusals
 from resource_manager.storage.base import NO_SUSPENSION, Suspension, poll, waits_for_owners
@@ -39,6 +39,7 @@ from resource_manager.storage.codec import (
     is_known,
     skipping,
 )
+from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, Once
 from resource_manager.storage.sql.database import Database
@@ -46,7 +47,7 @@ from resource_manager.storage.sql.dialect import NO_LOCK, Commit, Connection
 from resource_manager.storage.sql.lock import SqlLock, heir_in, make_room
 from resource_manager.storage.sql.reports import SqlReports
 from resource_manager.storage.sql.snapshots import SNAPSHOT_EVERY, Snapshots
-from resource_manager.storage.sql.tables import MAX_MOVED_TO
+from resource_manager.storage.sql.tables import MAX_REASON
 from resource_manager.storage.sql.witnesses import SqlWitnesses
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class StateRow(NamedTuple):
     clock_jump_s: float
     clock_jump_at: float
     operator_reset: bool
-    moved_to: str
+    closed: str
     lock_token: str
     lock_expires_at: float
     now: float
@@ -94,7 +95,7 @@ class StoredChange(NamedTuple):
 
 _COLUMNS = (
     "s.format, s.incarnation, s.version, s.last_fencing_token, s.sequence, s.server, {server}, "
-    "s.suspended_until, s.clock_jump_s, s.clock_jump_at, s.operator_reset, s.moved_to, s.lock_token, "
+    "s.suspended_until, s.clock_jump_s, s.clock_jump_at, s.operator_reset, s.closed, s.lock_token, "
     "s.lock_expires_at, {now}"
 )
 _STATE = f"SELECT {_COLUMNS} FROM {{state}} s WHERE s.namespace = :namespace"
@@ -129,8 +130,8 @@ class SqlStore:
         self._incarnation = ""
         self._clock = ServerClock(database.time)
         self._suspension = NO_SUSPENSION
+        self._closed = ""
         self._is_untidy = False
-        self._moved_to = ""
 
     def now(self) -> float:
         return self._clock.now()
@@ -222,7 +223,7 @@ class SqlStore:
             logger.warning("no snapshot was written: %s", error)
 
     def initialise(self, snapshot: Snapshot) -> bool:
-        incarnation = _name()
+        incarnation = new_incarnation(self.now())
 
         def work(connection: Connection) -> str:
             make_room(self.database, connection)
@@ -261,16 +262,14 @@ class SqlStore:
         lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
-        incarnation = _name()
-
-        def work(connection: Connection) -> tuple[str, int]:
+        def work(connection: Connection) -> str:
             make_room(self.database, connection)
             lock_row = self.database.dialect.lock_row
             row = self._row(connection, lock_row)
             assert row is not None
             if row.version is not None and row.format > STORED_FORMAT:
                 check_format(row.format, f"the state in {self.database.address}")
-            self._refuse_moved(row)
+            self._refuse_closed(row)
             for key, _ in once:
                 if (text := self._kept(connection, key)) is not None:
                     raise RepeatedError(key, text)
@@ -283,7 +282,7 @@ class SqlStore:
                 last_fencing_token=max(snapshot.last_fencing_token, row.last_fencing_token, beyond),
                 sequence=max(snapshot.sequence, row.sequence),
             )
-            kept = row.incarnation or incarnation
+            incarnation = new_incarnation(row.now, row.incarnation)
             self.database.execute(
                 connection,
                 "UPDATE {state} SET format = :format, incarnation = :incarnation, version = :version, "
@@ -291,7 +290,7 @@ class SqlStore:
                 "commit_id = :commit_id, suspended_until = 0, operator_reset = :yes "
                 "WHERE namespace = :namespace",
                 format=STORED_FORMAT,
-                incarnation=kept,
+                incarnation=incarnation,
                 version=new.version,
                 fencing=new.last_fencing_token,
                 sequence=new.sequence,
@@ -303,16 +302,16 @@ class SqlStore:
             self._snapshots.write(connection, new)
             for key, reference in once:
                 self._keep(connection, key, reference)
-            return kept, new.version
+            return incarnation
 
-        self._incarnation, _ = self.database.write(work)
+        self._incarnation = self.database.write(work)
 
-    def move(self, version: int, to: str) -> None:
+    def close_state(self, version: int, reason: str) -> None:
         def work(connection: Connection) -> bool:
             done = self.database.execute(
                 connection,
-                "UPDATE {state} SET moved_to = :to WHERE namespace = :namespace AND version = :version",
-                to=to[:MAX_MOVED_TO],
+                "UPDATE {state} SET closed = :reason WHERE namespace = :namespace AND version = :version",
+                reason=reason[:MAX_REASON],
                 version=version,
             )
             return bool(done.rowcount == 1)
@@ -321,9 +320,54 @@ class SqlStore:
             row, _ = self._state()
             raise StaleStateError(version, None if row is None else row.version)
 
+    def restore(
+        self,
+        snapshot: Snapshot,
+        version: int | None,
+        *,
+        incarnation: str,
+        suspended_until: float,
+        history_until: int,
+        lock: Lock | None = None,
+    ) -> None:
+        def work(connection: Connection) -> StateRow | None:
+            make_room(self.database, connection)
+            done = self.database.execute(
+                connection,
+                "UPDATE {state} SET format = :format, incarnation = :incarnation, version = :version, "
+                "last_fencing_token = :fencing, sequence = :sequence, server = {server}, "
+                "commit_id = :incarnation, suspended_until = :until, clock_jump_s = 0, clock_jump_at = 0, "
+                "operator_reset = :yes, closed = '' "
+                "WHERE namespace = :namespace AND "
+                + ("version IS NULL" if version is None else "version = :before"),
+                format=STORED_FORMAT,
+                incarnation=incarnation,
+                version=snapshot.version,
+                fencing=snapshot.last_fencing_token,
+                sequence=snapshot.sequence,
+                until=suspended_until,
+                yes=True,
+                before=version,
+            )
+            if done.rowcount == 0:
+                return self._row(connection)
+            self._forget_history(connection, history_until)
+            self._snapshots.write(connection, snapshot)
+            return None
+
+        found = self.database.write(work)
+        # An earlier try may have been made, and its answer lost.
+        if found is not None and found.incarnation != incarnation:
+            raise StaleStateError(version or 0, found.version)
+        self._incarnation = incarnation
+
     @property
-    def moved_to(self) -> str:
-        return self._moved_to
+    def incarnation(self) -> str:
+        return self._incarnation
+
+    @property
+    def closed(self) -> str:
+        return self._closed
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         def work(connection: Connection) -> Sequence[Any]:
@@ -358,7 +402,7 @@ class SqlStore:
             done = self.database.execute(
                 connection,
                 "UPDATE {state} SET suspended_until = {now} + :window_s, clock_jump_s = :jump_s, "
-                "clock_jump_at = {now} WHERE namespace = :namespace "
+                "clock_jump_at = {now}, lock_token = '' WHERE namespace = :namespace "
                 "AND NOT (abs(clock_jump_s - :jump_s) <= :tolerance_s AND clock_jump_at >= :since)",
                 window_s=self._confirmation_window_s,
                 jump_s=jump.seconds,
@@ -414,7 +458,7 @@ class SqlStore:
         if row.server != row.this_server:
             self._begin_recovery(row)
             return self._state_after(version, limit)
-        self._incarnation, self._moved_to = row.incarnation, row.moved_to
+        self._incarnation, self._closed = row.incarnation, row.closed
         self._suspension = NO_SUSPENSION
         if row.suspended_until > row.now:
             self._suspension = Suspension(row.suspended_until, row.clock_jump_s)
@@ -460,8 +504,11 @@ class SqlStore:
 
     # ---- writing ----
 
-    def _forget_history(self, connection: Connection) -> None:
-        self.database.execute(connection, "DELETE FROM {change} WHERE namespace = :namespace")
+    def _forget_history(self, connection: Connection, until: int = -1) -> None:
+        """Drop the changes above that version."""
+        self.database.execute(
+            connection, "DELETE FROM {change} WHERE namespace = :namespace AND version > :until", until=until
+        )
 
     def _kept(self, connection: Connection, key: Once) -> str | None:
         row = self.database.execute(
@@ -543,7 +590,7 @@ class SqlStore:
             raise StaleStateError(
                 commit.version, row.version, missed=tuple(_changes(changes) if is_whole else ())
             )
-        self._refuse_moved(row)
+        self._refuse_closed(row)
         if row.lock_token not in {"", commit.lock_token} and row.lock_expires_at > row.now:
             raise LockedError(commit.version)
         if abs(row.now - commit.decided_at) > CLOCK_TOLERANCE_S:
@@ -557,9 +604,9 @@ class SqlStore:
             raise refusals.unconfirmed(self._confirmation_window_s, left_s, row.clock_jump_s)
         return False
 
-    def _refuse_moved(self, row: StateRow) -> None:
-        if row.moved_to:
-            raise StoreMovedError(self.database.address, row.moved_to)
+    def _refuse_closed(self, row: StateRow) -> None:
+        if row.closed:
+            raise StateClosedError(self.database.address, row.closed)
 
     def _lost(self, version: int, found: object) -> StateLostError:
         return refusals.lost(self.database.address, version, found)

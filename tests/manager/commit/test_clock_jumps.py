@@ -17,6 +17,8 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit import recovery
 from resource_manager.storage.clock import ServerClock
 from resource_manager.storage.sql import sqlite
+from resource_manager.storage.sql.database import Line
+from resource_manager.storage.sql.store import SqlStore
 from tests.eventually import wait_for
 from tests.redis_server import EMBEDDED, RedisServer
 from tests.shifted_clock import ShiftedClock
@@ -164,3 +166,17 @@ def test_a_jump_that_only_one_of_two_machines_could_see_counts_once_the_other_is
     moved.jump(HOUR_S)
     service.expire_and_schedule()
     assert isinstance(moved.user().allocate("next", 2), Refusal)
+
+
+def test_the_lock_of_a_dead_holder_does_not_outlive_a_jump_back(moved: Moved) -> None:
+    service = moved.user("a")
+    lease = service.allocate("train", 8, server=0, ttl=60.0)
+    assert isinstance(lease, Lease)
+    dead = moved.user().store
+    if isinstance(dead, SqlStore):  # as of another process
+        dead.database.line = Line()
+    assert dead.lock().acquire(1.0)
+    moved.jump(-HOUR_S)
+    begin = time.monotonic()
+    assert service.renew("train", fencing_token=lease.fencing_token)["state"] == "RUNNING"
+    assert time.monotonic() - begin < 15.0

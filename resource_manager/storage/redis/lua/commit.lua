@@ -15,7 +15,7 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local begin = 20 + tonumber(ARGV[19])
 
-local status, version, detail, moved_to, sequence = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
+local status, version, detail, closed, sequence = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
 if status ~= 'ok' then
   return {status, time[1], time[2], version, detail}
 end
@@ -32,8 +32,8 @@ if version ~= expected then
   end
   return {'stale', time[1], time[2], version, ''}
 end
-if moved_to then
-  return {'moved', time[1], time[2], version, moved_to}
+if closed then
+  return {'closed', time[1], time[2], version, closed}
 end
 local holder = redis.call('GET', lock)
 if holder and holder ~= ARGV[6] then
@@ -48,11 +48,6 @@ if number then
 end
 if ARGV[16] == '1' and detail ~= '' then
   return {'suspended', time[1], time[2], version, detail}
-end
-
--- The approximate bytes that a JSON of that length takes in a stream, measured on Redis 6.2 and 7.
-local function stream_bytes(json)
-  return math.ceil(#json * 1.25) + 100
 end
 
 -- Return true if the changes have a new request, a lease of one that was not pending, an inventory or rules.

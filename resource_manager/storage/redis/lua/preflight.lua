@@ -1,8 +1,8 @@
 -- Check the state before a script uses it. Returns status, version, for how many seconds grants are still
--- suspended ('' if they are not; after a jump of the clock its seconds follow), the store that the state was moved to, if it was, and the last sequence.
+-- suspended ('' if they are not; after a jump of the clock its seconds follow), why the state is closed, if it is, and the last sequence.
 -- The recovery window is that of the cluster's settings, if they state one, else `recovery_window_s`.
 local function preflight(meta, format, incarnation, now, recovery_window_s)
-  local found = redis.call('HMGET', meta, 'format', 'incarnation', 'version', 'server', 'grants_suspended_until', 'operator_reset', 'moved_to', 'sequence',
+  local found = redis.call('HMGET', meta, 'format', 'incarnation', 'version', 'server', 'grants_suspended_until', 'operator_reset', 'closed', 'sequence',
     'confirmation_window_s', 'clock_jump')
   if not found[1] then
     return 'empty', 0, ''
