@@ -152,11 +152,29 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "preemption": Benchmark(
         "Victims",
-        "One process, in memory: choosing victims among 11,600 leases.",
+        "One process, in memory: choosing victims among 11,600 leases, and passes over the queue where 1,600 "
+        "leases are held and no request can have any.",
         "python -m benchmarks.preemption",
-        tuple(
-            Row(f"victims for a request of {gpus} GPU(s), median", f"victims_{gpus}_gpus/p50", MS, "≤ 20 ms")
-            for gpus in (1, 8)
+        (
+            *(
+                Row(
+                    f"victims for a request of {gpus} GPU(s), median",
+                    f"victims_{gpus}_gpus/p50",
+                    MS,
+                    "≤ 20 ms",
+                )
+                for gpus in (1, 8)
+            ),
+            Row("a pass without requests, median", "in_vain_0_and_0_gangs/p50", MS),
+            *(
+                Row(
+                    f"a pass over {requests} requests and {gangs} gangs in vain, median",
+                    f"in_vain_{requests}_and_{gangs}_gangs/p50",
+                    MS,
+                    "≤ 5 ms",
+                )
+                for requests, gangs in ((32, 0), (32, 4), (500, 8))
+            ),
         ),
     ),
     "stores": Benchmark(

@@ -1,6 +1,8 @@
 """How fast victims are chosen among 10,000 leases, and what 1,000 teams cost a grant: processor time as JSON.
 
 The leases hold 1, 2, 4 or 8 GPUs of servers with 8; a hundred teams hold a quarter more than their guarantee.
+Passes over a queue of requests in vain are those after each release and submission on 200 full servers, each
+with a job that nobody may take.
 """
 
 from __future__ import annotations
@@ -9,12 +11,12 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
-from resource_manager.core.changes import Granted, Released, TeamsChanged
+from resource_manager.core.changes import Change, Granted, Queued, Released, TeamsChanged
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Gpu, Lease, Node, PendingRequest, Request
+from resource_manager.core.models import Gpu, Lease, Node, PendingRequest, Placement, Request
 from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.first_fit import first_fit
@@ -63,6 +65,39 @@ def choices(state: ClusterState, gpus: int) -> dict[str, float]:
     return {"p50": round(median(times), 2), "max": round(max(times), 2), "victims": len(found)}
 
 
+def passes(requests: int, gangs: int) -> dict[str, float]:
+    """Return the milliseconds of a pass over so many requests in vain, each of another kind."""
+    state = ClusterState(
+        Node(f"s{i:03}", i, {"cpus": 128}, tuple(Gpu(gpu_id) for gpu_id in range(GPUS)), f"s{i}")
+        for i in range(200)
+    )
+    rules = (Team("owed", 400), *(Team(f"team {i}", 100) for i in range(8)))
+    state.apply(TeamsChanged(Teams(rules, True, 0.0, 0.0), 0.0))
+    for number in range(200 * GPUS):
+        gpu_id = number % GPUS
+        request = Request(f"l{number}", 1, team=f"team {number // GPUS % 8}", preemptible=gpu_id > 0)
+        place = Placement(f"s{number // GPUS:03}", (gpu_id,))
+        state.apply(Granted(Lease(request, (place,), number + 1, float(number)), 0.0))
+    order, now = get_order("priority"), 1e5
+    for number in range(requests + gangs):
+        nodes = 1 if number < requests else 4
+        request = Request(f"vain {number}", GPUS, team="owed", priority=number, nodes=nodes)
+        state.apply(Queued(request, now, state.sequence + 1, now))
+    times = []
+    for number in range(SAMPLES):
+        ended = state.leases[f"l{GPUS * number + 3}"]
+        released = Released(ended.lease_id, ended.fencing_token, now + number)
+        asked = Request(f"new {number}", GPUS, team="team 1")
+        for changes in ([released], allocator.enqueue(state, [asked], now + number)):
+
+            def one(changes: Sequence[Change] = changes, at: float = now + number) -> None:
+                for change in allocator.with_dispatch(state, changes, first_fit, order, at):
+                    state.apply(change)
+
+            times.append(_ms(one))
+    return {"p50": round(median(times[2:]), 2), "max": round(max(times[2:]), 2), "first": round(times[0], 2)}
+
+
 def grants(teams: int) -> dict[str, float]:
     """Return the microseconds of a grant and its release with so many idle teams."""
     state = ClusterState(
@@ -91,6 +126,10 @@ def main() -> None:
     state = cluster()
     figures: dict[str, object] = {"leases": len(state.leases)}
     figures |= {f"victims_{gpus}_gpus": choices(state, gpus) for gpus in (1, 2, 4, 8)}
+    figures |= {
+        f"in_vain_{requests}_and_{gangs}_gangs": passes(requests, gangs)
+        for requests, gangs in ((0, 0), (32, 0), (32, 4), (500, 8))
+    }
     figures |= {f"grant_{teams}_teams": grants(teams) for teams in (0, 1, 1000)}
     json.dump(figures, sys.stdout)
     print()

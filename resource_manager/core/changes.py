@@ -109,7 +109,8 @@ class Preempting:
     """A lease is taken for the pending request `preemptor`: its job must end by `until`.
 
     Else it is quarantined. It holds its capacity until it ends; what that frees is reserved for that
-    request. `by_operator`: a person decided it, not the scheduler.
+    request. `by_operator`: a person decided it, not the scheduler. Without a `preemptor` the preemption is
+    taken back, as that request does not wait any more: a job that was told meanwhile may still end for it.
     """
 
     lease_id: str

@@ -463,7 +463,7 @@ class ClusterState(NodeIndex):
             replace(
                 lease,
                 expires_at=change.expires_at,
-                quarantined=change.at > lease.preempt_until,
+                quarantined=bool(lease.preempted_by) and change.at > lease.preempt_until,
                 checkpoint_at=change.checkpoint_at,
             ),
         )
@@ -488,9 +488,13 @@ class ClusterState(NodeIndex):
             self._undo.append(partial(self._put_back, old))
 
     def _put_back(self, lease: Lease) -> None:
+        is_other = _preemptible_as(self.leases[lease.lease_id]) != _preemptible_as(lease)
         self.leases[lease.lease_id] = lease
         for member in lease.members:
-            self.by_name[member.node].leases[lease.lease_id] = lease
+            state = self.by_name[member.node]
+            state.leases[lease.lease_id] = lease
+            if is_other:
+                self._reindex(state, state.whole_free, state.free_milli)
         self._expiry_heap.push(lease)
         self._mark_preempting(lease)
 
@@ -719,6 +723,11 @@ class ClusterState(NodeIndex):
             if state.retired and not state.leases:
                 is_last = True
         return is_last
+
+
+def _preemptible_as(lease: Lease) -> tuple[object, ...]:
+    """Return what decides, of all that changes in a lease's life, whether and in which turn it is taken."""
+    return lease.quarantined, lease.preempted_by, lease.checkpoint_at
 
 
 def _take_over(state: NodeState, before: NodeState) -> None:

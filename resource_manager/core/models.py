@@ -259,6 +259,7 @@ class Lease:
     preempted_by: str = ""
     """The pending request for which the lease is being preempted; empty if it is not."""
     preempt_until: float = math.inf
+    """The end of its preemption, also of one that was taken back."""
     checkpoint_at: float | None = None
     places: tuple[JobPlace, ...] = ()
     """Places of the jobs by member, before any of them starts; empty while no process of ours was placed."""

@@ -156,7 +156,7 @@ class NodeIndex:
             masks = self.whole_free_masks
             masks[whole_before] ^= bit
             masks[whole_now] ^= bit
-        if milli_now != milli_before and (milli_now == 0 or milli_before == 0):
+        if (milli_now > 0) != (milli_before > 0):  # it is below 0 where leases hold more than there is
             self.any_milli_mask ^= 1 << index
         journal = self.journal
         journal.append(index)

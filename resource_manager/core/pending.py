@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
-from resource_manager.core.models import PendingRequest
+from resource_manager.core.models import PendingRequest, Request
 
 SortKey = Callable[[PendingRequest], tuple[float, int]]
 """A function to sort by that tells any two requests apart and does not change: it ends with the sequence."""
@@ -18,11 +18,20 @@ def arrival(pending: PendingRequest) -> tuple[float, int]:
     return (pending.sequence, pending.sequence)
 
 
+Kind = tuple[object, ...]
+"""Key of all that decides which leases may be taken for a request and whether it fits then."""
+
+
+def kind_of(request: Request) -> Kind:
+    """Return the kind of the request."""
+    return (request.team, request.priority, request.preemptible, request.owner, request.shape)
+
+
 class PendingRequests(dict[str, PendingRequest]):
     """The pending requests by lease id; changed by setting, deleting and `pop` alone.
 
     `is_in_time` tells that no request was queued, by the clock of its time, before one that arrived earlier;
-    once the clock was set back it stays False until nothing is pending.
+    once the clock was set back it stays False until nothing is pending. `kinds` has the requests by kind.
     """
 
     def __init__(self, pending: Iterable[PendingRequest] = ()) -> None:
@@ -30,6 +39,9 @@ class PendingRequests(dict[str, PendingRequest]):
         self._arrived = sorted(self.values(), key=arrival)
         self._orders: dict[SortKey, list[PendingRequest]] = {arrival: self._arrived}
         self.is_in_time = _is_in_time(self._arrived)
+        self.kinds: dict[Kind, dict[str, Request]] = {}
+        for entry in self.values():
+            self.kinds.setdefault(kind_of(entry.request), {})[entry.lease_id] = entry.request
 
     @property
     def last(self) -> PendingRequest | None:
@@ -46,6 +58,7 @@ class PendingRequests(dict[str, PendingRequest]):
         if lease_id in self:
             del self[lease_id]
         super().__setitem__(lease_id, entry)
+        self.kinds.setdefault(kind_of(entry.request), {})[lease_id] = entry.request
         for key, ordered in self._orders.items():
             insort(ordered, entry, key=key)
         if self.is_in_time:
@@ -55,6 +68,10 @@ class PendingRequests(dict[str, PendingRequest]):
     def __delitem__(self, lease_id: str) -> None:
         entry = self[lease_id]
         super().__delitem__(lease_id)
+        alike = self.kinds[kind_of(entry.request)]
+        del alike[lease_id]
+        if not alike:
+            del self.kinds[kind_of(entry.request)]
         for key, ordered in self._orders.items():
             del ordered[ordered.index(entry, bisect_left(ordered, key(entry), key=key))]
         self.is_in_time = self.is_in_time or not self

@@ -77,7 +77,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
         "state": "ERROR" if lease.quarantined else "PREEMPTING" if lease.preempted_by else "RUNNING",
         "quarantined": lease.quarantined,
         "preempted_by": preemptor_in_words(lease.preempted_by) or None,
-        "until": None if lease.preempt_until == math.inf else lease.preempt_until,
+        "until": lease.preempt_until if lease.preempted_by else None,
         "checkpoint_at": lease.checkpoint_at,
         "gpu_failed": "" if (failure := cluster.gpu_failure(lease)) is None else failure.reason,
         "job_places": [_place(place) for place in lease.places],

@@ -144,7 +144,8 @@ def content_of(change: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES) -
     if change["change"] == "quarantined":
         told.append("released by force" if change.get("revoked") else "not ended or renewed in time")
     if "preemptor" in change:
-        told.append(f"for {_name(preemptor_in_words(change['preemptor']), names)}")
+        by = change["preemptor"]
+        told.append(f"for {_name(preemptor_in_words(by), names)}" if by else "taken back")
     return ": ".join(filter(None, (where, ", ".join(told))))
 
 

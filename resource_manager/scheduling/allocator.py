@@ -60,6 +60,7 @@ from resource_manager.scheduling.preemption import (
     preemptors_of,
     requeued,
     starting_early,
+    taken_back,
 )
 from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.quotas import lease_end, may_start, stop_of
@@ -125,7 +126,8 @@ def _allocate_beside_queue(
 ) -> list[Change]:
     while True:
         new = {request.lease_id for request in requests}
-        changes = with_dispatch(cluster, enqueue(cluster, requests, now), policy, order, now)
+        queued = enqueue(cluster, requests, now)
+        changes = _with_dispatch(cluster, queued, policy, order, now, preempts=False)
         grants = [change for change in changes if type(change) is Granted]
         granted = new.intersection(change.lease.lease_id for change in grants)
         if not grants or granted == new:
@@ -417,21 +419,47 @@ def schedule_pending(
 def with_dispatch(
     cluster: ClusterState, changes: Sequence[Change], policy: Policy, order: QueueDiscipline, now: float
 ) -> list[Change]:
-    """Return the changes followed by the grants of pending requests that they make possible."""
-    if not cluster.pending and not any(type(change) is Queued for change in changes):
+    """Return the changes followed by the grants of pending requests that they make possible.
+
+    Then follow preemptions for those that do not start, and the ends of those for requests that do not wait.
+    """
+    return _with_dispatch(cluster, changes, policy, order, now, preempts=True)
+
+
+def _with_dispatch(
+    cluster: ClusterState,
+    changes: Sequence[Change],
+    policy: Policy,
+    order: QueueDiscipline,
+    now: float,
+    *,
+    preempts: bool,
+) -> list[Change]:
+    is_pending = cluster.pending or any(type(change) is Queued for change in changes)
+    if not is_pending and not cluster.preempting:
         return list(changes)
     combined = list(changes)
     first = preemptors_of(cluster, changes) if cluster.preempting else ()
     with cluster.trial():
         for change in changes:
             cluster.apply(change)
+        combined += _taken_back(cluster, now)
         for pending, members in dispatch(cluster, policy, order, now, first):
             granted = grant(cluster, pending.request, members, now)
             cluster.apply(granted)
             combined.append(granted)
-        if cluster.ledger is not None and cluster.ledger.rules.preemption and cluster.pending:
+        combined += _taken_back(cluster, now)
+        if preempts and cluster.teams.preemption and cluster.pending:
             combined += preemptions(cluster, policy, order, now)
     return combined
+
+
+def _taken_back(cluster: ClusterState, now: float) -> list[Change]:
+    """Apply, and return, the ends of preemptions for requests that do not wait any more."""
+    changes = taken_back(cluster, now) if cluster.preempting else []
+    for change in changes:
+        cluster.apply(change)
+    return changes
 
 
 def dispatch(

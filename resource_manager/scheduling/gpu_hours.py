@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -146,7 +147,8 @@ class GpuHours:
             case Renewed() if live := self._live.get(change.fencing_token):
                 self._turn(live, change.at, quarantined=change.at > live.lease.preempt_until)
             case Preempting() if live := self._live.get(change.fencing_token):
-                live.lease = replace(live.lease, preempt_until=change.until)
+                until = change.until if change.preemptor else math.inf
+                live.lease = replace(live.lease, preempt_until=until)
             case Released(outcome=outcome):
                 self._end(change.fencing_token, change.at, outcome)
             case Expired():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import blake2b
+from typing import TypeVar
 
 from resource_manager.core.changes import (
     Change,
@@ -17,19 +21,35 @@ from resource_manager.core.changes import (
     Released,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.maintenance import preemptor_in_words
+from resource_manager.core.maintenance import is_window, preemptor_in_words
 from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Placement, Request
 from resource_manager.core.name_lookup import name_in
 from resource_manager.core.names import name_of, short
+from resource_manager.core.pending import Kind, kind_of
 from resource_manager.core.refusal import Refusal, RefusalKind
+from resource_manager.core.team_ledger import TeamLedger
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError
 from resource_manager.scheduling.gangs import Members
+from resource_manager.scheduling.maintenance import is_restricted
 from resource_manager.scheduling.policies import Policy, nothing_fits
 from resource_manager.scheduling.queue_order import QueueDiscipline
-from resource_manager.scheduling.victims import find_victims, place_of
+from resource_manager.scheduling.quotas import StopKind, stop_of
+from resource_manager.scheduling.victim_bounds import VictimBounds
+from resource_manager.scheduling.victims import Planned, find_victims, place_of
+
+T = TypeVar("T")
 
 MAX_SEARCHES = 32
-"""Maximum number of requests for which victims are searched in one pass over the queue."""
+"""Maximum number of requests for which victims are found in one pass over the queue."""
+
+MAX_IN_VAIN = 4
+"""Maximum number of kinds of requests of one team, searched for in vain, after which it is others' turn."""
+
+MAX_TEAMS = 4
+"""Number of teams that have a turn at a time."""
+
+TURN_S = 1.0
+"""Duration of a turn."""
 
 RESTARTS = "restart_count"
 """Label of a request: how often its job was preempted."""
@@ -43,9 +63,10 @@ def would_preempt(
         return []
     pending = cluster.pending.get(request.lease_id) or PendingRequest(request, now, cluster.sequence + 1)
     with cluster.trial():
-        if request.lease_id in _plan(cluster, policy, order, now):
+        plan = _plan(cluster, policy, order, now)
+        if request.lease_id in plan.to_come:
             return []
-        return find_victims(cluster, pending, policy, order, now)
+        return find_victims(cluster, pending, policy, order, now, plan.planned)
 
 
 def ending_for(cluster: ClusterState, lease_id: str) -> list[Lease]:
@@ -105,7 +126,7 @@ def preemption_of(
             f"preemptor must be a pending request, got {preemptor!r}", field="preemptor"
         )
     with cluster.trial():
-        served = _plan(cluster, policy, order, now)
+        served = _plan(cluster, policy, order, now).to_come
         queue = order.starting(cluster, now)
         if preemptor:
             queue = [] if preemptor in served else [cluster.pending[preemptor]]
@@ -137,49 +158,114 @@ def preemptions(cluster: ClusterState, policy: Policy, order: QueueDiscipline, n
     if ledger is None or policy is nothing_fits:
         return []
     changes: list[Change] = []
-    searches = 0
-    in_vain: set[tuple[object, ...]] = set()
     with cluster.trial():
-        waiting = _plan(cluster, policy, order, now)
-        for pending in order.starting(cluster, now):
+        plan = _plan(cluster, policy, order, now)
+        kinds = _with_prospects(cluster, plan, now)
+        turn = _turn(cluster, order, kinds, now)
+        in_vain: Counter[tuple[Kind, bool]] = Counter()
+        searches: Counter[str] = Counter()
+        found = 0
+        for pending in order.starting(cluster, now) if kinds else ():
             request = pending.request
-            delay_s = request.preemption_delay_s
-            if request.lease_id in waiting or now - pending.queued_at < (
-                ledger.rules.preemption_delay_s if delay_s is None else delay_s
-            ):
+            team, delay_s = request.team, request.preemption_delay_s
+            own_kind = kind_of(request)
+            if own_kind not in kinds or request.lease_id in plan.to_come:
                 continue
-            itself = request.lease_id if request.lease_id in cluster.failed_starts else ""
-            kind = (request.team, request.priority, request.preemptible, request.owner, request.shape, itself)
-            if kind in in_vain:
+            is_over = searches[team] >= MAX_IN_VAIN or searches.total() >= MAX_IN_VAIN * MAX_TEAMS
+            if is_over and own_kind not in turn:
                 continue
-            if searches == MAX_SEARCHES:
-                break
-            searches += 1
-            victims = find_victims(cluster, pending, policy, order, now)
+            if now - pending.queued_at < (ledger.rules.preemption_delay_s if delay_s is None else delay_s):
+                continue
+            # Windows, failed starts and prices speak of one request, and not of all of its kind.
+            is_alone = order.admission is not None or is_restricted(cluster, request)
+            so_far = in_vain[own_kind, is_alone]
+            if so_far == (MAX_IN_VAIN if is_alone else 1) or _is_too_long(ledger, request):
+                continue
+            bounds = VictimBounds.of(cluster, now)
+            victims: list[Lease] = []
+            kind = (*own_kind, policy)
+            if is_alone or not bounds.is_in_vain(kind):
+                victims = find_victims(cluster, pending, policy, order, now, plan.planned)
             if not victims:
-                in_vain.add(kind)
+                in_vain[own_kind, is_alone] += 1
+                searches[team] += own_kind not in turn
+                if not is_alone:
+                    bounds.was_in_vain(kind)
                 continue
             for lease in victims:
                 until = now + lease.request.preempt_grace_s
                 changes.append(Preempting(lease.lease_id, lease.fencing_token, request.lease_id, until, now))
                 cluster.suppose_ended(lease)
-            _place(cluster, pending, policy, order, now)
+            plan.add(_place(cluster, pending, policy, order, now))
+            found += 1
+            if found == MAX_SEARCHES:
+                break
     return changes
 
 
-def _plan(cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float) -> dict[str, Lease]:
-    """Apply the ends of the preempted leases, and place those they end for; return those leases to come."""
-    if not cluster.preempting:
-        return {}
-    ending = _ending(cluster)
+def _is_too_long(ledger: TeamLedger, request: Request) -> bool:
+    stop = stop_of(ledger, request)
+    return stop is not None and stop.kind is StopKind.RUNTIME
+
+
+def _with_prospects(cluster: ClusterState, plan: _Plan, now: float) -> set[Kind]:
+    """Return the kinds of pending requests that still wait for victims, and for which there may be any."""
+    bounds = VictimBounds.of(cluster, now)
+    found: set[Kind] = set()
+    for kind, requests in cluster.pending.kinds.items():
+        first = next((request for name, request in requests.items() if name not in plan.to_come), None)
+        if first is not None and not bounds.exclude(kind, first, plan.planned):
+            found.add(kind)
+    return found
+
+
+def _turn(cluster: ClusterState, order: QueueDiscipline, kinds: set[Kind], now: float) -> set[Kind]:
+    """Return the kinds whose turn it is now, however many before them in the queue are in vain.
+
+    It depends on the state and the time alone, so that all processes and a replay agree on it.
+    """
+    if len(kinds) <= MAX_IN_VAIN:
+        return kinds
+    of_teams: dict[str, dict[Kind, None]] = {}
+    for pending in order.starting(cluster, now):
+        if (kind := kind_of(pending.request)) in kinds:
+            of_teams.setdefault(pending.request.team, {})[kind] = None
+    teams = _next([*of_teams], MAX_TEAMS, f"{now // TURN_S} teams")
+    return {kind for team in teams for kind in _next([*of_teams[team]], MAX_IN_VAIN, f"{now // TURN_S}")}
+
+
+def _next(each: Sequence[T], count: int, turn: str) -> Sequence[T]:
+    """Return so many of them, from a place that looks random: whatever the time between passes, all come."""
+    if len(each) <= count:
+        return each
+    drawn = int.from_bytes(blake2b(turn.encode(), digest_size=8).digest(), "big")
+    return [each[(drawn + place) % len(each)] for place in range(count)]
+
+
+class _Plan:
+    """What requests are to get once the leases that are being preempted for them have ended."""
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self.to_come: dict[str, Lease] = {}
+        self.planned = Planned(cluster)
+
+    def add(self, lease: Lease | None) -> None:
+        """Count a lease that is to come, if there is one."""
+        if lease is not None:
+            self.to_come[lease.lease_id] = lease
+            self.planned.add(lease)
+
+
+def _plan(cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float) -> _Plan:
+    """Apply the ends of the preempted leases, and place those they end for; return what those are to get."""
+    ending = _ending(cluster) if cluster.preempting else []
+    plan = _Plan(cluster)
     for lease in ending:
         cluster.suppose_ended(lease)
-    placed: dict[str, Lease] = {}
     for by in dict.fromkeys(lease.preempted_by for lease in ending):
-        pending = cluster.pending.get(by)
-        if pending is not None and (to_come := _place(cluster, pending, policy, order, now)):
-            placed[by] = to_come
-    return placed
+        if pending := cluster.pending.get(by):
+            plan.add(_place(cluster, pending, policy, order, now))
+    return plan
 
 
 def _ending(cluster: ClusterState) -> list[Lease]:
@@ -203,11 +289,11 @@ def starting_early(
             continue
         with cluster.trial():
             to_come = _place(cluster, pending, policy, order, now)
-            after = {} if to_come is None else _plan(cluster, policy, order, now)
+            after = {} if to_come is None else _plan(cluster, policy, order, now).to_come
         if to_come is None:
             continue
         with cluster.trial():
-            before = _plan(cluster, policy, order, now)
+            before = _plan(cluster, policy, order, now).to_come
         if before.keys() - {by} <= after.keys():
             yield pending, to_come.members
 
@@ -234,7 +320,7 @@ def held_back(
         yield ()
         return
     with cluster.trial():
-        planned = _plan(cluster, policy, order, now)
+        planned = _plan(cluster, policy, order, now).to_come
     parts = [
         part
         for lease in planned.values()
@@ -282,12 +368,26 @@ def preemptors_of(cluster: ClusterState, changes: Sequence[Change]) -> list[str]
     return list(dict.fromkeys(ended))
 
 
+def taken_back(cluster: ClusterState, now: float) -> list[Change]:
+    """Return the ends of the preemptions for requests that do not wait any more.
+
+    A job that was told meanwhile ends, and its request waits again; the others run on.
+    """
+    return [
+        Preempting(lease_id, lease.fencing_token, "", lease.preempt_until, now)
+        for lease_id in sorted(cluster.preempting)
+        if not (lease := cluster.leases[lease_id]).quarantined
+        and lease.preempted_by not in cluster.pending
+        and not is_window(lease.preempted_by)
+    ]
+
+
 def requeued(lease: Lease, outcome: str, now: float) -> list[Change]:
     """Return the change that queues a request again, at its old place in time.
 
     It is that of a lease that was preempted.
     """
-    if outcome != Outcome.PREEMPTED or not lease.preempted_by:
+    if outcome != Outcome.PREEMPTED or lease.preempt_until == math.inf:
         return []
     request = lease.request
     labels = {**request.labels, RESTARTS: str(restarts_of(request.labels) + 1)}

@@ -149,7 +149,7 @@ def _rename(history: History) -> tuple[History, set[int]]:
             case Released() | Expired() | MembersReleased() | Renewed() | Quarantined() | Preempting():
                 known = leases.get(change.fencing_token)
                 new = name(change.lease_id) if known is None else known.lease_id
-                if isinstance(change, Preempting):
+                if isinstance(change, Preempting) and change.preemptor:
                     change = replace(change, preemptor=name(change.preemptor))
                 renamed.append(replace(change, lease_id=new))
             case Cancelled(lease_id=lease_id):

@@ -74,8 +74,13 @@ class Parts:
         match change:
             case Granted(lease=lease):
                 self._begin(lease)
-            case Preempting(fencing_token=token) if part := self._parts.get(token):
-                self._parts[token] = replace(part, preempted_at=change.at, preempted_by=change.preemptor)
+            case Preempting(fencing_token=token, preemptor=by) if part := self._parts.get(token):
+                self._parts[token] = replace(
+                    part,
+                    preempted_at=change.at if by else None,
+                    preempted_by=by,
+                    decided_at=(*part.decided_at, change.at),
+                )
             case Released(fencing_token=token, outcome=outcome):
                 self._end(token, change.at, outcome)
             case Expired(fencing_token=token):

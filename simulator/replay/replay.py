@@ -228,7 +228,7 @@ class Replay:
         if held is None or held.fencing_token != lease.fencing_token or job_run.follows is not None:
             return []
         if due is Due.SAVED:
-            return self._ended_early(held, now)
+            return self._ended_early(held, now) if held.preempted_by else []
         return [self._released(held, now), *self._clean_later(held, now)]
 
     def _ended_early(self, lease: Lease, now: float) -> list[Change]:
@@ -383,7 +383,7 @@ class Replay:
             return [replace(event, fencing_token=token)]
         if not (isinstance(event, Released) and part.waits_again):
             ended: list[Change] = [replace(event, fencing_token=token, use={})]
-        elif event.outcome == Outcome.PREEMPTED and not lease.preempted_by:
+        elif event.outcome == Outcome.PREEMPTED and lease.preempt_until == math.inf:
             job_run.follows = None  # it was not preempted here: it runs on
             self._run_on(job_run, lease, lease.granted_at)
             return []
@@ -475,8 +475,11 @@ class Replay:
 
     def _note_preemption(self, job_run: JobRun, change: Preempting, now: float) -> None:
         """Let the job end when it did in the recording, else once it has saved what it did."""
+        if not change.preemptor:
+            self._note_taken_back(job_run)
+            return
         job_run.preempted_at, job_run.preempted_by = now, change.preemptor
-        if job_run.follows is not None and job_run.follows.preempted_at == now:
+        if job_run.follows is not None and now in job_run.follows.decided_at:
             return
         job_run.follows = None
         assert job_run.lease is not None
@@ -484,6 +487,13 @@ class Replay:
             self._due.schedule(max(now + save_s, self._due.now), (Due.SAVED, job_run.lease))
         else:
             self._saved.append(job_run.lease)
+
+    def _note_taken_back(self, job_run: JobRun) -> None:
+        """Let the job run on, unless it follows the recording."""
+        job_run.preempted_at, job_run.preempted_by = None, ""
+        if job_run.follows is None:
+            assert job_run.lease is not None
+            self._run_on(job_run, job_run.lease, job_run.lease.granted_at)
 
     def _look_at_windows(self, now: float) -> None:
         """Look at the queue when a maintenance window begins or ends, until the last event."""

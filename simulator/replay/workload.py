@@ -49,7 +49,8 @@ class Part:
     """One lease of a job: a job that was preempted, or that gave its lease back, has several.
 
     Times are seconds; `preempted_at` is when it was told to end, for `preempted_by`. `waits_again`: its job
-    went back to the queue. `cleaned_s` passed from its end until all its GPUs were clean.
+    went back to the queue. `cleaned_s` passed from its end until all its GPUs were clean. `decided_at` has
+    the times of all its preemptions, also of those that were taken back.
     """
 
     lease: Lease
@@ -59,6 +60,7 @@ class Part:
     outcome: str = ""
     waits_again: bool = False
     cleaned_s: float = 0.0
+    decided_at: tuple[float, ...] = ()
 
     @property
     def ran_s(self) -> float:

@@ -1,11 +1,13 @@
 """Promises about preempted leases, followed change by change beside the state that the checker keeps.
 
 A preempted task goes on: however often its owner asks again, it keeps its place and the count of its restarts
-until it ends for another reason.
+until it ends for another reason. No team inside its guarantee loses a lease to another team: what it holds,
+less what is ending already, is added up here lease by lease.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -33,8 +35,8 @@ class Preemptions:
         if ended is not None:
             yield from self._queued_again(ended, change)
         if isinstance(change, Preempting):
-            self.count += 1
-            yield from _by_right(cluster, change)
+            self.count += bool(change.preemptor)
+            yield from _by_right(cluster, change) if change.preemptor else _taken_back(cluster, change)
         elif isinstance(change, Queued) and ended is None:
             self._of_task[change.request.lease_id] = 0
             yield from self._counted(change.request)
@@ -46,7 +48,7 @@ class Preemptions:
             yield from self._counted(change.lease.request)
         elif isinstance(change, Released) and change.outcome == Outcome.PREEMPTED:
             lease = cluster.leases.get(change.lease_id)
-            if lease is not None and lease.preempted_by:
+            if lease is not None and lease.preempt_until < math.inf:
                 self._ended, self.victim = lease, lease.lease_id
 
     def _queued_again(self, lease: Lease, change: Change) -> Iterator[str]:
@@ -74,11 +76,49 @@ def _by_right(cluster: ClusterState, change: Preempting) -> Iterator[str]:
     elif pending.request.team == victim.request.team:
         if victim.request.priority >= pending.request.priority:
             yield f"{change.lease_id} is preempted for {change.preemptor} of its team: no more urgent"
-    elif (ledger := cluster.ledger) is not None and not cluster.preempting:
-        # While others are ending, what is kept for those they end for counts as held.
+    elif (ledger := cluster.ledger) is not None and not change.by_operator:
         taker = ledger.of(pending.request)
         asked = 1000 * pending.request.gpus * pending.request.nodes
-        if taker.allocated + asked > taker.guaranteed:
+        # While others are ending, what is kept for those they end for counts as held.
+        if not cluster.preempting and taker.allocated + asked > taker.guaranteed:
             yield f"{change.preemptor} preempts {change.lease_id} beyond the guarantee of its team"
-        if ledger.of(victim.request).allocated <= ledger.of(victim.request).guaranteed:
-            yield f"{change.lease_id} is preempted although its team is inside its guarantee"
+        for team in protected(cluster, victim.request.team, pending.request.team):
+            yield f"{change.lease_id} is preempted although team {team} is inside its guarantee"
+
+
+def _taken_back(cluster: ClusterState, change: Preempting) -> Iterator[str]:
+    victim = cluster.leases.get(change.lease_id)
+    if victim is None or not victim.preempted_by:
+        yield f"the preemption of {change.lease_id} is taken back, and it is not preempted"
+    elif victim.preempted_by in cluster.pending:
+        yield f"the preemption of {change.lease_id} is taken back, and {victim.preempted_by} waits for it"
+
+
+def protected(cluster: ClusterState, team: str, taker: str) -> Iterator[str]:
+    """Yield the teams that are inside their guarantee, of a victim's and those above it up to the taker's.
+
+    A guarantee counts as far as those above it do.
+    """
+    above = set(_upwards(cluster, taker))
+    levels = [name for name in _upwards(cluster, team) if name not in above]
+    guaranteed = {rules.name: rules.guaranteed for rules in cluster.teams.teams}
+    for place, name in enumerate(levels):
+        holds = sum(
+            len(member.gpu_ids) * lease.request.gpu_milli / 1000
+            for lease in (*cluster.leases.values(), *cluster.remainders.values())
+            if name in _upwards(cluster, lease.request.team) and not lease.preempted_by
+            for member in lease.members
+        )
+        if holds <= min(guaranteed.get(each, 0) for each in levels[place:]):
+            yield name
+
+
+def _upwards(cluster: ClusterState, team: str) -> list[str]:
+    """Return the team and those above it; those without rules are one."""
+    parents = {rules.name: rules.parent for rules in cluster.teams.teams}
+    if team not in parents:
+        return [""]
+    found = [team]
+    while parent := parents[found[-1]]:
+        found.append(parent)
+    return found

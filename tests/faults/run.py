@@ -253,7 +253,9 @@ class Run:
                 if operation.result == "granted" and len(operation.answer["members"]) > 1
             }
         )
-        outcome.preemptions = sum(isinstance(change, Preempting) for change in history)
+        outcome.preemptions = sum(
+            isinstance(change, Preempting) and change.preemptor != "" for change in history
+        )
         outcome.victims = sum(
             isinstance(change, Released) and change.outcome == LeaseOutcome.PREEMPTED for change in history
         )

@@ -21,10 +21,12 @@ from resource_manager.core.changes import (
     Preempting,
     Queued,
     Released,
+    TeamsChanged,
 )
 from resource_manager.core.changes import Outcome as LeaseOutcome
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import NewerFormatError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
@@ -325,6 +327,48 @@ def test_a_preempted_lease_that_goes_on_has_no_complaint() -> None:
 def test_a_promise_to_a_preempted_lease_that_is_broken_is_found(changes: list[Change], what: str) -> None:
     found = followed(changes)
     assert any(what in complaint for complaint in found), found
+
+
+def taken_from(*teams: Team, already: str = "") -> list[str]:
+    """Return the complaints about a GPU of nlp, which holds two, that is taken for vision."""
+    held = [
+        replace(lease(name, token, (token,)), request=Request(name, 1, team="nlp"))
+        for token, name in enumerate(("v", "w"), 1)
+    ]
+    changes: list[Change] = [
+        TeamsChanged(Teams(teams, True), 0),
+        *(Granted(each, 0) for each in held),
+        *(Queued(Request(name, 1, team="vision"), 2, number, 2) for number, name in enumerate("pq", 1)),
+        *([Preempting("w", 2, "q", 9, 3)] if already else []),
+        Preempting("v", 1, "p", 9, 3),
+    ]
+    return followed(changes)
+
+
+@pytest.mark.parametrize(
+    ("nlp", "already", "broken"),
+    [
+        ([Team("nlp", 2)], "", "nlp"),
+        ([Team("nlp", 1)], "", ""),
+        ([Team("nlp", 1)], "w", "nlp"),  # the other one is ending: it does not count
+        ([Team("top", 2), Team("nlp", 0, parent="top")], "", "top"),
+        ([Team("top", 1), Team("nlp", 2, parent="top")], "", ""),  # a child's counts as far as its parent's
+        ([], "", ""),
+    ],
+)
+def test_a_lease_taken_of_a_team_inside_its_guarantee_is_found(
+    nlp: list[Team], already: str, broken: str
+) -> None:
+    found = [each for each in taken_from(Team("vision", 8), *nlp, already=already) if each.startswith("v ")]
+    assert found == ([f"v is preempted although team {broken} is inside its guarantee"] if broken else [])
+
+
+def test_a_preemption_that_is_taken_back_from_who_waits_is_found() -> None:
+    back = replace(PREEMPTED[2], preemptor="")
+    assert "is taken back, and p waits" in followed([*PREEMPTED[:3], back])[0]
+    assert "it is not preempted" in followed([*PREEMPTED[:2], back])[0]
+    assert followed([*PREEMPTED[:3], Cancelled("p", 4), back]) == []
+    assert followed([*PREEMPTED[:3], Cancelled("p", 4), back, *PREEMPTED[3:5]]) == []
 
 
 def test_an_answer_with_another_number_of_restarts_is_found() -> None:

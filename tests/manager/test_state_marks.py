@@ -192,7 +192,8 @@ def test_marks_of_others_count_too_and_those_that_are_none_do_not(place: Place) 
         marks = place.marked(manager)
         for text in (None, "", "x", "a/b/c", "0/1/2.0", "9" * 500):
             marks.hear(text)
-            assert not manager._commits.distrusted
+            assert not isinstance(manager.allocate("t", 2), Refusal)
+            manager.release("t")
         marks.hear(str(Mark("f" * 24, 1, 2.0)))
         assert refusal(manager).kind is RefusalKind.MISCONFIGURED
         assert marks.told == ""

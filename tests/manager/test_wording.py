@@ -57,6 +57,7 @@ CPUS = Lease(Request("t"), (Placement("a"),), 1, 0.0, sequence=2)
         (Released("t", 1, 0.0, "FAILED", reason="no route"), "t FAILED, no route"),
         (MembersReleased("t", 1, (0, 2), 0.0, "FAILED"), "t ranks 0, 2: FAILED"),
         (Preempting("t", 1, "stronger", 9.0, 0.0), "t for stronger"),
+        (Preempting("t", 1, "", 9.0, 0.0), "t taken back"),
         (Quarantined("t", 1, 0.0), "t not ended or renewed in time"),
         (Quarantined("t", 1, 0.0, revoked=True), "t released by force"),
         (Cancelled("t", 0.0, "tired"), "t tired"),

@@ -9,9 +9,12 @@ import pytest
 from resource_manager.core.changes import (
     AgentSeen,
     Cancelled,
+    Change,
+    Drained,
     Expired,
     Granted,
     InventoryChanged,
+    MaintenanceChanged,
     Outcome,
     Preempting,
     Quarantined,
@@ -21,13 +24,15 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Placement, Request
+from resource_manager.core.maintenance import Window
+from resource_manager.core.models import Lease, PendingRequest, Placement, Request
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.preemption import held_back, restarts_of, would_preempt
 from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.victims import find_victims
 from tests.scheduling.shared_cluster import GREEDY, Shared
 
 
@@ -274,19 +279,91 @@ def test_a_gang_keeps_what_is_free_on_each_of_its_servers() -> None:
     assert set(shared.state.leases) == {"mine"}
 
 
-@pytest.mark.parametrize(("most", "preempting"), [(2, {}), (3, {"x": "mine"})])
-def test_victims_are_searched_for_so_many_requests_of_different_kinds(
-    most: int, preempting: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("resource_manager.scheduling.preemption.MAX_SEARCHES", most)
-    shared = Shared(Team("vision", 4), Team("nlp", 1), delay_s=30.0)
-    shared.submit("fixed", 1, team="nlp", preemptible=False)
-    shared.submit("x", 3, team="nlp")
-    for name, owner in (("vain", ""), ("alike", ""), ("other", "kim")):
-        shared.submit(name, 4, team="vision", owner=owner)
-    shared.submit("mine", 3, team="vision")
-    shared.tick(40.0)
-    assert shared.preempting() == preempting
+def with_requests_in_vain(count: int, **more: object) -> Shared:
+    """Return a cluster with requests at the head of the queue that bounds do not exclude, but are in vain.
+
+    Of nlp's two leases of two GPUs only one is beyond its guarantee, and three GPUs are asked for.
+    """
+    shared = Shared(Team("vision", 8), Team("audio", 1), Team("nlp", 3), letters="ab")
+    for number in range(2):
+        shared.submit(f"theirs-{number}", 2, team="nlp", required_node="a")
+        shared.submit(f"lent-{number}", 2, team="rest", required_node="b")
+    for number in range(count):
+        vain = {"owner": f"kim-{number}", "priority": 5, "required_node": "a", **more}
+        shared.submit(f"vain-{number}", 3, team="vision", **vain)
+    return shared
+
+
+def test_requests_in_vain_keep_neither_other_teams_nor_their_own_from_what_is_theirs() -> None:
+    shared = with_requests_in_vain(40)
+    shared.submit("hers", 1, team="audio", required_node="b")
+    assert shared.preempting() == {"lent-1": "hers"}
+    asked = Request("mine", 2, team="vision", required_node="b")
+    would = would_preempt(shared.state, asked, first_fit, fifo, shared.now)
+    assert [lease.lease_id for lease in would] == ["lent-0"]
+    shared.submit("mine", 2, team="vision", required_node="b")
+    for _ in range(40):
+        shared.tick(1.0)
+    assert shared.preempting() == {"lent-1": "hers", "lent-0": "mine"}
+
+
+@pytest.mark.parametrize("seconds", [1.0, 5.0, 8.0, 10.0, 13.0, 60.0])
+def test_each_kind_of_request_has_its_turn_whatever_the_time_between_passes(seconds: float) -> None:
+    shared = with_requests_in_vain(64)
+    shared.submit("mine", 2, team="vision", required_node="b")
+    for _ in range(100):
+        shared.tick(seconds)
+    assert set(shared.preempting().values()) == {"mine"}
+
+
+def test_a_search_in_vain_is_not_made_again_until_something_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[str] = []
+
+    def counting(cluster: ClusterState, pending: PendingRequest, *rest: object) -> list[Lease]:
+        searched.append(pending.lease_id)
+        return find_victims(cluster, pending, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("resource_manager.scheduling.preemption.find_victims", counting)
+    shared = with_requests_in_vain(3)
+    searched.clear()
+    shared.tick()
+    shared.submit("more", 3, team="vision", owner="kim-0", priority=5, required_node="a")
+    shared.do(allocator.renew(shared.state, "theirs-0", shared.now))
+    shared.tick()
+    assert searched == []
+    for change in (
+        lambda: shared.do(allocator.renew(shared.state, "theirs-0", shared.now, checkpoint_at=shared.now)),
+        lambda: shared.release("lent-0", "SUCCESS"),
+        lambda: shared.do([TeamsChanged(shared.state.teams, shared.now)]),
+        lambda: shared.do([Drained("b", shared.now)]),
+    ):
+        searched.clear()
+        change()
+        shared.tick()
+        assert searched == ["vain-0", "vain-1", "vain-2"]
+
+
+def test_a_request_that_only_its_age_makes_a_victim_is_found_once_it_is_old_enough() -> None:
+    shared = Shared(Team("vision", 4), min_runtime_s=100.0)
+    shared.submit("x", 4, team="nlp")
+    shared.submit("mine", 4, team="vision")
+    for _ in range(49):
+        assert shared.tick(2.0) == []
+    shared.tick(1.0)
+    assert shared.preempting() == {"x": "mine"}
+
+
+def test_what_is_planned_for_a_colleague_costs_a_team_no_lease_inside_its_guarantee() -> None:
+    """With what `theirs` is to get the team would be beyond its guarantee; `held` alone is within it."""
+    shared = Shared(Team("nlp", 3), Team("vision", 1), Team("rest", 3), letters="ab")
+    shared.submit("fixed", 3, team="rest", preemptible=False, required_node="b")
+    shared.submit("x", 4, team="other", required_node="a")
+    shared.submit("theirs", 3, team="nlp", required_node="a")
+    shared.submit("held", 1, team="nlp", required_node="b")
+    shared.submit("mine", 1, team="vision", required_node="b")
+    assert shared.preempting() == {"x": "theirs"}
+    shared.release("x")
+    assert shared.preempting() == {"held": "mine"}  # now it holds four, and is beyond
 
 
 @pytest.mark.parametrize("victim", ["x", "y"])
@@ -298,6 +375,7 @@ def test_a_preemptor_that_fits_already_does_not_wait_for_its_victim(victim: str)
     assert shared.preempting() == {victim: "mine"}
     shared.release("y" if victim == "x" else "x", Outcome.SUCCESS)
     assert set(shared.state.leases) == {victim, "mine"}
+    assert shared.preempting() == {}
     shared.release(victim)
     assert set(shared.state.leases) == {victim, "mine"}  # nobody waits for what it held
 
@@ -338,16 +416,51 @@ def test_an_operator_takes_nothing_for_a_request_that_is_to_get_its_place_alread
         allocator.preempt(shared.state, other, first_fit, fifo, shared.now, preemptor="mine")
 
 
-def test_a_cancelled_preemptor_keeps_nothing() -> None:
+def cancel(shared: Shared, lease_id: str) -> list[Change]:
+    cancelled = [Cancelled(lease_id, shared.now)]
+    return shared.do(allocator.with_dispatch(shared.state, cancelled, first_fit, shared.order, shared.now))
+
+
+def test_a_cancelled_preemptor_keeps_nothing_and_its_victims_run_on() -> None:
     shared = Shared(Team("vision", 4))
     shared.submit("x", 2, team="nlp")
-    shared.submit("y", 2, team="nlp")
+    shared.submit("y", 2, team="nlp", preempt_grace_s=10.0)
     shared.submit("mine", 4, team="vision")
     shared.release("x")
-    shared.do(
-        allocator.with_dispatch(shared.state, [Cancelled("mine", shared.now)], first_fit, fifo, shared.now)
-    )
-    assert set(shared.state.leases) == {"y", "x"}  # the victim that ended goes on
+    token = shared.state.leases["y"].fencing_token
+    until = shared.state.leases["y"].preempt_until
+    _, taken_back, granted = cancel(shared, "mine")
+    assert taken_back == Preempting("y", token, "", until, shared.now)
+    assert isinstance(granted, Granted)
+    assert granted.lease.lease_id == "x"  # the victim that ended goes on
+    shared.tick(60.0)
+    shared.do(allocator.renew(shared.state, "y", shared.now))
+    assert not shared.state.leases["y"].quarantined
+    assert ClusterState.from_snapshot(shared.state.snapshot()).snapshot() == shared.state.snapshot()
+
+
+def test_a_job_that_was_told_before_its_preemption_was_taken_back_waits_again() -> None:
+    shared = Shared(Team("vision", 4))
+    shared.submit("x", 4, team="nlp")
+    shared.submit("mine", 4, team="vision")
+    cancel(shared, "mine")
+    shared.submit("next", 4, team="nlp")
+    assert [type(change) for change in shared.release("x")] == [Released, Queued, Granted]
+    assert set(shared.state.leases) == {"x"}  # at its old place
+    shared.release("x")
+    assert set(shared.state.leases) == {"next"}  # it was taken from nobody: it is over
+
+
+def test_what_ended_too_late_and_what_a_window_takes_are_not_taken_back() -> None:
+    shared = Shared(Team("vision", 4), letters="ab")
+    shared.submit("x", 4, team="nlp", preempt_grace_s=1.0)
+    shared.submit("y", 4, team="nlp")
+    shared.do([MaintenanceChanged((Window(1, ("b",), shared.now, shared.now + 100.0, preempt=True),), 0.0)])
+    shared.tick()
+    shared.submit("mine", 4, team="vision")
+    shared.tick(5.0)
+    assert shared.state.leases["x"].quarantined
+    assert cancel(shared, "mine") == [Cancelled("mine", shared.now)]
 
 
 def test_a_lease_held_beyond_its_grace_is_quarantined_and_the_preemptor_goes_on_waiting() -> None:

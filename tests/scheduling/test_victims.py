@@ -24,7 +24,7 @@ from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling.policies.best_fit import best_fit
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import QueueDiscipline, fifo
-from resource_manager.scheduling.victims import find_victims, place_of, reasons_for
+from resource_manager.scheduling.victims import Planned, find_victims, place_of, reasons_for
 from tests.scheduling.shared_cluster import GREEDY, Shared
 
 TEAMS = ("p", "q", "r")
@@ -79,30 +79,30 @@ def is_inside(shared: Shared, request: Request) -> bool:
     return held_by_team(shared)[request.team] + request.gpus <= guaranteed[request.team]
 
 
-def may_be_taken(shared: Shared, request: Request, lease: Lease, inside: bool) -> bool:
-    """The two rules for teams without a tree, written down a second time."""
+def may_be_taken(shared: Shared, request: Request, lease: Lease) -> bool:
+    """The two rules for teams without a tree, written down a second time; each is judged at this moment."""
     guaranteed = {team.name: team.guaranteed for team in shared.state.teams.teams}
     victim = lease.request
     if not victim.preemptible:
         return False
     if victim.team == request.team:
         return victim.priority < request.priority
-    return inside and held_by_team(shared)[victim.team] > guaranteed[victim.team]
+    return is_inside(shared, request) and held_by_team(shared)[victim.team] > guaranteed[victim.team]
 
 
 def fits(shared: Shared, request: Request) -> bool:
     return next(shared.state.candidates(request), None) is not None
 
 
-def reachable(shared: Shared, request: Request, inside: bool) -> bool:
+def reachable(shared: Shared, request: Request) -> bool:
     """Return whether some row of allowed preemptions makes room, by trying all of them."""
     if fits(shared, request):
         return True
     for lease in list(shared.state.leases.values()):
-        if may_be_taken(shared, request, lease, inside):
+        if may_be_taken(shared, request, lease):
             with shared.state.trial():
                 shared.state.suppose_ended(lease)
-                if reachable(shared, request, inside):
+                if reachable(shared, request):
                     return True
     return False
 
@@ -114,25 +114,26 @@ def test_a_start_is_found_if_and_only_if_some_allowed_preemptions_make_room(
     assume(not fits(shared, request))
     pending = PendingRequest(request, 0.0, 99)
     victims = find_victims(shared.state, pending, first_fit, GREEDY, shared.now)
-    assert bool(victims) == reachable(shared, request, is_inside(shared, request))
+    assert bool(victims) == reachable(shared, request)
 
 
 @given(clusters(), asked)
 def test_no_victim_can_be_left_out_and_each_was_allowed(shared: Shared, request: Request) -> None:
     pending = PendingRequest(request, 0.0, 99)
     victims = find_victims(shared.state, pending, first_fit, GREEDY, shared.now)
+    assert not victims or makes_room(shared, request, victims)
     for spared in victims:
-        with shared.state.trial():
-            for lease in victims:
-                if lease is not spared:
-                    shared.state.suppose_ended(lease)
-            assert not fits(shared, request)
-    inside = is_inside(shared, request)
+        assert not makes_room(shared, request, [lease for lease in victims if lease is not spared])
+
+
+def makes_room(shared: Shared, request: Request, victims: list[Lease]) -> bool:
+    """Return whether these leases may be taken, one after the other, and are enough."""
     with shared.state.trial():
         for lease in victims:
-            assert may_be_taken(shared, request, lease, inside)
+            if not may_be_taken(shared, request, lease):
+                return False
             shared.state.suppose_ended(lease)
-        assert not victims or fits(shared, request)
+        return fits(shared, request)
 
 
 @given(clusters(), st.lists(asked, min_size=1, max_size=4))
@@ -222,6 +223,87 @@ def test_on_one_server_leases_of_the_requests_own_team_end_too() -> None:
     granted(shared, "newest", "a", 3)
     assert victims_of(shared, Request("mine", 3, team="vision")) == []
     assert victims_of(shared, Request("mine", 3, team="vision", priority=1)) == ["theirs", "own"]
+
+
+def test_leases_of_others_and_of_the_own_team_end_together_where_only_both_give_the_right() -> None:
+    """The team is inside its guarantee only without its own lease, wherever that is; not with `spared`."""
+    shared = Shared(Team("vision", 4), Team("nlp", 2), letters="abc")
+    granted(shared, "fixed", "a", 0, 1, 2, preemptible=False, team="other")
+    granted(shared, "own", "a", 3, team="vision")
+    granted(shared, "spared", "c", 0, team="vision", priority=1)
+    granted(shared, "theirs", "b", 0, 1, 2)
+    granted(shared, "more", "c", 1, 2, 3, preemptible=False)
+    asked = Request("mine", 3, team="vision", required_node="b")
+    assert victims_of(shared, asked) == []
+    assert victims_of(shared, replace(asked, priority=1)) == ["own", "theirs"]
+    assert victims_of(shared, replace(asked, gpus=4, priority=1)) == []
+    assert victims_of(shared, replace(asked, gpus=4, priority=2)) == ["own", "spared", "theirs"]
+    request = replace(asked, priority=1)
+    leases = [shared.state.leases[name] for name in ("own", "theirs")]
+    assert reasons_for(shared.state, request, leases) == (
+        "since team vision stays inside its guarantee (4 of 4 GPUs) and team nlp is 4 beyond its own and its "
+        "priority 1 is above theirs in the team"
+    )
+
+
+def test_a_gang_takes_leases_of_others_and_of_its_own_team_together() -> None:
+    shared = Shared(Team("vision", 4), letters="abc", gpus=2)
+    reachable_servers(shared)
+    granted(shared, "own", "a", 0, 1, team="vision")
+    for name, place in (("x", "b"), ("y", "c")):
+        granted(shared, name, place, 0, 1)
+    gang = Request("mine", 2, team="vision", nodes=2, priority=1)
+    assert victims_of(shared, gang) == ["own", "y"]
+
+
+@pytest.mark.parametrize(("parents", "victims"), [(0, ["child"]), (1, []), (2, [])])
+def test_the_guarantee_of_a_child_counts_as_far_as_that_of_its_parent(
+    parents: int, victims: list[str]
+) -> None:
+    """Against another branch; between its children a parent's guarantee does not matter."""
+    teams = (Team("d", parents), Team("p", 1, parent="d"), Team("q", 1, parent="d"))
+    shared = Shared(Team("vision", 1), *teams, gpus=1)
+    granted(shared, "child", "a", 0, team="p")
+    assert victims_of(shared, Request("mine", 1, team="vision")) == victims
+    assert victims_of(shared, Request("mine", 1, team="q")) == []
+
+
+def test_a_guarantee_by_type_counts_as_far_as_that_of_the_parent_too() -> None:
+    typed = {"A100": 1}
+    for parent, victims in ((Team("d", 1, typed), []), (Team("d", 1, {"H100": 1}), ["child"])):
+        shared = Shared(Team("vision", 1), parent, Team("p", 1, typed, parent="d"), gpus=1)
+        shared.do([InventoryChanged((Node("a", 0, {}, (Gpu(0, "A100"),)),), shared.now)])
+        granted(shared, "child", "a", 0, team="p")
+        assert victims_of(shared, Request("mine", 1, team="vision")) == victims
+
+
+def test_the_fractions_on_one_gpu_are_counted_together() -> None:
+    """The newest fractions are on six other GPUs: taking those first would use up what the team is over."""
+    shared = Shared(Team("vision", 1), Team("nlp", 6), gpus=7)
+    for gpu_id in range(7):
+        granted(shared, f"first-{gpu_id}", "a", gpu_id, gpu_milli=500)
+    for gpu_id in range(7):
+        granted(shared, f"second-{gpu_id}", "a", gpu_id, gpu_milli=500)
+    asked = Request("mine", 1, team="vision", gpu_milli=800)
+    assert victims_of(shared, asked) == ["second-0", "first-0"]
+    assert victims_of(shared, replace(asked, gpu_milli=500)) == ["second-6"]
+    assert victims_of(shared, replace(asked, gpu_milli=1000)) == ["second-0", "first-0"]
+
+
+def test_leases_planned_for_a_colleague_cost_a_team_none_that_are_inside_its_guarantee() -> None:
+    shared = Shared(Team("vision", 1), Team("nlp", 1), gpus=2)
+    granted(shared, "held", "a", 0)
+    granted(shared, "ends", "a", 1, team="other")
+    cluster = shared.state
+    pending = PendingRequest(Request("mine", 1, team="vision"), 0.0, 99)
+    with cluster.trial():
+        ending, planned = cluster.leases["ends"], Planned(cluster)
+        cluster.suppose_ended(ending)
+        plan = Lease(Request("plan", 1, team="nlp"), (Placement("a", (1,)),), 9, 0.0, quarantined=True)
+        cluster.apply(Granted(plan, 0.0))
+        assert find_victims(cluster, pending, first_fit, fifo, shared.now)
+        planned.add(plan)
+        assert find_victims(cluster, pending, first_fit, fifo, shared.now, planned) == []
 
 
 def reachable_servers(shared: Shared, *more: Node) -> None:

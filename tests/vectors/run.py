@@ -12,22 +12,22 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from resource_manager.core.changes import (
-    Granted,
     Outcome,
     Preempting,
-    Quarantined,
     Queued,
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request, Spread
 from resource_manager.core.teams import Team, Teams
+from resource_manager.errors import ResourceManagerError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import BACKFILL_SUFFIX, QueueDiscipline, get_order
@@ -75,15 +75,21 @@ class Case:
         self.case = case
         self.cluster = ClusterState(_nodes(case["nodes"]))
         self.lost: set[str] = set()
-        self._used: dict[str, set[int]] = {}
+        self._used: dict[str, Counter[int]] = {}
         self._groups: dict[tuple[str, str], int] = {}
         used = {team["name"]: float(sum(team.get("usage_now", {}).values())) for team in case["teams"]}
         self.cluster.apply(TeamsChanged(_teams(case), NOW, used))
         self._running = {job["name"] for job in case["jobs"] if _is_running(job)}
         arrivals = sorted(case["jobs"], key=lambda job: job.get("queued_at_s", 0))
-        for job in sorted(case["jobs"], key=lambda job: job.get("running_since_s", 0)):
-            if _is_running(job):
-                self._hold(job, arrivals.index(job) + 1)
+        places = {job["name"]: number for number, job in enumerate(arrivals, 1)}
+        running = sorted(filter(_is_running, case["jobs"]), key=lambda job: job.get("running_since_s", 0))
+        held = [self._held(job, places[job["name"]], token) for token, job in enumerate(running, 1)]
+        # Restored, not granted: what runs may be more than there is.
+        self.cluster = ClusterState.from_snapshot(
+            replace(
+                self.cluster.snapshot(), leases=tuple(held), last_fencing_token=len(held), sequence=len(held)
+            )
+        )
         for number, job in enumerate(arrivals, 1):
             if not _is_running(job):
                 at = NOW + job.get("queued_at_s", 0)
@@ -125,12 +131,13 @@ class Case:
         """Yield each job that differs, with what was expected and what we decided."""
         got = self.outcomes()
         for job, expected in self.case["expected"]["outcome"].items():
-            if got[job] != expected:
-                yield job, expected, got[job]
+            if got.get(job) != expected:
+                yield job, expected, got.get(job, "no such job")
         for job in self.case["jobs"]:
             label, lease = job.get("same_required"), self.cluster.leases.get(job["name"])
             if label and lease is not None:
-                values = {self.cluster.by_name[member.node].node.labels[label] for member in lease.members}
+                nodes = [self.cluster.by_name[member.node].node for member in lease.members]
+                values = {node.labels.get(label, "none") for node in nodes}
                 if len(values) > 1:
                     yield job["name"], f"one value of {label}", ", ".join(sorted(values))
         before = got
@@ -150,7 +157,8 @@ class Case:
         return sum(got[job] == nodes for job, nodes in stated.items()), len(stated)
 
     def _request(self, job: Mapping[str, Any], *, running: bool = False) -> Request:
-        members = len(job["members"])
+        # A member with fractions of several GPUs counts as so many members.
+        members = len(job["members"]) * (max(job["gpus"], 1) if job.get("gpu_milli") else 1)
         resources = {
             name: job[name]
             for name in ("cpus", "memory_bytes")
@@ -173,34 +181,38 @@ class Case:
             **{name: value for name, value in optional.items() if name in REQUEST_FIELDS},  # type: ignore[arg-type]
         )
 
-    def _hold(self, job: Mapping[str, Any], arrival: int) -> None:
+    def _held(self, job: Mapping[str, Any], arrival: int, token: int) -> Lease:
         request = self._request(job, running=True)
-        placed = tuple(self._placement(request, member) for member in job["members"])
-        at = NOW + job.get("running_since_s", 0)
-        lease = Lease(
+        return Lease(
             request,
-            placed,
-            self.cluster.last_fencing_token + 1,
-            at,
+            tuple(placed for member in job["members"] for placed in self._placements(job, request, member)),
+            token,
+            NOW + job.get("running_since_s", 0),
             queued_at=NOW + job.get("queued_at_s", 0),
+            quarantined=any(member["state"] == "stuckinreleasing" for member in job["members"]),
             **({"sequence": arrival} if "sequence" in LEASE_FIELDS else {}),  # type: ignore[arg-type]
         )
-        self.cluster.apply(Granted(lease, at))
-        if any(member["state"] == "stuckinreleasing" for member in job["members"]):
-            self.cluster.apply(Quarantined(request.lease_id, lease.fencing_token, NOW))
 
-    def _placement(self, request: Request, member: Mapping[str, Any]) -> Placement:
-        node, used = member["node"], self._used.setdefault(member["node"], set())
-        free = (gpu_id for gpu_id in self.cluster.by_name[node].gpu_free if gpu_id not in used)
+    def _placements(
+        self, job: Mapping[str, Any], request: Request, member: Mapping[str, Any]
+    ) -> Iterable[Placement]:
+        node = member["node"]
         if request.gpu_milli == MILLI_PER_GPU:
-            gpu_ids = tuple(next(free) for _ in range(request.gpus))
-        else:
-            [group] = member.get("gpu_groups") or [f"{request.lease_id} {len(used)}"]
+            yield Placement(node, tuple(self._next_gpu(node) for _ in range(request.gpus)))
+            return
+        count = max(job["gpus"], 1)
+        own = [f"{request.lease_id} {len(self._groups)} {number}" for number in range(count)]
+        for group in [*(member.get("gpu_groups") or ()), *own][:count]:
             if (node, group) not in self._groups:
-                self._groups[node, group] = next(free)
-            gpu_ids = (self._groups[node, group],)
-        used.update(gpu_ids)
-        return Placement(node, gpu_ids)
+                self._groups[node, group] = self._next_gpu(node)
+            yield Placement(node, (self._groups[node, group],))
+
+    def _next_gpu(self, node: str) -> int:
+        """Return the GPU of the node that was given out least often."""
+        used = self._used.setdefault(node, Counter(dict.fromkeys(self.cluster.by_name[node].gpu_free, 0)))
+        gpu_id = min(used, key=lambda gpu_id: (used[gpu_id], gpu_id), default=0)
+        used[gpu_id] += 1
+        return gpu_id
 
 
 def _is_running(job: Mapping[str, Any]) -> bool:
@@ -237,6 +249,17 @@ def _order(settings: Mapping[str, Any]) -> QueueDiscipline:
     return get_order(settings.get("order", "priority") + BACKFILL_SUFFIX)
 
 
+def _decided(data: Mapping[str, Any]) -> tuple[list[tuple[str, str, str]], tuple[int, int]]:
+    """Decide a case; return its differences, and on how many servers it agrees."""
+    try:
+        case = Case(data)
+        case.decide()
+        places = case.places()
+        return list(case.differences()), places
+    except (ResourceManagerError, LookupError, TypeError, ValueError) as error:
+        return [("", "a case of the format", f"{type(error).__name__}: {error}")], (0, 0)
+
+
 def compare(folder: Path) -> dict[str, Any]:
     """Decide every case in the folder; return how many agree, by aim and class, and each deviation."""
     report: dict[str, Any] = {"agree": 0, "of": 0, "by_class": {}, "deviations": []}
@@ -244,15 +267,13 @@ def compare(folder: Path) -> dict[str, Any]:
     right, stated = 0, 0
     for path in sorted(folder.glob("*.json")):
         for data in json.loads(path.read_text(encoding="utf-8"))["cases"]:
-            case = Case(data)
-            case.decide()
-            placed = case.places()
+            differences, placed = _decided(data)
             right, stated = right + placed[0], stated + placed[1]
             part = report if data["aim"] == "agree" else report["optional"]
             reason = REASONS.get(data["id"], REASONS.get(data["class"], ""))
             deviations = [
                 Deviation(data["id"], data["class"], job, expected, got, reason).as_dict()
-                for job, expected, got in case.differences()
+                for job, expected, got in differences
             ]
             of_class = part["by_class"].setdefault(data["class"], [0, 0])
             for counts, place in ((of_class, 0), (of_class, 1)):

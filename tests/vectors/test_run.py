@@ -90,6 +90,47 @@ def test_a_deviation_is_named_and_fails(tmp_path: Path, capsys: pytest.CaptureFi
     assert "1 of 1 agree" in capsys.readouterr().out
 
 
+def test_cases_with_other_orders_fractions_and_more_than_there_is_are_decided(tmp_path: Path) -> None:
+    """What holds more than a server has is held all the same, and no case ends the comparison."""
+    quarter, wide = {"gpu_milli": 250}, {"gpu_milli": 500}
+    parts, twice = (job(name, count, on="n0", **wide) for name, count in (("parts", 2), ("twice", 1)))
+    parts["members"] = [{"state": "running", "node": "n0", "gpu_groups": ["g", "h"]}]
+    twice["members"] = [{"state": "running", "node": "n0", "gpu_groups": ["g"]}]
+    stays = dict.fromkeys(("whole", "parts", "twice", "more"), "stays")
+    overfull = case(
+        {**stays, "wants": "waits", "small": "starts"},
+        job("whole", 2, on="n0"),
+        parts,
+        twice,
+        job("more", 1, 3, on="n0"),
+        job("wants", 2, 2, queued_at_s=-9),
+        job("small", 1, queued_at_s=-5, **quarter),
+    )
+    cases = [
+        {**overfull, "id": f"made/{order}", "settings": {"order": order}, "jobs": jobs}
+        for order in ("fifo", "fair_share", "fair_tree", "srtf", "tiresias")
+        for jobs in (overfull["jobs"], overfull["jobs"][::-1])
+    ]
+    unlabelled = case({"g": "waits", "who": "starts"}, job("g", 1, 3, same_required="zone"), id="made/label")
+    wrong = [
+        case({}, job("a", 1), id="made/order", settings={"order": "lottery"}),
+        case({}, job("a", 1, on="gone"), id="made/server"),
+        case({}, job("a", -1), id="made/negative"),
+        case({}, {"name": "a"}, id="made/short"),
+        {**case({}), "id": "made/parent", "teams": [{"name": "t", "guarantee_gpus": 1, "parent": "u"}]},
+    ]
+    report = compare(folder(tmp_path, *cases, unlabelled, *wrong))
+    assert report["of"] == len(cases) + 1 + len(wrong)
+    assert {each["id"]: each["got"].partition(":")[0] for each in report["deviations"]} == {
+        "made/label": "no such job",
+        "made/order": "PolicyError",
+        "made/server": "KeyError",
+        "made/negative": "InvalidRequestError",
+        "made/short": "KeyError",
+        "made/parent": "KeyError",
+    }
+
+
 def test_a_folder_without_cases_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([str(tmp_path)])

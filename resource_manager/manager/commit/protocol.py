@@ -449,7 +449,9 @@ class Transactions:
 
 def _log(cluster: ClusterState, due: Sequence[Change]) -> None:
     for change in due:
-        if isinstance(change, Preempting):
+        if isinstance(change, Preempting) and not change.preemptor:
+            logger.warning("its preemption is taken back: %s", name_in(cluster, change.lease_id))
+        elif isinstance(change, Preempting):
             winner = name_in(cluster, preemptor_in_words(change.preemptor))
             logger.warning("preempted for %s: %s", winner, name_in(cluster, change.lease_id))
     late = [name_in(cluster, each.lease_id) for each in due if isinstance(each, Expired | Quarantined)]

@@ -175,7 +175,7 @@ class Metrics:
                 self._pending[request.lease_id] = request.team, at
             case Cancelled(lease_id=lease_id):
                 self._pending.pop(lease_id, None)
-            case Preempting(lease_id=lease_id, preemptor=preemptor):
+            case Preempting(lease_id=lease_id, preemptor=preemptor) if preemptor:
                 victim = self.leases.get(lease_id)
                 team, _ = self._pending.get(preemptor, (None, 0.0))
                 is_own = victim is not None and victim.request.team == team

@@ -265,7 +265,7 @@ def _lease(text: bytes, renewal: bytes | None, preempting: bytes | None, quarant
     if preempting is not None:
         taken = _kept(preempting, Preempting, "a preemption")
         lease = replace(lease, preempted_by=taken.preemptor, preempt_until=taken.until)
-        if renewal is not None and renewed.at > taken.until:
+        if renewal is not None and taken.preemptor and renewed.at > taken.until:
             lease = replace(lease, quarantined=True)
     if quarantine is not None:
         revoked = _kept(quarantine, Quarantined, "a quarantine").revoked

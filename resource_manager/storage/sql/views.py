@@ -150,6 +150,8 @@ class Views:
         rank = json.item.format(x="h.lease", path=json.path.format("ranks"), place=place)
         quarantined = f"CAST({json.at(json.text, 'l.value', 'quarantined')} AS {json.long}) IN ('true', '1')"
         until = json.at(json.number, "l.value", "preempt_until")
+        preemptor = json.at(json.text, body, "preemptor")
+        by = json.at(json.text, "l.value", "preempted_by")
         in_snapshot = " UNION ALL ".join(
             f"SELECT s.namespace, l.value AS lease, NULL AS version FROM {self._snapshot} s "
             f"{json.elements('l', snapshot, kind)}"
@@ -193,19 +195,20 @@ class Views:
             "life": (
                 "SELECT e.namespace, e.token, MAX(e.quarantined) AS quarantined, MAX(e.renewed) AS renewed, "
                 "MAX(e.renewed_at) AS renewed_at, MAX(e.preempted) AS preempted, "
-                "MAX(e.preempt_until) AS preempt_until FROM ("
+                "MAX(e.taken_back) AS taken_back, MAX(e.preempt_until) AS preempt_until FROM ("
                 f"SELECT c.namespace, {token} AS token, "
                 f"CASE WHEN {_is('quarantined', 'membersreleased')} THEN c.version END AS quarantined, "
                 f"CASE WHEN {_is('renewed')} THEN c.version END AS renewed, "
                 f"CASE WHEN {_is('renewed')} THEN c.at END AS renewed_at, "
-                f"CASE WHEN {_is('preempting')} THEN c.version END AS preempted, "
+                f"CASE WHEN {_is('preempting')} AND {preemptor} <> '' THEN c.version END AS preempted, "
+                f"CASE WHEN {_is('preempting')} AND {preemptor} = '' THEN c.version END AS taken_back, "
                 f"CASE WHEN {_is('preempting')} THEN {json.at(json.number, body, 'until')} END "
                 f"AS preempt_until FROM {self._change} c JOIN {self._snapshot} s "
                 f"ON s.namespace = c.namespace AND c.version > s.version WHERE {_is(*_LIVES)} "
                 f"UNION ALL SELECT s.namespace, {of_lease}, CASE WHEN {quarantined} THEN s.version END, "
-                f"NULL, NULL, CASE WHEN {until} IS NOT NULL THEN s.version END, {until} "
+                f"NULL, NULL, CASE WHEN {by} <> '' THEN s.version END, NULL, {until} "
                 f"FROM {self._snapshot} s {json.elements('l', snapshot, 'leases')} "
-                f"UNION ALL SELECT s.namespace, {of_lease}, s.version, NULL, NULL, NULL, NULL "
+                f"UNION ALL SELECT s.namespace, {of_lease}, s.version, NULL, NULL, NULL, NULL, NULL "
                 f"FROM {self._snapshot} s {json.elements('l', snapshot, 'remainders')}"
                 ") e GROUP BY e.namespace, e.token"
             ),
@@ -215,8 +218,10 @@ class Views:
                 "CASE WHEN e.version IS NOT NULL THEN e.outcome "
                 "WHEN g.is_in_snapshot = 0 AND g.version <= s.version THEN 'RESET' "
                 "WHEN l.quarantined > COALESCE(l.renewed, -1) "
-                "OR (l.renewed > l.preempted AND l.renewed_at > l.preempt_until) THEN 'ERROR' "
-                "WHEN l.preempted IS NOT NULL THEN 'PREEMPTING' ELSE 'RUNNING' END AS status "
+                "OR (l.renewed > l.preempted AND l.renewed_at > l.preempt_until "
+                "AND l.preempted > COALESCE(l.taken_back, -1)) THEN 'ERROR' "
+                "WHEN l.preempted > COALESCE(l.taken_back, -1) THEN 'PREEMPTING' ELSE 'RUNNING' END "
+                "AS status "
                 f"FROM granted g JOIN {self._snapshot} s ON s.namespace = g.namespace "
                 "LEFT JOIN ended e ON e.namespace = g.namespace AND e.token = g.token "
                 "AND (e.place IS NULL OR e.place = g.place) "

@@ -146,6 +146,10 @@ def test_a_preemption_is_stored_apart_and_quarantines_what_is_renewed_after_its_
     assert read(leases=leases, preempting=taken, renewals=late).leases == (
         replace(marked, expires_at=111.0, quarantined=True),
     )
+    taken_back = {"t": field(Preempting("t", 1, "", 50.0, 40.0))}
+    assert read(leases=leases, preempting=taken_back, renewals=late).leases == (
+        replace(marked, preempted_by="", expires_at=111.0),
+    )
 
 
 def test_a_retired_node_stays_while_it_is_in_use_and_the_drain_of_an_absent_one_is_kept() -> None:
