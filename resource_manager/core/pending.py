@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
-from resource_manager.core.models import PendingRequest
+from resource_manager.core.models import PendingRequest, Request
 
 SortKey = Callable[[PendingRequest], tuple[float, int]]
 """A function to sort by that tells any two requests apart and does not change: it ends with the sequence."""
@@ -29,6 +30,11 @@ class PendingRequests(dict[str, PendingRequest]):
         super().__init__((entry.lease_id, entry) for entry in pending)
         self._arrived = sorted(self.values(), key=arrival)
         self._orders: dict[SortKey, list[PendingRequest]] = {arrival: self._arrived}
+        self._counts = Counter(entry.request.shape for entry in self._arrived)
+        self.shapes: dict[tuple[object, ...], Request] = {
+            entry.request.shape: entry.request for entry in self._arrived
+        }
+        """A request of each shape that is pending: equal shapes fit the same nodes."""
         self.is_in_time = _is_in_time(self._arrived)
 
     @property
@@ -46,6 +52,10 @@ class PendingRequests(dict[str, PendingRequest]):
         if lease_id in self:
             del self[lease_id]
         super().__setitem__(lease_id, entry)
+        shape = entry.request.shape
+        self._counts[shape] += 1
+        if shape not in self.shapes:
+            self.shapes[shape] = entry.request
         for key, ordered in self._orders.items():
             insort(ordered, entry, key=key)
         if self.is_in_time:
@@ -55,6 +65,10 @@ class PendingRequests(dict[str, PendingRequest]):
     def __delitem__(self, lease_id: str) -> None:
         entry = self[lease_id]
         super().__delitem__(lease_id)
+        shape = entry.request.shape
+        self._counts[shape] -= 1
+        if not self._counts[shape]:
+            del self._counts[shape], self.shapes[shape]
         for key, ordered in self._orders.items():
             del ordered[ordered.index(entry, bisect_left(ordered, key(entry), key=key))]
         self.is_in_time = self.is_in_time or not self
