@@ -635,8 +635,7 @@ class GPUResourceManager:
 
     def queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[QueueEntry]:
         """Return the `queue` of the caller's state, which is not changed."""
-        if cluster.pending and self.order(cluster).learns:
-            self._commits.catch_up(cluster)
+        self._commits.catch_up(cluster)
         rules = self._commits.rules(cluster)
         entries = serializers.queue(cluster, *rules, now, self._suspension(cluster, now))
         if estimated and entries:

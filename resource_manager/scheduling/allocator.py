@@ -478,7 +478,7 @@ def _dispatch(
             continue  # it blocks nobody
         if order.backfill:
             if planned is None:
-                planned = Reservations(cluster, now, order.runtime_of, order.maintenance_guard_s, prospects)
+                planned = Reservations(cluster, now, order.maintenance_guard_s, prospects)
             planned.put_ahead(request)
             if planned.is_over():
                 return

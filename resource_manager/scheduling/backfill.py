@@ -25,7 +25,6 @@ from resource_manager.scheduling.gangs import (
 from resource_manager.scheduling.lease_timelines import LeaseTimelines, Reservation, Span, Timeline
 from resource_manager.scheduling.maintenance import MAX_OCCURRENCES, horizon_s, is_restricted, opens_at
 from resource_manager.scheduling.queue_order import MAINTENANCE_GUARD_S
-from resource_manager.scheduling.runtime_history import RuntimeOf, stated_runtime
 
 MAX_RESERVATIONS = 32
 """Maximum number of requests with a reservation; those behind them hold back what they could use."""
@@ -63,16 +62,14 @@ class Reservations:
         self,
         cluster: ClusterState,
         now: float,
-        runtime_of: RuntimeOf = stated_runtime,
         guard_s: float = MAINTENANCE_GUARD_S,
         prospects: Prospects | None = None,
     ) -> None:
         self._cluster = cluster
         self._now = now
-        self._runtime_of = runtime_of
         self._guard_s = guard_s
         self._prospects = prospects or Prospects.of(cluster)
-        self._leases = LeaseTimelines.of(cluster, runtime_of)
+        self._leases = LeaseTimelines.of(cluster)
         self._waiting: list[Request] = []
         self._count = 0
         self._planned: dict[int, list[Reservation]] = {}
@@ -178,6 +175,7 @@ class Reservations:
         if (
             before is not None
             and dirty is not None
+            and held_mask is not None
             and (before.request.shape, before.runtime_s, before.held_mask)
             == (request.shape, runtime_s, held_mask)
             and before.start >= self._now
@@ -294,7 +292,7 @@ class Reservations:
             node.name in window.servers for window in self._cluster.windows
         ):
             return None
-        return lambda at: opens_at(self._cluster, node.name, request, at, self._runtime_of, self._guard_s)
+        return lambda at: opens_at(self._cluster, node.name, request, at, self._guard_s)
 
     def _is_open_at(self, node: NodeState, request: Request, at: float) -> bool:
         opening = self._opening(node, request)
@@ -332,13 +330,13 @@ class Reservations:
     def _outside_of_windows(self, node: NodeState, request: Request, spans: Iterator[Span]) -> Iterator[Span]:
         """Yield the parts of spans of starts in which the node is open to the request."""
         held = [
-            (window, horizon_s(self._cluster, request, window, self._runtime_of, self._guard_s))
+            (window, horizon_s(self._cluster, request, window, self._guard_s))
             for window in self._cluster.windows
             if node.name in window.servers
         ]
         for begin, end, is_at_end, count in spans:
             for _ in range(MAX_OCCURRENCES):
-                begin = opens_at(self._cluster, node.name, request, begin, self._runtime_of, self._guard_s)
+                begin = opens_at(self._cluster, node.name, request, begin, self._guard_s)
                 if begin > end or begin == math.inf or (begin == end and not is_at_end):
                     break
                 comes = (window.occurrence(begin) for window, _ in held)

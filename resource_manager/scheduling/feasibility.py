@@ -200,7 +200,7 @@ class _Reasons:
             shape = (*shape, request.lease_id)
         if not self._cluster.windows:
             return shape
-        runtime = self._order.runtime_of(request)
+        runtime = self._cluster.runtimes.runtime_of(request)
         return (*shape, None if runtime is None else runtime.seconds, request.preemptible)
 
     def _by_price(self, entry: PendingRequest) -> Refusal | None:
@@ -241,9 +241,7 @@ class _Reasons:
     def _delay(self, request: Request, node: NodeState) -> str:
         """Say why backfill does not start the request now, by the same steps as `allocator.dispatch`."""
         if self._reservations is None:
-            self._reservations = Reservations(
-                self._cluster, self._now, self._order.runtime_of, self._order.maintenance_guard_s
-            )
+            self._reservations = Reservations(self._cluster, self._now, self._order.maintenance_guard_s)
         for position, ahead in self._waiting[self._looked_at :]:
             if self._reservations.reserve(ahead) is not None:
                 self._reserved.append(ahead)
@@ -261,7 +259,7 @@ class _Reasons:
         delayed = (each for each in self._waiting if usable(each[1]) >> node.index & 1)
         assert self._ahead is not None
         detail = f"starting now could delay {self._who(*next(delayed, self._ahead))}"
-        if members is not None and self._order.runtime_of(request) is None:
+        if members is not None and self._cluster.runtimes.runtime_of(request) is None:
             brief = replace(request, expected_runtime_s=SHORTEST_RUN_S)
             if self._reservations.without_delay(brief, members) is not None:
                 return f"{detail}, because its runtime is unknown: state expected_runtime"
@@ -273,7 +271,9 @@ class _Reasons:
         if is_one_too_many:
             return f"nothing overtakes {who}: only the {MAX_RESERVATIONS} before it have a place in time"
         leased = [lease.request for lease in leases_in_the_way(self._cluster, ahead)]
-        unknown = (one for one in (*leased, *self._reserved) if self._order.runtime_of(one) is None)
+        unknown = (
+            one for one in (*leased, *self._reserved) if self._cluster.runtimes.runtime_of(one) is None
+        )
         cause = ""
         if endless := next(unknown, None):
             noun = "lease " if endless.lease_id in self._cluster.leases else ""

@@ -11,8 +11,8 @@ from typing import TypeVar
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.fit import FreeCapacity, accepted_gpu_ids, fits, pick_gpus
 from resource_manager.core.models import MILLI_PER_GPU, Request
+from resource_manager.core.runtimes import class_of
 from resource_manager.scheduling.gangs import could_ever_mask, positions, slots
-from resource_manager.scheduling.runtime_history import RuntimeOf, stated_runtime
 
 T = TypeVar("T")
 
@@ -251,9 +251,11 @@ def _cut(times: list[float], free: list[FreeCapacity], time: float) -> int:
 class LeaseTimelines:
     """The timelines of all nodes by their leases alone, and by shape from when on each node has room."""
 
-    def __init__(self, cluster: ClusterState, runtime_of: RuntimeOf) -> None:
+    def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
-        self._runtime_of = runtime_of
+        self._runtimes_mark = 0
+        self._of_class: dict[str, set[int]] = {}
+        """Positions of the nodes with leases of a class of task whose runtime was to be learnt."""
         self._mark = -1
         self._inventory: object = None
         self._timelines: list[Timeline | None] = []
@@ -264,14 +266,23 @@ class LeaseTimelines:
         """The mark at which the last pass began to reserve, and its reservations."""
 
     @classmethod
-    def of(cls, cluster: ClusterState, runtime_of: RuntimeOf) -> LeaseTimelines:
-        """Return those of the cluster, which are kept where the runtimes are those that requests state."""
-        if runtime_of is not stated_runtime:
-            return cls(cluster, runtime_of)
+    def of(cls, cluster: ClusterState) -> LeaseTimelines:
+        """Return those of the cluster."""
         found: LeaseTimelines | None = cluster.policy_cache.get(cls)
         if found is None:
-            found = cluster.policy_cache[cls] = cls(cluster, runtime_of)
+            found = cluster.policy_cache[cls] = cls(cluster)
+        found._note_learnt()
         return found
+
+    def _note_learnt(self) -> None:
+        """Have those nodes looked at again that have leases whose expected runtime has changed."""
+        runtimes = self._cluster.runtimes
+        changed = runtimes.changed_since(self._runtimes_mark)
+        self._runtimes_mark = runtimes.mark
+        for name in self._of_class if changed is None else set(changed):
+            for position in self._of_class.get(name, ()):
+                if position < len(self._cluster.nodes):
+                    self._cluster.note_changed(position)
 
     def of_position(self, position: int) -> Timeline:
         """Return the timeline of the node at that position."""
@@ -280,7 +291,8 @@ class LeaseTimelines:
         if position in self._changed:
             self._changed.discard(position)
             node = self._cluster.nodes[position]
-            made_of = (node.node, dict(node.leases), dict(node.closed_gpus))
+            runtimes_s = [self._runtime_on(position, lease.request) for lease in node.leases.values()]
+            made_of = (node.node, dict(node.leases), runtimes_s, dict(node.closed_gpus))
             if timeline is None or self._made_of[position] != made_of:  # a trial that ended changed nothing
                 timeline = Timeline.of_leases(node, self.runtime_s)
                 self._timelines[position], self._made_of[position] = timeline, made_of
@@ -302,8 +314,14 @@ class LeaseTimelines:
         """Return the expected runtime of the request, infinite if it is unknown."""
         if request.expected_runtime_s is not None:
             return request.expected_runtime_s
-        runtime = self._runtime_of(request)
+        runtime = self._cluster.runtimes.runtime_of(request)
         return math.inf if runtime is None else runtime.seconds
+
+    def _runtime_on(self, position: int, request: Request) -> float:
+        """Return the expected runtime of a request on that node, which is looked at again if it changes."""
+        if request.expected_runtime_s is None:
+            self._of_class.setdefault(class_of(request), set()).add(position)
+        return self.runtime_s(request)
 
     def _catch_up(self) -> None:
         cluster, mark = self._cluster, self._cluster.mark
@@ -315,6 +333,7 @@ class LeaseTimelines:
             self._made_of = [None] * len(cluster.nodes)
             self._changed = set(range(len(cluster.nodes)))
             self._rooms.clear()
+            self._of_class.clear()
         else:
             self._changed.update(changed)
         self._mark, self._inventory = mark, cluster.largest

@@ -17,7 +17,6 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.backfill import MAX_RESERVATIONS, Reservations
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import get_order
-from resource_manager.scheduling.runtime_history import Confidence, Runtime
 from tests.builders import node, nodes
 from tests.scheduling.plain_backfill import plain_pass, random_queue
 
@@ -142,11 +141,12 @@ def test_a_fraction_that_must_move_goes_to_the_tightest_gpu() -> None:
 
 
 def test_an_unknown_runtime_has_no_end_unless_it_was_learnt() -> None:
-    cluster = ClusterState([node("a", 2)])
-    hold(cluster, ask("unknown", 2), "a", 0, 1)
+    cluster = ClusterState([node("a", 2), node("b", 0)])
+    hold(cluster, ask("train_1", 0), "b")
+    hold(cluster, ask("train_2", 2), "a", 0, 1)
     assert Reservations(cluster, 0.0).reserve(ask("head", 1, 10.0)) is None
-    learnt = Reservations(cluster, 0.0, lambda request: Runtime(60.0, Confidence.FAIR))
-    assert learnt.reserve(ask("head", 1)) == 60.0
+    cluster.apply(Released("train_1", 1, 60.0, "SUCCESS"))
+    assert Reservations(cluster, 0.0).reserve(ask("head", 1)) == 60.0
 
 
 def test_nothing_is_reserved_where_it_can_never_start() -> None:

@@ -27,7 +27,7 @@ from resource_manager.core.changes import (
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.core.teams import Team, Teams
-from resource_manager.manager import runtime_learner
+from resource_manager.manager import attained_learner
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling.policies import POLICIES, get_policy
 from resource_manager.scheduling.queue_order import get_order
@@ -109,7 +109,7 @@ def test_jobs_that_used_much_wait_in_the_live_queue_as_in_the_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`greedy` failed after 16 GPU-hours: asked for again, it lets a later job go first."""
-    monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
+    monkeypatch.setattr(attained_learner, "LEARN_EVERY_S", 0.0)
     now = [0.0]
     settings, rules = Settings(store="memory://"), {"order": "tiresias"}
     store, inventory = MemoryStore(clock=lambda: now[0]), default_inventory(1, 8, 64)
