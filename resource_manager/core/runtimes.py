@@ -20,6 +20,9 @@ MAX_CLASSES = 1000
 JOURNAL_LENGTH = 4096
 
 
+_NUMBER = re.compile("[0-9]+")
+
+
 class Confidence(IntEnum):
     """Confidence of an estimate: the lowest of all lease ends it depends on."""
 
@@ -44,7 +47,7 @@ def class_of(request: Request) -> str:
     labels = request.labels
     if labels.get("dag_id"):
         return "/".join(labels.get(name, "") for name in ("instance", "dag_id", "task_id"))
-    return re.sub("[0-9]+", "#", request.lease_id)
+    return _NUMBER.sub("#", request.lease_id)
 
 
 def run_s(granted_at: float, ended_at: float) -> float:
@@ -86,14 +89,18 @@ class LearntRuntimes:
 
     def learn(self, name: str, seconds: float) -> dict[str, tuple[float, ...]]:
         """Learn from a run of a class; return what was known before of the classes that it changes."""
-        runs, before = self._runs, {}
-        if name in runs:
-            before[name] = runs.pop(name)
-        elif len(runs) >= MAX_CLASSES:
+        runs = self._runs
+        known = runs.pop(name, None)
+        if known is not None:
+            runs[name] = (*known[1 - KEPT_RUNTIMES :], seconds)
+            self._note(name)
+            return {name: known}
+        before = {}
+        if len(runs) >= MAX_CLASSES:
             oldest = next(iter(runs))
             before[oldest] = runs.pop(oldest)
             self._note(oldest)
-        runs[name] = (*before.get(name, ()), seconds)[-KEPT_RUNTIMES:]
+        runs[name] = (seconds,)
         self._note(name)
         return before
 
