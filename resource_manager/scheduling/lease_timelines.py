@@ -112,8 +112,8 @@ class Timeline:
     ) -> float:
         """Return the first time from now on from which the request fits for its runtime.
 
-        Returns infinity if that is after `until`. `opening` maps a time to the first one from then on at
-        which it may start.
+        It does not look beyond `until`: then it returns infinity, unless it knows better. `opening` maps a
+        time to the first one from then on at which it may start.
         """
         if opening is not None:
             starts = map(opening, (now, *self._times[bisect_right(self._times, now) :]))

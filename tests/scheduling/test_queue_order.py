@@ -98,6 +98,7 @@ def test_other_orders_take_nothing_from_a_history() -> None:
 
 def test_the_default_order_is_priority_then_arrival() -> None:
     order = get_order(ClusterSettings().order)
+    assert order.backfill
     equal = [ask(name, 1) for name in "dacb"]
     assert served(order, *equal, now=10 * PRIORITY_AGEING_S) == ["d", "a", "c", "b"]
     assert served(order, *equal, ask("weighty", 1, priority=2)) == ["weighty", "d", "a", "c", "b"]
