@@ -1,5 +1,6 @@
-# One virtual environment, filled by uv from the pinned lock. Packages are compiled once, as pip does: else each of the
-# many processes that tests start compiles them again wherever Python may not write what it compiled.
+# One virtual environment, filled by uv from the pinned lock, whose hashes it checks. Packages are compiled once, as
+# pip does: else each of the many processes that tests start compiles them again wherever Python may not write what it
+# compiled.
 BASE_PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -24,7 +25,7 @@ $(STAMP):
 
 lock:
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-header --no-annotate \
-		--extra all --extra test pyproject.toml -o $(LOCK)
+		--generate-hashes --extra all --extra test pyproject.toml -o $(LOCK)
 
 lint: install
 	$(BIN)/ruff check .

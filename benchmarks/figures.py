@@ -408,6 +408,31 @@ BENCHMARKS: dict[str, Benchmark] = {
             )
         ),
     ),
+    "shares": Benchmark(
+        "Simulator: shares of mixed GPUs",
+        "Processor time from reading the file to the answer, best of five, on one core: 2,048 jobs on 512 "
+        "GPUs of each of three types by `max_min`, whole and in parts. The published times are those of the "
+        "solver alone, of the slowest part.",
+        f"python benchmarks/shares.py --data {DATA}/gavel",
+        (
+            *(
+                Row(f"packed, {parts} (published: {published} s)", f"packed/{number}", S, f"≤ {target} s")
+                for number, parts, published, target in (
+                    (1, "whole", 285.6, 0.5),
+                    (2, "2 parts", 62.2, 0.5),
+                    (4, "4 parts", 17.5, 0.5),
+                    (8, "8 parts", 12.6, 1),
+                )
+            ),
+            *(
+                Row(f"{name}, {parts} part(s)", f"{name}/{parts}", S, f"≤ {1 if parts == 8 else 0.5} s")
+                for name in ("unpacked", "agnostic")
+                for parts in (1, 8)
+            ),
+            Row("three teams of up to 18 jobs by `two_level`, 18 fleets", "rows", S),
+            Row("five teams of 1,024 jobs that all differ", "different_jobs", S, "≤ 5 s"),
+        ),
+    ),
     "edge": Benchmark(
         "Simulator: cloud, edge and devices",
         "Processor time of planning with `timetable` on all tiers, and of scoring, on three generated "

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import click
+import httpx
 import rich
 from rich.console import Console
 from rich.live import Live
@@ -61,6 +62,8 @@ def main(context: click.Context, picture: Path | None, history: Path | None, sto
             problems = run(picture, history, store)
         except (StackError, ResourceManagerError, OSError, ValueError, KeyboardInterrupt) as error:
             problems = [str(error) or "interrupted"]
+        except httpx.TransportError as error:  # of a machine too busy for Airflow to answer in time
+            problems = [f"Airflow does not answer: {error}; run it again on a less busy machine"]
         for problem in problems:
             print(f"demo failed: {problem}", file=sys.stderr)
         if not problems:
@@ -95,6 +98,8 @@ def up(store: str) -> None:
         print("stopped before everything was started")
     except StackError as error:
         sys.exit(f"up failed: {error}")
+    except httpx.TransportError as error:
+        sys.exit(f"up failed: Airflow does not answer: {error}; run it again on a less busy machine")
 
 
 def port_near(what: str, wanted: int) -> int:

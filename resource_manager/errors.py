@@ -242,20 +242,23 @@ class StateLostError(StoreError):
     """The store went back in time or was emptied; nothing is granted until an operator has checked it."""
 
 
-class StoreMovedError(StoreError):
-    """The state was exported to another store, where all clients must go; this one takes no commit."""
+class StateClosedError(StoreError):
+    """The state was closed by a final backup: it goes on where that is restored, and takes no commit here."""
 
-    def __init__(self, where: str, moved_to: str) -> None:
-        super().__init__(f"{where}: the state was moved to {moved_to}: set GPU_MANAGER_STORE to that store")
-        self.moved_to = moved_to
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}")
 
 
 class StateUnconfirmedError(StoreError):
-    """The store restarted or failed over: nothing is granted until owners could renew their leases."""
+    """The store restarted or failed over, or its clock jumped by `clock_jump_s` seconds.
 
-    def __init__(self, message: str, *, remaining_s: float) -> None:
+    Nothing is granted and nothing expires until owners could renew their leases.
+    """
+
+    def __init__(self, message: str, *, remaining_s: float, clock_jump_s: float = 0.0) -> None:
         super().__init__(message)
         self.remaining_s = remaining_s
+        self.clock_jump_s = clock_jump_s
 
 
 class LockError(ResourceManagerError):

@@ -30,6 +30,7 @@ COMMANDS = {
         "simulator.replay.compare_command",
         "Policies and queue orders side by side on one workload.",
     ),
+    "shares": ("simulator.shares.command", "A fleet of several GPU types divided among jobs and teams."),
     "sample": ("simulator.replay.sample", "A simulated month as a history file, to try compare with."),
 }
 """Command name -> (module with a click command called `command`, short help)."""

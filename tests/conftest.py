@@ -21,6 +21,8 @@ ROOT = Path(__file__).parent.parent
 # Airflow creates its home on import, so the variables are set before any test is collected.
 _airflow_home = tempfile.TemporaryDirectory(prefix="airflow-home-")
 os.environ["AIRFLOW_HOME"] = _airflow_home.name
+# A mark of a state that was served in another run means nothing in this one.
+os.environ["XDG_STATE_HOME"] = _airflow_home.name
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 
 # As `gpu-simulate` sets it: for small matrices threads of BLAS only wait for each other, which cost a minute.

@@ -56,6 +56,7 @@ ELSEWHERE = {
     "docs/testing.md": "tests/test_testing.py",
     "docs/gpus.md": "tests/cli/test_discovering.py",
     "docs/deploy.md": "tests/test_deploy.py",
+    "docs/restore.md": "tests/cli/test_restore_drill.py",
     "docs/compose.md": "tests/test_docs.py::test_the_stack_has_what_its_page_uses",
     "docs/contributing/fault-tests.md": "tests/test_docs.py::test_the_fault_tests_know_their_options",
 }
@@ -220,7 +221,7 @@ def test_the_commands_of_a_page_run(
         manager.submit("earlier", gpus=2)  # so that there is a history
         manager.release_resources("earlier", outcome="SUCCESS")
     (tmp_path / "docs").symlink_to(ROOT / "docs")
-    for folder in ("openb", "muri", "pollux", "serverless", "shockwave"):
+    for folder in ("gavel", "muri", "openb", "pollux", "serverless", "shockwave"):
         (tmp_path / "data").mkdir(exist_ok=True)
         (tmp_path / "data" / folder).symlink_to(shared_data / folder)
     write_dataset(generate(3, jobs=3), tmp_path / "data" / "edge" / "test0")

@@ -15,6 +15,7 @@ from pydantic_core import from_json, to_json
 from resource_manager.agent.health import health_table
 from resource_manager.agent.lease_use import GpuSample, IdleRules, LeaseUse, sample_gpus, sample_leases
 from resource_manager.agent.reports import Report, ReportError
+from resource_manager.agent.searching import opened_by
 from resource_manager.agent.sending import CLEANING_INTERVAL_S
 from resource_manager.agent.sightings import (
     Sightings,
@@ -31,9 +32,11 @@ from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease
+from resource_manager.core.search import is_unsearched
 from resource_manager.errors import StoreFullError
 from resource_manager.manager.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.state_marks import StateMarks
 from resource_manager.scheduling import allocator
 from resource_manager.storage import Store
 
@@ -115,6 +118,7 @@ class ReportReceiver:
         self._second = 0
         self._fast = 0
         self._has_received = False
+        self.marks = StateMarks(manager)
         self.silence = SilenceWatch(ClusterSettings().silent_after_s)
 
     def receive(self, report: Report, text: bytes) -> dict[str, Any]:
@@ -123,6 +127,7 @@ class ReportReceiver:
         Raises `ReportError` for a report that is out of order, and `UnknownNodeError`.
         """
         self._has_received = True
+        self.marks.hear(report.generation)
         now = self._store.now()
         before = Record.from_json(self._store.reports.records([report.server]).get(report.server))
         check_order(report, before, now)
@@ -139,7 +144,8 @@ class ReportReceiver:
         def judge(cluster: ClusterState, now: float) -> list[Change]:
             outcome = transitions(cluster, report, clean, rules_of(cluster.settings), now)
             record.clean = outcome.clean
-            changes = [_with_use(change, uses) for change in outcome.changes]
+            opened = opened_by(cluster.node(report.server), report, cluster.settings, now)
+            changes = [*opened, *(_with_use(change, uses) for change in outcome.changes)]
             known = {**elsewhere, report.server: record.jobs}
             return [*changes, *_ends(leases_gone(cluster, report.server, known), cluster, now)]
 
@@ -164,7 +170,7 @@ class ReportReceiver:
             answer = self._manager.look(
                 lambda cluster, now: self._answer(cluster, report, record), STATE_MAX_AGE_S
             )
-        return answer
+        return {**answer, "generation": told} if (told := self.marks.told) else answer
 
     def _sightings_elsewhere(self, server: str, jobs: Sightings) -> dict[str, Sightings]:
         """Return those of the servers of other members, while jobs of gangs on this one are not seen."""
@@ -210,7 +216,10 @@ class ReportReceiver:
         elif cluster.pending and state.watched and state.leases and self._may_hurry():
             answer["next_s"] = WAITED_FOR_INTERVAL_S
         is_time = "next_s" not in answer or record.received_at - record.listed_at >= LIST_INTERVAL_S
-        if is_time and state.watched and is_list_wanted(state, report.machine, record.jobs):
+        if is_time and (
+            is_unsearched(state.drained)
+            or (state.watched and is_list_wanted(state, report.machine, record.jobs))
+        ):
             answer["jobs"] = True
         return answer
 

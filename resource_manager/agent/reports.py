@@ -125,6 +125,8 @@ class Report(Strict):
     """What tells this machine from others, as in the place of a job."""
     jobs: JobsReport | None = None
     """The jobs that run there, if the service asked for them."""
+    generation: Text | None = None
+    """Mark of the newest state that the agent was told of."""
 
 
 def read_report(text: str | bytes) -> Report:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from resource_manager import __version__
+from resource_manager.agent.generation import KnownGeneration
 from resource_manager.agent.running import RunningProbe
 from resource_manager.errors import InvalidRequestError, ResourceManagerError, redact
 
@@ -24,6 +25,11 @@ HURRY_S = 15.0
 """Time for which reports come faster after a process on a GPU has ended: its lease will soon end, too."""
 
 MAX_REPLY_BYTES = 1024 * 1024
+
+OLDER = (
+    "the service's state is older than one that this agent knows, so its answer is not followed: "
+    "gpu-manager store restore"
+)
 
 
 class ReportRefusedError(ResourceManagerError):
@@ -92,13 +98,16 @@ def run_agent(
     *,
     sleep: Callable[[float], None],
     say: Callable[[str], None],
+    generation: KnownGeneration | None = None,
 ) -> None:
     """Send a report of this server every `interval_s` seconds until `sleep` raises `KeyboardInterrupt`.
 
     While the answer names GPUs in `cleaning` or a shorter time (`next_s`), and after a process on a GPU has
     ended, reports come faster. If it says `jobs`, the next report lists them. `say` gets a line when a report
-    is refused for a new reason, and when one is taken again.
+    is refused for a new reason, and when one is taken again. An answer from an older state than that of
+    `generation` is not followed.
     """
+    generation = generation or KnownGeneration()
     probe = RunningProbe()
     own = {"server": server, "interval_s": interval_s, "version": __version__}
     trouble = ""
@@ -107,9 +116,11 @@ def run_agent(
     try:
         while True:
             pause_s = interval_s
-            report = {**probe.report(with_jobs=with_jobs), **own}
+            report = {**probe.report(with_jobs=with_jobs), **own, "generation": generation.told}
             try:
                 answer = sender.send(report)
+                if not generation.take(answer.get("generation")):
+                    raise ReportRefusedError(OLDER)
                 pause_s, with_jobs = _pause_s(answer, interval_s), answer.get("jobs") is True
                 reason = str(report["error"] or "")
             except ReportRefusedError as error:

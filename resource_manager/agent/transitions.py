@@ -24,6 +24,7 @@ from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease, Placement
 from resource_manager.core.names import name_of, short
 from resource_manager.core.node_state import Cleaning, NodeState
+from resource_manager.core.search import is_unsearched
 
 CLEAN_REPORTS = 3
 """Number of reports in a row without a condition after which a GPU that recovers by itself is opened."""
@@ -217,8 +218,11 @@ class _Reading:
         reason = self._server_fault()
         if reason is not None:
             if drained is None or not drained.failed:
-                yield Drained(self._state.name, self._now, reason[:MAX_SERVER_REASON], failed=True)
-        elif self._is_mismatch(drained) and self._counted(SERVER):
+                reason = reason[:MAX_SERVER_REASON]
+                if drained is not None and is_unsearched(drained):
+                    reason = f"{reason}; {drained.reason}"
+                yield Drained(self._state.name, self._now, reason, failed=True)
+        elif self._is_mismatch(drained) and not is_unsearched(drained) and self._counted(SERVER):
             yield Resumed(self._state.name, self._now)
 
     @staticmethod

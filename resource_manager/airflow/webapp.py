@@ -25,6 +25,7 @@ from resource_manager.airflow.version_compat import AirflowException, in_thread,
 from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs.airflow_instance import publish_instance
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.state_marks import CHECK_EVERY_S
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import build, persistence_of
 from resource_manager.rest.auth import Identity, TokenAuthenticator
@@ -162,6 +163,7 @@ def _bridge() -> Any:
         max_streams=MAX_STREAMS,
     )
     regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, threading.Event())
+    regularly("marks of the state", CHECK_EVERY_S, service.receiver.marks.check, threading.Event())
     app: Any = create_app(service)
     return WSGIMiddleware(app, workers=WORKERS + MAX_STREAMS)
 

@@ -43,6 +43,7 @@ def agent(
     as_json: bool,
 ) -> None:
     """Report the GPUs of this server to the service until Ctrl-C."""
+    from resource_manager.agent.generation import KnownGeneration, state_folder
     from resource_manager.agent.sending import ReportSender, run_agent
 
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,255}", server):
@@ -67,6 +68,7 @@ def agent(
             interval_s,
             sleep=time.sleep,
             say=lambda line: click.echo(one_line(f"{server}: {line}"), err=True),
+            generation=KnownGeneration(state_folder() / f"agent-{server}.mark"),
         )
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
+from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from resource_manager import __version__
+from resource_manager.agent.generation import state_folder
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.signals import PROMPT_S, Calls, Interrupted, Signals, leave
@@ -118,6 +120,7 @@ def serve(
     service = standalone(
         manager, kept, open_to=opening, rate=rate_limit, airflow_url=airflow_url, max_streams=max_streams
     )
+    service.receiver.marks.keep_in(_mark_files(settings, archive))
     if not manager.inventory:
         logger.warning("%s", NO_SERVERS)
     app = create_app(service, secure_cookies=behind_https)
@@ -125,6 +128,13 @@ def serve(
         app, service, host, port, threads + max_streams, max_connections_per_address, trusted_proxy, archive
     ):
         leave(0)
+
+
+def _mark_files(settings: Settings, archive: Path | None) -> list[Path]:
+    """Return where the marks of this store's state are kept: in this service's folder, beside the archive."""
+    store = sha256(settings.store.encode()).hexdigest()[:16]
+    beside = [] if archive is None else [archive.with_name(f"{archive.name}.mark")]
+    return [state_folder() / f"{store}.mark", *beside]
 
 
 def _add_example(settings: Settings) -> None:
@@ -171,6 +181,7 @@ def _serve(
     archive: Path | None,
 ) -> bool:
     """Serve until a signal comes; return False if something still waits for a silent store."""
+    from resource_manager.manager.state_marks import CHECK_EVERY_S
     from resource_manager.rest.chores import SILENCE_EVERY_S, regularly
     from resource_manager.rest.http_server import bounded_server
     from resource_manager.storage.archive import extend
@@ -185,6 +196,7 @@ def _serve(
         chores = [
             regularly("expiry", EXPIRE_EVERY_S, service.manager.expire_and_schedule, stop),
             regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, stop),
+            regularly("marks of the state", CHECK_EVERY_S, service.receiver.marks.check, stop),
         ]
         if archive is not None:
             chores.append(regularly("archive", ARCHIVE_S, lambda: extend(archive, service.manager), stop))

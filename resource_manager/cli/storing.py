@@ -1,4 +1,4 @@
-"""`gpu-manager store`: create and check a database, move a state from one store to another."""
+"""`gpu-manager store`: create and check a database, back up a state and restore it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @main.group()
 def store() -> None:
-    """Create and check a store, and move the state to another one."""
+    """Create and check a store, back up its state and restore it, here or in another one."""
 
 
 @store.command()
@@ -29,7 +29,7 @@ def store() -> None:
 @exit_codes
 def create(target: Target) -> None:
     """Create the tables and views of a postgresql://, mysql:// or sqlite:// store where they are missing."""
-    with closing(_database(target, "create")) as database:
+    with closing(_database(target)) as database:
         database.create()
         click.echo(f"{database.address}: its tables are there")
 
@@ -39,73 +39,92 @@ def create(target: Target) -> None:
 @click.pass_obj
 @exit_codes
 def check(target: Target, as_json: bool) -> None:
-    """Say what a database lacks to serve as a store; exit with 1 if there is anything."""
-    from resource_manager.storage.sql.check import check as findings_of
+    """Say what the store lacks, or where it may lose leases; exit with 1 if there is anything."""
+    from resource_manager.storage import checks
 
-    with closing(_database(target, "check")) as database:
-        findings = findings_of(database)
-        if as_json:
-            print_json([asdict(finding) for finding in findings])
-        else:
-            for finding in findings:
-                click.echo(f"{'ok     ' if finding.ok else 'MISSING'}  {finding.text}")
+    settings = _of_store(target)
+    findings = checks.check(settings)
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            click.echo(f"{'ok     ' if finding.ok else 'MISSING'}  {finding.text}")
     if not all(finding.ok for finding in findings):
-        raise Failure(f"{database.address}: not everything is there", REFUSED)
+        raise Failure(f"{_shown(settings.store)}: not everything is there", REFUSED)
 
 
 @store.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--to", required=True, help="URL of the store that the state goes to; clients are told.")
+@click.option("--final", is_flag=True, help="Close the state here: it goes on where FILE is restored.")
+@click.option("--to", help="With --final: URL of the store where it will go on; clients are told.")
 @click.pass_obj
 @exit_codes
-def export(target: Target, file: Path, to: str) -> None:
-    """Write the state to FILE and refuse every later change of it here.
+def backup(target: Target, file: Path, final: bool, to: str | None) -> None:
+    """Write the state to FILE; nothing stops, unless it is the --final backup before a move.
 
-    The file holds the leases, the queue, the servers and the hashes of the service's tokens. Import it into
-    the other store at once: until then nobody can renew a lease. History stays: export that before.
+    The file holds leases, queue, servers and the hashes of the service's tokens. History stays: export that
+    before a move.
     """
     from resource_manager.storage import open_store
-    from resource_manager.storage.transfer import export_state
+    from resource_manager.storage.backup import in_utc, write_backup
 
     settings = _of_store(target)
-    if "://" not in to:
-        raise Failure(f"--to must be the URL of a store, got {to!r}", BAD_INPUT)
+    if to is not None and (not final or "://" not in to):
+        raise Failure(f"--to goes with --final and is the URL of a store, got {to!r}", BAD_INPUT)
     with closing(open_store(settings.store, settings)) as opened:
-        done = export_state(opened, file, _shown(to), _token_rows(settings))
+        reason = None
+        if final:
+            there = "the store where it is restored" if to is None else _shown(to)
+            reason = (
+                f"the state was closed by the final backup {file.name}, written at {in_utc(opened.now())}: "
+                f"set GPU_MANAGER_STORE to {there}, or take it back here with gpu-manager store restore"
+            )
+        done = write_backup(opened, file, _token_rows(settings), closing=reason)
     leases, pending = _count(done.snapshot.leases, "lease"), _count(done.snapshot.pending, "pending request")
+    went = "it goes on"
+    if final:
+        option = "" if to is None else f" --store '{_shown(to)}'"
+        went = f"it takes no change any more. Next: gpu-manager{option} store restore {file}"
     click.echo(
-        f"{file}: {leases}, {pending}, {_count(done.tokens, 'token')}; {_shown(settings.store)} takes no "
-        f"change any more. Next: gpu-manager --store '{_shown(to)}' store import {file}"
+        f"{file}: {leases}, {pending}, {_count(done.tokens, 'token')} of {_shown(settings.store)} at version "
+        f"{done.snapshot.version}; {went}"
     )
 
 
-@store.command("import")
+@store.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--force", is_flag=True, help="Give up the state that this store holds.")
 @click.pass_obj
 @exit_codes
-def import_(target: Target, file: Path) -> None:
-    """Write the state in FILE into this store, which must be empty, or be the one it was exported from.
+def restore(target: Target, file: Path, force: bool) -> None:
+    """Make the state in FILE this store's; its leases end later by the time since the backup.
 
-    The time to live of each lease is extended by the pause since the export.
+    Nothing is granted for the confirmation window, nor on any server before it was searched for jobs of
+    leases that the backup does not know: none after a --final one.
     """
     from resource_manager.rest.assemble import shared_tokens
     from resource_manager.rest.tokens import Token
     from resource_manager.storage import open_store
-    from resource_manager.storage.transfer import import_state, read_export
+    from resource_manager.storage.backup import read_backup
+    from resource_manager.storage.backup import restore as restore_state
 
     settings = _of_store(target)
-    exported = read_export(file)
+    found = read_backup(file)
     tokens = shared_tokens(settings)
     with closing(open_store(settings.store, settings)) as opened:
-        if tokens is not None and opened.refresh(None) is None:
-            for row in exported.tokens:  # before the state, so that an import that broke off can be repeated
+        done = restore_state(opened, found, force=force)
+        if tokens is not None and not tokens.read():
+            for row in found.tokens:
                 tokens.put(Token.from_row(row))
-        pause_s = import_state(opened, exported)
-    click.echo(
-        f"{_shown(settings.store)}: {_count(exported.snapshot.leases, 'lease')}, extended by the pause of "
-        f"{pause_s:.1f} s"
-    )
-    if exported.tokens and tokens is None:
+    leases = _count(found.snapshot.leases, "lease")
+    click.echo(f"{_shown(settings.store)}: {leases}, extended by the {done.pause_s:.1f} s since the backup")
+    if done.unsearched:
+        click.echo(
+            f"{_count(done.unsearched, 'server')} closed until searched for jobs that the backup does not "
+            "know: agents do that by themselves; on another server look, and say with gpu-manager resume "
+            "SERVER that no job runs there without a lease"
+        )
+    if found.tokens and tokens is None:
         raise Failure("the state is there; the tokens are not: this store keeps none", REFUSED)
 
 
@@ -115,14 +134,14 @@ def _of_store(target: Target) -> Any:
     return target.settings()
 
 
-def _database(target: Target, command: str) -> Database:
+def _database(target: Target) -> Database:
     from resource_manager.storage import SQL_SCHEMES
     from resource_manager.storage.sql.database import Database
 
     settings = _of_store(target)
     if settings.store.partition("://")[0] not in SQL_SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in SQL_SCHEMES)
-        raise Failure(f"store {command} is for {known} only, not {redact(settings.store)}", BAD_INPUT)
+        raise Failure(f"store create is for {known} only, not {redact(settings.store)}", BAD_INPUT)
     return Database(settings.store)
 
 

@@ -35,6 +35,8 @@ None is given again within 30 days while fewer than 223,000 requests a day arriv
 
 _ID = re.compile(r"[\w.-]{1,250}")
 _MAP_INDEX = re.compile(r"-1|[0-9]{1,9}")
+_BY_HAND = re.compile(r"hand:(\S+@\S+)/[0-9a-f]{8}")
+"""Lease id of `run`, `shell` and `hold`, whose random end nobody wants to read."""
 
 Named = Lease | PendingRequest
 
@@ -88,12 +90,15 @@ def _task(dag_id: str, run_id: str, task_id: str, map_index: str) -> tuple[str, 
 
 
 def display_name(lease_id: str, labels: Mapping[str, str]) -> str:
-    """Return `dag.task`, for a mapped task `dag.task[3]`; the lease id of what is no task of Airflow.
+    """Return `dag.task`, for a mapped task `dag.task[3]`; `ada@desk` of what she runs by hand there.
+
+    Everything else is called by its lease id.
 
     The lease of a `gpu_lease` has the name of its group, whose first task asks for it.
     """
     if not labels or (task := task_of(labels)) is None:
-        return lease_id
+        by_hand = _BY_HAND.fullmatch(lease_id)
+        return by_hand[1] if by_hand else lease_id
     dag_id, _, task_id, map_index = task
     if labels.get("scope") == "run":
         task_id = task_id.removesuffix(".allocate")

@@ -21,6 +21,7 @@ from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
 from resource_manager.core.names import name_of, short
 from resource_manager.core.node_state import ClosedToRequest, NodeState
+from resource_manager.core.search import awaits_restore
 from resource_manager.errors import NO_SERVERS, LockTimeoutError
 
 MAX_DETAIL = 480
@@ -69,17 +70,25 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryWindow:
-    """Time after a restart of the store without grants: its start and its end, in seconds from now."""
+    """Time without grants after a restart of the store, or after a jump of its clock by `clock_jump_s`.
 
-    restarted_ago_s: float
+    Its start is so many seconds ago, its end so many from now.
+    """
+
+    began_ago_s: float
     resumes_in_s: float
+    clock_jump_s: float = 0.0
 
 
 def recovering(window: RecoveryWindow) -> Refusal:
     """Return the refusal of every request during the recovery window."""
+    what = "the store restarted or was restored"
+    if window.clock_jump_s:
+        way = "forward" if window.clock_jump_s > 0 else "back"
+        what = f"the store's clock jumped {way} by {abs(window.clock_jump_s):.0f} s, seen"
     return Refusal(
         RefusalKind.RECOVERING,
-        f"recovering: Redis restarted {window.restarted_ago_s:.0f} s ago; grants resume in "
+        f"recovering: {what} {window.began_ago_s:.0f} s ago; grants resume in "
         f"{window.resumes_in_s:.0f} s (until then the owners of leases renew them)",
         window.resumes_in_s,
     )
@@ -299,7 +308,10 @@ def lack_of(states: list[NodeState], request: Request, *, ever: bool = False) ->
 
 
 def kind_of_closed(states: Iterable[NodeState]) -> RefusalKind:
-    """Return the kind of a refusal by these closed servers: capacity that is missing, or maintenance."""
+    """Return the kind of a refusal by these closed servers: not searched, missing, or in maintenance."""
+    states = list(states)
+    if any(awaits_restore(state.drained) for state in states):
+        return RefusalKind.RECOVERING
     is_missing = any(
         state.silent is not None or (isinstance(state.drained, ClosedToRequest) and state.drained.failed)
         for state in states

@@ -227,6 +227,9 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
             actions.append(_action(entry, ActionKind.GONE_BEFORE))
         except ResourceManagerError as error:
             actions.append(_action(entry, ActionKind.KEPT, str(error)))
+        except Exception as error:  # the other entries must not wait for this one
+            logger.exception("%s cannot be reconciled", name_in_words(entry))
+            actions.append(_action(entry, ActionKind.KEPT, f"{type(error).__name__}: {error}"))
     for action in actions:
         logger.info("%s %s: %s", action.action, action.name, action.detail)
     return Reconciliation(actions, len(of_tasks) - len(owned))
@@ -242,7 +245,9 @@ def _end_if_over(manager: Manager, entry: Mapping[str, Any]) -> list[Action]:
         return [end(manager, entry, Outcome.FAILED)]
     except ResourceManagerError as error:  # out of reach from here, or another's
         logger.info("%s stays quarantined: %s", name_in_words(entry), error)
-        return []
+    except Exception:  # the other entries must not wait for this one
+        logger.exception("%s stays quarantined", name_in_words(entry))
+    return []
 
 
 def is_overdue(entry: Mapping[str, Any]) -> bool:

@@ -27,7 +27,15 @@ from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu, JobPlace, Lease, Node, Request
 from resource_manager.core.name_lookup import find
 from resource_manager.core.names import display_name, name_of, short
-from resource_manager.core.refusal import RecoveryWindow, Refusal, lock_busy, no_servers, recovering
+from resource_manager.core.refusal import (
+    RecoveryWindow,
+    Refusal,
+    lock_busy,
+    misconfigured,
+    no_servers,
+    recovering,
+)
+from resource_manager.core.search import OUTDATED, outdated
 from resource_manager.errors import (
     ClusterChangedError,
     CorruptStateError,
@@ -83,6 +91,8 @@ from resource_manager.scheduling.queue_order import QueueDiscipline, get_order
 from resource_manager.scheduling.start_estimates import Start, estimate_starts
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, codec, open_store
+from resource_manager.storage.backup import in_utc
+from resource_manager.storage.mark import Mark
 from resource_manager.storage.once import Once
 
 logger = logging.getLogger(__name__)
@@ -374,9 +384,12 @@ class GPUResourceManager:
             ),
             outcome,
             once,
+            has_token=fencing_token is not None,
         )
 
-    def _release(self, lease_id: str, decide: Step, outcome: str, once: Once | None) -> ReleaseResult:
+    def _release(
+        self, lease_id: str, decide: Step, outcome: str, once: Once | None, *, has_token: bool
+    ) -> ReleaseResult:
         check_text(outcome=outcome)
         is_over = True
         lease: Lease | None = None
@@ -389,7 +402,12 @@ class GPUResourceManager:
             return self._commits.with_dispatch(cluster, decided, now)
 
         try:
-            self._commits.run(step, _nothing, once=repeats.of_reading(once, _nothing))
+            is_over = self._commits.run(
+                step,
+                lambda cluster, now: is_over,
+                once=repeats.of_release(once),
+                held=lease_id if has_token else None,
+            )
         except (LeaseNotFoundError, OtherOwnerError) as error:
             logger.warning("not released: %s", error)
             return ReleaseResult.NOT_HELD if lease is None else ReleaseResult.OTHER_HOLDER
@@ -431,6 +449,7 @@ class GPUResourceManager:
             ),
             outcome,
             once,
+            has_token=True,
         )
 
     def cancel(
@@ -453,7 +472,7 @@ class GPUResourceManager:
             return self._commits.with_dispatch(cluster, cancelled, now)
 
         try:
-            self._commits.run(step, _nothing, once=repeats.of_reading(once, _nothing))
+            self._commits.run(step, _nothing, once=repeats.of_done(once))
         except LeaseNotFoundError:
             return False
         return True
@@ -479,6 +498,7 @@ class GPUResourceManager:
             ),
             lambda cluster, now: serializers.allocation(cluster, cluster.leases[lease_id]),
             once=repeats.of_renewal(once, lease_id, serializers.allocation),
+            held=lease_id if fencing_token is not None else None,
         )
 
     def place_job(
@@ -504,7 +524,7 @@ class GPUResourceManager:
                 cluster, lease_id, places, now, fencing_token=fencing_token, owner=owner
             ),
             view,
-            once=repeats.of_reading(once, view),
+            once=repeats.of_renewal(once, lease_id, serializers.allocation),
         )
 
     def preempt(
@@ -665,8 +685,8 @@ class GPUResourceManager:
 
     def _suspension(self, cluster: ClusterState, now: float) -> Refusal | None:
         """Return why nothing is granted to anybody now: a recovery window, or a wrong configuration."""
-        left_s = self._commits.resumes_in_s(now)
-        return recovering(_window_of(cluster, left_s)) if left_s > 0 else self._commits.misconfigured(cluster)
+        window = self._commits.recovery_window(cluster, now)
+        return self._commits.misconfigured(cluster) if window is None else recovering(window)
 
     def explain(
         self,
@@ -762,16 +782,27 @@ class GPUResourceManager:
 
         None if there is none of that number, as after a removal before.
         """
-        removed = self._commits.read(lambda cluster, now: maintenance.numbered(cluster, window_id, now))
-        if dry_run or removed is None:
-            return removed
+
+        def view(cluster: ClusterState, now: float) -> WindowView | None:
+            return maintenance.numbered(cluster, window_id, now)
+
+        if dry_run:
+            return self._commits.read(view)
+        removed: WindowView | None = None
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
+            nonlocal removed
+            removed = view(cluster, now)
+            if removed is None:
+                return []
             rest = [window for window in cluster.windows if window.window_id != window_id]
             return self._commits.with_dispatch(cluster, [maintenance.replaced(cluster, rest, now)], now)
 
-        self._commits.run(step, _nothing, once=repeats.of_reading(once, _nothing))
-        return removed
+        def answer(cluster: ClusterState, now: float) -> WindowView | None:
+            return removed
+
+        step_of, repeat = repeats.of_answer(once, step, answer)
+        return self._commits.run(step_of, answer, once=repeat)
 
     # ---- servers ----
 
@@ -826,6 +857,30 @@ class GPUResourceManager:
         self._commits.run(with_grants, _nothing)
         return made
 
+    def distrust(self, mark: Mark) -> str:
+        """Grant nothing, as the state lacks the change of that mark; close its servers for all. Return why.
+
+        Ends with `trust`; the servers open with the state that `store restore` or a reset puts in its place.
+        """
+        newest = in_utc(mark.at)
+        why = (
+            f"the state in the store is {OUTDATED}{newest} (version {mark.version}) that a service, its "
+            "archive or an agent has seen: gpu-manager store restore FILE of the newest backup, or "
+            "gpu-manager reset if no job runs"
+        )
+        self._commits.distrusted = misconfigured(why)
+
+        def close(cluster: ClusterState, now: float) -> list[Change]:
+            return [outdated(state.name, now, newest) for state in cluster.nodes if state.drained is None]
+
+        if self.inventory:
+            self.commit(close)
+        return why
+
+    def trust(self) -> None:
+        """Take back `distrust`."""
+        self._commits.distrusted = None
+
     def server(self, server: int | str) -> ServerDetail:
         """Return one server with its GPUs and the leases on each; raises `UnknownNodeError`."""
         return self._commits.read(
@@ -842,12 +897,8 @@ class GPUResourceManager:
         def view(cluster: ClusterState, now: float) -> ServerDetail:
             return server_detail(cluster.node(name))
 
-        answer = self._commits.run(
-            lambda cluster, now: adoption(cluster, name, gpus, now),
-            view,
-            exclusive=True,
-            once=repeats.of_reading(once, view),
-        )
+        step, repeat = repeats.of_answer(once, lambda cluster, now: adoption(cluster, name, gpus, now), view)
+        answer = self._commits.run(step, view, exclusive=True, once=repeat)
         self.expire_and_schedule()
         return answer
 
@@ -893,13 +944,11 @@ class GPUResourceManager:
             made[:] = [found.view()]
             return found.changes
 
-        def again(cluster: ClusterState, now: float) -> ClusterDiff:
-            return plan(cluster, defined, options or NO_OPTIONS, now).view()
-
         def answer(cluster: ClusterState, now: float) -> ClusterDiff:
-            return {**made[0], "revision": revision_of(cluster)} if made else again(cluster, now)
+            return {**made[0], "revision": revision_of(cluster)}
 
-        done = self._commits.run(step, answer, exclusive=True, once=repeats.of_reading(once, again))
+        step_of, repeat = repeats.of_answer(once, step, answer)
+        done = self._commits.run(step_of, answer, exclusive=True, once=repeat)
         self.expire_and_schedule()
         return done
 
@@ -980,8 +1029,8 @@ class GPUResourceManager:
         except LockTimeoutError as error:
             results = [lock_busy(error.waited_s)] * len(requests)
         except StateUnconfirmedError as error:
-            left_s = error.remaining_s
-            window = self._commits.peek_replica(lambda cluster, now: _window_of(cluster, left_s))
+            unconfirmed = error
+            window = self._commits.peek_replica(lambda cluster, now: _window_of(cluster, unconfirmed))
             results = [recovering(window)] * len(requests)
         answers: list[T | Refusal] = []
         for request, result in zip(requests, results, strict=True):
@@ -1043,7 +1092,8 @@ class GPUResourceManager:
         def view(cluster: ClusterState, now: float) -> ServerSummary:
             return serializers.server(cluster.node(name))
 
-        return self._commits.run(step, view, once=repeats.of_reading(once, view))
+        step_of, repeat = repeats.of_answer(once, step, view)
+        return self._commits.run(step_of, view, once=repeat)
 
     def _initialise(self) -> None:
         """Give an empty store what this manager was told of its cluster; write nothing to another one.
@@ -1112,8 +1162,10 @@ def _inventory(cluster: ClusterState) -> tuple[Node, ...]:
     return tuple(state.node for state in cluster.nodes if not state.retired)
 
 
-def _window_of(cluster: ClusterState, left_s: float) -> RecoveryWindow:
-    return RecoveryWindow(max(cluster.settings.confirmation_window_s - left_s, 0.0), left_s)
+def _window_of(cluster: ClusterState, error: StateUnconfirmedError) -> RecoveryWindow:
+    left_s = error.remaining_s
+    began_ago_s = max(cluster.settings.confirmation_window_s - left_s, 0.0)
+    return RecoveryWindow(began_ago_s, left_s, error.clock_jump_s)
 
 
 def _nothing(cluster: ClusterState, now: float) -> None:

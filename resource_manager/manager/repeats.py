@@ -1,15 +1,30 @@
-"""Answers to requests that are sent again under the same idempotency key: from the state, not from a copy."""
+"""Answers to requests that are sent again under the same idempotency key.
+
+A lease or pending request is answered as it is now; what else a change led to, as it was right after it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from resource_manager.core.changes import Change, Granted, MaintenanceChanged, Preempting, Queued, Renewed
+from resource_manager.core.changes import (
+    Change,
+    Granted,
+    InventoryChanged,
+    JobPlaced,
+    MaintenanceChanged,
+    MembersReleased,
+    Preempting,
+    Queued,
+    Released,
+    Renewed,
+)
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.refusal import Refusal, RefusalKind
 from resource_manager.errors import AlreadyDoneError
+from resource_manager.manager.asking import Step
 from resource_manager.manager.commit.group import Reader, Repeatable
 from resource_manager.manager.maintenance import numbered
 from resource_manager.manager.results import WindowView
@@ -70,7 +85,8 @@ def of_renewal(once: Once | None, lease_id: str, view: LeaseView[T]) -> Repeatab
     """Repeat with the lease as it is, or `AlreadyDoneError` if it has ended."""
 
     def token(changes: Sequence[Change]) -> int:
-        return next(change.fencing_token for change in changes if isinstance(change, Renewed | Preempting))
+        kinds = Renewed | Preempting | JobPlaced
+        return next(change.fencing_token for change in changes if isinstance(change, kinds))
 
     def answer(cluster: ClusterState, now: float, fencing_token: int) -> T:
         return view(cluster, _live(cluster, lease_id, fencing_token))
@@ -78,13 +94,44 @@ def of_renewal(once: Once | None, lease_id: str, view: LeaseView[T]) -> Repeatab
     return Repeatable(once, token, answer) if once else None
 
 
-def of_reading(once: Once | None, reader: Reader[T]) -> Repeatable[T] | None:
-    """Repeat with what the reader answers now."""
+def of_done(once: Once | None) -> Repeatable[None] | None:
+    """Repeat with no more than that it was done."""
+    return Repeatable(once, lambda changes: None, lambda cluster, now, reference: None) if once else None
 
-    def answer(cluster: ClusterState, now: float, reference: object) -> T:
+
+def of_release(once: Once | None) -> Repeatable[bool] | None:
+    """Repeat with whether the lease, or members of it, ended; else it was quarantined."""
+
+    def is_over(changes: Sequence[Change]) -> bool:
+        return any(isinstance(change, Released | MembersReleased) for change in changes)
+
+    return Repeatable(once, is_over, lambda cluster, now, reference: bool(reference)) if once else None
+
+
+def of_answer(once: Once | None, step: Step, reader: Reader[T]) -> tuple[Step, Repeatable[T] | None]:
+    """Return the step, and a repeat with what the reader answers right after its changes: values of JSON."""
+    if once is None:
+        return step, None
+    kept: list[T] = []
+
+    def keeping(cluster: ClusterState, now: float) -> list[Change]:
+        changes = step(cluster, now)
+        kept[:] = [_answer_after(cluster, changes, reader, now)]
+        return changes
+
+    return keeping, Repeatable(once, lambda changes: kept[0], lambda cluster, now, reference: reference)
+
+
+def _answer_after(cluster: ClusterState, changes: Sequence[Change], reader: Reader[T], now: float) -> T:
+    if any(isinstance(change, InventoryChanged) for change in changes):  # it cannot be tried
+        cluster = ClusterState.from_snapshot(cluster.snapshot())
+        for change in changes:
+            cluster.apply(change)
         return reader(cluster, now)
-
-    return Repeatable(once, lambda changes: None, answer) if once else None
+    with cluster.trial():
+        for change in changes:
+            cluster.apply(change)
+        return reader(cluster, now)
 
 
 def of_window(once: Once | None) -> Repeatable[WindowView] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 from dataclasses import dataclass, field
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from resource_manager.agent.receiving import ReportReceiver
-from resource_manager.errors import StoreUnavailableError
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest import redis_persistence
 from resource_manager.rest.auth import Authenticator, OpenAuthenticator, TokenAuthenticator
@@ -23,10 +21,8 @@ from resource_manager.rest.sessions import MemorySessions, SessionFile, SessionS
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.rest.tokens import TokenFile, TokenStore
 from resource_manager.settings import Settings
-from resource_manager.storage import SQL_SCHEMES
+from resource_manager.storage import SQL_SCHEMES, checks
 from resource_manager.storage.redis.client import SCHEMES, RedisClient
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,26 +76,6 @@ def _redis_of(settings: Settings) -> RedisClient | None:
     return RedisClient.from_url(url) if url.partition("://")[0] in SCHEMES else None
 
 
-def warn_of_rights(settings: Settings) -> None:
-    """Log a warning if this service's Redis user has the right to delete every namespace there."""
-    client = _redis_of(settings)
-    if client is None:
-        return
-    try:
-        may_flush = client.may_flush()
-    except StoreUnavailableError:
-        return  # the rights are unknown; calls that need the store report its failure
-    finally:
-        client.close()
-    if may_flush:
-        logger.warning(
-            "%s: this service's user may run FLUSHALL or SWAPDB, which affect every namespace; "
-            "limit it: ACL SETUSER <name> %s (see docs/stores.md)",
-            client.address,
-            client.access_rule,
-        )
-
-
 def default_tokens_file() -> Path:
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(base) / "gpu-manager" / "tokens.json"
@@ -143,7 +119,7 @@ def build(
     **more: Any,
 ) -> Service:
     """Build a service around a manager and make the service's metrics the manager's observer."""
-    warn_of_rights(manager.settings)
+    checks.warn(manager.settings)
     watch = StateFollower(manager.store)
     metrics = Metrics(watch)
     manager.observer = metrics.manager

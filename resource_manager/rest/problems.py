@@ -201,6 +201,17 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
     return ProblemError(500, "the manager failed: see the log of the service")
 
 
+def without_details(error: StoreError) -> ProblemError:
+    """Return the problem of a store's error for callers who are not known: the log has what it says."""
+    logger.error("the store cannot be used: %s", error)
+    return ProblemError(
+        503,
+        "the store cannot be used: see the log of the service",
+        error=ALLOCATION_FAILED,
+        headers={"Retry-After": "5"},
+    )
+
+
 def from_http(error: HTTPException) -> ProblemError:
     """Return the problem of an error of the framework's."""
     status = error.code or 500

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,7 +21,7 @@ from resource_manager.errors import (
     UNKNOWN_SERVER,
     LeaseNotFoundError,
     LockTimeoutError,
-    ResourceManagerError,
+    StateClosedError,
     UnknownNodeError,
 )
 from resource_manager.manager.cluster_change import ApplyOptions
@@ -82,8 +81,6 @@ from resource_manager.rest.schemas import (
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 from resource_manager.storage.once import Once
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -630,16 +627,25 @@ def who(service: Service, caller: Identity) -> Any:
     return {"name": caller.name, "role": str(caller.role), "teams": caller.teams}
 
 
-@routes.add("GET", "/healthz", None, "Check that the service reaches its store", answer=Health)
-def healthz(service: Service, caller: Identity | None) -> Any:
-    try:
-        service.watch.look(lambda cluster, now: None)
-    except ResourceManagerError as error:  # callers without a token must not learn the address or the error
-        logger.error("not healthy: %s", error)
-        raise ProblemError(
-            503, "the store does not answer: see the log of the service", headers={"Retry-After": "5"}
-        ) from error
+@routes.add("GET", "/livez", None, "Check that the service runs; its store is not asked", answer=Health)
+def livez(service: Service, caller: Identity | None) -> Any:
     return {"status": "ok", "version": __version__, "format": STORED_FORMAT}
+
+
+@routes.add(
+    "GET", "/readyz", None, "Check that the service reaches its store and may change it", answer=Health
+)
+def readyz(service: Service, caller: Identity | None) -> Any:
+    service.watch.look(lambda cluster, now: None)
+    store = service.manager.store
+    if store.closed:
+        raise StateClosedError("the store", store.closed)
+    return livez(service, caller)
+
+
+@routes.add("GET", "/healthz", None, "The same as /readyz", answer=Health)
+def healthz(service: Service, caller: Identity | None) -> Any:
+    return readyz(service, caller)
 
 
 @routes.add("GET", "/metrics", Role.READER, "Prometheus metrics")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -14,7 +15,7 @@ from pydantic_core import to_json
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as WerkzeugResponse
 
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import ResourceManagerError, StoreError
 from resource_manager.manager.asking import as_caller, asked_by
 from resource_manager.rest import auth, problems
 from resource_manager.rest.auth import Identity
@@ -23,6 +24,8 @@ from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.service import Service, current_service
 from resource_manager.rest.tokens import Role
 from resource_manager.storage.once import Once
+
+logger = logging.getLogger(__name__)
 
 MAX_KEY_LENGTH = 255
 
@@ -89,11 +92,17 @@ def _view(route: Route) -> Callable[..., flask.typing.ResponseReturnValue]:
             flask.request.max_content_length = MAX_FORM_BYTES
         if route.max_bytes is not None:
             flask.request.max_content_length = route.max_bytes
-        identity = admit(service, route.role)
-        if identity is not None and route.changes:
-            auth.check_csrf(service.secret, identity, flask.request)
-        with asked_by(as_caller(identity.name) if identity else "") as flask.g.asking:
-            return carry_out(service, identity, path)
+        identity = None
+        try:
+            identity = admit(service, route.role)
+            if identity is not None and route.changes:
+                auth.check_csrf(service.secret, identity, flask.request)
+            with asked_by(as_caller(identity.name) if identity else "") as flask.g.asking:
+                return carry_out(service, identity, path)
+        except StoreError as error:
+            if identity is None or route.role is None:  # strangers must not learn the address or the error
+                raise problems.without_details(error) from error
+            raise
 
     def carry_out(service: Service, identity: Identity | None, path: dict[str, Any]) -> flask.Response:
         arguments = dict(path)
@@ -146,7 +155,12 @@ def admit(service: Service, role: Role | None) -> Identity | None:
     """
     request = flask.request
     address = network_of(request.remote_addr or "?")
-    identity = service.authenticator.identify(request, fresh=not service.limits.is_locked_out(address))
+    identity = None
+    try:
+        identity = service.authenticator.identify(request, fresh=not service.limits.is_locked_out(address))
+    except StoreError:
+        if role is not None:  # an open route needs no caller: that the service is live must be seen
+            raise
     flask.g.identity = identity
     by_name = identity is not None and not isinstance(service.authenticator, auth.OpenAuthenticator)
     flask.g.counted_as = f"caller {identity.name}" if identity and by_name else f"address {address}"

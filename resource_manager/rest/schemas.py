@@ -530,7 +530,7 @@ class Explanation(Answer):
 
 
 class Health(Answer):
-    """Health of the service: `ok` if it reaches its store, whose format is the number `format`."""
+    """Health of the service: `ok`, its version, and the number of the stored format that it reads."""
 
     status: str
     version: str

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from resource_manager.core.changes import Change
+from resource_manager.core.changes import Change, Expired, Granted, Quarantined
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Lease
+from resource_manager.storage.clock import ClockJump
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
 from resource_manager.storage.reports import ReportStore
+from resource_manager.storage.witnesses import Witnesses
+
+
+@dataclass(frozen=True, slots=True)
+class Suspension:
+    """Time in which nothing is granted and nothing expires, so that owners can renew their leases.
+
+    It ends at `until` by the store's clock. A jump of that clock by `clock_jump_s` began it, or where that is
+    0 a restart or fail-over.
+    """
+
+    until: float = -math.inf
+    clock_jump_s: float = 0.0
+
+
+NO_SUSPENSION = Suspension()
 
 
 class Store(Protocol):
@@ -28,6 +47,12 @@ class Store(Protocol):
         """Return the newest state: `replica` brought up to date where that is cheaper, else a new one.
 
         Return None if the store holds no state yet. The replica must contain committed changes only.
+        """
+
+    def refresh_known(self) -> ClusterState:
+        """Return the newest state without what a newer version of this software wrote and this one skips.
+
+        It is for changes to one lease alone. Raises `NewerFormatError` where that cannot be left out.
         """
 
     def commit(
@@ -71,11 +96,36 @@ class Store(Protocol):
         `lock` is what the caller holds, if anything; `once` is as in `commit`.
         """
 
-    def move(self, version: int, to: str) -> None:
-        """Refuse every later commit with `StoreMovedError`, which names `to`; empty takes that back.
+    def close_state(self, version: int, reason: str) -> None:
+        """Refuse every later commit with `StateClosedError`, which says the reason; only `restore` goes on.
 
         Raises `StaleStateError` unless the stored version is `version`.
         """
+
+    def restore(
+        self,
+        snapshot: Snapshot,
+        version: int | None,
+        *,
+        incarnation: str,
+        suspended_until: float,
+        history_until: int,
+        lock: Lock | None = None,
+    ) -> None:
+        """Replace the state of that version, None if there is none, by `snapshot`, as that incarnation.
+
+        All clients take it over. Nothing is granted before `suspended_until`; changes above version
+        `history_until` leave the history. `lock` is what the caller holds, if anything. Raises
+        `StaleStateError` if the stored version is another one.
+        """
+
+    @property
+    def incarnation(self) -> str:
+        """The name of the state as last read or written, empty before: see `new_incarnation`."""
+
+    @property
+    def closed(self) -> str:
+        """The reason for which the state was closed when it was last read as a whole; empty if it is open."""
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         """Return up to `limit` kept changes above version `after`, each with the version it led to."""
@@ -85,8 +135,23 @@ class Store(Protocol):
         """The last reports of servers, kept beside the state."""
 
     @property
-    def suspended_until(self) -> float:
-        """The end of the recovery window as last read, by the store's clock; -inf if there is none."""
+    def witnesses(self) -> Witnesses:
+        """The machines that watch the store's clock, kept beside the state."""
+
+    @property
+    def clock_jump(self) -> ClockJump | None:
+        """The last jump of the store's clock that this process saw."""
+
+    @property
+    def suspension(self) -> Suspension:
+        """The recovery window as last read; `NO_SUSPENSION` if there is none."""
+
+    def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
+        """Begin a recovery window because of that jump, unless that was done before.
+
+        Return the window, which may be over, and whether it was begun now. In it commits that grant, or
+        expire leases, raise `StateUnconfirmedError`.
+        """
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         """Return a new claim on the lock that orders commits; while held, only its holder can commit.
@@ -104,6 +169,14 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close the connections; the store is not used afterwards."""
+
+
+def waits_for_owners(changes: Sequence[Change]) -> bool:
+    """Return whether changes are refused in a recovery window: they grant, or end what was not renewed."""
+    return any(
+        isinstance(change, Granted | Expired) or (isinstance(change, Quarantined) and not change.revoked)
+        for change in changes
+    )
 
 
 POLL_S = 0.5

@@ -1,33 +1,92 @@
-"""A server's clock, estimated between its answers by this process's steady clock."""
+"""A server's clock, estimated between its answers by a clock of this machine that never jumps."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 MAX_AGE_S = 30.0
 CLOCK_TOLERANCE_S = 1.0
 """Maximum difference of a decision's time from the store's clock; above it the decision is made again."""
 
+JUMP_S = 5.0
+"""Difference of two estimates above which the server's clock jumped."""
+
+MAX_SAFETY_S = 0.25
+"""Most by which an estimate is set back so that it is not ahead of the server's clock, for answers that took
+up to twice this time. A lease that one process sees ended has then ended for its owner, too."""
+
+MAX_DRIFT = 1e-3
+"""Difference in the rates of two clocks, by which they part from one answer to the next. Twice what a leap
+smear or the kernel's slewing makes of it."""
+
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def since_boot() -> float:
+    """Return the seconds since this machine was started, those included in which it was suspended."""
+    return time.clock_gettime(_BOOT_CLOCK)
+
+
+@cache
+def boot_id() -> str:
+    """Return the id of this start of this machine, which all its processes share."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # only Linux tells
+        return str(round(time.time() - since_boot(), -1))
+
+
+@dataclass(frozen=True, slots=True)
+class ClockJump:
+    """A jump of a server's clock, forward if `seconds` is positive.
+
+    It came after `since`, which is by the clock as it is now.
+    """
+
+    seconds: float
+    since: float
+
+    def is_known(self, seconds: float, at: float) -> bool:
+        """Return whether it is the jump by `seconds` that was seen at `at`."""
+        return abs(seconds - self.seconds) <= CLOCK_TOLERANCE_S and at >= self.since
+
 
 class ServerClock:
     """Seconds since the epoch by the server's clock, independent of this machine's wall clock.
 
-    `ask` fetches them from the server; it is called if the last answer is too old.
+    `ask` fetches them from the server; it is called if the last answer is too old. `jump` is the last one
+    that was seen. `steady` is a clock that never jumps, in seconds.
     """
 
-    def __init__(self, ask: Callable[[], float]) -> None:
+    def __init__(self, ask: Callable[[], float], steady: Callable[[], float] = since_boot) -> None:
+        self.steady = steady
+        self.jump: ClockJump | None = None
         self._ask = ask
         self._offset_s = 0.0
+        self._told_s, self._error_s = 0.0, 0.0
+        """What the offset was by the last answer, give or take the error."""
+
         self._learnt_at = float("-inf")
 
     def now(self) -> float:
-        if time.monotonic() - self._learnt_at > MAX_AGE_S:
-            begin = time.monotonic()
+        if self.steady() - self._learnt_at > MAX_AGE_S:
+            begin = self.steady()
             self.learn(self._ask(), begin)
-        return time.monotonic() + self._offset_s
+        return self.steady() + self._offset_s
 
     def learn(self, told: float, begin: float) -> None:
         """Take the server's time from its answer to a question sent at `begin` by the steady clock."""
-        self._learnt_at = time.monotonic()
-        self._offset_s = told - (begin + self._learnt_at) / 2
+        end = self.steady()
+        gap_s = begin - self._learnt_at
+        if gap_s < 0:  # another thread's answer is newer, or as new
+            return
+        offset_s, error_s = told - (begin + end) / 2, (end - begin) / 2
+        moved_s = offset_s - self._told_s
+        if abs(moved_s) > JUMP_S + error_s + self._error_s + MAX_DRIFT * gap_s:
+            self.jump = ClockJump(moved_s, self._learnt_at + offset_s)
+        self._learnt_at, self._offset_s = end, offset_s - min(error_s, MAX_SAFETY_S)
+        self._told_s, self._error_s = offset_s, error_s

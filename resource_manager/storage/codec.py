@@ -8,7 +8,9 @@ understood only in part.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields
 from typing import Any, get_args
 
@@ -27,6 +29,28 @@ MAX_REQUEST_BYTES = 8 * 1024
 _CHANGES: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Change)}
 _TAGS = {kind: tag for tag, kind in _CHANGES.items()}
 _TAG_KEY = '{"change":"'
+_UNKNOWN_FIELD = "unexpected_keyword_argument"
+
+
+_skips: ContextVar[bool] = ContextVar("skips what a newer version wrote", default=False)
+
+
+@contextmanager
+def skipping() -> Iterator[None]:
+    """Read, inside, what is known of a state: kinds of changes and fields that are not known are left out.
+
+    Nothing may be granted on such a state, and it must not be written.
+    """
+    before = _skips.set(True)
+    try:
+        yield
+    finally:
+        _skips.reset(before)
+
+
+def is_known(text: str | bytes) -> bool:
+    """Return whether this software knows the kind of that change."""
+    return _parse(text if isinstance(text, str) else text.decode()).get("change") in _CHANGES
 
 
 class _Adapters(dict[type, TypeAdapter[Any]]):
@@ -63,7 +87,8 @@ def change_from_json(text: str | bytes) -> Change:
                 body = "{" + text[len(_TAG_KEY) + len(tag) + 2 :]
                 return _ADAPTERS[_CHANGES[tag]].validate_json(body)  # type: ignore[no-any-return]
             except ValidationError as error:
-                raise _unreadable(f"a {tag} change", error) from error
+                if not _skips.get():
+                    raise _unreadable(f"a {tag} change", error) from error
     return change_from_dict(_parse(text))
 
 
@@ -78,20 +103,21 @@ def change_from_dict(value: Mapping[str, Any]) -> Change:
     tag = value.get("change") if isinstance(value, Mapping) else None
     if not isinstance(tag, str):
         raise CorruptStateError(f"not a change: {str(value)[:120]}")
-    check_kinds([tag])
+    if tag not in _CHANGES:
+        raise _unknown(tag)
     kind = _CHANGES[tag]
     try:
         body = {key: item for key, item in value.items() if key != "change"}
-        return _ADAPTERS[kind].validate_python(body)  # type: ignore[no-any-return]
+        return _validated(kind, body)  # type: ignore[no-any-return]
     except ValidationError as error:
         raise _unreadable(f"a {tag} change", error) from error
 
 
 def check_kinds(tags: Iterable[str]) -> None:
-    """Raise `NewerFormatError` unless this software knows all these kinds of changes."""
+    """Raise `NewerFormatError` unless this software knows all these kinds of changes, or skips others."""
     for tag in tags:
-        if tag not in _CHANGES:
-            raise NewerFormatError(f"this software does not know the change {tag[:40]!a}: upgrade it")
+        if tag not in _CHANGES and not _skips.get():
+            raise _unknown(tag)
 
 
 def snapshot_to_dict(snapshot: Snapshot) -> dict[str, Any]:
@@ -107,7 +133,7 @@ def snapshot_from_dict(value: Mapping[str, Any]) -> Snapshot:
     check_format(value.get("format"), "the snapshot")
     try:
         stored = {key: item for key, item in value.items() if key != "format"}
-        return _ADAPTERS[Snapshot].validate_python(stored)  # type: ignore[no-any-return]
+        return _validated(Snapshot, stored)  # type: ignore[no-any-return]
     except ValidationError as error:
         raise _unreadable("a snapshot", error) from error
 
@@ -151,6 +177,26 @@ def check_format(found: object, where: str) -> None:
         )
 
 
+def _validated(kind: type, value: dict[str, Any]) -> Any:
+    """Return the value as that class, where they are skipped without the fields that it does not know."""
+    try:
+        return _ADAPTERS[kind].validate_python(value)
+    except ValidationError as error:
+        unknown = [each["loc"] for each in error.errors(include_url=False) if each["type"] == _UNKNOWN_FIELD]
+        if not _skips.get() or not unknown:
+            raise
+    for *way, name in unknown:
+        place: Any = value
+        for step in way:
+            place = place[step]
+        del place[name]
+    return _validated(kind, value)
+
+
+def _unknown(tag: str) -> NewerFormatError:
+    return NewerFormatError(f"this software does not know the change {tag[:40]!a}: upgrade it")
+
+
 def _parse(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
@@ -164,7 +210,7 @@ def _parse(text: str) -> dict[str, Any]:
 def _unreadable(what: str, error: ValidationError) -> CorruptStateError:
     """Return the error for stored data: newer if it only has more fields than this software knows."""
     found = error.errors(include_url=False)
-    if all(each["type"] == "unexpected_keyword_argument" for each in found):
+    if all(each["type"] == _UNKNOWN_FIELD for each in found):
         fields_unknown = ", ".join(ascii(str(each["loc"][-1])[:40]) for each in found)
         return NewerFormatError(f"this software does not know {fields_unknown} of {what}: upgrade it")
     return CorruptStateError(f"not {what}: {_first(error)}")

@@ -15,12 +15,17 @@ from resource_manager.errors import (
     LockedError,
     RepeatedError,
     StaleStateError,
+    StateClosedError,
     StateLostError,
-    StoreMovedError,
 )
+from resource_manager.storage import refusals
+from resource_manager.storage.base import NO_SUSPENSION, Suspension, waits_for_owners
+from resource_manager.storage.clock import ClockJump
+from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.locks import Lock, ThreadLock, ThreadMutex
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.reports import MemoryReports
+from resource_manager.storage.witnesses import MemoryWitnesses
 
 
 def steady_clock() -> Callable[[], float]:
@@ -44,7 +49,11 @@ class MemoryStore:
         self._base: ClusterState | None = None
         self._changes: list[Change] = []
         self._reports = MemoryReports(self._clock)
-        self._moved_to = ""
+        self._closed = ""
+        self._incarnation = ""
+        self._witnesses = MemoryWitnesses()
+        self._suspension = NO_SUSPENSION
+        self._suspended_at = -math.inf
         self._once: dict[str, OrderedDict[str, tuple[float, str]]] = {}
 
     def now(self) -> float:
@@ -67,6 +76,9 @@ class MemoryStore:
             replica.apply(change)
         return replica
 
+    def refresh_known(self) -> ClusterState:
+        return self.refresh(None) or ClusterState()  # nobody else writes it
+
     def commit(
         self,
         version: int,
@@ -83,10 +95,13 @@ class MemoryStore:
                 if self._base is not None and self._base.version <= version:
                     missed = tuple(self._changes[version - self._base.version :])
                 raise StaleStateError(version, stored, missed=missed)
-            self._refuse_moved()
+            self._refuse_closed()
             holder = self._order.holder
             if holder is not None and holder is not lock:
                 raise LockedError(version)
+            left_s = self._suspension.until - self._clock()
+            if left_s > 0 and waits_for_owners(changes):
+                raise refusals.unconfirmed(self._window_s, left_s, self._suspension.clock_jump_s)
             self._keep(once)
             self._changes += changes
             self._changed.notify_all()
@@ -101,6 +116,7 @@ class MemoryStore:
             if self._base is not None:
                 return False
             self._base = ClusterState.from_snapshot(snapshot)
+            self._incarnation = new_incarnation(self._clock())
             return True
 
     def recall(self, once: Once) -> str | None:
@@ -116,8 +132,9 @@ class MemoryStore:
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
         with self._mutex:
-            self._refuse_moved()
+            self._refuse_closed()
             self._keep(once)
+            self._incarnation = new_incarnation(self._clock(), self._incarnation)
             if self._base is not None:
                 self._fold(len(self._changes))
                 snapshot = replace(
@@ -128,12 +145,26 @@ class MemoryStore:
                 )
             self._base = ClusterState.from_snapshot(snapshot)
 
-    def move(self, version: int, to: str) -> None:
+    def close_state(self, version: int, reason: str) -> None:
         with self._mutex:
-            stored = self._version()
-            if stored != version:
-                raise StaleStateError(version, stored)
-            self._moved_to = to
+            self._require(version)
+            self._closed = reason
+
+    def restore(
+        self,
+        snapshot: Snapshot,
+        version: int | None,
+        *,
+        incarnation: str,
+        suspended_until: float,
+        history_until: int,
+        lock: Lock | None = None,
+    ) -> None:
+        with self._mutex:
+            self._require(version)
+            self._base, self._changes = ClusterState.from_snapshot(snapshot), []
+            self._incarnation, self._suspension = incarnation, Suspension(suspended_until, 0.0)
+            self._closed = ""
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         with self._mutex:
@@ -148,8 +179,36 @@ class MemoryStore:
         return self._reports
 
     @property
-    def suspended_until(self) -> float:
-        return -math.inf
+    def incarnation(self) -> str:
+        return self._incarnation
+
+    @property
+    def closed(self) -> str:
+        return self._closed
+
+    @property
+    def witnesses(self) -> MemoryWitnesses:
+        return self._witnesses
+
+    @property
+    def clock_jump(self) -> ClockJump | None:
+        return None  # its clock is this process's own
+
+    @property
+    def suspension(self) -> Suspension:
+        return self._suspension if self._suspension.until > self._clock() else NO_SUSPENSION
+
+    def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
+        with self._mutex:
+            if jump.is_known(self._suspension.clock_jump_s, self._suspended_at):
+                return self._suspension, False
+            self._suspended_at = self._clock()
+            self._suspension = Suspension(self._suspended_at + self._window_s, jump.seconds)
+            return self._suspension, True
+
+    @property
+    def _window_s(self) -> float:
+        return (self._base or ClusterState()).settings.confirmation_window_s
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         return ThreadLock(self._order)
@@ -165,9 +224,14 @@ class MemoryStore:
     def close(self) -> None:
         """Do nothing: there are no connections."""
 
-    def _refuse_moved(self) -> None:
-        if self._moved_to:
-            raise StoreMovedError("the memory store", self._moved_to)
+    def _require(self, version: int | None) -> None:
+        stored = self._version()
+        if stored != version:
+            raise StaleStateError(version or 0, stored)
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise StateClosedError("the memory store", self._closed)
 
     def _kept(self, once: Once) -> str | None:
         kept = self._once.get(once.caller)

@@ -35,10 +35,13 @@ def off_the_clock(version: int, stored: int) -> StaleStateError:
     )
 
 
-def unconfirmed(window_s: float, left_s: float) -> StateUnconfirmedError:
-    """Return the error for a grant in a recovery window of `window_s` seconds, of which `left_s` are left."""
-    window = RecoveryWindow(max(window_s - left_s, 0.0), left_s)
-    return StateUnconfirmedError(recovering(window).detail, remaining_s=left_s)
+def unconfirmed(window_s: float, left_s: float, clock_jump_s: float) -> StateUnconfirmedError:
+    """Return the error for a grant in a recovery window of `window_s` seconds, of which `left_s` are left.
+
+    A jump of the store's clock by `clock_jump_s` began it, or where that is 0 a restart.
+    """
+    window = RecoveryWindow(max(window_s - left_s, 0.0), left_s, clock_jump_s)
+    return StateUnconfirmedError(recovering(window).detail, remaining_s=left_s, clock_jump_s=clock_jump_s)
 
 
 def lost(where: str, version: int, found: object) -> StateLostError:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER
 from simulator.errors import InputError
+from simulator.io.documents import read_document
 from simulator.io.files import write_json
-from simulator.io.rows import read_json
 from simulator.oasis.model import MAX_AMOUNT, MAX_COUNT, RESOURCES, Amounts, Instance, TrainingJob
 
 
@@ -63,31 +63,11 @@ class InstanceDocument(Document):
 
 def read_instance(path: Path) -> Instance:
     """Return the instance in the file; raise `InputError` with the file, the position and the reason."""
-    value = read_json(path)
-    try:
-        document = InstanceDocument.model_validate(value)
-    except ValidationError as error:
-        raise InputError(first_error(error), path=path) from error
+    document = read_document(path, InstanceDocument)
     try:
         return to_instance(document)
     except InputError as error:
         raise InputError(error.reason, path=path) from error
-
-
-def first_error(error: ValidationError) -> str:
-    """Return the first error as one line, with the number of further errors."""
-    complaints = error.errors(include_url=False)
-    first = complaints[0]
-    place = ""
-    for part in first["loc"]:
-        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
-    if first["type"] == "extra_forbidden":
-        message = "unknown key"
-    else:
-        got = first["input"]
-        message = first["msg"] + (f", got {got!r}" if isinstance(got, int | float | str) else "")
-    more = f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else ""
-    return f"{place or 'document'}: {message}{more}"
 
 
 def to_instance(document: InstanceDocument) -> Instance:

@@ -96,12 +96,13 @@ def print_tables(*tables: Table) -> None:
     """
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # a name may look like markup
     for table in tables:
         parts = _parts(table, console.width) if console.is_terminal else [range(1, len(table.columns))]
         for part in parts:
             shape = _shape(table, part)
-            wide = Console(width=max(console.width, Console(width=10_000).measure(shape).maximum))
+            widest = Console(width=10_000, markup=False).measure(shape).maximum
+            wide = Console(width=max(console.width, widest), markup=False)
             wide.print(shape)
         if table.note:
             console.print(table.note)

@@ -9,19 +9,21 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
-from resource_manager.cli import main
+from resource_manager.cli import attended, main
 from resource_manager.cli.target import Target
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import terminal
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.serializers import name_in_words
 from tests.cli.programs import MARK, begun, environment_of, left_of, manager_of, piped
 from tests.eventually import wait_for
 from tests.redis_server import RedisServer
@@ -123,7 +125,7 @@ def test_a_command_whose_lease_is_ended_by_force_ends_and_frees_its_gpus(
     manager.release(lease["task_id"], job_end="forced")
     _, said = process.communicate(timeout=30)
     assert process.returncode == 143
-    assert said.splitlines()[-1] == f"gpu-manager: the lease {lease['task_id']} was ended"
+    assert said.splitlines()[-1] == f"gpu-manager: the lease {name_in_words(lease)} was ended"
     assert manager.leases() == []
 
 
@@ -136,7 +138,7 @@ def test_stop_finds_a_job_from_another_home_and_with_another_folder_of_jobs(
     done = piped(elsewhere, "stop", lease["task_id"])
     assert done.returncode == 0
     # Its own program may be the first to release it.
-    assert re.fullmatch(r"hand:\S+ \w+: (released|gone before), its job was stopped\n", done.stdout)
+    assert re.fullmatch(r"\S+@\S+ \w+: (released|gone before), its job was stopped\n", done.stdout)
     process.communicate(timeout=30)
     assert manager.leases() == []
 
@@ -199,6 +201,22 @@ def test_allocate_waits_for_its_grant_or_gives_its_place_up(
         assert waiting.returncode == 128 + signal.SIGINT
         assert manager.queue() == []
         assert manager.release_resources("first")
+
+
+def test_a_job_whose_end_is_not_confirmed_in_time_keeps_its_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
+    monkeypatch.setattr(attended, "GRACE_S", 0.1)
+    monkeypatch.setattr(attended, "END_S", 0.1)
+    answered = Event()
+    monkeypatch.setattr(LocalLauncher, "stop", lambda *_: answered.wait(60.0))
+    with GPUResourceManager.from_url("memory://", inventory=default_inventory(1, 2, 8)) as manager:
+        monkeypatch.setattr(Target, "manager", manager)
+        done = CliRunner().invoke(main, ["run", "--gpus", "1", "--", "true"])
+        answered.set()
+        assert "may still run: server gpu-server-0 does not answer in time; its GPUs stay" in done.output
+        assert len(manager.leases()) == 1
 
 
 @pytest.mark.parametrize("step", ["submit", "prepare", "place_job", "attend", "stop", "release"])

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from resource_manager import GPUResourceManager
+from resource_manager.manager.serializers import name_in_words
 from tests.cli.programs import GPU_MANAGER, begun, environment_of, manager_of, piped
 from tests.e2e.gang_servers import GangServer, GangServers
 from tests.e2e.servers import SSHD, SSHServer, ssh_server
@@ -76,7 +77,7 @@ def test_the_exit_code_and_the_output_are_the_command_s_own(
     done = piped(environment, "run", "--gpus", "1", "--", "sh", "-c", script)
     assert (done.returncode, done.stdout) == (7, "of s: 0\n")
     assert "no\n" in done.stderr
-    assert re.search(r"^gpu-manager: hand:\S+ \w+: GPUs 0 and 1 CPUs of s, ", done.stderr, re.M)
+    assert re.search(r"^gpu-manager: \S+@\S+ \w+: GPUs 0 and 1 CPUs of s, ", done.stderr, re.M)
     assert [change["outcome"] for change in manager.history() if change["change"] == "released"] == ["FAILED"]
 
 
@@ -150,7 +151,7 @@ def test_a_killed_program_leaves_no_command_and_its_lease_ends_once_that_is_know
     stopped = piped(environment, "stop", lease["task_id"])
     assert (stopped.returncode, stopped.stdout) == (
         0,
-        f"{lease['task_id']}: released, its job was over already\n",
+        f"{name_in_words(lease)}: released, its job was over already\n",
     )
 
 
@@ -205,7 +206,7 @@ def test_a_released_lease_ends_its_command(
     (lease,) = manager.leases()
     stopped = piped(environment, "stop", lease["task_id"])
     assert stopped.returncode == 0
-    assert re.fullmatch(r"hand:\S+: (released|gone before), its job was stopped\n", stopped.stdout)
+    assert re.fullmatch(r"\S+@\S+ \w+: (released|gone before), its job was stopped\n", stopped.stdout)
     assert not runs(job)
     child.expect(pexpect.EOF)
 
@@ -232,7 +233,7 @@ def test_gpus_are_held_for_a_time_without_a_job(
     done = piped(environment, "hold", "--for", "2h", "--server", "s")
     assert done.returncode == 0, done.stderr
     (lease,) = manager.leases()
-    assert lease["task_id"] in done.stdout
+    assert done.stdout.startswith(f"{name_in_words(lease)}: ")
     assert 7100 < lease["expires_at"] - time.time() <= 7200
     assert manager.release_resources(lease["task_id"])
 
@@ -249,9 +250,9 @@ def test_gpus_are_held_for_a_time_without_a_job(
         ),
         (["run", "--gpus", "1", "--", "no-such-program-here"], 127, "no-such-program-here"),
         (["hold"], 2, "--for"),
-        (["attach", "nobody"], 1, "'nobody' holds no lease"),
-        (["stop", "nobody"], 1, "'nobody' holds no lease"),
-        (["logs", "nobody"], 1, "'nobody' holds no lease"),
+        (["attach", "nobody"], 1, "no lease or pending request is called 'nobody'"),
+        (["stop", "nobody"], 1, "no lease or pending request is called 'nobody'"),
+        (["logs", "nobody"], 1, "no lease or pending request is called 'nobody'"),
     ],
 )
 def test_wrong_input_is_one_line(
@@ -259,7 +260,7 @@ def test_wrong_input_is_one_line(
 ) -> None:
     done = piped(environment, *arguments)
     assert (done.returncode, done.stdout) == (code, "")
-    (said,) = [each for each in done.stderr.splitlines() if not each.startswith("gpu-manager: hand:")]
+    (said,) = [each for each in done.stderr.splitlines() if ": GPUs " not in each]
     assert line in said
 
 
@@ -384,7 +385,7 @@ def test_stop_by_another_user_keeps_the_lease_of_a_job_that_it_may_not_see(
         check=False,
     )
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
-    assert f"{lease['task_id']} keeps its lease: its job may still run: " in done.stderr
+    assert f"{name_in_words(lease)} keeps its lease: its job may still run: " in done.stderr
     assert "user root" in done.stderr
     assert runs(process)
     assert piped(environment, "stop", lease["task_id"]).returncode == 0
@@ -422,7 +423,7 @@ def test_a_server_that_is_cut_off_keeps_its_gpus_until_its_job_is_known_to_be_go
         _, said = process.communicate(timeout=90)
         assert process.returncode == 3
         assert (
-            f"its GPUs stay allocated until it is known to be gone: gpu-manager stop {lease['task_id']}"
+            f"its GPUs stay allocated until it is known to be gone: gpu-manager stop {lease['short_id']}"
             in said
         )
         kept = piped(environment, "stop", lease["task_id"])
@@ -437,6 +438,6 @@ def test_a_server_that_is_cut_off_keeps_its_gpus_until_its_job_is_known_to_be_go
         stopped = piped(environment, "stop", lease["task_id"])
         assert (stopped.returncode, stopped.stdout) == (
             0,
-            f"{lease['task_id']}: released, its job was over already\n",
+            f"{name_in_words(lease)}: released, its job was over already\n",
         )
         assert [each["task_id"] for each in manager.leases()] == ["next"]

@@ -1,4 +1,4 @@
-"""`gpu-manager store`: databases are created and checked, states exported and imported."""
+"""`gpu-manager store`: databases are created and checked, states backed up and restored."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ def test_a_check_names_the_rights_that_are_missing(postgresql: Postgres) -> None
     url = postgresql.url.replace("postgres@", "reader@")
     nothing = run(url, "store", "check")
     assert nothing.exit_code == 1
-    assert 'no table gpu_manager."state", or no right to it' in nothing.output
+    grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA gpu_manager TO reader;"
+    assert f"lacks SELECT, INSERT, UPDATE, DELETE: GRANT USAGE ON SCHEMA gpu_manager TO reader; {grant}" in (
+        nothing.output
+    )
+    assert "store create" not in nothing.output, "the tables are there"
     refused = run(url, "allocate", "t", "--gpus", "2")
     assert refused.exit_code == 3
     assert "lacks rights" in refused.output
@@ -46,8 +50,9 @@ def test_a_check_names_the_rights_that_are_missing(postgresql: Postgres) -> None
         "GRANT SELECT ON ALL TABLES IN SCHEMA gpu_manager TO reader"
     )
     some = run(url, "store", "check")
-    assert 'table gpu_manager."state": the user lacks INSERT, UPDATE, DELETE' in some.output
-    postgresql.psql("GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA gpu_manager TO reader")
+    assert "tables: the user lacks INSERT, UPDATE, DELETE: GRANT USAGE" in some.output
+    given = [line.partition(": GRANT ")[2] for line in some.output.splitlines() if ": GRANT " in line]
+    postgresql.psql("".join(f"GRANT {statement}" for statement in given))
     assert "9 tables with all rights" in run(url, "store", "check").output
     assert run(f"{url}?namespace=rights", "apply", "--yes", SERVERS).exit_code == 0
     assert run(f"{url}?namespace=rights", "allocate", "t", "--gpus", "2").exit_code == 0
@@ -64,7 +69,7 @@ def test_a_check_tells_another_format_and_other_tables(tmp_path: Path) -> None:
     assert newer.exit_code == 1
     assert "MISSING  the state of namespace gpu_manager was written in format 7" in newer.output
     with closing(sqlite3.connect(tmp_path / "state.db")) as file, file:
-        file.execute("ALTER TABLE gpu_manager_state DROP COLUMN moved_to")
+        file.execute("ALTER TABLE gpu_manager_state DROP COLUMN closed")
     other = run(url, "store", "check")
     assert "MISSING  its tables are of another version of this software" in other.output
     assert "lacks" not in other.output
@@ -76,27 +81,41 @@ def test_leases_and_tokens_move_to_another_store(tmp_path: Path) -> None:
     assert run(old, "apply", "--yes", SERVERS).exit_code == 0
     assert run(old, "allocate", "train", "--gpus", "2").exit_code == 0
     assert run(old, "token", "create", "--role", "reader", "ada").exit_code == 0
-    exported = run(old, "store", "export", "--to", new, file)
-    assert exported.exit_code == 0, exported.output
-    assert "1 lease, 0 pending requests, 1 token" in exported.output
-    assert f"store '{new}' store import" in exported.output.replace("--store", "store")
+    early = run(old, "store", "backup", file)
+    assert early.exit_code == 0, early.output
+    assert "it goes on" in early.output
+    assert run(old, "allocate", "more", "--gpus", "2").exit_code == 0, "a backup stops nothing"
+    final = run(old, "store", "backup", "--final", "--to", new, file)
+    assert final.exit_code == 0, final.output
+    assert "2 leases, 0 pending requests, 1 token" in final.output
+    assert f"gpu-manager --store '{new}' store restore {file}" in final.output
     refused = run(old, "release", "train")
     assert refused.exit_code == 3
-    assert f"moved to {new}: set GPU_MANAGER_STORE" in refused.output
-    imported = run(new, "store", "import", file)
-    assert imported.exit_code == 0, imported.output
-    assert [lease["task_id"] for lease in json.loads(run(new, "leases", "--json").stdout)] == ["train"]
+    assert f"set GPU_MANAGER_STORE to {new}, or take it back here" in refused.output
+    restored = run(new, "store", "restore", file)
+    assert restored.exit_code == 0, restored.output
+    assert "2 leases, extended by the" in restored.output
+    assert "searched" not in restored.output
+    leases = [lease["task_id"] for lease in json.loads(run(new, "leases", "--json").stdout)]
+    assert leases == ["train", "more"]
     assert "ada" in run(new, "token", "list").output
     assert run(new, "release", "train").exit_code == 0
+    again = run(new, "store", "restore", file)
+    assert again.exit_code == 3
+    assert "was restored here before" in again.output
+    forced = run(new, "store", "restore", "--force", file)
+    assert forced.exit_code == 0, forced.output
+    assert "4 servers closed until searched for jobs" in forced.output
+    assert "not searched" in run(new, "explain", "--gpus", "2").output
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["store", "create"], "store create is for postgresql://, mysql://, sqlite:// only, not memory://"),
-        (["store", "check"], "store check is for postgresql://, mysql://, sqlite:// only, not memory://"),
-        (["store", "export", "--to", "elsewhere", "f"], "--to must be the URL of a store, got 'elsewhere'"),
-        (["store", "import", "/nowhere/f"], "No such file"),
+        (["store", "backup", "--to", "sqlite:///f", "f"], "--to goes with --final and is the URL of a store"),
+        (["store", "backup", "--final", "--to", "elsewhere", "f"], "is the URL of a store, got 'elsewhere'"),
+        (["store", "restore", "/nowhere/f"], "No such file"),
     ],
 )
 def test_wrong_input_is_one_line(arguments: list[str], says: str) -> None:

@@ -93,7 +93,12 @@ def test_a_gpu_lease_is_called_by_its_group() -> None:
     "labels", [{}, {"dag_id": "d"}, {**RUNS, "dag_id": ".."}, {**RUNS, "task_id": "a/b"}]
 )
 def test_what_is_no_task_of_airflow_is_called_by_its_lease_id(labels: dict[str, str]) -> None:
-    assert display_name_of(request("hand:ada@gpu-1/1f2e", **labels)) == "hand:ada@gpu-1/1f2e"
+    assert display_name_of(request("lab/train", **labels)) == "lab/train"
+
+
+def test_what_runs_by_hand_is_called_by_who_runs_it_and_where() -> None:
+    assert display_name_of(request("hand:ada@gpu-1/1f2e3d4c", launcher="terminal")) == "ada@gpu-1"
+    assert display_name_of(request("hand:ada@gpu-1/own")) == "hand:ada@gpu-1/own"
 
 
 def test_a_sentence_has_display_name_and_short_id_and_leaves_out_the_middle_of_a_long_one() -> None:

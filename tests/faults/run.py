@@ -234,6 +234,7 @@ class Run:
             history,
             wall_minus_monotonic_s=time.time() - time.monotonic(),
             rests=self.rests,
+            jumps=self.schedule.jumps,
             may_lose=self.setup.may_lose,
         )
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import random
 import signal
 import sqlite3
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol, cast
 
+from resource_manager.errors import LockTimeoutError, StoreUnavailableError
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.storage.backup import read_backup, restore, write_backup
 from tests.faults.airflow_tasks import AirflowTask
 from tests.faults.processes import Process, signalled
 from tests.faults.proxy import Proxy
 from tests.faults.setups import Databases, Namespaces, OneRedis, OnSQLite, Sentinels, Tasks, Variables
-from tests.faults.worker import TTL_S
+from tests.faults.worker import TTL_S, inventory
 
 SECONDS_BEFORE = 0.6
 
@@ -46,6 +51,8 @@ class Schedule:
         self.say = say
         self.done: Counter[str] = Counter()
         self.later: list[tuple[float, Callable[[], None]]] = []
+        self.jumps: list[tuple[float, int]] = []
+        """Jumps of the store's clock: when, by the steady clock, and by how many seconds."""
 
     def run(self, kinds: tuple[str, ...], once: str, seconds: float) -> None:
         begin = time.monotonic()
@@ -119,6 +126,31 @@ class Schedule:
         service = self.rng.choice(self.setup.services)
         self.stop_for(self.rng.uniform(0.05, 1.8 * TTL_S), service.process.signal)
 
+    def do_restore(self) -> None:
+        """The state goes back to a backup; an operator opens the servers, at once or later."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "state.json"
+            self.insist(lambda manager: write_backup(manager.store, path))
+            time.sleep(self.rng.uniform(0.0, 0.8))
+            self.insist(lambda manager: restore(manager.store, read_backup(path), force=True))
+        self.after(self.rng.choice((0.0, TTL_S + 1.0)), self.open_servers)
+
+    def open_servers(self) -> None:
+        for server in inventory():
+            self.insist(lambda manager, name=server.name: manager.resume(name))
+
+    def insist(self, step: Callable[[GPUResourceManager], object]) -> None:
+        """Does what an operator repeats while the store does not answer."""
+        deadline = time.monotonic() + 60.0
+        while True:
+            try:
+                with self.setup.manager() as manager:
+                    step(manager)
+                return
+            except (StoreUnavailableError, LockTimeoutError):
+                if time.monotonic() > deadline:
+                    raise
+
     # ---- the way to Redis ----
 
     def some_proxies(self) -> list[Proxy]:
@@ -182,6 +214,14 @@ class Schedule:
     def reset(self) -> None:
         with self.setup.manager() as manager:
             manager.reset_resources()
+
+    def do_jump_clock(self) -> None:
+        """The clock of the host of Redis is set, forward or back."""
+        assert self.setup.clock is not None
+        seconds = self.rng.choice((-3600, -20, 20, 3600))
+        self.jumps.append((time.monotonic(), seconds))
+        self.setup.clock.jump(seconds)
+        self.rest()
 
     def do_stop_redis(self) -> None:
         self.stop_for(self.rng.uniform(0.05, 1.0), self.setup.server.process.send_signal)

@@ -19,11 +19,13 @@ from tests.faults.processes import Forked, Process, Service
 from tests.faults.proxy import Proxy
 from tests.faults.redis_servers import SentinelGroup, Server
 from tests.faults.worker import ALL_CHANGES, LOCK_TIMEOUT_S, TTL_S, Assignment, inventory
+from tests.shifted_clock import ShiftedClock
 from tests.sql_servers import MariaDB, MySQL, Postgres, SqlServer
 
 DISK = ("appendonly yes", "appendfsync always")
 PROCESSES = ("kill worker", "kill worker", "stop worker", "stop worker")
 NETWORK = ("lose answers", "lose answers", "cut", "partition", "delay", "repeat requests")
+CLOCK = () if ShiftedClock.missing() else ("jump clock", "jump clock")
 REDIS = ("restart redis", "fill memory", "read only", "flush scripts", "stop redis")
 
 DATABASE = ("restart database", "restart database", "stop database")
@@ -35,7 +37,7 @@ class OneRedis:
     """A Redis with an append-only file, and a proxy for each worker."""
 
     name = "one server"
-    kinds: tuple[str, ...] = (*PROCESSES, *NETWORK, *REDIS)
+    kinds: tuple[str, ...] = (*PROCESSES, *NETWORK, *REDIS, *CLOCK)
     once = ""
     """A fault that comes once, in the middle."""
 
@@ -58,7 +60,8 @@ class OneRedis:
         self.folder = folder
         self.rng = rng
         self.namespace = folder.name
-        self.server = Server(folder / "server", 'save ""', *self.redis_options)
+        self.clock = ShiftedClock() if CLOCK else None
+        self.server = Server(folder / "server", 'save ""', *self.redis_options, clock=self.clock)
         self.proxies = [Proxy(str(self.server.socket)) for _ in range(workers)]
         self.services: list[Service] = []
 
@@ -97,6 +100,8 @@ class OneRedis:
         for proxy in self.proxies:
             proxy.close()
         self.server.kill()
+        if self.clock is not None:
+            self.clock.close()
 
 
 class Services(OneRedis):
@@ -320,6 +325,33 @@ class OnSQLite(OneRedis):
         """Do nothing: the file goes with its folder."""
 
 
+RESTORES = ("restore", "restore", *PROCESSES)
+
+
+class Restores(OneRedis):
+    """A Redis whose state is taken back to backups; what was granted after them is lost."""
+
+    name = "restores"
+    kinds = (*RESTORES, "cut", "lose answers", "restart redis")
+    may_lose = True
+
+
+class RestoresOnPostgreSQL(OnPostgreSQL):
+    """The same on PostgreSQL."""
+
+    name = "restores on postgresql"
+    kinds = (*RESTORES, "cut", "lose answers")
+    may_lose = True
+
+
+class RestoresOnSQLite(OnSQLite):
+    """The same in a file."""
+
+    name = "restores on sqlite"
+    kinds = RESTORES
+    may_lose = True
+
+
 SETTINGS: dict[str, type[OneRedis]] = {
     setup.name: setup
     for setup in (
@@ -334,14 +366,17 @@ SETTINGS: dict[str, type[OneRedis]] = {
         OnMariaDB,
         OnMySQL,
         OnSQLite,
+        Restores,
+        RestoresOnPostgreSQL,
+        RestoresOnSQLite,
     )
 }
 
 
 def setting_of(seed: int) -> str:
-    """The setting of a seed where none is named: of ten, three on one server, one with failing GPUs."""
-    settings = {2: "services", 3: "no disk", 4: "sentinel", 5: "failing gpus", 7: "services", 9: "sentinel"}
-    return settings.get(seed % 10, "one server")
+    """The setting of a seed where none is named: of ten, two on one server, one with failing GPUs."""
+    settings = {2: "services", 3: "no disk", 4: "sentinel", 5: "failing gpus", 6: "restores"}
+    return {**settings, 7: "services", 9: "sentinel"}.get(seed % 10, "one server")
 
 
 def remove(folder: Path) -> None:

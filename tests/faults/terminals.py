@@ -23,6 +23,7 @@ import psutil
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.changes import Change, Granted, Outcome, Released
+from resource_manager.core.names import ALPHABET, short_id
 from resource_manager.errors import ResourceManagerError
 from tests.faults.bugs import BUGS
 from tests.faults.machines import Machine, Machines, Program, python
@@ -40,7 +41,7 @@ HEAL_S = 60.0
 """Time after the last fault in which everything is free again."""
 
 BEAT = Path(__file__).parents[1] / "e2e" / "dags" / "beat.py"
-LEASE_ID = re.compile(r"hand:\S+?/[0-9a-f]+")
+SHORT_ID = re.compile(rf"\S+@\S+ ([{ALPHABET}]{{4,5}})\b")
 LEFT_TO_OTHERS = re.compile("may still run|could not be given back")
 
 SERVER = """
@@ -127,7 +128,7 @@ class Course:
         with suppress(ResourceManagerError):
             if leases := self._manager.leases():
                 lease = self.rng.choice(leases)
-                self._ended_by_others.add(lease["task_id"])
+                self._ended_by_others.add(lease["short_id"])
                 self._others.append(self._spawn(words[0], lease["task_id"], *words[1:], elsewhere=True))
                 self.outcome.kinds[" ".join(words)] += 1
 
@@ -277,7 +278,7 @@ class Course:
             beats = [json.loads(line) for line in self._ledger.read_text().splitlines()]
         self.outcome.complaints += check_ledger(beats, changes)
         succeeded = [caller.said() for caller in self._callers if caller.exit_code == 0]
-        alone = [said for said in succeeded if self._ended_by_others.isdisjoint(LEASE_ID.findall(said))]
+        alone = [said for said in succeeded if self._ended_by_others.isdisjoint(SHORT_ID.findall(said))]
         self.outcome.complaints += check_successes(alone, changes)
         self.outcome.operations = self.outcome.kinds.total()
         self.outcome.granted = sum(isinstance(change, Granted) for change in changes)
@@ -315,8 +316,11 @@ def check_successes(said: Iterable[str], changes: Sequence[Change]) -> list[str]
 
     One whose server or store did not answer at its end says that others have to end its lease.
     """
-    well = {c.lease_id for c in changes if isinstance(c, Released) and c.outcome == Outcome.SUCCESS}
-    asked = (LEASE_ID.findall(text) for text in said if not LEFT_TO_OTHERS.search(text))
+    short_ids = {c.lease.lease_id: short_id(c.lease.sequence) for c in changes if isinstance(c, Granted)}
+    well = {
+        short_ids[c.lease_id] for c in changes if isinstance(c, Released) and c.outcome == Outcome.SUCCESS
+    }
+    asked = (SHORT_ID.findall(text) for text in said if not LEFT_TO_OTHERS.search(text))
     return [f"{ids[0]} ended well, and its lease did not" for ids in asked if ids and not well & set(ids)]
 
 

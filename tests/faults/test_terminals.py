@@ -11,13 +11,15 @@ import pytest
 
 from resource_manager.core.changes import Change, Granted, Released
 from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.core.names import short_id
 from tests.faults import machines, terminals
 from tests.faults.terminals import check_ledger, check_successes
 
 
 def granted(token: int, at: float, *gpu_ids: int) -> Granted:
     lease_id = f"hand:a@b/{token:x}"
-    return Granted(Lease(Request(lease_id, len(gpu_ids)), (Placement("a", gpu_ids),), token, at), at)
+    members = (Placement("a", gpu_ids),)
+    return Granted(Lease(Request(lease_id, len(gpu_ids)), members, token, at, sequence=token), at)
 
 
 def beat(token: int, at: float, gpus: str = "0") -> dict[str, Any]:
@@ -44,10 +46,10 @@ def test_a_process_beside_another_lease_is_found(beats: list[dict[str, Any]], fo
 
 
 def test_a_command_that_ended_well_has_a_lease_that_did() -> None:
-    said = ["gpu-manager: hand:a@b/1: GPUs 0 of a"]
+    said = [f"gpu-manager: a@b {short_id(1)}: GPUs 0 of a"]
     assert check_successes(said, [*CHANGES, Released("hand:a@b/1", 1, 15.0, "SUCCESS")]) == []
     lost = check_successes(said, [*CHANGES, Released("hand:a@b/1", 1, 15.0, "CANCELLED")])
-    assert lost == ["hand:a@b/1 ended well, and its lease did not"]
+    assert lost == [f"{short_id(1)} ended well, and its lease did not"]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Two builds of the package at once on one Redis, in processes of their own, while jobs hold leases.
+"""Two builds of the package at once on one store, in processes of their own, while jobs hold leases.
 
 The older build is a copy of the package that does not know the change of maintenance windows.
 """
@@ -20,8 +20,6 @@ import resource_manager
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.maintenance import WindowForm
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.storage.redis.client import RedisClient
-from tests.redis_server import RedisServer
 
 CALLS = """\
 import json, sys
@@ -93,16 +91,18 @@ def older(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def contents(client: RedisClient) -> dict[Any, Any]:
-    return {key: client.driver.dump(key) for key in client.driver.scan_iter() if b":lock" not in key}
+@pytest.fixture(params=["embedded_redis", "postgresql", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of an empty store."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/state.db"
+    return str(request.getfixturevalue(request.param).fresh_url())
 
 
 @pytest.mark.slow
 def test_known_changes_go_on_between_two_builds_and_an_unknown_one_grants_nothing(
-    older: Path, embedded_redis: RedisServer
+    older: Path, url: str
 ) -> None:
-    url = embedded_redis.fresh_url()
-    client = RedisClient.from_url(url)
     with running(older, url) as old, GPUResourceManager.from_url(url, inventory=default_inventory()) as new:
         # What both know goes on, whoever wrote it.
         first = old.call("allocate_resources", "of old", 8, 8)
@@ -111,15 +111,17 @@ def test_known_changes_go_on_between_two_builds_and_an_unknown_one_grants_nothin
         assert new.renew("of old", fencing_token=first["fencing_token"])["state"] == "RUNNING"
         assert old.call("renew", "of new", fencing_token=second["fencing_token"])["state"] == "RUNNING"
         assert old.call("submit", "third", 8, 8)["state"] == "RUNNING"
-        assert new.release_resources("third")
-        assert [lease["task_id"] for lease in old.call("leases")] == ["of old", "of new"]
+        assert [lease["task_id"] for lease in old.call("leases")] == ["of old", "of new", "third"]
 
-        # What only the newer one knows stops the older one: it grants, ends and writes nothing.
+        # What only the newer one knows stops the older one: it grants, shows and expires nothing.
         new.add_maintenance(WindowForm.of(servers=["gpu-server-3"], **WINDOW))
-        before = contents(client)
+        new.submit("waits", 8, 8, server=2, expected_runtime=60)
+        before = new.history()
         for name, *args in (
             ("allocate_resources", "x", 2, 2),
             ("submit", "x", 2, 2),
+            ("cancel", "waits"),
+            ("drain", 0),
             ("renew", "of old"),
             ("release_resources", "of old"),
             ("expire_and_schedule",),
@@ -131,10 +133,23 @@ def test_known_changes_go_on_between_two_builds_and_an_unknown_one_grants_nothin
             assert "\n" not in words
         with running(older, url) as newcomer:
             assert "upgrade it" in newcomer.refusal("allocate_resources", "x", 2, 2)
-        assert contents(client) == before
+        assert new.history() == before
+
+        # Jobs that run go on: by id and fencing token their leases are renewed and released.
+        kept = old.call("renew", "of old", fencing_token=first["fencing_token"])
+        assert (kept["state"], kept["gpu_ids"]) == ("RUNNING", first["gpu_ids"])
+        assert kept["expires_at"] >= first["expires_at"]
+        assert "no live lease" in old.refusal("renew", "of old", fencing_token=99)
+        assert old.call("release_resources", "third", fencing_token=99) is False
+        third = new.named("third")["fencing_token"]
+        with running(older, url) as newcomer:
+            assert newcomer.call("release_resources", "third", fencing_token=third)
+        made = [change["change"] for change in new.history(before[-1]["version"])]
+        assert made == ["renewed", "released"], "and nothing was granted for it"
+        assert new.queue()[0]["task_id"] == "waits"
+        assert [lease["task_id"] for lease in new.leases()] == ["of old", "of new"]
 
         # The newer one goes on with all of it, and grants nothing that a job still holds.
-        assert new.renew("of old", fencing_token=first["fencing_token"])["state"] == "RUNNING"
         taken = new.submit("fourth", 8, 8, expected_runtime=60)
         held = {lease["server_name"] for lease in (first, second)}
         assert taken["state"] == "RUNNING"
@@ -145,4 +160,3 @@ def test_known_changes_go_on_between_two_builds_and_an_unknown_one_grants_nothin
         again = upgraded.call("renew", "of old", fencing_token=first["fencing_token"])
         assert (again["server_name"], again["gpu_ids"]) == (first["server_name"], first["gpu_ids"])
         assert upgraded.call("release_resources", "of old", fencing_token=first["fencing_token"])
-    client.close()

@@ -24,11 +24,11 @@ from resource_manager.rest.tokens import TokenFile
 from resource_manager.settings import Settings
 from resource_manager.storage import codec
 from resource_manager.storage.airflow_variable import document
+from resource_manager.storage.backup import read_backup, write_backup
 from resource_manager.storage.codec import change_from_json
 from resource_manager.storage.history_file import collect, write_file
 from resource_manager.storage.redis import layout
 from resource_manager.storage.redis.client import RedisClient
-from resource_manager.storage.transfer import export_state, read_export
 from simulator.errors import InputError
 from simulator.replay.history import read_history, workload_of
 from tests.fuzz.parser import Parser, file
@@ -228,16 +228,16 @@ def read_url(data: bytes, folder: Path) -> object:
         return client.key("meta")
 
 
-def read_export_again(path: Path) -> object:
-    """A state that is taken can be exported again."""
-    exported = read_export(path)
-    return codec.snapshot_to_dict(exported.snapshot)
+def read_backup_again(path: Path) -> object:
+    """A state that is taken can be written again."""
+    backup = read_backup(path)
+    return codec.snapshot_to_dict(backup.snapshot)
 
 
-def example_export(folder: Path) -> bytes:
+def example_backup(folder: Path) -> bytes:
     manager = GPUResourceManager.from_url("memory://")
     manager.allocate_resources("t", 2, 8, labels={"k": "v"})
-    export_state(manager.store, folder / "e.json", "memory://", [{"token_id": "a"}])
+    write_backup(manager.store, folder / "e.json", [{"token_id": "a"}])
     return (folder / "e.json").read_bytes()
 
 
@@ -269,7 +269,7 @@ def parsers() -> dict[str, Parser]:
     """Name -> parser; the examples that need work are made here."""
     with tempfile.TemporaryDirectory() as folder:
         history = example_history(Path(folder))
-        export = example_export(Path(folder))
+        backup = example_backup(Path(folder))
     return {
         "inventory": Parser(file("i.toml", load_inventory), (INVENTORY,)),
         "document": Parser(
@@ -299,7 +299,7 @@ def parsers() -> dict[str, Parser]:
             file("tokens.json", lambda path: TokenFile(path).read()),
             (b'[{"token_id": "a", "name": "n", "role": "user", "digest": "00", "created_at": 1.0}]',),
         ),
-        "export": Parser(file("e.json", read_export_again), (export,)),
+        "backup": Parser(file("e.json", read_backup_again), (backup,)),
         "teams": Parser(file("t.toml", read_teams), (TEAMS,)),
         "cluster": Parser(
             file("c.toml", read_cluster), (CLUSTER, b'[cluster.prices]\n"a\\n\\u001bb" = -1\n')

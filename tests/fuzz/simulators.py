@@ -21,6 +21,7 @@ from simulator.replay.workload import read_workload
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.dax import read_dax
 from simulator.serverless.wfcommons import read_wfcommons
+from simulator.shares import instance as shares
 from simulator.vgpu.scenario import load_scenario
 from tests.fuzz.parser import Parser, file
 
@@ -65,6 +66,9 @@ OASIS = json.dumps(
         "jobs": [],
     }
 ).encode()
+SHARES = b"""{"gpus": {"A100": 2, "H100": 1}, "teams": {"t": {"weight": 1, "within": "fifo"}},
+"throughputs": {"alone": {"k": {"A100": 1, "H100": 2}}, "pairs": [{"types": ["k", "k"], "A100": [1, 1]}]},
+"jobs": [{"name": "x", "type": "k", "team": "t"}, {"name": "y", "gpus": 2, "throughput": {"A100": 0.5}}]}"""
 NODES = b"node,gpus,cpus,memory_mib,gpu_type,vendor\na,8,64,1000,A100,nvidia\nb,2,8,,,\n"
 JOBS = (
     b"job,submit_s,runtime_s,gpus,gpu_milli,cpus,gpu_types,priority,team\n"
@@ -166,6 +170,7 @@ def parsers() -> dict[str, Parser]:
         "vgpu_scenario": Parser(file("s.toml", lambda path: load_scenario(str(path))), (VGPU,)),
         "seeds": Parser(lambda data, folder: read_seeds(data.decode("utf-8", "replace")), (b"1-20,3",)),
         "oasis_instance": Parser(file("i.json", read_instance), (example_instance(), OASIS)),
+        "shares_instance": Parser(file("i.json", shares.read_instance), (SHARES,)),
         "replay_jobs_csv": Parser(read_replay("jobs.csv"), (JOBS,)),
         "replay_jobs_json": Parser(read_replay("jobs.json"), (JSON_JOBS,)),
         "replay_jobs_lines": Parser(

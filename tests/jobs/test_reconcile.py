@@ -121,6 +121,26 @@ def test_a_quarantined_lease_of_no_task_stays_while_its_job_runs(manager):
     LocalLauncher().stop(key, 0)
 
 
+def test_a_lease_that_cannot_be_reconciled_does_not_keep_the_others(manager, monkeypatch):
+    first, second = identity("first"), identity("second")
+    broken = start_job(manager, first, "sleep 600")
+    start_job(manager, second, "sleep 600")
+    stop = LocalLauncher.stop
+
+    def stop_or_fail(launcher, key, grace_s=0.0):
+        if key == broken:
+            raise ValueError("rubbish")
+        stop(launcher, key, grace_s)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalLauncher, "stop", stop_or_fail)
+        done = {action.task_id: action for action in reconcile(manager, States())}
+    assert (done[first.lease_id].action, done[first.lease_id].detail) == ("kept", "ValueError: rubbish")
+    assert done[second.lease_id].action == "released"
+    assert [lease["task_id"] for lease in manager.leases()] == [first.lease_id]
+    stop(LocalLauncher(), broken, 0.0)
+
+
 def test_a_lease_released_by_force_ends_with_its_job_whatever_its_task_does(manager):
     task = identity("forced")
     key = start_job(manager, task, "sleep 600")

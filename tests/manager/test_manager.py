@@ -614,7 +614,10 @@ class TestRefusals:
         refused = manager.allocate("t", 2)
         assert isinstance(refused, Refusal)
         assert refused.kind is RefusalKind.RECOVERING
-        assert re.match(r"recovering: Redis restarted 1\d s ago; grants resume in 4\d s", refused.detail)
+        assert re.match(
+            r"recovering: restarted or restored 1\d s ago; grants resume in 4\d s",
+            refused.detail,
+        )
         assert manager.allocate_resources("t", 2, 1) is None
         assert manager.explain("t", 2, 1)["kind"] == "recovering"
         status = manager.submit("t", 2, 1)

@@ -18,7 +18,8 @@ from resource_manager.rest.routing import Route
 from resource_manager.rest.tokens import Role, create
 
 ALL = [*routes.routes.all, *pages.routes.all]
-OPEN_TO_STRANGERS = {("GET", "/healthz"), ("GET", "/login"), ("POST", "/login")}
+HEALTH = ("/livez", "/readyz", "/healthz")
+OPEN_TO_STRANGERS = {*(("GET", path) for path in HEALTH), ("GET", "/login"), ("POST", "/login")}
 
 AsRole = Callable[..., FlaskClient]
 

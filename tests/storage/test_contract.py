@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -41,8 +42,9 @@ from resource_manager.errors import (
     LockedError,
     RepeatedError,
     StaleStateError,
+    StateClosedError,
     StateLostError,
-    StoreMovedError,
+    StateUnconfirmedError,
 )
 from resource_manager.manager import attained_learner
 from resource_manager.manager.attained_learner import AttainedLearner
@@ -52,9 +54,13 @@ from resource_manager.scheduling.decayed_use import with_use
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import fifo
 from resource_manager.storage import Store
+from resource_manager.storage.base import NO_SUSPENSION
+from resource_manager.storage.clock import ClockJump
+from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
 from resource_manager.storage.redis import layout as redis_layout
+from resource_manager.storage.witnesses import Sighting
 from tests.eventually import wait_for
 from tests.storage.conftest import OpenStore
 from tests.storage.walk import Walk, add, first_state, granted, servers, started
@@ -82,13 +88,14 @@ def commit(
     cluster: ClusterState,
     decide: Callable[[float], list[Change]],
     lock: Lock | None = None,
+    once: Sequence[tuple[Once, str]] = (),
 ) -> None:
     """Decide, commit and apply; repeat if a busy machine took too long in between."""
     while True:
         now = store.now()
         changes = list(with_use(cluster, decide(now)))
         try:
-            store.commit(cluster.version, changes, now=now, lock=lock)
+            store.commit(cluster.version, changes, now=now, lock=lock, once=once)
         except StaleStateError as error:
             if error.found != cluster.version:
                 raise
@@ -134,14 +141,16 @@ def test_a_commit_of_many_changes_is_whole_and_so_is_its_refusal(open_client: Op
     mine = started(store)
     keys = [(Once("ada", f"k{place}", "f"), str(place)) for place in range(min(number, 9))]
     for name in ("first", "second"):
-        now, last = store.now(), mine.sequence
-        changes = [Queued(Request(f"{name}-{i}", 1), now, last + i, now) for i in range(1, number + 1)]
-        store.commit(mine.version, changes, now=now, once=keys if name == "first" else ())
-        for change in changes:
-            mine.apply(change)
+        before, last = mine.version, mine.sequence
+
+        def queued(now: float, name: str = name, last: int = last) -> list[Change]:
+            return [Queued(Request(f"{name}-{i}", 1), now, last + i, now) for i in range(1, number + 1)]
+
+        commit(store, mine, queued, once=keys if name == "first" else ())
+        assert mine.version == before + number
         assert fresh(other) == mine.snapshot()
         with pytest.raises(StaleStateError):
-            other.commit(mine.version - 1, changes, now=other.now())
+            other.commit(mine.version - 1, queued(other.now()), now=other.now())
         assert fresh(other) == mine.snapshot()
     assert [store.recall(once) for once, _ in keys] == [reference for _, reference in keys]
 
@@ -518,22 +527,86 @@ def test_replace_under_a_held_lock(open_client: OpenStore) -> None:
     assert len(fresh(open_client()).nodes) == 2
 
 
-def test_a_moved_state_is_read_and_takes_no_commit_until_that_is_taken_back(open_client: OpenStore) -> None:
+def test_a_closed_state_is_read_and_takes_no_commit(open_client: OpenStore) -> None:
     store, other = open_client(), open_client()
     mine = started(store)
     add(store, mine, "a")
     with pytest.raises(StaleStateError):
-        other.move(0, "postgresql://db/gpus")
-    other.move(1, "postgresql://db/gpus")
+        other.close_state(0, "gone to postgresql://db/gpus")
+    other.close_state(1, "gone to postgresql://db/gpus")
     change = granted(mine, "b", store.now())
-    with pytest.raises(StoreMovedError, match="moved to postgresql://db/gpus"):
+    with pytest.raises(StateClosedError, match="gone to postgresql://db/gpus"):
         store.commit(1, [change], now=store.now())
-    with pytest.raises(StoreMovedError, match="moved to postgresql://db/gpus"):
+    with pytest.raises(StateClosedError, match="gone to postgresql://db/gpus"):
         store.replace(first_state())
     assert [lease.lease_id for lease in fresh(store).leases] == ["a"]
-    store.move(1, "")
-    commit(store, mine, lambda now: [granted(mine, "b", now)])
-    assert len(fresh(other).leases) == 2
+    assert store.closed == "gone to postgresql://db/gpus"
+
+
+def restored(store: Store, snapshot: Snapshot, version: int | None, **values: Any) -> str:
+    """Restore without a recovery window, unless said otherwise; return the new incarnation."""
+    name = new_incarnation(store.now(), store.incarnation)
+    options: dict[str, Any] = {"suspended_until": 0.0, "history_until": 0, **values}
+    store.restore(snapshot, version, incarnation=name, **options)
+    return name
+
+
+def test_a_restored_state_takes_the_place_of_the_version_that_was_read_and_of_no_other(
+    open_client: OpenStore,
+) -> None:
+    store, other = open_client(), open_client()
+    with pytest.raises(StaleStateError):
+        restored(store, first_state(), 7)
+    restored(store, replace(first_state(2), version=100, last_fencing_token=90), None)
+    mine = other.refresh(None)
+    assert mine is not None
+    before = other.incarnation
+    add(other, mine, "late")
+    for version in (None, 100):
+        with pytest.raises(StaleStateError):
+            restored(store, first_state(3), version)
+    assert (mine.leases["late"].fencing_token, len(fresh(store).nodes)) == (91, 2)
+    name = restored(store, replace(first_state(3), version=200), 101)
+    again = other.refresh(mine)
+    assert again is not None, "clients of the earlier incarnation go on with this one"
+    assert (other.incarnation, again.version, again.leases) == (name, 200, {})
+    assert other.incarnation > before
+    add(other, again, "next")
+
+
+def test_a_restore_opens_a_closed_state_and_keeps_the_history_up_to_the_backup(
+    open_client: OpenStore,
+) -> None:
+    store = open_client()
+    mine = started(store)
+    add(store, mine, "a")
+    backup = mine.snapshot()
+    add(store, mine, "b")
+    store.close_state(2, "for good")
+    restored(store, replace(backup, version=100), 2, history_until=1)
+    again = open_client().refresh(None)
+    assert again is not None
+    add(store, again, "c")
+    kept = [change.lease.lease_id for _, change in store.history() if isinstance(change, Granted)]
+    assert kept in (["a", "c"], ["c"]), "a store in memory keeps none"
+    fresh(store)
+    assert not store.closed
+
+
+def test_after_a_restore_nothing_is_granted_until_its_time(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    mine = started(store)
+    add(store, mine, "a")
+    restored(store, replace(mine.snapshot(), version=100), 1, suspended_until=store.now() + 1.5)
+    mine = other.refresh(None)
+    assert mine is not None
+    assert other.suspension.until > other.now()
+    with pytest.raises(StateUnconfirmedError) as refusal:
+        commit(other, mine, lambda now: [granted(mine, "b", now)])
+    assert 0 < refusal.value.remaining_s <= 2
+    commit(other, mine, lambda now: [Renewed("a", 1, now, now + 900)])
+    wait_for(lambda: other.now() > other.suspension.until + 0.5)
+    commit(other, mine, lambda now: [granted(mine, "b", now)])
 
 
 def test_a_replica_ahead_of_the_store_is_a_lost_state(open_client: OpenStore) -> None:
@@ -700,7 +773,70 @@ def test_the_first_look_at_the_history_reads_the_newest_and_a_later_one_more(
 def test_grants_are_not_suspended_without_a_restart(open_client: OpenStore) -> None:
     store = open_client()
     started(store)
-    assert store.suspended_until < store.now()
+    assert store.suspension is NO_SUSPENSION
+
+
+def test_a_jump_of_the_clock_suspends_what_waits_for_owners_for_all(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    cluster = started(store, ClusterSettings(confirmation_window_s=1.0))
+    for lease_id in "abc":
+        add(store, cluster, lease_id)
+    tokens = {lease.lease_id: lease.fencing_token for lease in cluster.leases.values()}
+    suspension, is_begun = store.suspend(ClockJump(-3600.0, store.now() - 10))
+    assert is_begun
+    assert suspension.clock_jump_s == -3600.0
+    assert 0 < suspension.until - store.now() <= 1.1
+    theirs = other.refresh(None)
+    assert theirs is not None
+    assert other.suspension.clock_jump_s == -3600.0
+    now = other.now()
+    for change in (
+        granted(theirs, "d", now),
+        Expired("a", tokens["a"], now),
+        Quarantined("a", tokens["a"], now),
+    ):
+        with pytest.raises(StateUnconfirmedError, match="clock jumped back by 3600 s, seen") as caught:
+            other.commit(theirs.version, [change], now=now)
+        assert caught.value.clock_jump_s == -3600.0
+    goes_on = [
+        Renewed("a", tokens["a"], now, now + 60),
+        Released("b", tokens["b"], now),
+        Quarantined("c", tokens["c"], now, revoked=True),
+        Queued(Request("waits", 1, ttl_s=60.0), now, 4, now),
+    ]
+    other.commit(theirs.version, goes_on, now=now)
+    wait_for(lambda: other.now() > suspension.until)
+    after = other.refresh(None)
+    assert after is not None
+    assert other.suspension is NO_SUSPENSION
+    now = other.now()
+    other.commit(after.version, [Expired("a", tokens["a"], now)], now=now)
+
+
+def test_a_jump_is_stored_once_and_its_opposite_again(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    started(store, ClusterSettings(confirmation_window_s=60.0))
+    other.refresh(None)
+    before = store.now() - 10
+    assert store.suspend(ClockJump(3600.0, before))[1]
+    late, is_begun = other.suspend(ClockJump(3600.8, before - 1000))
+    assert not is_begun, "seen by one who had not looked for long"
+    assert late.until <= store.now() + 61
+    assert not other.suspend(ClockJump(3599.4, before))[1]
+    assert other.suspend(ClockJump(-3600.0, before))[1]
+    assert store.suspend(ClockJump(3600.0, before))[1]
+    assert store.suspend(ClockJump(3600.0, store.now() + 1))[1], "another one, later"
+
+
+def test_each_machine_is_known_by_what_it_saw_last(open_client: OpenStore) -> None:
+    store, other = open_client(), open_client()
+    started(store)
+    assert store.witnesses.all() == {}
+    now = store.now()
+    store.witnesses.put("a", Sighting(now))
+    other.witnesses.put("b", Sighting(now + 1))
+    other.witnesses.put("a", Sighting(now + 2, -3600.0, now + 2))
+    assert store.witnesses.all() == {"a": Sighting(now + 2, -3600.0, now + 2), "b": Sighting(now + 1)}
 
 
 # ---- idempotency keys ----

@@ -141,6 +141,9 @@ class Launcher(Protocol):
         """Close the connection; the jobs continue."""
 
 
+ANSWER_TIMEOUT_S = 60.0
+"""Time after which a server or a folder that gives no answer is out of reach."""
+
 TAIL_BYTES = 16 * 1024
 """Most bytes of output that `tail` returns."""
 

@@ -1,14 +1,15 @@
 """Detached jobs with a directory each; standard library only, since the ssh launcher sends this file along.
 
 `<root>/<key>/` holds `log`, `group` (the process group), `exit_code` once the job has ended, `lock`, and
-`preempted` once the job was told that its lease is taken. `<root>/kept/<key without its lease's fencing
-token>/` is the job's own: it stays for the next lease of the same id, until a job has succeeded.
+`preempted` once the job was told that its lease is taken. `<root>/told/<key>`, which the job is not told of,
+is then dated to the end of its grace. `<root>/kept/<key without its lease's fencing token>/` is the job's
+own: it stays for the next lease of the same id, until a job has succeeded.
 `<root>/ended/<key>` is the tombstone of a job that was stopped, kept for a day: it is not started again.
 `<root>/mark` has a number that only this folder has, so that nobody takes another for it.
 Every process of the job inherits a flock on `lock`, so the lock is free only when the job is gone, even if
 some of its processes were killed or process ids were reused. A process that closed the inherited
 descriptor, as Python's subprocesses do, is found by `GPU_JOB_LOCK` in its environment when the job is
-stopped.
+stopped. A job may put anything in place of these files: what is read is a bounded regular file, or none.
 """
 
 from __future__ import annotations
@@ -24,21 +25,24 @@ import select
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from typing import Any
+from typing import Any, BinaryIO
 
 DEFAULT_ROOT = "~/.gpu-manager/jobs"
 CHECKPOINT = "checkpoint"
 PREEMPTED = "preempted"
 SIGN = "sign"
+TOLD = "told"
 KEPT = "kept"
 ENDED = "ended"
 ENDED_S = 86400.0
 LOG_CHUNK_BYTES = 256 * 1024
+MAX_SHORT_BYTES = 256
 STARTER_TIMEOUT_S = 10.0
 KILL_TIMEOUT_S = 10.0
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -123,10 +127,9 @@ def prepare(root: str, key: str, port: int = 0) -> dict[str, Any]:
     _refuse_ended(root, key)
     directory = _directory(root, key)
     folder = os.path.dirname(directory)
-    for path in (directory, _tombstones(root)):
+    for path in (directory, _folder(root, ENDED)):
         os.makedirs(path, mode=0o700, exist_ok=True)
-    with open(os.path.join(directory, "prepared"), "w") as file:
-        file.write("1\n")
+    _write(os.path.join(directory, "prepared"), "1\n")
     if port:
         with closing(socket.socket()) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections take no port
@@ -191,8 +194,7 @@ def _spawn(
     try:
         os.makedirs(own, mode=0o700, exist_ok=True)
         for variable, path in paths.items():
-            with open(path, "w") as file:
-                file.write(files[variable])
+            _write(path, files[variable])
         return subprocess.run(
             ["/bin/sh", "-c", WRAPPER, "sh", _tombstone(root, key), *command],
             cwd=directory,
@@ -243,7 +245,7 @@ def attend(
     directory = _directory(root, key)
     _refuse_ended(root, key)
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    _write(directory, SIGN, "")
+    _write(os.path.join(directory, SIGN), "")
     with _lock_of_unstarted(directory) as lock:
         if lock is None:
             raise RuntimeError(f"job {key} was started before")
@@ -252,7 +254,7 @@ def attend(
 
         def own_group() -> None:
             os.setpgid(0, 0)
-            _write(directory, "group", str(os.getpid()))
+            _write(os.path.join(directory, "group"), str(os.getpid()))
             if _exists(_tombstone(root, key)):
                 os._exit(ENDED_CODE)
             if terminal is not None:
@@ -286,7 +288,7 @@ def attend(
         shutil.rmtree(directory, ignore_errors=True)  # it may have been made after `stop`
     else:
         with suppress(OSError):  # another process has just stopped the job
-            _write(directory, "exit_code", str(code))
+            _write(os.path.join(directory, "exit_code"), str(code))
     return code
 
 
@@ -334,7 +336,7 @@ def status(root: str, key: str) -> dict[str, Any]:
         "exit_code": None,
         "ended_at": None,
         "checkpoint_at": _modified_at(os.path.join(_own_directory(root, key), CHECKPOINT)),
-        "preempted": _exists(os.path.join(directory, PREEMPTED)),
+        "preempted": _exists(_told(root, key)),
     }
     if not _exists(directory):
         return found
@@ -357,7 +359,7 @@ def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:
     """
     found = status(root, key)  # read before the log, so that all output of a job that has ended is there
     try:
-        with open(os.path.join(_directory(root, key), "log"), "rb") as log:
+        with _open(os.path.join(_directory(root, key), "log")) as log:
             log.seek(offset)
             data = log.read(LOG_CHUNK_BYTES)
     except FileNotFoundError:
@@ -370,7 +372,7 @@ def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:
 def tail(root: str, key: str, size: int) -> dict[str, Any]:
     """Return the last `size` bytes of the output."""
     try:
-        with open(os.path.join(_directory(root, key), "log"), "rb") as log:
+        with _open(os.path.join(_directory(root, key), "log")) as log:
             log.seek(max(os.fstat(log.fileno()).st_size - size, 0))
             return {"text": log.read(size).decode("utf-8", "replace")}
     except FileNotFoundError:
@@ -412,17 +414,18 @@ def preempt(
     call and counts from then, whichever process calls again. Returns once the job has ended, or after
     `wait_s`.
     """
-    directory = _directory(root, key)
-    told = os.path.join(directory, PREEMPTED)
-    if status(root, key)["state"] == "running" and not os.path.exists(told):
-        with suppress(FileNotFoundError):  # another process has just stopped the job
-            _write_grace(told + ".new", grace_s)
-            os.replace(told + ".new", told)
-            _signal(directory, getattr(signal, f"SIG{signal_name}"))
+    told = _told(root, key)
+    if status(root, key)["state"] == "running" and not _exists(told):
+        os.makedirs(_folder(root, TOLD), mode=0o700, exist_ok=True)
+        _write(told, "", dated=time.time() + grace_s)
+        directory = _directory(root, key)
+        with suppress(OSError):  # another process has just stopped the job, or it put a folder there
+            _write_grace(os.path.join(directory, PREEMPTED), grace_s)
+        _signal(directory, getattr(signal, f"SIG{signal_name}"))
     deadline = time.monotonic() + wait_s
     found = status(root, key)
     while found["state"] == "running":
-        kill_at = _kill_at(told)
+        kill_at = _modified_at(told)
         if kill_at is not None and time.time() >= kill_at:
             terminate(root, key, 0.0)
         elif time.monotonic() >= deadline:
@@ -450,25 +453,26 @@ def stop(root: str, key: str, grace_s: float = 10.0) -> None:
             os.unlink(os.path.join(directory, "log"))
         _bury(root, key)
     terminate(root, key, grace_s)
-    if _number(directory, "exit_code") == 0:  # nothing has to go on from there
-        own = _own_directory(root, key)
-        if all(_own_directory(root, name) != own for name in _jobs(root) if name != key):
-            shutil.rmtree(own, ignore_errors=True)
+    with suppress(OSError):  # the job put something else there
+        if _number(directory, "exit_code") == 0:  # nothing has to go on from there
+            own = _own_directory(root, key)
+            if all(_own_directory(root, name) != own for name in _jobs(root) if name != key):
+                shutil.rmtree(own, ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        os.unlink(_told(root, key))
 
 
 def _bury(root: str, key: str) -> None:
     """Write the job's tombstone, and remove those that are older than a day."""
     _prune(root)
-    path = _tombstone(root, key)
-    os.makedirs(_tombstones(root), mode=0o700, exist_ok=True)
-    with open(path, "w"):
-        os.utime(path)
+    os.makedirs(_folder(root, ENDED), mode=0o700, exist_ok=True)
+    _write(_tombstone(root, key), "")
 
 
 def _prune(root: str) -> None:
     with suppress(FileNotFoundError):
-        for entry in os.scandir(_tombstones(root)):
+        for entry in os.scandir(_folder(root, ENDED)):
             with suppress(FileNotFoundError):  # another process prunes, too
                 if entry.stat().st_mtime < time.time() - ENDED_S:
                     os.unlink(entry.path)
@@ -491,26 +495,30 @@ def _refuse_ended(root: str, key: str) -> None:
     raise AlreadyEndedError(f"job {key} has ended already; it is not started again")
 
 
-def _tombstones(root: str) -> str:
-    return os.path.abspath(os.path.join(os.path.expanduser(root), ENDED))
+def _folder(root: str, name: str) -> str:
+    return os.path.abspath(os.path.join(os.path.expanduser(root), name))
 
 
 def _tombstone(root: str, key: str) -> str:
-    return os.path.join(_tombstones(root), key)
+    return os.path.join(_folder(root, ENDED), key)
+
+
+def _told(root: str, key: str) -> str:
+    return os.path.join(_folder(root, TOLD), key)
 
 
 def _jobs(root: str) -> Iterator[str]:
     """Yield the keys of the jobs that have a directory."""
     with suppress(FileNotFoundError):
         for entry in os.scandir(os.path.expanduser(root)):
-            if entry.is_dir() and entry.name not in (KEPT, ENDED):
+            if entry.is_dir() and entry.name not in (KEPT, ENDED, TOLD):
                 yield entry.name
 
 
 def _mark(folder: str) -> str:
     """Return the number that only this folder has; whichever process comes first writes it."""
     path = os.path.join(folder, "mark")
-    with closing(os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")) as file:
+    with closing(os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+")) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         mark = file.read()
         if not mark:
@@ -537,17 +545,40 @@ def _exists(path: str) -> bool:
     return True
 
 
+def _open(path: str) -> BinaryIO:
+    """Open a regular file to read it; raises `FileNotFoundError` for a link, a pipe, a device or a socket."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise FileNotFoundError(errno.ENOENT, "no regular file", path) from error
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # `fdopen` refuses a folder
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "no regular file", path)
+    return os.fdopen(descriptor, "rb")
+
+
 def _text(path: str) -> str:
-    with open(path) as file:
-        return file.read()
+    """Return what a short file says."""
+    with _open(path) as file:
+        return file.read(MAX_SHORT_BYTES).decode("ascii", "replace")
 
 
-def _write(directory: str, name: str, text: str) -> None:
-    """Write a file that no reader sees half."""
-    path = os.path.join(directory, name)
-    with open(path + ".new", "w") as file:
-        file.write(text)
-    os.replace(path + ".new", path)
+def _write(path: str, text: str, dated: float | None = None) -> None:
+    """Write a file that no reader sees half, in place of what is there; `dated` is when it was changed."""
+    new = f"{path}.{os.urandom(4).hex()}"  # a name of its own: others may write the same file now
+    try:
+        with open(new, "x") as file:
+            file.write(text)
+        if dated is not None:
+            os.utime(new, (dated, dated))
+        os.replace(new, path)
+    except OSError:
+        with suppress(FileNotFoundError):
+            os.unlink(new)
+        raise
 
 
 def _directory(root: str, key: str) -> str:
@@ -566,23 +597,14 @@ def _modified_at(path: str) -> float | None:
     return None
 
 
-def _write_grace(told: str, grace_s: float) -> None:
-    """Write the file that tells a job its grace; on a full disk an empty one, dated to its end."""
+def _write_grace(path: str, grace_s: float) -> None:
+    """Write the file that tells a job its grace, an empty one on a full disk."""
     try:
-        with open(told, "w") as file:
-            file.write(f"{grace_s:g}\n")
+        _write(path, f"{grace_s:g}\n")
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        ends_at = time.time() + grace_s
-        os.utime(told, (ends_at, ends_at))
-
-
-def _kill_at(told: str) -> float | None:
-    """Return when the grace is over that the file gives the job, None if the job was not told."""
-    with suppress(FileNotFoundError), open(told) as file:
-        return os.fstat(file.fileno()).st_mtime + float(file.read() or 0)
-    return None
+        _write(path, "")
 
 
 def _signal(directory: str, signal_number: int) -> bool:
@@ -590,7 +612,11 @@ def _signal(directory: str, signal_number: int) -> bool:
 
     Returns whether the group exists.
     """
-    group = _number(directory, "group")
+    group = None
+    with suppress(IsADirectoryError):
+        group = _number(directory, "group")
+    if group is not None and (group <= 1 or group == os.getpgrp()):
+        group = None  # the job wrote it, to end others
     if group is not None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal_number)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import socket
 import tarfile
 import time
@@ -38,10 +37,11 @@ TIMEOUT_S = 30
 STARTER_TIMEOUT_S = 5.0
 TAIL_LINES = 100
 PREEMPT_FILE = "GPU_PREEMPT_FILE"
-GRACE_END_FILE = "GRACE_END"
-"""An empty file dated to the end of a grace that a full disk has no room to write."""
 OWN_DIRECTORY = "/var/lib/gpu-manager/job"
 """The job's own directory: a volume that stays for the next lease of the id, until a job has succeeded."""
+
+KILL_AT_LABEL = "gpu-manager.kill-at"
+"""Label of the volumes that say until when, in seconds since the epoch, a preempted job has its grace."""
 
 ENDED_LABEL = "gpu-manager.ended"
 """Label of the volumes that are tombstones of jobs."""
@@ -365,6 +365,8 @@ class DockerLauncher:
                 if found.state is not JobState.RUNNING:
                     return replace(found, preempted=kill_at is not None)
                 if kill_at is None:
+                    now = time.time()
+                    self._api.create_volume(_told(key), labels={KILL_AT_LABEL: str(now + grace_s)})
                     self._write_grace(key, grace_s)
                     self._signal(key, f"SIG{signal_name}")
                 elif time.time() >= kill_at:
@@ -379,32 +381,18 @@ class DockerLauncher:
             self._api.kill(key, signal_name)
 
     def _write_grace(self, key: str, grace_s: float) -> None:
-        """Write the file that tells a job its grace; on a full disk an empty one, and `GRACE_END_FILE`."""
-        now = time.time()
-        try:
-            self._api.put_archive(key, "/", _archive({PREEMPT_FILE: f"{grace_s:g}\n"}, now))
-        except self._docker.errors.APIError as error:
-            if not re.search("no space left|quota exceeded", str(error.explanation), re.IGNORECASE):
-                raise
-            self._api.put_archive(key, "/", _archive({GRACE_END_FILE: "", PREEMPT_FILE: ""}, now + grace_s))
+        """Write the file that tells a job its grace: empty on a full disk, none if it put a folder there."""
+        for text in (f"{grace_s:g}\n", ""):
+            with suppress(self._docker.errors.APIError):
+                self._api.put_archive(key, "/", _archive({PREEMPT_FILE: text}))
+                return
 
     def _kill_at(self, key: str) -> float | None:
-        """Return when the grace is over that the job was given in a file, None if the job was not told."""
-        told = self._read(key, PREEMPT_FILE)
-        if told is None or told[0]:
-            return None if told is None else told[1] + float(told[0])
-        ends = self._read(key, GRACE_END_FILE)
-        return None if ends is None else ends[1]
-
-    def _read(self, key: str, variable: str) -> tuple[bytes, float] | None:
-        """Return the text of a file in the container, and when it was changed; None if it is not there."""
+        """Return when the grace is over that the job was given, None if the job was not told."""
         try:
-            packed, found = self._api.get_archive(key, f"/{_path(variable)}")
+            return float(self._api.inspect_volume(_told(key))["Labels"][KILL_AT_LABEL])
         except self._docker.errors.NotFound:
             return None
-        with tarfile.open(fileobj=io.BytesIO(b"".join(packed))) as archive:
-            [text] = (file.read() for entry in archive if (file := archive.extractfile(entry)))
-        return text, datetime.fromisoformat(found["mtime"]).timestamp()
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         engine = self._verified(key)
@@ -420,6 +408,8 @@ class DockerLauncher:
                 if error.status_code != 409:
                     raise
                 self._api.wait(key, timeout=TIMEOUT_S, condition="removed")  # another process removes it
+            with suppress(self._docker.errors.NotFound):
+                self._api.remove_volume(_told(key))
             if has_succeeded:  # nothing has to go on from there, unless a later lease of the id does
                 with self._in_use():
                     self._api.remove_volume(_volume(key), force=True)
@@ -458,6 +448,11 @@ def _tombstone(key: str) -> str:
     return f"{key}-ended"
 
 
+def _told(key: str) -> str:
+    """Return the name of the volume that says that the job was told of its preemption."""
+    return f"{key}-told"
+
+
 def _volume(key: str) -> str:
     """Return the name of the volume that all leases of the same id and rank share."""
     return f"{lease_of_key(key)}-kept"
@@ -468,13 +463,13 @@ def _path(variable: str) -> str:
     return f"var/lib/gpu-manager/{variable.lower()}"
 
 
-def _archive(files: Mapping[str, str], at: float = 0.0) -> bytes:
+def _archive(files: Mapping[str, str]) -> bytes:
     """Return a tar archive of the job's files, with the folders above them."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for variable, text in files.items():
             entry = tarfile.TarInfo(_path(variable))
-            entry.size, entry.mode, entry.mtime = len(data := text.encode()), 0o644, at
+            entry.size, entry.mode, entry.mtime = len(data := text.encode()), 0o644, time.time()
             archive.addfile(entry, io.BytesIO(data))
     return packed.getvalue()
 

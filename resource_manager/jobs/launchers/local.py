@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, replace
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import directory_job
 from resource_manager.jobs.launchers.base import (
+    ANSWER_TIMEOUT_S,
     TAIL_BYTES,
     AlreadyEndedError,
     Job,
@@ -24,6 +26,8 @@ from resource_manager.jobs.launchers.base import (
     check_no_other_lease,
 )
 from resource_manager.jobs.launchers.devices import job_environment
+
+T = TypeVar("T")
 
 LOCAL = JobPlace("local")
 """Place of jobs on this machine before one was prepared."""
@@ -63,8 +67,12 @@ class LocalLauncher:
     def prepare(self, job: Job) -> JobPlace:
         check_image(self._place.launcher, job)
         job_environment(job)
-        with self._there(job.key, "cannot be started", LauncherError):
-            found = directory_job.prepare(self.root, job.key, job.port)
+        found = self._ask(
+            job.key,
+            "cannot be started",
+            lambda: directory_job.prepare(self.root, job.key, job.port),
+            kind=LauncherError,
+        )
         check_no_other_lease(job.key, found["running"], socket.gethostname())
         self._place = placed(self._place, found)
         return self._place
@@ -72,51 +80,87 @@ class LocalLauncher:
     def start(self, job: Job) -> None:
         check_image(self._place.launcher, job)
         environment = job_environment(job)
-        with self._there(job.key, "could not be started"):
-            directory_job.start(self.root, job.key, job.command, environment, files=job.files)
+        self._ask(
+            job.key,
+            "could not be started",
+            lambda: directory_job.start(self.root, job.key, job.command, environment, files=job.files),
+        )
 
     def status(self, key: str) -> JobStatus:
-        with self._there(key, "cannot be seen"):
-            return status_of(directory_job.status(self.root, key))
+        return status_of(self._ask(key, "cannot be seen", lambda: directory_job.status(self.root, key)))
 
     def logs(self, key: str, offset: int = 0) -> Output:
-        with self._there(key, "cannot be seen"):
-            found = directory_job.logs(self.root, key, offset)
+        found = self._ask(key, "cannot be seen", lambda: directory_job.logs(self.root, key, offset))
         return Output(found["text"], found["offset"], status_of(found["status"]))
 
     def tail(self, key: str) -> str:
-        with self._there(key, "cannot be seen"):
-            return str(directory_job.tail(self.root, key, TAIL_BYTES)["text"])
+        found = self._ask(key, "cannot be seen", lambda: directory_job.tail(self.root, key, TAIL_BYTES))
+        return str(found["text"])
 
     def terminate(self, key: str, grace_s: float = 10.0) -> None:
-        with self._there(key, "could not be ended"):
-            directory_job.terminate(self.root, key, grace_s)
+        self._ask(
+            key,
+            "could not be ended",
+            lambda: directory_job.terminate(self.root, key, grace_s),
+            takes_s=grace_s,
+        )
 
     def preempt(self, key: str, grace_s: float, signal_name: str = "TERM", wait_s: float = 0.0) -> JobStatus:
-        with self._there(key, "could not be told that it is preempted"):
-            return status_of(directory_job.preempt(self.root, key, grace_s, signal_name, wait_s))
+        found = self._ask(
+            key,
+            "could not be told that it is preempted",
+            lambda: directory_job.preempt(self.root, key, grace_s, signal_name, wait_s),
+            takes_s=wait_s,
+        )
+        return status_of(found)
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:
-        with self._there(key, "could not be stopped"):
-            directory_job.stop(self.root, key, grace_s)
+        self._ask(
+            key,
+            "could not be stopped",
+            lambda: directory_job.stop(self.root, key, grace_s),
+            takes_s=grace_s,
+        )
 
     def sign(self, key: str) -> None:
         """Tell the job, which runs in a terminal, that its caller is there."""
-        with self._there(key, "could not be told that its caller is there"):
-            directory_job.sign(self.root, key)
+        self._ask(
+            key,
+            "could not be told that its caller is there",
+            lambda: directory_job.sign(self.root, key),
+        )
 
-    @contextmanager
-    def _there(
-        self, key: str, failed: str, kind: type[LauncherError] = LauncherUnreachableError
-    ) -> Iterator[None]:
-        """Look at the job's place only; errors that leave its state unknown become one of this kind."""
+    def _ask(
+        self,
+        key: str,
+        failed: str,
+        act: Callable[[], T],
+        *,
+        kind: type[LauncherError] = LauncherUnreachableError,
+        takes_s: float = 0.0,
+    ) -> T:
+        """Return the answer from the job's place only; errors that leave its state unknown become of `kind`.
+
+        A folder whose file system hangs is left after `ANSWER_TIMEOUT_S` and the time that the call takes.
+        """
         failed = f"job {key} {failed} on {socket.gethostname()}"
+        answer: Future[T] = Future()
+
+        def asked() -> None:
+            try:
+                if self._place.machine:
+                    directory_job.verify(key, asdict(self._place))
+                answer.set_result(act())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        Thread(target=asked, daemon=True, name=f"look at {key}").start()
         try:
-            if self._place.machine:
-                directory_job.verify(key, asdict(self._place))
-            yield
+            return answer.result(ANSWER_TIMEOUT_S + takes_s)
         except directory_job.RefusedError as error:
             raise refusal(type(error).__name__, str(error), failed) from error
+        except TimeoutError as error:
+            raise LauncherUnreachableError(f"{failed}: {self.root} does not answer") from error
         except (OSError, RuntimeError) as error:
             raise kind(f"{failed}: {error}") from error
 

@@ -16,6 +16,7 @@ from resource_manager.core.models import JobPlace
 from resource_manager.errors import how_to_install
 from resource_manager.jobs.launchers import directory_job
 from resource_manager.jobs.launchers.base import (
+    ANSWER_TIMEOUT_S,
     TAIL_BYTES,
     Job,
     JobState,
@@ -31,7 +32,6 @@ from resource_manager.jobs.launchers.devices import job_environment
 from resource_manager.jobs.launchers.local import placed, refusal, status_of
 from resource_manager.jobs.launchers.plain_ssh import parts_of, plain_connection, silence
 
-ANSWER_TIMEOUT_S = 60.0
 PYTHON = "python3 -I -S -"
 """Command that runs a program from standard input, without what else is installed: fast, always alike."""
 

@@ -11,16 +11,25 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from resource_manager.core.changes import Change, Expired, Preempting, Quarantined
+from resource_manager.core.changes import (
+    Change,
+    Expired,
+    MembersReleased,
+    Preempting,
+    Quarantined,
+    Released,
+    Renewed,
+)
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.name_lookup import name_in
-from resource_manager.core.refusal import Refusal, no_servers
+from resource_manager.core.refusal import RecoveryWindow, Refusal, no_servers
 from resource_manager.errors import (
     InvalidRequestError,
     LockedError,
     LockTimeoutError,
+    NewerFormatError,
     RepeatedError,
     ResourceManagerError,
     StaleStateError,
@@ -57,7 +66,7 @@ class Observer(Protocol):
     """A receiver of measurements; must be quick and must not raise."""
 
     def measured(self, name: str, value: float) -> None:
-        """Receive a value of `lock_wait_s`, `commit_s` or `commit_conflicts` (1 each)."""
+        """Receive a value of `lock_wait_s`, `commit_s`, `commit_conflicts` (1 each) or `clock_jump_s`."""
 
 
 class Transactions:
@@ -74,6 +83,8 @@ class Transactions:
         self.learner = AttainedLearner(store)
         self.by = by
         self.observer = observer
+        self.distrusted: Refusal | None = None
+        """The reason for which this process grants nothing on the state as it is; None if it trusts it."""
         self._rules = RuleBook(self.learner)
         self._lock_timeout_s = lock_timeout_s
         self._recovery = Recovery(store)
@@ -88,8 +99,9 @@ class Transactions:
         return self._rules.of(cluster).policy
 
     def policy(self, cluster: ClusterState) -> Policy:
-        """Return the same policy, by which nothing fits in the recovery window of a restarted store."""
-        return nothing_fits if self._recovery.suspends_grants else self.usual_policy(cluster)
+        """Return the same policy, by which nothing fits in a recovery window or on a distrusted state."""
+        is_suspended = self._recovery.suspends_grants or self.distrusted is not None
+        return nothing_fits if is_suspended else self.usual_policy(cluster)
 
     def order(self, cluster: ClusterState) -> QueueDiscipline:
         """Return the order of the queue, by the state's settings."""
@@ -101,6 +113,8 @@ class Transactions:
 
     def misconfigured(self, cluster: ClusterState) -> Refusal | None:
         """Return why this process can grant nothing in that state; None if it can."""
+        if self.distrusted is not None:
+            return self.distrusted
         return self._rules.of(cluster).refusal if cluster.nodes else no_servers()
 
     def catch_up(self, cluster: ClusterState) -> None:
@@ -109,8 +123,12 @@ class Transactions:
             self.learner.catch_up(cluster)
 
     def resumes_in_s(self, now: float) -> float:
-        """Return the seconds until grants resume after a restart of the store; 0 or less if not paused."""
+        """Return the seconds until grants resume in a recovery window; 0 or less if not paused."""
         return self._recovery.remaining_s(now)
+
+    def recovery_window(self, cluster: ClusterState, now: float) -> RecoveryWindow | None:
+        """Return the recovery window that is open; None if there is none."""
+        return self._recovery.window(cluster, now)
 
     def with_dispatch(self, cluster: ClusterState, changes: Sequence[Change], now: float) -> list[Change]:
         """Return the changes and the grants to pending requests that they allow; none for no changes."""
@@ -128,20 +146,29 @@ class Transactions:
         exclusive: bool = False,
         once: Repeatable[T] | None = None,
         refused: Callable[[ClusterState], bool] | None = None,
+        held: str | None = None,
     ) -> T:
         """Decide, commit and return the answer of `reader` on the state right after.
 
         `exclusive` keeps a step out of groups that cannot be applied on trial (an inventory). With `once`
         the changes are made only if none were made under that key. A step without changes that `refused`
-        confirms is decided again for `LOOK_AGAIN_S` under contention. Raises the step's errors,
-        `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
+        confirms is decided again for `LOOK_AGAIN_S` under contention. A step about the lease `held` alone,
+        whose fencing token the caller has, is carried out on a state that a newer version wrote, too. Raises
+        the step's errors, `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
         """
         who = asking()
         by, step = (self.by, step) if who is None else (who.by, who.noting(step))
         operation = Operation(step, reader, by, once, refused)
-        if once is not None and (reference := self.store.recall(once.key)) is not None:
-            return self._answer_again(once, reference)
-        self._groups.carry_out(operation, self._lock_timeout_s, exclusive=exclusive)
+        try:
+            if once is not None and (reference := self.store.recall(once.key)) is not None:
+                return self._answer_again(once, reference)
+            self._groups.carry_out(operation, self._lock_timeout_s, exclusive=exclusive)
+            if isinstance(operation.error, NewerFormatError):
+                raise operation.error
+        except NewerFormatError:
+            if held is None:
+                raise
+            return self._run_on_known(operation, held)
         if who is not None and operation.error is None:
             who.changes += operation.changes
         if once is None:
@@ -153,11 +180,41 @@ class Transactions:
             return self._answer_again(once, reference)
         return _answer(operation)
 
+    def _run_on_known(self, operation: Operation[T], held: str) -> T:
+        """Commit what an operation does to one lease, on what is known of a state that a newer version wrote.
+
+        Nothing is granted for it, and nothing else ends.
+        """
+        once, deadline = operation.once, time.monotonic() + self._lock_timeout_s
+        of_lease = Renewed | Released | MembersReleased | Quarantined
+        with self._groups.mutex, self._locked(deadline) as lock:
+            cluster, now = self.store.refresh_known(), self.store.now()
+            operation.decide(cluster, now)
+            if operation.error is not None:
+                raise operation.error
+            changes: list[Change] = [
+                change
+                for change in operation.changes
+                if isinstance(change, of_lease) and change.lease_id == held
+            ]
+            if cluster.ledger is not None:
+                changes = list(with_use(cluster, changes))
+            keys = [] if once is None else [(once.key, json.dumps(once.refer(changes)))]
+            try:
+                self.store.commit(cluster.version, changes, now=now, lock=lock, once=keys)
+            except RepeatedError as error:
+                assert once is not None
+                return once.answer(cluster, now, json.loads(once.key.reference_in(error.stored)))
+        for change in changes:
+            cluster.apply(change)
+        return operation.reader(cluster, now)
+
     def expire_and_schedule(self) -> list[Change]:
         """Expire leases that are due and grant pending requests that fit; return the changes."""
         operation = _Expirations(self)
         self._groups.carry_out(operation, self._lock_timeout_s)
         _answer(operation)
+        self._recovery.watch(self.store.now())
         return operation.changes
 
     def read(self, reader: Reader[T], max_age_s: float = 0.0) -> T:
@@ -228,6 +285,8 @@ class Transactions:
                 if conflicts < TRIES_WITHOUT_LOCK:
                     decided = self._attempt(group, None)
                 else:
+                    if self._replica.cluster is not None:  # a jump back makes the lock of the dead live on
+                        self._look(self._replica.cluster)
                     # What others commit is read during the wait too, so that little is left under the lock.
                     with self._locked(deadline, self._replica.refresh) as lock:
                         if not lock.is_fresh:
@@ -307,11 +366,12 @@ class Transactions:
         for operation in decided:
             if not (looks_again and operation.asked_at > since and operation.is_refused(cluster)):
                 operation.finish(cluster, now)
+        self._recovery.extended()
         self.store.tidy_up(cluster)
 
     def _decide(self, cluster: ClusterState, group: list[Operation[Any]]) -> list[Operation[Any]]:
         """Decide each operation on top of those before it; return them in that order."""
-        now = self.store.now()
+        now = self._look(cluster)
         decided = self._led_by_expirations(cluster, group, now)
         if len(decided) == 1:
             decided[0].decide(cluster, now)
@@ -324,11 +384,26 @@ class Transactions:
                         cluster.apply(change)
         return decided
 
+    def _look(self, cluster: ClusterState) -> float:
+        """Return the time on the store's clock, after a look at whether it jumped."""
+        now = self.store.now()
+        jump = self._recovery.look(cluster, now)
+        if jump is not None:
+            self._measured("clock_jump_s", jump.seconds)
+        return now
+
     def _led_by_expirations(
         self, cluster: ClusterState, group: list[Operation[Any]], now: float
     ) -> list[Operation[Any]]:
-        """Return the group, with an operation in front that expires what is due, if anything is."""
-        due = allocator.expire(cluster, now)
+        """Return the group, with an operation in front that expires what is due, if anything is.
+
+        In a recovery window nothing is, and what a jump of the clock took of leases is given back.
+        """
+        due: Sequence[Change]
+        if self._recovery.suspends_grants:
+            due = self._recovery.extensions(cluster, now)
+        else:
+            due = allocator.expire(cluster, now)
         own = [operation for operation in group if isinstance(operation, _Expirations)]
         if due:
             _log(cluster, due)

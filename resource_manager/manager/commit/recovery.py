@@ -1,35 +1,155 @@
-"""The recovery window: after a restart of the store grants pause until owners could renew their leases."""
+"""The recovery window: grants and expirations pause until owners could renew their leases.
+
+A restart of the store begins it, which the store itself notices, or a jump of its clock, which processes
+notice that look at it all the time. One machine may be wrong about a jump: its processes pause on their own.
+A second one that saw the same makes it a window for all, or the first where no other watches.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections.abc import Sequence
 
-from resource_manager.errors import StateUnconfirmedError
+from resource_manager.core.changes import Change, Renewed
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.refusal import RecoveryWindow
+from resource_manager.errors import ResourceManagerError, StateUnconfirmedError, StoreError
 from resource_manager.storage import Store
+from resource_manager.storage.clock import JUMP_S, ClockJump, boot_id, since_boot
+from resource_manager.storage.witnesses import Sighting
 
 logger = logging.getLogger(__name__)
 
+TELL_EVERY_S = 20.0
+"""Interval at which a process that expires leases tells that its machine watches the store's clock."""
+
+WATCHING_S = 60.0
+"""Time for which a machine counts as watching after that."""
+
 
 class Recovery:
-    """The end of the recovery window as this process knows it; the store has the last word."""
+    """The end of the recovery window as this process knows it; the store has the last word.
+
+    `boot_id` names this machine, `steady` is its clock that never jumps.
+    """
 
     def __init__(self, store: Store) -> None:
+        self.boot_id, self.steady = boot_id(), since_boot
         self._store = store
-        self._ends_at = float("-inf")
+        self._ends_at = -math.inf
+        self._clock_jump_s = 0.0
+        self._seen: ClockJump | None = None
+        self._seen_at = 0.0
+        self._untold: ClockJump | None = None
+        self._extends: ClockJump | None = None
+        self._told_at = self.steady()
 
     @property
     def suspends_grants(self) -> bool:
-        """Return True from a refusal of the store until the end of the window that it named."""
+        """Return True from a refusal of the store, or a jump of its clock, until the end of the window."""
         return time.monotonic() < self._ends_at
 
     def remaining_s(self, now: float) -> float:
         """Return the seconds until grants resume; 0 or less outside a window."""
-        return max(self._ends_at - time.monotonic(), self._store.suspended_until - now)
+        return max(self._ends_at - time.monotonic(), self._store.suspension.until - now)
+
+    def window(self, cluster: ClusterState, now: float) -> RecoveryWindow | None:
+        """Return the window that is open, None outside of one."""
+        left_s = self.remaining_s(now)
+        if left_s <= 0:
+            return None
+        began_ago_s = max(cluster.settings.confirmation_window_s - left_s, 0.0)
+        return RecoveryWindow(began_ago_s, left_s, self._store.suspension.clock_jump_s or self._clock_jump_s)
 
     def begin(self, error: StateUnconfirmedError) -> None:
         """Suspend grants for as long as the refusal says; raise it if they are suspended already."""
         if self.suspends_grants:
             raise error
         self._ends_at = time.monotonic() + error.remaining_s
+        self._clock_jump_s = error.clock_jump_s
         logger.warning("%s", error)
+
+    # ---- jumps of the clock ----
+
+    def look(self, cluster: ClusterState, now: float) -> ClockJump | None:
+        """Suspend grants if the store's clock jumped since the last look; return a jump that is new."""
+        jump = self._store.clock_jump
+        is_new = jump is not self._seen
+        if is_new and jump is not None:
+            self._seen = self._untold = jump
+            self._seen_at = now
+            self._ends_at = time.monotonic() + cluster.settings.confirmation_window_s
+            self._clock_jump_s = jump.seconds
+            logger.warning(
+                "the store's clock jumped by %+.1f s: this process grants and expires nothing for %g s",
+                jump.seconds,
+                cluster.settings.confirmation_window_s,
+            )
+        if self._untold is not None:
+            self._tell(self._untold, now)
+        return jump if is_new else None
+
+    def watch(self, now: float) -> None:
+        """Tell now and then that this machine watches the store's clock."""
+        if self.steady() - self._told_at < TELL_EVERY_S:
+            return
+        self._told_at = self.steady()
+        try:
+            self._store.witnesses.put(self.boot_id, self._sighting(now))
+        except StoreError as error:
+            logger.warning("not told that this machine watches the store's clock: %s", error)
+
+    def extensions(self, cluster: ClusterState, now: float) -> Sequence[Change]:
+        """Return renewals that give leases back what a jump forward, stored by this process, took of them.
+
+        A lease that is renewed every third of its life could end before its owner comes. One that was renewed
+        since ends too late for that. Quarantined and preempted ones have no life to give back.
+        """
+        jump = self._extends
+        if jump is None:
+            return ()
+        return [
+            Renewed(
+                lease.lease_id, lease.fencing_token, now, lease.expires_at + jump.seconds, lease.checkpoint_at
+            )
+            for lease in cluster.leases.values()
+            if not lease.quarantined
+            and lease.lease_id not in cluster.preempting
+            and lease.expires_at <= now - jump.seconds + lease.request.ttl_s + JUMP_S
+        ]
+
+    def extended(self) -> None:
+        """Note that the extensions were committed."""
+        self._extends = None
+
+    def _tell(self, jump: ClockJump, now: float) -> None:
+        """Store the window for all if another machine saw the jump, or none else watches."""
+        try:
+            witnesses = self._store.witnesses
+            witnesses.put(self.boot_id, self._sighting(now))
+            others = [other for name, other in witnesses.all().items() if name != self.boot_id]
+            is_seen = any(jump.is_known(other.jump_s, other.jumped_at) for other in others)
+            if is_seen or not any(_is_watching(other, jump, now) for other in others):
+                suspension, is_begun = self._store.suspend(jump)
+                self._ends_at = time.monotonic() + suspension.until - self._store.now()
+                if is_begun:
+                    logger.warning("grants and expirations pause for all: %s saw the jump", _who(is_seen))
+                    self._extends = jump if jump.seconds > 0 else None
+        except ResourceManagerError as error:
+            logger.warning("the jump of the store's clock was not told to others yet: %s", error)
+            return
+        self._untold = None
+
+    def _sighting(self, now: float) -> Sighting:
+        return Sighting(now) if self._seen is None else Sighting(now, self._seen.seconds, self._seen_at)
+
+
+def _is_watching(other: Sighting, jump: ClockJump, now: float) -> bool:
+    """Return whether a machine watched the clock a moment ago, by the clock before the jump or after it."""
+    return min(abs(now - other.seen_at), abs(now - jump.seconds - other.seen_at)) < WATCHING_S
+
+
+def _who(is_second: bool) -> str:
+    return "a second machine" if is_second else "the only machine that watches the clock"

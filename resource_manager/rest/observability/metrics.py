@@ -36,7 +36,7 @@ DURATION_BUCKETS_S = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 3 
 
 
 class ManagerMetrics:
-    """Observer of the manager of this process: waits for the lock, commits, conflicts."""
+    """Observer of the manager of this process: waits for the lock, commits, conflicts, jumps of the clock."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._lock_wait = Histogram(
@@ -51,6 +51,11 @@ class ManagerMetrics:
             registry=registry,
             buckets=LATENCY_BUCKETS_S,
         )
+        self._clock_jumps = Counter(
+            "gpu_manager_store_clock_jumps",
+            "Jumps of the store's clock by more than 5 s that this process saw.",
+            registry=registry,
+        )
         self._conflicts = Counter(
             "gpu_manager_commit_conflicts",
             "Commits refused because another writer committed first.",
@@ -64,6 +69,8 @@ class ManagerMetrics:
             self._commit.observe(value)
         elif name == "commit_conflicts":
             self._conflicts.inc(value)
+        elif name == "clock_jump_s":
+            self._clock_jumps.inc()
 
 
 class Metrics:

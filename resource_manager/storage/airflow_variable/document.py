@@ -30,8 +30,9 @@ class Document:
 
     `incarnation` identifies a state from its first document on, `commit` the write of this document;
     `operator_reset` is true if an operator's reset started the state. `changes` are the last ones, with their
-    versions, `once` the last idempotency keys: caller, key, what is kept, and until when. `moved_to` is the
-    store that the state was moved to, if it was.
+    versions, `once` the last idempotency keys: caller, key, what is kept, and until when. `closed` is why the
+    state is closed, if it is. `suspended` is the last pause of grants, after a jump of the clock or a
+    restore: its end, the jump in seconds (0 for a restore), and when it was stored.
     """
 
     cluster: ClusterState
@@ -40,7 +41,8 @@ class Document:
     operator_reset: bool = False
     changes: tuple[tuple[int, Change], ...] = ()
     once: tuple[tuple[str, str, str, float], ...] = ()
-    moved_to: str = ""
+    closed: str = ""
+    suspended: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def missed_since(self, version: int) -> tuple[Change, ...]:
         """Return the changes after `version`, or none if the document no longer has them all."""
@@ -64,7 +66,8 @@ def to_json(document: Document, now: float) -> str:
             "state": snapshot_to_dict(cluster.snapshot()),
             "changes": [[version, change_to_dict(change)] for version, change in document.changes],
             **({"once": document.once} if document.once else {}),
-            **({"moved_to": document.moved_to} if document.moved_to else {}),
+            **({"closed": document.closed} if document.closed else {}),
+            **({"suspended": document.suspended} if any(document.suspended) else {}),
         },
         separators=(",", ":"),
     )
@@ -111,8 +114,13 @@ def _current(value: dict[str, Any]) -> Document:
         bool(value["operator_reset"]),
         changes,
         once,
-        str(value.get("moved_to", "")),
+        str(value.get("closed", "")),
+        _suspended(*value.get("suspended", (0.0, 0.0, 0.0))),
     )
+
+
+def _suspended(until: float, clock_jump_s: float, at: float) -> tuple[float, float, float]:
+    return float(until), float(clock_jump_s), float(at)
 
 
 def _original(servers: Sequence[dict[str, Any]]) -> Document:

@@ -9,9 +9,7 @@ that matters, a redis:// store is the better choice.
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -27,18 +25,21 @@ from resource_manager.errors import (
     NewerFormatError,
     RepeatedError,
     StaleStateError,
+    StateClosedError,
     StateLostError,
-    StoreMovedError,
     StoreUnavailableError,
 )
+from resource_manager.storage import refusals
 from resource_manager.storage.airflow_variable import document
 from resource_manager.storage.airflow_variable.document import Document
-from resource_manager.storage.base import poll
-from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ServerClock
+from resource_manager.storage.base import NO_SUSPENSION, Suspension, poll, waits_for_owners
+from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
+from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, Once
 from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.reports import RedisReports
+from resource_manager.storage.witnesses import RedisWitnesses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +82,8 @@ class VariableStore:
         self._clock = ServerClock(client.time)
         self._incarnation = ""
         self._last_commit = ""
+        self._closed = ""
+        self._suspension = NO_SUSPENSION
 
     def now(self) -> float:
         return self._clock.now()
@@ -89,6 +92,9 @@ class VariableStore:
         stored = self._read(self._text())
         if stored is None:
             return None
+        self._closed = stored.closed
+        until, clock_jump_s, _ = stored.suspended
+        self._suspension = Suspension(until, clock_jump_s) if until > self.now() else NO_SUSPENSION
         found = stored.cluster.version
         if replica is not None and replica.version > found:
             raise StateLostError(
@@ -99,6 +105,10 @@ class VariableStore:
             return replica
         self._incarnation, self._last_commit = stored.incarnation, stored.commit
         return stored.cluster
+
+    def refresh_known(self) -> ClusterState:
+        # Each write is of the whole document: what is skipped would be lost.
+        return self.refresh(None) or ClusterState()
 
     def commit(
         self,
@@ -124,19 +134,25 @@ class VariableStore:
                 )
             if cluster.version != version:
                 raise StaleStateError(version, cluster.version, missed=stored.missed_since(version))
-            self._refuse_moved(stored)
+            self._refuse_closed(stored)
             # The clock is read again: the estimate behind `now` may itself be wrong.
-            asked_at = time.monotonic()
+            asked_at = self._clock.steady()
             self._clock.learn(self._client.time(), asked_at)
             if abs(now - self.now()) > CLOCK_TOLERANCE_S:
                 raise StaleStateError(
                     version, version, f"decided more than {CLOCK_TOLERANCE_S:g} s off the clock; retry"
                 )
+            until, clock_jump_s, _ = stored.suspended
+            left_s = until - self.now()
+            if left_s > 0 and waits_for_owners(changes):
+                window_s = cluster.settings.confirmation_window_s
+                raise refusals.unconfirmed(window_s, left_s, clock_jump_s)
             kept = self._keep(stored, once)
             for change in changes:
                 cluster.apply(change)
             numbered = (*stored.changes, *enumerate(changes, version + 1))
-            new = replace(stored, incarnation=stored.incarnation or _name(), changes=numbered, once=kept)
+            incarnation = stored.incarnation or new_incarnation(self.now())
+            new = replace(stored, incarnation=incarnation, changes=numbered, once=kept)
             self._write(new, held, text)
 
     def tidy_up(self, replica: ClusterState) -> None:
@@ -146,7 +162,8 @@ class VariableStore:
         with self._holding(snapshot.version, None, patient=True) as lock:
             if self._read(self._text()) is not None:
                 return False
-            self._write(Document(ClusterState.from_snapshot(snapshot), _name()), lock, None)
+            first = Document(ClusterState.from_snapshot(snapshot), new_incarnation(self.now()))
+            self._write(first, lock, None)
             return True
 
     def recall(self, once: Once) -> str | None:
@@ -171,7 +188,7 @@ class VariableStore:
             except CorruptStateError:
                 stored = None
             if stored is not None:
-                self._refuse_moved(stored)
+                self._refuse_closed(stored)
             # The earlier state may have reached any number: the time in ms is above all of them.
             beyond = round(self.now() * 1000)
             before = ClusterState() if stored is None else stored.cluster
@@ -185,18 +202,54 @@ class VariableStore:
             )
             changes = () if stored is None else stored.changes
             kept = self._keep(stored, once)
-            incarnation = stored.incarnation if stored is not None and stored.incarnation else _name()
+            incarnation = new_incarnation(self.now(), "" if stored is None else stored.incarnation)
             new = Document(cluster, incarnation, operator_reset=True, changes=changes, once=kept)
             self._write(new, held, text)
 
-    def move(self, version: int, to: str) -> None:
+    def close_state(self, version: int, reason: str) -> None:
         with self._holding(version, None, patient=True) as lock:
             lock.renew()
             text = self._text()
             stored = self._read(text)
             if stored is None or stored.cluster.version != version:
                 raise StaleStateError(version, None if stored is None else stored.cluster.version)
-            self._write(replace(stored, moved_to=to), lock, text)
+            self._write(replace(stored, closed=reason), lock, text)
+
+    def restore(
+        self,
+        snapshot: Snapshot,
+        version: int | None,
+        *,
+        incarnation: str,
+        suspended_until: float,
+        history_until: int,
+        lock: Lock | None = None,
+    ) -> None:
+        with self._holding(snapshot.version, lock, patient=True) as held:
+            held.renew()
+            text = self._text()
+            stored = None if text is None else document.from_json(text, self._where)
+            found = None if stored is None else stored.cluster.version
+            if found != version:
+                raise StaleStateError(version or 0, found)
+            before = () if stored is None else stored.changes
+            new = Document(
+                ClusterState.from_snapshot(snapshot),
+                incarnation,
+                operator_reset=True,
+                changes=tuple(entry for entry in before if entry[0] <= history_until),
+                once=() if stored is None else stored.once,
+                suspended=(suspended_until, 0.0, self.now()),
+            )
+            self._write(new, held, text)
+
+    @property
+    def incarnation(self) -> str:
+        return self._incarnation
+
+    @property
+    def closed(self) -> str:
+        return self._closed
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         stored = self._read(self._text())
@@ -209,8 +262,31 @@ class VariableStore:
         return RedisReports(self._client)
 
     @property
-    def suspended_until(self) -> float:
-        return -math.inf
+    def witnesses(self) -> RedisWitnesses:
+        return RedisWitnesses(self._client)
+
+    @property
+    def clock_jump(self) -> ClockJump | None:
+        return self._clock.jump
+
+    @property
+    def suspension(self) -> Suspension:
+        return self._suspension
+
+    def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
+        with self._holding(0, None, patient=True) as lock:
+            lock.renew()
+            text = self._text()
+            stored = self._read(text)
+            if stored is None:
+                raise StaleStateError(0, None, f"{self._where} does not exist; write the first state")
+            until, clock_jump_s, at = stored.suspended
+            if is_new := not jump.is_known(clock_jump_s, at):
+                now = self.now()
+                until = now + stored.cluster.settings.confirmation_window_s
+                self._write(replace(stored, suspended=(until, jump.seconds, now)), lock, text)
+            self._suspension = Suspension(until, jump.seconds)
+            return self._suspension, is_new
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         return RedisLock(self._client, self._lock, life_s=LOCK_TTL_S)
@@ -240,9 +316,9 @@ class VariableStore:
             )
         return stored
 
-    def _refuse_moved(self, stored: Document) -> None:
-        if stored.moved_to:
-            raise StoreMovedError(self._where, stored.moved_to)
+    def _refuse_closed(self, stored: Document) -> None:
+        if stored.closed:
+            raise StateClosedError(self._where, stored.closed)
 
     def _kept(self, stored: Document, once: Once) -> str | None:
         for caller, key, text, until in reversed(stored.once):

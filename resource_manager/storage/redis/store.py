@@ -9,9 +9,7 @@ all changes so far: a reader that does not know one of them must not trust the h
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -26,12 +24,14 @@ from resource_manager.errors import (
     LockedError,
     RepeatedError,
     StaleStateError,
+    StateClosedError,
     StoreFullError,
-    StoreMovedError,
 )
 from resource_manager.storage import refusals
-from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ServerClock
-from resource_manager.storage.codec import change_from_json, check_format, check_kinds
+from resource_manager.storage.base import NO_SUSPENSION, Suspension, waits_for_owners
+from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
+from resource_manager.storage.codec import change_from_json, check_format, check_kinds, is_known, skipping
+from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.outage import outage
@@ -45,6 +45,7 @@ from resource_manager.storage.redis.client import (
 )
 from resource_manager.storage.redis.lock import HANDOFF_MS, RedisLock
 from resource_manager.storage.reports import RedisReports
+from resource_manager.storage.witnesses import RedisWitnesses
 
 PARTS = (
     "meta",
@@ -69,8 +70,8 @@ class RedisStore:
 
     Redis may lose its last writes when it restarts or a replica takes over. The store detects that another
     server process holds the data. For `confirmation_window_s` of the cluster's settings, the recovery window,
-    it refuses commits that grant (`StateUnconfirmedError`): by its end every owner has renewed its lease, or
-    learnt that it is gone.
+    it refuses commits that grant or expire (`StateUnconfirmedError`): by its end every owner has renewed its
+    lease, or learnt that it is gone.
     """
 
     def __init__(
@@ -85,14 +86,16 @@ class RedisStore:
         self.history_bytes = history_bytes
         self._confirmation_window_s = ClusterSettings().confirmation_window_s
         self._keys = tuple(client.key(part) for part in PARTS)
-        self._commit = load_script("preflight", "once", "handover", "commit")
+        self._commit = load_script("preflight", "once", "handover", "stream_bytes", "commit")
         self._refresh = load_script("preflight", "refresh")
-        self._move = load_script("preflight", "move")
-        self._write = load_script("once", "replace_state")
+        self._close = load_script("preflight", "close_state")
+        self._suspend = load_script("preflight", "suspend")
+        self._write = load_script("once", "stream_bytes", "replace_state")
         self._incarnation: str = ""
         self._inventory = layout.Inventory()
         self._clock = ServerClock(client.time)
-        self._suspended_until = -math.inf
+        self._suspension = NO_SUSPENSION
+        self._closed = ""
 
     def now(self) -> float:
         return self._clock.now()
@@ -111,6 +114,18 @@ class RedisStore:
                     replica.apply(change_from_json(text))
             self._confirmation_window_s = replica.settings.confirmation_window_s
             return replica
+        except CorruptStateError as error:
+            raise refusals.unreadable(self._client.address, error) from error
+
+    def refresh_known(self) -> ClusterState:
+        answer = self._read(-1)
+        if answer is None:
+            return ClusterState()
+        for part in (15, 16, 18, 19):  # pending, drained, rules, gpus: all but leases
+            answer[part] = _known_entries(answer[part])
+        try:
+            with skipping():
+                return self._whole_state(answer)
         except CorruptStateError as error:
             raise refusals.unreadable(self._client.address, error) from error
 
@@ -162,6 +177,7 @@ class RedisStore:
             sequence,
             inventory,
             HANDOFF_MS,
+            int(waits_for_owners(changes)),
             KEEP_S,
             MAX_KEYS,
             len(once),
@@ -194,12 +210,33 @@ class RedisStore:
     ) -> None:
         self._write_state("replace", snapshot, once)
 
-    def move(self, version: int, to: str) -> None:
+    def close_state(self, version: int, reason: str) -> None:
         answer = self._run(
-            self._move, STORED_FORMAT, self._incarnation, self._confirmation_window_s, version, to
+            self._close, STORED_FORMAT, self._incarnation, self._confirmation_window_s, version, reason
         )
         if answer[0] != b"ok":
             self._refuse(answer, version)
+
+    def restore(
+        self,
+        snapshot: Snapshot,
+        version: int | None,
+        *,
+        incarnation: str,
+        suspended_until: float,
+        history_until: int,
+        lock: Lock | None = None,
+    ) -> None:
+        of_restore = ("" if version is None else version, repr(suspended_until), history_until)
+        self._write_state("restore", snapshot, incarnation=incarnation, of_restore=of_restore)
+
+    @property
+    def incarnation(self) -> str:
+        return self._incarnation
+
+    @property
+    def closed(self) -> str:
+        return self._closed
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         with self._client.reporting():
@@ -219,8 +256,31 @@ class RedisStore:
         return RedisReports(self._client)
 
     @property
-    def suspended_until(self) -> float:
-        return self._suspended_until
+    def witnesses(self) -> RedisWitnesses:
+        return RedisWitnesses(self._client)
+
+    @property
+    def clock_jump(self) -> ClockJump | None:
+        return self._clock.jump
+
+    @property
+    def suspension(self) -> Suspension:
+        return self._suspension
+
+    def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
+        answer = self._run(
+            self._suspend,
+            STORED_FORMAT,
+            self._incarnation,
+            self._confirmation_window_s,
+            round(jump.seconds, 3),
+            jump.since,
+            CLOCK_TOLERANCE_S,
+        )
+        if answer[0] != b"ok":
+            self._refuse(answer, -1)
+        self._suspension = self._suspension_in(answer[4])
+        return self._suspension, bool(answer[5])
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         return RedisLock(self._client, beside=None if replica is None else _Missed(self, replica))
@@ -258,8 +318,13 @@ class RedisStore:
             return None
         if answer[0] != b"ok":
             self._refuse(answer, known)
-        self._suspended_until = self.now() + float(answer[4]) if answer[4] else -math.inf
+        self._suspension = self._suspension_in(answer[4]) if answer[4] else NO_SUSPENSION
+        self._closed = answer[-1].decode(errors="replace")
         return answer
+
+    def _suspension_in(self, detail: bytes) -> Suspension:
+        left_s, _, clock_jump_s = detail.partition(b" ")
+        return Suspension(self.now() + float(left_s or 0), float(clock_jump_s or 0))
 
     def _whole_state(self, answer: list[Any]) -> ClusterState:
         incarnation, fencing, sequence, last_node, inventory_version, inventory = answer[6:12]
@@ -302,8 +367,16 @@ class RedisStore:
         parts = ((f"once:{key.caller}:{key.key}", f"once:{key.caller}") for key, _ in once)
         return [self._client.key(part) for pair in parts for part in pair]
 
-    def _write_state(self, mode: str, snapshot: Snapshot, once: Sequence[tuple[Once, str]] = ()) -> bool:
-        incarnation = os.urandom(12).hex()
+    def _write_state(
+        self,
+        mode: str,
+        snapshot: Snapshot,
+        once: Sequence[tuple[Once, str]] = (),
+        *,
+        incarnation: str = "",
+        of_restore: Sequence[Any] = ("", "", ""),
+    ) -> bool:
+        incarnation = incarnation or new_incarnation(self.now(), self._incarnation)
         answer = self._run(
             self._write,
             STORED_FORMAT,
@@ -314,6 +387,7 @@ class RedisStore:
             snapshot.sequence,
             snapshot.last_node or "",
             layout.inventory_to_json(snapshot),
+            *of_restore,
             KEEP_S,
             MAX_KEYS,
             len(once),
@@ -331,7 +405,7 @@ class RedisStore:
     # ---- talking to the server ----
 
     def _run(self, script: Any, *args: Any, keys: Sequence[str] = ()) -> list[Any]:
-        begin = time.monotonic()
+        begin = self._clock.steady()
         answer: list[Any] = self._client.run(script, (*self._keys, *keys), args)
         self._clock.learn(int(answer[1]) + int(answer[2]) * 1e-6, begin)
         return answer
@@ -351,19 +425,32 @@ class RedisStore:
                 raise outage(f"{where}: {MEMORY_FULL}", StoreFullError)
             case "repeated":
                 raise RepeatedError(once[int(detail) - 1][0], answer[5].decode(errors="replace"))
-            case "moved":
-                raise StoreMovedError(where, detail)
+            case "closed":
+                raise StateClosedError(where, detail)
             case "locked":
                 raise LockedError(version)
             case "clock":
                 raise refusals.off_the_clock(version, stored)
             case "suspended":
-                raise refusals.unconfirmed(self._confirmation_window_s, float(detail))
+                left_s, _, clock_jump_s = detail.partition(" ")
+                raise refusals.unconfirmed(
+                    self._confirmation_window_s, float(left_s), float(clock_jump_s or 0)
+                )
             case "format":
                 check_format(detail, f"the state in {where}")
             case "empty" if not self._incarnation:
                 raise refusals.no_state(where, version)
         raise refusals.lost(where, version, status if status != "behind" else stored)
+
+
+def _known_entries(flat: Sequence[bytes]) -> list[bytes]:
+    """Return the fields of a hash, each with its text, without those of changes that are not known."""
+    return [
+        part
+        for name, text in zip(flat[::2], flat[1::2], strict=True)
+        if not text.startswith(b'{"change"') or all(map(is_known, text.splitlines()))
+        for part in (name, text)
+    ]
 
 
 class _Missed:

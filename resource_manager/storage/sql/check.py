@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import check_format
+from resource_manager.storage.finding import Finding
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection, Fault, execute
 
 MAX_CLOCK_DIFFERENCE_S = 60.0
+RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of a check; `ok` is false if the store does not work, or may lose data."""
-
-    ok: bool
-    text: str
+def server(database: Database) -> list[Finding]:
+    """Return what the server is and how it is set."""
+    found = database.run(lambda connection: database.dialect.examine(connection))
+    return [Finding(ok, words) for ok, words in found]
 
 
-def check(database: Database) -> list[Finding]:
-    """Return what is there and what is missing; raises `StoreError` if the database cannot be reached."""
-    findings = [
-        Finding(ok, words)
-        for ok, words in database.run(lambda connection: database.dialect.examine(connection))
-    ]
-    told = {finding.text for finding in findings}
-    findings += [finding for finding in _tables(database) if finding.text not in told]
+def clock(database: Database) -> list[Finding]:
     difference_s = abs(database.time() - time.time())
-    findings.append(
+    return [
         Finding(
             difference_s < MAX_CLOCK_DIFFERENCE_S,
             f"its clock differs from this machine's by {difference_s:.1f} s, and leases end by it",
         )
-    )
-    return findings
+    ]
 
 
-def _tables(database: Database) -> list[Finding]:
+def tables(database: Database) -> list[Finding]:
     """Try every right on every table in a way that changes nothing; tables are not created."""
-    findings = []
+    findings: list[Finding] = []
+    lacking: dict[str, str] = {}
     for table in database.tables.sorted_tables:
         name = database.dialect.quoted(table.name.removeprefix(database.dialect.prefix))
         columns = [database.dialect.quoted_column(column.name) for column in table.columns]
@@ -56,16 +48,36 @@ def _tables(database: Database) -> list[Finding]:
         if table.name.endswith("lock"):  # its positions are the server's own
             del tried["INSERT"], tried["UPDATE"]
         faults = {right: _fault(database, statement) for right, statement in tried.items()}
-        missing = [right for right, fault in faults.items() if fault and fault.kind in {"missing", "rights"}]
-        if len(missing) == len(tried):
-            findings.append(
-                Finding(False, f"no table {name}, or no right to it: run gpu-manager store create")
-            )
-        elif missing:
-            findings.append(Finding(False, f"table {name}: the user lacks {', '.join(missing)}"))
-        others = {fault.text for right, fault in faults.items() if fault and right not in missing}
+        found = {right: fault for right, fault in faults.items() if fault is not None}
+        if any(fault.kind == "missing" for fault in found.values()):
+            findings.append(Finding(False, f"no table {name}: run gpu-manager store create"))
+            continue
+        rights = [right for right, fault in found.items() if fault.kind == "rights"]
+        if rights:
+            lacking[name] = ", ".join(rights)
+        others = {fault.text for fault in found.values() if fault.kind != "rights"}
         findings += [Finding(False, words) for words in sorted(others)]
+    findings += _grants(database, lacking)
     return list(dict.fromkeys(findings)) or [_format(database)]
+
+
+def _grants(database: Database, lacking: dict[str, str]) -> list[Finding]:
+    """Return for each table that lacks rights, or for all at once, the statement that grants them."""
+    if len(lacking) == len(database.tables.tables):
+        lacking = {
+            "": ", ".join(right for right in RIGHTS if any(right in each for each in lacking.values()))
+        }
+
+    def work(connection: Connection) -> list[str]:
+        return [database.dialect.grant(connection, rights, name) for name, rights in lacking.items()]
+
+    return [
+        Finding(False, f"{f'table {name}' if name else 'tables'}: the user lacks {rights}: {statement}")
+        for (name, rights), statement in zip(lacking.items(), database.run(work), strict=True)
+    ]
+
+
+CHECKS = (server, tables, clock)
 
 
 def _format(database: Database) -> Finding:

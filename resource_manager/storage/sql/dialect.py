@@ -71,6 +71,7 @@ class Commit(NamedTuple):
     incarnation: str
     fencing_token: int | None
     sequence: int | None
+    waits_for_owners: bool
     once: Sequence[tuple[str, str, str]]
     heir: str
 
@@ -226,6 +227,9 @@ class Dialect(Protocol):
     def examine(self, connection: Connection) -> list[tuple[bool, str]]:
         """Return what speaks for the server and its settings (True), or against them."""
 
+    def grant(self, connection: Connection, rights: str, table: str) -> str:
+        """Return the statement by which an owner gives this user rights on a table, or on all if empty."""
+
     def explain(self, error: BaseException) -> Fault:
         """Return the driver's error in plain words."""
 
@@ -236,6 +240,7 @@ def update(commit: Commit) -> str:
         bool(commit.incarnation),
         commit.fencing_token is not None,
         commit.sequence is not None,
+        commit.waits_for_owners,
         commit.hands_on,
         commit.frees,
         len(commit.once),
@@ -243,19 +248,22 @@ def update(commit: Commit) -> str:
 
 
 @lru_cache(maxsize=64)
-def _update(is_known: bool, grants: bool, arrives: bool, hands_on: bool, frees: bool, keys: int) -> str:
+def _update(
+    is_known: bool, grants: bool, arrives: bool, waits: bool, hands_on: bool, frees: bool, keys: int
+) -> str:
     sets = ["version = :new_version", "commit_id = :commit_id"]
     guards = [
         "namespace = :namespace",
         "version = :version",
         f"format <= {STORED_FORMAT}",
-        "moved_to = ''",
+        "closed = ''",
         "server = {server}",
         "(lock_token = '' OR lock_token = :lock_token OR lock_expires_at <= {now})",
         f"abs({{now}} - :decided_at) <= {CLOCK_TOLERANCE_S}",
     ]
     if grants:
         sets.append("last_fencing_token = :fencing_token")
+    if waits:
         guards.append("suspended_until <= {now}")
     if arrives:
         # A request that waits again, or is granted after its wait, has its old number.

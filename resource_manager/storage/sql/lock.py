@@ -244,8 +244,9 @@ def make_room(database: Database, connection: Connection) -> None:
     database.execute(
         connection,
         "INSERT INTO {state} (namespace, format, incarnation, version, last_fencing_token, sequence, "
-        "commit_id, server, suspended_until, operator_reset, moved_to, lock_token, lock_expires_at) "
-        "SELECT :namespace, 1, '', NULL, 0, 0, '', '', 0, :no, '', '', 0 "
+        "commit_id, server, suspended_until, clock_jump_s, clock_jump_at, operator_reset, closed, "
+        "lock_token, lock_expires_at) "
+        "SELECT :namespace, 1, '', NULL, 0, 0, '', '', 0, 0, 0, :no, '', '', 0 "
         "FROM (SELECT 1 AS one) AS single "
         "WHERE NOT EXISTS (SELECT 1 FROM {state} WHERE namespace = :namespace)",
         no=False,

@@ -168,6 +168,11 @@ class MySQL:
             found.append((False, f"the database {self.database} is Airflow's: use one of its own"))
         return found
 
+    def grant(self, connection: Connection, rights: str, table: str) -> str:
+        [account] = execute(self, connection, "SELECT CURRENT_USER()", {}).fetchone()
+        user, _, host = account.rpartition("@")
+        return f"GRANT {rights} ON `{self.database}`.{table or '*'} TO '{user}'@'{host}';"
+
     def explain(self, error: BaseException) -> Fault:
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         words = " ".join(str(error.args[-1] if error.args else error).split())

@@ -209,6 +209,11 @@ class PostgreSQL:
         found.append((True, "behind a pooler: waiters poll" if pooled else "direct: waiters are woken"))
         return found
 
+    def grant(self, connection: Connection, rights: str, table: str) -> str:
+        [user] = execute(self, connection, "SELECT quote_ident(current_user)", {}).fetchone()
+        where = table or f"ALL TABLES IN SCHEMA {SCHEMA}"
+        return f"GRANT USAGE ON SCHEMA {SCHEMA} TO {user}; GRANT {rights} ON {where} TO {user};"
+
     def explain(self, error: BaseException) -> Fault:
         words = " ".join(str(error).split())
         state = getattr(error, "sqlstate", None)
@@ -246,9 +251,14 @@ class Listener(Poller):
         driver: Any = connection.driver_connection
         if driver.prepare_threshold is None:  # a pooler is in between
             connection.close()
+            return False
+        try:
+            driver.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        except psycopg.Error:  # the server is away: it goes on polling
+            connection.invalidate()
+            connection.close()
         else:
             self._connection = connection
-            driver.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
         return False  # the lock may have been handed on before
 
     def _listen(self, seconds: float) -> bool:

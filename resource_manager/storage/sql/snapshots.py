@@ -74,10 +74,7 @@ class Snapshots:
         if (row[1], snapshot.nodes) != self._inventory:
             inventory = ", inventory = :inventory, inventory_version = :version"
             values["inventory"] = _inventory_json(snapshot)
-        oldest = self._database.row("SELECT min(version) FROM {change} WHERE namespace = :namespace")
-        limit = snapshot.version - self._history_length
-        if oldest is not None and oldest[0] is not None:
-            limit = min(limit, oldest[0] + MAX_DROPPED)
+        limit = self._last_dropped()
 
         def work(connection: Connection) -> bool:
             execute = self._database.execute
@@ -105,6 +102,19 @@ class Snapshots:
 
         if self._database.write(work) and inventory:
             self._inventory = snapshot.version, snapshot.nodes
+
+    def _last_dropped(self) -> int:
+        """Return the version up to which changes go now: versions jump, so that changes are counted."""
+        beyond = self._database.row(
+            "SELECT version FROM {change} WHERE namespace = :namespace ORDER BY version DESC "
+            "LIMIT 1 OFFSET :length",
+            length=self._history_length,
+        )
+        if beyond is None:
+            return -1
+        oldest = self._database.row("SELECT min(version) FROM {change} WHERE namespace = :namespace")
+        assert oldest is not None
+        return min(int(beyond[0]), int(oldest[0]) + MAX_DROPPED)
 
     def _drop_oldest_keys(self, connection: Connection) -> None:
         callers = self._database.execute(

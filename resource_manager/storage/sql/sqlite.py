@@ -178,6 +178,9 @@ class SQLite:
             found.append((False, f"the file is damaged: {damage}"))
         return found
 
+    def grant(self, connection: Connection, rights: str, table: str) -> str:
+        return f"give this user the right to write {self.path} and its folder"
+
     def explain(self, error: BaseException) -> Fault:
         words = " ".join(str(error).split())
         if "no such table" in words:

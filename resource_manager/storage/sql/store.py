@@ -7,7 +7,6 @@ a multiple of `SNAPSHOT_EVERY` versions writes its replica as the next snapshot 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -19,22 +18,28 @@ from resource_manager.core.changes import Change, Granted, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.errors import (
+    CapacityError,
     CorruptStateError,
+    LeaseNotFoundError,
     LockedError,
+    NewerFormatError,
     RepeatedError,
     StaleStateError,
+    StateClosedError,
     StateLostError,
     StoreError,
-    StoreMovedError,
 )
 from resource_manager.storage import refusals
-from resource_manager.storage.base import poll
-from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ServerClock
+from resource_manager.storage.base import NO_SUSPENSION, Suspension, poll, waits_for_owners
+from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
 from resource_manager.storage.codec import (
     change_from_json,
     change_to_json,
     check_format,
+    is_known,
+    skipping,
 )
+from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, Once
 from resource_manager.storage.sql.database import Database
@@ -42,7 +47,8 @@ from resource_manager.storage.sql.dialect import NO_LOCK, Commit, Connection
 from resource_manager.storage.sql.lock import SqlLock, heir_in, make_room
 from resource_manager.storage.sql.reports import SqlReports
 from resource_manager.storage.sql.snapshots import SNAPSHOT_EVERY, Snapshots
-from resource_manager.storage.sql.tables import MAX_MOVED_TO
+from resource_manager.storage.sql.tables import MAX_REASON
+from resource_manager.storage.sql.witnesses import SqlWitnesses
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +76,10 @@ class StateRow(NamedTuple):
     server: str
     this_server: str
     suspended_until: float
+    clock_jump_s: float
+    clock_jump_at: float
     operator_reset: bool
-    moved_to: str
+    closed: str
     lock_token: str
     lock_expires_at: float
     now: float
@@ -87,7 +95,8 @@ class StoredChange(NamedTuple):
 
 _COLUMNS = (
     "s.format, s.incarnation, s.version, s.last_fencing_token, s.sequence, s.server, {server}, "
-    "s.suspended_until, s.operator_reset, s.moved_to, s.lock_token, s.lock_expires_at, {now}"
+    "s.suspended_until, s.clock_jump_s, s.clock_jump_at, s.operator_reset, s.closed, s.lock_token, "
+    "s.lock_expires_at, {now}"
 )
 _STATE = f"SELECT {_COLUMNS} FROM {{state}} s WHERE s.namespace = :namespace"
 _STATE_AND_CHANGES = (
@@ -106,7 +115,7 @@ class SqlStore:
 
     After a fail-over of PostgreSQL the last commits may be lost. The store detects that the server is on
     another timeline than the one that wrote the state. For `confirmation_window_s` of the cluster's settings,
-    the recovery window, it refuses commits that grant.
+    the recovery window, it refuses commits that grant or expire.
     """
 
     def __init__(
@@ -120,7 +129,8 @@ class SqlStore:
         self._confirmation_window_s = ClusterSettings().confirmation_window_s
         self._incarnation = ""
         self._clock = ServerClock(database.time)
-        self._suspended_until = -math.inf
+        self._suspension = NO_SUSPENSION
+        self._closed = ""
         self._is_untidy = False
 
     def now(self) -> float:
@@ -146,6 +156,21 @@ class SqlStore:
         except CorruptStateError as error:
             raise refusals.unreadable(self.database.address, error) from error
 
+    def refresh_known(self) -> ClusterState:
+        self._state()  # a recovery window is not begun below, as that writes a whole state
+        try:
+            with skipping():
+                while True:
+                    cluster = self._known_state()
+                    if cluster is not None:
+                        return cluster
+        except CorruptStateError as error:
+            raise refusals.unreadable(self.database.address, error) from error
+        except (CapacityError, LeaseNotFoundError, LookupError) as error:  # of what the skipped had led to
+            raise NewerFormatError(
+                f"{self.database.address}: a newer version wrote what later changes build on: upgrade it"
+            ) from error
+
     def commit(
         self,
         version: int,
@@ -169,11 +194,12 @@ class SqlStore:
             incarnation=self._incarnation,
             fencing_token=max((lease.fencing_token for lease in leases), default=None),
             sequence=max(arrived, default=None),
+            waits_for_owners=waits_for_owners(changes),
             once=[(key.caller, key.key, key.stored(reference)) for key, reference in once],
             heir="" if lock is None else heir_in(self.database.line),
         )
         while True:
-            begin = time.monotonic()
+            sent_at, begin = time.monotonic(), self._clock.steady()
             done, told = self.database.run(
                 lambda connection: self.database.dialect.commit(connection, commit)
             )
@@ -183,7 +209,7 @@ class SqlStore:
                 break
         if lock is not None:
             assert isinstance(lock, SqlLock)
-            lock.handed_on(commit.heir, begin)
+            lock.handed_on(commit.heir, sent_at)
         after = version + len(changes)
         self._is_untidy = self._is_untidy or after // SNAPSHOT_EVERY != version // SNAPSHOT_EVERY
 
@@ -197,7 +223,7 @@ class SqlStore:
             logger.warning("no snapshot was written: %s", error)
 
     def initialise(self, snapshot: Snapshot) -> bool:
-        incarnation = _name()
+        incarnation = new_incarnation(self.now())
 
         def work(connection: Connection) -> str:
             make_room(self.database, connection)
@@ -236,16 +262,14 @@ class SqlStore:
         lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
     ) -> None:
-        incarnation = _name()
-
-        def work(connection: Connection) -> tuple[str, int]:
+        def work(connection: Connection) -> str:
             make_room(self.database, connection)
             lock_row = self.database.dialect.lock_row
             row = self._row(connection, lock_row)
             assert row is not None
             if row.version is not None and row.format > STORED_FORMAT:
                 check_format(row.format, f"the state in {self.database.address}")
-            self._refuse_moved(row)
+            self._refuse_closed(row)
             for key, _ in once:
                 if (text := self._kept(connection, key)) is not None:
                     raise RepeatedError(key, text)
@@ -258,7 +282,7 @@ class SqlStore:
                 last_fencing_token=max(snapshot.last_fencing_token, row.last_fencing_token, beyond),
                 sequence=max(snapshot.sequence, row.sequence),
             )
-            kept = row.incarnation or incarnation
+            incarnation = new_incarnation(row.now, row.incarnation)
             self.database.execute(
                 connection,
                 "UPDATE {state} SET format = :format, incarnation = :incarnation, version = :version, "
@@ -266,7 +290,7 @@ class SqlStore:
                 "commit_id = :commit_id, suspended_until = 0, operator_reset = :yes "
                 "WHERE namespace = :namespace",
                 format=STORED_FORMAT,
-                incarnation=kept,
+                incarnation=incarnation,
                 version=new.version,
                 fencing=new.last_fencing_token,
                 sequence=new.sequence,
@@ -278,16 +302,16 @@ class SqlStore:
             self._snapshots.write(connection, new)
             for key, reference in once:
                 self._keep(connection, key, reference)
-            return kept, new.version
+            return incarnation
 
-        self._incarnation, _ = self.database.write(work)
+        self._incarnation = self.database.write(work)
 
-    def move(self, version: int, to: str) -> None:
+    def close_state(self, version: int, reason: str) -> None:
         def work(connection: Connection) -> bool:
             done = self.database.execute(
                 connection,
-                "UPDATE {state} SET moved_to = :to WHERE namespace = :namespace AND version = :version",
-                to=to[:MAX_MOVED_TO],
+                "UPDATE {state} SET closed = :reason WHERE namespace = :namespace AND version = :version",
+                reason=reason[:MAX_REASON],
                 version=version,
             )
             return bool(done.rowcount == 1)
@@ -295,6 +319,55 @@ class SqlStore:
         if not self.database.run(work):
             row, _ = self._state()
             raise StaleStateError(version, None if row is None else row.version)
+
+    def restore(
+        self,
+        snapshot: Snapshot,
+        version: int | None,
+        *,
+        incarnation: str,
+        suspended_until: float,
+        history_until: int,
+        lock: Lock | None = None,
+    ) -> None:
+        def work(connection: Connection) -> StateRow | None:
+            make_room(self.database, connection)
+            done = self.database.execute(
+                connection,
+                "UPDATE {state} SET format = :format, incarnation = :incarnation, version = :version, "
+                "last_fencing_token = :fencing, sequence = :sequence, server = {server}, "
+                "commit_id = :incarnation, suspended_until = :until, clock_jump_s = 0, clock_jump_at = 0, "
+                "operator_reset = :yes, closed = '' "
+                "WHERE namespace = :namespace AND "
+                + ("version IS NULL" if version is None else "version = :before"),
+                format=STORED_FORMAT,
+                incarnation=incarnation,
+                version=snapshot.version,
+                fencing=snapshot.last_fencing_token,
+                sequence=snapshot.sequence,
+                until=suspended_until,
+                yes=True,
+                before=version,
+            )
+            if done.rowcount == 0:
+                return self._row(connection)
+            self._forget_history(connection, history_until)
+            self._snapshots.write(connection, snapshot)
+            return None
+
+        found = self.database.write(work)
+        # An earlier try may have been made, and its answer lost.
+        if found is not None and found.incarnation != incarnation:
+            raise StaleStateError(version or 0, found.version)
+        self._incarnation = incarnation
+
+    @property
+    def incarnation(self) -> str:
+        return self._incarnation
+
+    @property
+    def closed(self) -> str:
+        return self._closed
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         def work(connection: Connection) -> Sequence[Any]:
@@ -313,8 +386,34 @@ class SqlStore:
         return SqlReports(self.database)
 
     @property
-    def suspended_until(self) -> float:
-        return self._suspended_until
+    def witnesses(self) -> SqlWitnesses:
+        return SqlWitnesses(self.database)
+
+    @property
+    def clock_jump(self) -> ClockJump | None:
+        return self._clock.jump
+
+    @property
+    def suspension(self) -> Suspension:
+        return self._suspension
+
+    def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
+        def work(connection: Connection) -> bool:
+            done = self.database.execute(
+                connection,
+                "UPDATE {state} SET suspended_until = {now} + :window_s, clock_jump_s = :jump_s, "
+                "clock_jump_at = {now}, lock_token = '' WHERE namespace = :namespace "
+                "AND NOT (abs(clock_jump_s - :jump_s) <= :tolerance_s AND clock_jump_at >= :since)",
+                window_s=self._confirmation_window_s,
+                jump_s=jump.seconds,
+                tolerance_s=CLOCK_TOLERANCE_S,
+                since=jump.since,
+            )
+            return bool(done.rowcount == 1)
+
+        begun = self.database.run(work)
+        self._state()
+        return self._suspension, begun
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         return SqlLock(self.database)
@@ -340,7 +439,7 @@ class SqlStore:
 
         Both are of one moment.
         """
-        begin = time.monotonic()
+        begin = self._clock.steady()
         rows = self.database.run(
             lambda connection: self.database.execute(
                 connection, _STATE_AND_CHANGES, after=version, limit=limit
@@ -359,8 +458,10 @@ class SqlStore:
         if row.server != row.this_server:
             self._begin_recovery(row)
             return self._state_after(version, limit)
-        self._incarnation = row.incarnation
-        self._suspended_until = row.suspended_until if row.suspended_until > row.now else -math.inf
+        self._incarnation, self._closed = row.incarnation, row.closed
+        self._suspension = NO_SUSPENSION
+        if row.suspended_until > row.now:
+            self._suspension = Suspension(row.suspended_until, row.clock_jump_s)
         found = (StoredChange(*fields[len(StateRow._fields) :]) for fields in rows)
         return row, [change for change in found if change.version is not None]
 
@@ -382,10 +483,32 @@ class SqlStore:
             for _, change in page:
                 cluster.apply(change)
 
+    def _known_state(self) -> ClusterState | None:
+        """Return the whole state but for changes that are not known; None if it was replaced meanwhile."""
+        cluster = self._snapshots.read()
+        while True:
+            rows = self.database.run(
+                lambda connection: self.database.execute(
+                    connection, _CHANGES, after=cluster.version, limit=MAX_CATCH_UP
+                ).fetchall()
+            )
+            if not rows:
+                return cluster
+            for version, body in rows:
+                if version != cluster.version + 1:
+                    return None
+                if is_known(body):
+                    cluster.apply(change_from_json(body))
+                else:
+                    cluster.version = version
+
     # ---- writing ----
 
-    def _forget_history(self, connection: Connection) -> None:
-        self.database.execute(connection, "DELETE FROM {change} WHERE namespace = :namespace")
+    def _forget_history(self, connection: Connection, until: int = -1) -> None:
+        """Drop the changes above that version."""
+        self.database.execute(
+            connection, "DELETE FROM {change} WHERE namespace = :namespace AND version > :until", until=until
+        )
 
     def _kept(self, connection: Connection, key: Once) -> str | None:
         row = self.database.execute(
@@ -434,7 +557,8 @@ class SqlStore:
             done = self.database.execute(
                 connection,
                 "UPDATE {state} SET version = :version, last_fencing_token = :fencing, sequence = :sequence, "
-                "server = {server}, suspended_until = {now} + :window_s, commit_id = :commit_id "
+                "server = {server}, suspended_until = {now} + :window_s, clock_jump_s = 0, "
+                "clock_jump_at = 0, commit_id = :commit_id "
                 "WHERE namespace = :namespace AND version = :before AND server = :server",
                 version=new.version,
                 fencing=new.last_fencing_token,
@@ -466,7 +590,7 @@ class SqlStore:
             raise StaleStateError(
                 commit.version, row.version, missed=tuple(_changes(changes) if is_whole else ())
             )
-        self._refuse_moved(row)
+        self._refuse_closed(row)
         if row.lock_token not in {"", commit.lock_token} and row.lock_expires_at > row.now:
             raise LockedError(commit.version)
         if abs(row.now - commit.decided_at) > CLOCK_TOLERANCE_S:
@@ -476,13 +600,13 @@ class SqlStore:
             if kept is not None:
                 raise RepeatedError(key, kept)
         left_s = row.suspended_until - row.now
-        if commit.fencing_token is not None and left_s > 0:
-            raise refusals.unconfirmed(self._confirmation_window_s, left_s)
+        if commit.waits_for_owners and left_s > 0:
+            raise refusals.unconfirmed(self._confirmation_window_s, left_s, row.clock_jump_s)
         return False
 
-    def _refuse_moved(self, row: StateRow) -> None:
-        if row.moved_to:
-            raise StoreMovedError(self.database.address, row.moved_to)
+    def _refuse_closed(self, row: StateRow) -> None:
+        if row.closed:
+            raise StateClosedError(self.database.address, row.closed)
 
     def _lost(self, version: int, found: object) -> StateLostError:
         return refusals.lost(self.database.address, version, found)

@@ -26,7 +26,7 @@ SCHEMA = "gpu_manager"
 """The schema on PostgreSQL, the beginning of the tables' names on SQLite; on MySQL they are alone."""
 
 MAX_NAMESPACE = 100
-MAX_MOVED_TO = 500
+MAX_REASON = 500
 TABLES = ("state", "snapshot", "change", "lock", "once", "secret", "token", "session", "report")
 
 _BODY = Text().with_variant(LONGTEXT(), "mysql", "mariadb")
@@ -64,8 +64,10 @@ def metadata(*, schema: str | None, prefix: str) -> MetaData:
         Column("commit_id", _name(32), nullable=False),
         Column("server", _name(64), nullable=False),
         Column("suspended_until", Double, nullable=False),
+        Column("clock_jump_s", Double, nullable=False),
+        Column("clock_jump_at", Double, nullable=False),
         Column("operator_reset", Boolean(create_constraint=False), nullable=False),
-        Column("moved_to", _name(MAX_MOVED_TO), nullable=False),
+        Column("closed", _name(MAX_REASON), nullable=False),
         Column("lock_token", _name(32), nullable=False),
         Column("lock_expires_at", Double, nullable=False),
     )

@@ -16,10 +16,11 @@ from typing import Any
 from resource_manager.cli.attended import PREEMPTED
 from resource_manager.cli.base import UNREACHABLE
 from resource_manager.core.changes import Change, Granted, Queued
+from resource_manager.core.names import ALPHABET, short_id
 from tests.faults.day import plan
 
 BEAT = Path(__file__).parents[2] / "e2e" / "dags" / "beat.py"
-LEASE_ID = re.compile(r"hand:\S+?/[0-9a-f]+")
+SHORT_ID = re.compile(rf"\S+@\S+ ([{ALPHABET}]{{4,5}})\b")
 MAX_TRIES = 6
 AGAIN_S = 2.0
 
@@ -38,14 +39,14 @@ class Desk:
     tries: int = 0
     state: str = "running"
     calls: int = 0
-    lease_ids: list[str] = field(default_factory=list)
+    short_ids: list[str] = field(default_factory=list)
 
     def work(self) -> None:
         """Run the job until it succeeds, or after `MAX_TRIES`."""
         while self.tries < MAX_TRIES:
-            leases = len(self.lease_ids)
+            leases = len(self.short_ids)
             code = self._call()
-            has_asked_in_vain = code == UNREACHABLE and len(self.lease_ids) == leases
+            has_asked_in_vain = code == UNREACHABLE and len(self.short_ids) == leases
             self.tries += not (code == PREEMPTED or has_asked_in_vain)
             if code == 0:
                 self.state = "success"
@@ -72,7 +73,7 @@ class Desk:
                 stderr=file,
                 check=False,
             )
-        self.lease_ids += dict.fromkeys(LEASE_ID.findall(said.read_text(errors="replace")))
+        self.short_ids += dict.fromkeys(SHORT_ID.findall(said.read_text(errors="replace")))
         return done.returncode
 
     @property
@@ -126,13 +127,15 @@ class Desks:
     def tasks(self) -> dict[str, dict[str, Any]]:
         return {desk.job.name: desk.task for desk in self._desks}
 
-    @property
-    def names(self) -> dict[str, str]:
+    def names(self, changes: Iterable[Change]) -> dict[str, str]:
         """Lease id -> a name that ends in that of its job, as those of Airflow's tasks do."""
+        granted = (change.lease for change in changes if isinstance(change, Granted))
+        lease_ids = {short_id(lease.sequence): lease.lease_id for lease in granted}
         return {
-            lease_id: f"hand:day/{number}/{desk.job.name}"
+            lease_ids[each]: f"hand:day/{number}/{desk.job.name}"
             for desk in self._desks
-            for number, lease_id in enumerate(desk.lease_ids)
+            for number, each in enumerate(desk.short_ids)
+            if each in lease_ids
         }
 
 

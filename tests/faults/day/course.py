@@ -157,7 +157,8 @@ class Course:
         manager = self._day.manager
         begin, end = self._window
         leases = (lease["task_id"] for lease in manager.leases() if not self._is_lost(lease))
-        names = self._desks.names
+        changes = [change for _, change in manager.store.history(0, 1_000_000)]
+        names = self._desks.names(changes)
         beats = [{**beat, "task": names.get(beat["task"], beat["task"])} for beat in self._day.beats()]
         return Evidence(
             jobs=self._day.jobs,
@@ -170,7 +171,7 @@ class Course:
             ],
             tasks={**self._day.tasks(self._runs), **self._desks.tasks},
             beats=beats,
-            changes=[renamed(change, names) for _, change in manager.store.history(0, 1_000_000)],
+            changes=[renamed(change, names) for change in changes],
             left=[*leases, *(entry["task_id"] for entry in manager.queue())],
             dead_gpus=[(name_of(server), gpu) for server, gpu in self._dead],
             vanished=name_of(self._vanished),

@@ -163,6 +163,16 @@ def test_a_folder_of_another_user_is_unknown_and_not_absent(tmp_path):
         launcher.stop("j", 0.0)
 
 
+def test_a_folder_that_another_user_may_write_is_not_looked_into(tmp_path, monkeypatch):
+    """Else its owner could have a user with more rights kill a process group of their choice."""
+    launcher, job = LocalLauncher(str(tmp_path / "jobs")), Job("j", ("true",))
+    place, own = launcher.prepare(job), os.geteuid()
+    monkeypatch.setattr(directory_job.os, "geteuid", lambda: own + 1)
+    for call in calls(LocalLauncher(place=place), job):
+        with pytest.raises(LauncherUnreachableError, match="ask from there, as that user"):
+            call()
+
+
 @pytest.mark.parametrize("name", ["exit_code", "lock"])
 def test_a_job_whose_files_cannot_be_read_is_neither_absent_nor_finished(tmp_path, name):
     (tmp_path / "j" / name).mkdir(parents=True)

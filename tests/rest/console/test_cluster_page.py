@@ -27,9 +27,10 @@ def test_the_page_shows_what_is_stored_and_who_changed_what(as_role: AsRole) -> 
     olga = as_role(Role.OPERATOR, "olga")
     body = {"sections": {"cluster": {"order": "fifo"}, "teams": {"vision": {"guaranteed": 8}}}}
     answer = olga.put("/api/cluster", json=body)
-    assert answer.get_json()["lines"] == ["~ order priority+backfill → fifo", "+ team vision, guaranteed 8"], (
-        answer.get_data()
-    )
+    assert answer.get_json()["lines"] == [
+        "~ order priority+backfill → fifo",
+        "+ team vision, guaranteed 8",
+    ], answer.get_data()
     page = text_of(as_role(Role.READER), "/cluster")
     assert 'order = "fifo"' in page.replace("&#34;", '"')
     assert "settings ~ order priority+backfill → fifo olga" in page

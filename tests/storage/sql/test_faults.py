@@ -187,14 +187,14 @@ def test_a_promoted_standby_begins_a_recovery_window(primary: Postgres, stack: E
     assert recovered.last_fencing_token > 2**20, "no token is issued twice"
     assert recovered.sequence > 1000, "nor a short id"
     assert list(recovered.leases) == ["a"]
-    assert store.suspended_until > store.now()
+    assert store.suspension.until > store.now()
     now = store.now()
     with pytest.raises(StateUnconfirmedError):
         store.commit(recovered.version, [granted(recovered, "b", now)], now=now)
     renewal = Renewed("a", 1, now, now + 900)
     store.commit(recovered.version, [renewal], now=now)
     recovered.apply(renewal)
-    wait_for(lambda: store.now() > store.suspended_until)
+    wait_for(lambda: store.now() > store.suspension.until)
     add(store, recovered, "b")
     assert sorted(lease.lease_id for lease in fresh(store).leases) == ["a", "b"]
 

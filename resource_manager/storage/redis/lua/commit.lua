@@ -3,7 +3,8 @@
 -- ARGV: 1 format, 2 incarnation, 3 version, 4 now in s, 5 tolerance of now in s, 6 lock token, 7 commit id,
 --       8 maximum changes and 9 maximum bytes of the history, 10 recovery window in s, 11 last fencing
 --       token, 12 last node, 13 greatest sequence of a request or 0, 14 new inventory or '', 15 time to
---       live of an unclaimed hand-off of the lock in ms, 16 on: idempotency keys as in once.lua, then for each change: operation, key, JSON ('port', 'use', 'failed', 'learn' and
+--       live of an unclaimed hand-off of the lock in ms, 16 '1' if it waits for the end of a recovery
+--       window, 17 on: idempotency keys as in once.lua, then for each change: operation, key, JSON ('port', 'use', 'failed', 'learn' and
 --       those that begin with 'forget' are no changes).
 -- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
 --       version, detail, and for 'stale' the missed changes, if few, for 'repeated' what was kept.
@@ -12,9 +13,9 @@ local meta, inventory, leases, renewals, quarantined, pending, drained, changes,
   KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
-local begin = 19 + tonumber(ARGV[18])
+local begin = 20 + tonumber(ARGV[19])
 
-local status, version, detail, moved_to, sequence = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
+local status, version, detail, closed, sequence = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
 if status ~= 'ok' then
   return {status, time[1], time[2], version, detail}
 end
@@ -31,8 +32,8 @@ if version ~= expected then
   end
   return {'stale', time[1], time[2], version, ''}
 end
-if moved_to then
-  return {'moved', time[1], time[2], version, moved_to}
+if closed then
+  return {'closed', time[1], time[2], version, closed}
 end
 local holder = redis.call('GET', lock)
 if holder and holder ~= ARGV[6] then
@@ -41,17 +42,12 @@ end
 if math.abs(now - tonumber(ARGV[4])) > tonumber(ARGV[5]) then
   return {'clock', time[1], time[2], version, ''}
 end
-local number, kept = find_once(16)
+local number, kept = find_once(17)
 if number then
   return {'repeated', time[1], time[2], version, number, kept}
 end
-if ARGV[11] ~= '' and detail ~= '' then
+if ARGV[16] == '1' and detail ~= '' then
   return {'suspended', time[1], time[2], version, detail}
-end
-
--- The approximate bytes that a JSON of that length takes in a stream, measured on Redis 6.2 and 7.
-local function stream_bytes(json)
-  return math.ceil(#json * 1.25) + 100
 end
 
 -- Return true if the changes have a new request, a lease of one that was not pending, an inventory or rules.
@@ -279,7 +275,7 @@ for i = begin, #ARGV, 3 do
     redis.call('SADD', kinds, string.match(json, '"change":"(%w+)"'))
   end
 end
-keep_once(16, time)
+keep_once(17, time)
 if ARGV[14] ~= '' then
   redis.call('SET', inventory, ARGV[14])
   redis.call('HSET', meta, 'inventory_version', version)

@@ -1,9 +1,9 @@
 -- Check the state before a script uses it. Returns status, version, for how many seconds grants are still
--- suspended ('' if they are not), the store that the state was moved to, if it was, and the last sequence.
+-- suspended ('' if they are not; after a jump of the clock its seconds follow), why the state is closed, if it is, and the last sequence.
 -- The recovery window is that of the cluster's settings, if they state one, else `recovery_window_s`.
 local function preflight(meta, format, incarnation, now, recovery_window_s)
-  local found = redis.call('HMGET', meta, 'format', 'incarnation', 'version', 'server', 'grants_suspended_until', 'operator_reset', 'moved_to', 'sequence',
-    'confirmation_window_s')
+  local found = redis.call('HMGET', meta, 'format', 'incarnation', 'version', 'server', 'grants_suspended_until', 'operator_reset', 'closed', 'sequence',
+    'confirmation_window_s', 'clock_jump')
   if not found[1] then
     return 'empty', 0, ''
   end
@@ -25,13 +25,18 @@ local function preflight(meta, format, incarnation, now, recovery_window_s)
     grants_suspended_until = now + tonumber(found[9] or recovery_window_s)
     version = version + 1048576
     -- With memory full, Redis refuses only the first write of a script: this one adds nothing.
-    redis.call('HDEL', meta, '')
+    redis.call('HDEL', meta, 'clock_jump')
+    found[10] = nil
     redis.call('HINCRBY', meta, 'last_fencing_token', 1048576)
     found[8] = redis.call('HINCRBY', meta, 'sequence', 8192)
     redis.call('HSET', meta, 'server', server, 'version', version, 'grants_suspended_until', grants_suspended_until)
   end
   if now < grants_suspended_until then
-    return 'ok', version, tostring(math.ceil(grants_suspended_until - now)), found[7], found[8]
+    local left = tostring(math.ceil(grants_suspended_until - now))
+    if found[10] then
+      left = left .. ' ' .. string.match(found[10], '^%S+')
+    end
+    return 'ok', version, left, found[7], found[8]
   end
   return 'ok', version, '', found[7], found[8]
 end

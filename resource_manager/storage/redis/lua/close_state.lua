@@ -1,5 +1,5 @@
--- Mark the state as moved to another store, or take that back.
--- ARGV: 1 format, 2 incarnation, 3 recovery window in s, 4 version, 5 the other store, or ''.
+-- Close the state for the reason that every later commit is refused with.
+-- ARGV: 1 format, 2 incarnation, 3 recovery window in s, 4 version, 5 reason.
 -- Returns: status, seconds, microseconds, stored version, detail.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
@@ -10,9 +10,5 @@ end
 if status ~= 'ok' then
   return {status, time[1], time[2], version, detail}
 end
-if ARGV[5] == '' then
-  redis.call('HDEL', KEYS[1], 'moved_to')
-else
-  redis.call('HSET', KEYS[1], 'moved_to', ARGV[5])
-end
+redis.call('HSET', KEYS[1], 'closed', ARGV[5])
 return {'ok', time[1], time[2], version, ''}

@@ -1,0 +1,63 @@
+"""Generation of the state that an agent was told of last, which outlives the agent."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+MAX_TEXT = 200
+
+
+def state_folder() -> Path:
+    """Return the folder for what a program of this user remembers: systemd's for its unit, else XDG's."""
+    if folder := os.environ.get("STATE_DIRECTORY"):
+        return Path(folder.partition(":")[0])
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "gpu-manager"
+
+
+class KnownGeneration:
+    """Mark of the newest state that a service told: its incarnation, its version and a time, with `/`.
+
+    Later incarnations sort after earlier ones. Without a file, or where it cannot be written, it is
+    remembered as long as this process lives.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._told = ""
+        if path is not None:
+            with suppress(OSError, UnicodeDecodeError):
+                self._told = path.read_text(encoding="utf-8").strip()
+
+    @property
+    def told(self) -> str | None:
+        """The mark as it was told; None if there is none."""
+        return self._told or None
+
+    def take(self, told: object) -> bool:
+        """Remember what a service told if it is newer; return False if it is of an earlier incarnation."""
+        if not isinstance(told, str) or not 0 < len(told) <= MAX_TEXT:
+            return True
+        if _key(told)[0] < _key(self._told)[0]:
+            return False
+        if _key(told) > _key(self._told):
+            self._told = told
+            self._write()
+        return True
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            draft = self._path.with_suffix(".new")
+            draft.write_text(self._told, encoding="utf-8")
+            draft.replace(self._path)
+
+
+def _key(mark: str) -> tuple[str, int]:
+    incarnation, _, rest = mark.partition("/")
+    version = rest.partition("/")[0]
+    return incarnation, int(version) if version.isdecimal() else 0

@@ -1,0 +1,99 @@
+"""Marks of the state outside of its store, by which a service knows a store that was set back to a dump."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.storage.draft_file import create_draft
+from resource_manager.storage.mark import Mark, is_behind, mark_of
+
+logger = logging.getLogger(__name__)
+
+CHECK_EVERY_S = 10.0
+"""Time between two marks: what a crash of the store may lose, a second or two, is in none of them."""
+
+
+class StateMarks:
+    """The newest mark that this process knows, from files and from agents; thread-safe.
+
+    While the state of the manager's store lacks it, nothing is granted.
+    """
+
+    def __init__(self, manager: GPUResourceManager) -> None:
+        self._manager = manager
+        self._lock = threading.Lock()
+        self._files: Sequence[Path] = ()
+        self._known: Mark | None = None
+        self._next: Mark | None = None
+        self._next_at = 0.0
+        self._is_behind = False
+
+    @property
+    def told(self) -> str:
+        """The mark for others to remember; empty if there is none, or the state lacks it."""
+        return "" if self._known is None or self._is_behind else str(self._known)
+
+    def keep_in(self, files: Sequence[Path]) -> None:
+        """Read the marks in these files, which need not exist, and keep them up to date; check the state."""
+        self._files = files
+        for file in files:
+            self._learn(Mark.parse(_read(file)))
+        self.check()
+
+    def hear(self, text: str | None) -> None:
+        """Take a mark that somebody else remembers; check the state if it is a newer one."""
+        if self._learn(Mark.parse(text)):
+            self.check()
+
+    def check(self) -> None:
+        """Compare the state with the newest mark, and take the mark of a while ago; call it regularly."""
+        with self._lock:
+            store, known = self._manager.store, self._known
+            version = self._manager.look(lambda cluster, now: cluster.version)
+            if known is not None and is_behind(store, version, known):
+                if not self._is_behind:
+                    logger.error("%s", self._manager.distrust(known))
+                self._is_behind = True
+                return
+            if self._is_behind:
+                self._manager.trust()
+                self._is_behind = False
+            if not store.incarnation or time.monotonic() - self._next_at < CHECK_EVERY_S:
+                return
+            taken, self._next = self._next, mark_of(store, version) or self._next
+            self._next_at = time.monotonic()
+            if taken is None or taken == known or (known is not None and taken < known):
+                return
+            self._known = taken
+            for file in self._files:
+                _write(file, str(taken))
+
+    def _learn(self, mark: Mark | None) -> bool:
+        with self._lock:
+            if mark is None or (self._known is not None and mark <= self._known):
+                return False
+            self._known = mark
+            return True
+
+
+def _read(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, draft = create_draft(file, 0o600)
+        with open(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        draft.replace(file)
+    except OSError as error:
+        logger.warning("no mark of the state was kept in %s: %s", file, error)

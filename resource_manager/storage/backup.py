@@ -1,0 +1,224 @@
+"""Backups of a state in a file, and the restore of one as another incarnation of the state."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.models import Lease
+from resource_manager.core.search import unsearched
+from resource_manager.errors import (
+    CorruptStateError,
+    LockTimeoutError,
+    StaleStateError,
+    StateLostError,
+    StoreError,
+)
+from resource_manager.storage import codec
+from resource_manager.storage.base import Store
+from resource_manager.storage.draft_file import create_draft
+from resource_manager.storage.incarnation import backup_id_of, new_id, new_incarnation
+
+NUMBERS_LEFT_FREE = 2**32
+"""Distance of version and fencing token from those in the backup: more than were given after it."""
+
+SEQUENCES_LEFT_FREE = 8192
+"""The same for the numbers of requests: few, since short ids are used up by them."""
+
+LOCK_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A state, the time of its backup by its store's clock, and the rows of the service's tokens.
+
+    `is_final`: the state takes no change after it. `incarnation` is that of the state.
+    """
+
+    snapshot: Snapshot
+    taken_at: float
+    incarnation: str
+    backup_id: str
+    is_final: bool = False
+    tokens: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What it is, for people."""
+        return f"the backup of {in_utc(self.taken_at)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore did: the time since the backup, and the servers closed until they were searched."""
+
+    pause_s: float
+    unsearched: tuple[str, ...]
+
+
+def in_utc(seconds: float) -> str:
+    """Return a time as people and logs write it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def write_backup(
+    store: Store, path: Path, tokens: Sequence[dict[str, Any]] = (), *, closing: str | None = None
+) -> Backup:
+    """Write the state to a file that only its owner may read, whole or not at all.
+
+    With `closing`, the reason, the state is closed for every later change, at the very version that the file
+    has. Raises `StoreError` and `OSError`.
+    """
+    while True:
+        cluster = store.refresh(None)
+        if cluster is None:
+            raise StoreError("the store holds no state: there is nothing to back up")
+        backup = Backup(
+            cluster.snapshot(), store.now(), store.incarnation, new_id(), closing is not None, tuple(tokens)
+        )
+        handle, draft = create_draft(path, 0o600)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(_to_dict(backup), file, ensure_ascii=False)
+                file.flush()
+                os.fsync(file.fileno())
+            if closing is not None:
+                store.close_state(cluster.version, closing)
+            draft.replace(path)
+        except StaleStateError:
+            continue  # a commit came in between: the file lacks it
+        finally:
+            draft.unlink(missing_ok=True)
+        return backup
+
+
+def read_backup(path: Path) -> Backup:
+    """Return what `write_backup` wrote; raises `CorruptStateError` and `OSError`."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        return Backup(
+            codec.snapshot_from_dict(value["state"]),
+            float(value["taken_at"]),
+            str(value["incarnation"]),
+            str(value["backup_id"]),
+            bool(value["is_final"]),
+            tuple(dict(row) for row in value["tokens"]),
+        )
+    except CorruptStateError as error:
+        raise type(error)(f"{path}: {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise CorruptStateError(f"{path} is not a file of gpu-manager store backup") from error
+
+
+def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
+    """Make the state of a backup the store's, as another incarnation, in one commit on the version it read.
+
+    Without `force` it takes the place of a state only if nothing is lost by that: of none, of one without
+    servers, of one that its own final backup closed, or of an older one, such as a dump. Leases end later by
+    the time since the backup. Where the state went on after its backup, those without a placed job keep their
+    own end, since their GPUs may have been granted again, and servers are closed until they were searched for
+    jobs that it does not know. Raises `StoreError` and `LockTimeoutError`.
+    """
+    lock = store.lock()
+    if not lock.acquire(LOCK_TIMEOUT_S):
+        raise LockTimeoutError(LOCK_TIMEOUT_S)
+    try:
+        while True:
+            stored = _stored(store)
+            is_whole = backup.is_final and not force
+            if not force:
+                _require_replaceable(store, stored, backup)
+            now = store.now()
+            snapshot = _continued(backup, stored, now, is_whole=is_whole)
+            try:
+                store.restore(
+                    snapshot,
+                    None if stored is None else stored.version,
+                    incarnation=new_incarnation(
+                        now, max(backup.incarnation, store.incarnation), backup.backup_id
+                    ),
+                    suspended_until=now + snapshot.settings.confirmation_window_s,
+                    history_until=backup.snapshot.version if store.incarnation == backup.incarnation else 0,
+                    lock=lock,
+                )
+            except StaleStateError:
+                continue  # a commit came in between: it may be one that must not be lost
+            names = () if is_whole else tuple(node.name for node in snapshot.nodes)
+            return Restored(max(now - backup.taken_at, 0.0), names)
+    finally:
+        lock.release()
+
+
+def _stored(store: Store) -> ClusterState | None:
+    try:
+        return store.refresh(None)
+    except StateLostError:  # a Variable that is gone
+        return None
+
+
+def _require_replaceable(store: Store, stored: ClusterState | None, backup: Backup) -> None:
+    """Raise `StoreError` if leases of the stored state could be lost."""
+    if stored is None or not (stored.nodes or stored.leases or stored.pending):
+        return
+    if backup_id_of(store.incarnation) == backup.backup_id:
+        raise StoreError(
+            f"{backup.name} was restored here before, and the state went on (version {stored.version}): "
+            "--force takes it back to the backup"
+        )
+    if store.incarnation == backup.incarnation:
+        if store.closed and stored.version == backup.snapshot.version:
+            return
+        if stored.version < backup.snapshot.version:
+            return
+    raise StoreError(
+        f"the store holds a state already (version {stored.version}), which {backup.name} (version "
+        f"{backup.snapshot.version}) does not go on from: --force gives it up"
+    )
+
+
+def _continued(backup: Backup, stored: ClusterState | None, now: float, *, is_whole: bool) -> Snapshot:
+    """Return the state of the backup as it goes on; `is_whole` if nothing was granted after it."""
+    before = backup.snapshot
+    pause_s = max(now - backup.taken_at, 0.0)
+    beyond = round(now * 1000)
+    version, token, sequence = (
+        (0, 0, 0) if stored is None else (stored.version, stored.last_fencing_token, stored.sequence)
+    )
+    drained = {each.node: each for each in before.drained}
+    closed = (
+        ()
+        if is_whole
+        else (unsearched(node.name, now, drained.pop(node.name, None), backup.name) for node in before.nodes)
+    )
+    return replace(
+        before,
+        version=max(before.version + NUMBERS_LEFT_FREE, version + 1, beyond),
+        last_fencing_token=max(before.last_fencing_token + NUMBERS_LEFT_FREE, token, beyond),
+        sequence=max(before.sequence, sequence) + SEQUENCES_LEFT_FREE,
+        leases=tuple(
+            _later(lease, pause_s) if is_whole or lease.places else lease for lease in before.leases
+        ),
+        drained=(*closed, *drained.values()),
+    )
+
+
+def _later(lease: Lease, pause_s: float) -> Lease:
+    """Return the lease with its ends as much later as nobody could renew it or end its job."""
+    return replace(lease, expires_at=lease.expires_at + pause_s, preempt_until=lease.preempt_until + pause_s)
+
+
+def _to_dict(backup: Backup) -> dict[str, Any]:
+    return {
+        "taken_at": backup.taken_at,
+        "incarnation": backup.incarnation,
+        "backup_id": backup.backup_id,
+        "is_final": backup.is_final,
+        "state": codec.snapshot_to_dict(backup.snapshot),
+        "tokens": backup.tokens,
+    }

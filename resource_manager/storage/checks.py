@@ -1,0 +1,58 @@
+"""What a store lacks to keep a state safely, in one line each: the checks of every kind of store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from functools import partial
+
+from resource_manager.errors import StoreError, redact
+from resource_manager.settings import Settings
+from resource_manager.storage.finding import Finding
+from resource_manager.storage.redis.client import SCHEMES, RedisClient
+
+logger = logging.getLogger(__name__)
+
+
+Check = Callable[[], Iterable[Finding]]
+
+
+def check(settings: Settings) -> list[Finding]:
+    """Return what all checks of the store find; raises `StoreError` if it cannot be reached."""
+    scheme = settings.store.partition("://")[0]
+    if scheme == "memory":
+        return [Finding(True, "the state is in the memory of one process, and ends with it")]
+    if scheme == "airflow":
+        return _of_redis(settings.redis_url or "", holds_state=False)
+    return _of_redis(settings.store, holds_state=True) if scheme in SCHEMES else _of_database(settings.store)
+
+
+def warn(settings: Settings) -> None:
+    """Log a warning for each fault of the store; nothing where it cannot be reached."""
+    try:
+        found = check(settings)
+    except StoreError:
+        return
+    for finding in found:
+        if not finding.ok:
+            logger.warning("%s: %s", redact(settings.store), finding.text)
+
+
+def _all(checks: Iterable[Check]) -> list[Finding]:
+    return [finding for each in checks for finding in each()]
+
+
+def _of_redis(url: str, *, holds_state: bool) -> list[Finding]:
+    from resource_manager.storage.redis.check import CHECKS, CHECKS_OF_LOCK
+
+    with closing(RedisClient.from_url(url)) as client:
+        return _all(partial(each, client) for each in (CHECKS if holds_state else CHECKS_OF_LOCK))
+
+
+def _of_database(url: str) -> list[Finding]:
+    from resource_manager.storage.sql.check import CHECKS
+    from resource_manager.storage.sql.database import Database  # the driver is an extra
+
+    with closing(Database(url)) as database:
+        return list(dict.fromkeys(_all(partial(each, database) for each in CHECKS)))

@@ -1,0 +1,38 @@
+"""JSON files read by a pydantic model; an error names file, position and reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from simulator.errors import InputError
+from simulator.io.rows import read_json
+
+Document = TypeVar("Document", bound=BaseModel)
+
+
+def read_document(path: Path, model: type[Document]) -> Document:
+    """Return the file's document; raise `InputError`."""
+    value = read_json(path)
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise InputError(first_error(error), path=path) from error
+
+
+def first_error(error: ValidationError) -> str:
+    """Return the first error as one line, with the number of further errors."""
+    complaints = error.errors(include_url=False)
+    first = complaints[0]
+    place = ""
+    for part in first["loc"]:
+        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
+    if first["type"] == "extra_forbidden":
+        message = "unknown key"
+    else:
+        got = first["input"]
+        message = first["msg"] + (f", got {got!r}" if isinstance(got, int | float | str) else "")
+    more = f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else ""
+    return f"{place or 'document'}: {message}{more}"

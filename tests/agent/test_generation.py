@@ -1,0 +1,89 @@
+"""The newest state that an agent was told of: it outlives the agent, and no older one is followed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resource_manager.agent.generation import KnownGeneration, state_folder
+from resource_manager.agent.sending import OLDER, run_agent
+from resource_manager.core.refusal import Refusal, RefusalKind
+from resource_manager.storage.mark import Mark
+from tests.agent.reporting import gpu, server
+from tests.agent.test_receiving import Service
+
+
+def test_newer_states_are_remembered_by_the_next_agent_and_older_ones_refused(tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "agent.mark"
+    known = KnownGeneration(path)
+    assert known.told is None
+    for told in ("0b/7/1.0", "0b/9/1.0", "0c/1/1.0"):
+        assert known.take(told)
+    assert known.take("0c/0/1.0"), "another service of the same state may know less"
+    again = KnownGeneration(path)
+    assert again.told == "0c/1/1.0"
+    assert not again.take("0b/99/1.0")
+    assert again.told == "0c/1/1.0"
+
+
+@pytest.mark.parametrize("told", [None, 7, "", "x" * 500])
+def test_a_service_that_tells_none_is_followed(told: object) -> None:
+    assert KnownGeneration().take(told)
+
+
+def test_its_folder_is_that_of_the_unit_else_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/x")
+    assert state_folder() == Path("/x/gpu-manager")
+    monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/a:/var/lib/b")
+    assert state_folder() == Path("/var/lib/a")
+
+
+class Answering:
+    """A sender whose service answers as told; it keeps the reports."""
+
+    url = "http://service"
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        self.answers = list(answers)
+        self.reports: list[dict[str, Any]] = []
+
+    def send(self, report: dict[str, Any]) -> dict[str, Any]:
+        self.reports.append(json.loads(json.dumps(report)))
+        if not self.answers:
+            raise KeyboardInterrupt
+        return self.answers.pop(0)
+
+
+def test_an_agent_follows_no_answer_of_an_older_state_and_tells_the_service_what_it_knows() -> None:
+    service = Answering({"generation": "0c/1/1.0"}, {"generation": "0b/9/1.0", "jobs": True}, {})
+    said: list[str] = []
+    run_agent("gpu-a", service, 1.0, sleep=lambda seconds: None, say=said.append)  # type: ignore[arg-type]
+    assert [report["generation"] for report in service.reports] == [None, "0c/1/1.0", "0c/1/1.0", "0c/1/1.0"]
+    assert OLDER in said
+    assert "jobs" not in service.reports[2], "it does not do what that answer asked for"
+
+
+def test_the_mark_that_an_agent_brings_stops_the_grants_of_a_service_on_an_older_state() -> None:
+    service = Service(server())
+    service.report(gpu(0), gpu(1))
+    assert service.manager.store.incarnation < "f"
+    service.report(gpu(0), gpu(1), generation=str(Mark("f" * 24, 7, 1.0)))
+    refused = service.manager.allocate("t", 1)
+    assert isinstance(refused, Refusal)
+    assert refused.kind is RefusalKind.MISCONFIGURED
+    assert "store restore" in refused.detail
+
+
+def test_a_service_tells_agents_the_mark_of_a_while_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource_manager.manager.state_marks.CHECK_EVERY_S", 0.0)
+    service = Service(server())
+    assert "generation" not in service.report(gpu(0), gpu(1))
+    service.allocate("t")
+    service.receiver.marks.check()
+    service.receiver.marks.check()
+    told = Mark.parse(service.report(gpu(0), gpu(1))["generation"])
+    assert told is not None
+    assert told.incarnation == service.manager.store.incarnation

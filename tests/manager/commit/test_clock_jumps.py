@@ -1,0 +1,182 @@
+"""Jumps of the clock of real stores: no lease ends by one, and one machine alone is not believed by all."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from resource_manager import GPUResourceManager, Lease, Refusal
+from resource_manager.core.refusal import RefusalKind
+from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.commit import recovery
+from resource_manager.storage.clock import ServerClock
+from resource_manager.storage.sql import sqlite
+from resource_manager.storage.sql.database import Line
+from resource_manager.storage.sql.store import SqlStore
+from tests.eventually import wait_for
+from tests.redis_server import EMBEDDED, RedisServer
+from tests.shifted_clock import ShiftedClock
+from tests.sql_servers import Postgres
+
+WINDOW_S = 2.0
+HOUR_S = 3600
+
+
+class Moved:
+    """A store whose clock a test moves, and its users, each on a machine of its own if it is named."""
+
+    def __init__(self, url: str, jump: Callable[[int], None], stack: ExitStack) -> None:
+        self.url = url
+        self.jump = jump
+        self.stack = stack
+
+    def user(self, machine: str = "") -> GPUResourceManager:
+        """Return a manager that has looked at the clock; it tells of its machine as a service does."""
+        opened = GPUResourceManager.from_url(
+            self.url, inventory=default_inventory(), confirmation_window_s=WINDOW_S, lease_ttl_s=30.0
+        )
+        manager = self.stack.enter_context(opened)
+        if machine:
+            manager._commits._recovery.boot_id = machine
+            manager._commits._recovery._told_at = float("-inf")
+            manager.expire_and_schedule()
+        return manager
+
+
+@pytest.fixture(params=["redis", "postgresql", "sqlite"])
+def moved(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moved]:
+    if missing := ShiftedClock.missing():
+        pytest.skip(missing)
+    with ExitStack() as stack:
+        clock = ShiftedClock()
+        stack.callback(clock.close)
+        if request.param == "redis":
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="redis-")))
+            with clock.applied():
+                redis = RedisServer(EMBEDDED, folder)
+            stack.callback(redis.stop)
+            url = redis.url
+        elif request.param == "postgresql":
+            if missing := Postgres.missing():
+                pytest.skip(missing)
+            with clock.applied():
+                postgresql = Postgres()
+            stack.callback(postgresql.stop)
+            url = postgresql.url
+        else:  # its clock is that of this process
+            shifted = SimpleNamespace(
+                time=lambda: time.time() + clock.shift_s, monotonic=time.monotonic, sleep=time.sleep
+            )
+            monkeypatch.setattr(sqlite, "time", shifted)
+            url = f"sqlite:///{tmp_path}/state.db"
+        yield Moved(url, clock.jump, stack.enter_context(ExitStack()))
+
+
+def lose(manager: GPUResourceManager, seconds: float) -> None:
+    """Have that machine's clock miss some time, as of a paused virtual machine: the store's seems to jump."""
+    clock = manager.store._clock  # type: ignore[attr-defined]
+    assert isinstance(clock, ServerClock)
+    clock.now()
+    clock._learnt_at -= seconds
+    before = clock.steady
+    clock.steady = lambda: before() - seconds
+
+
+@pytest.mark.parametrize("ttl_s", [5.0, 900.0], ids=["renewed in the pause", "renewed later"])
+def test_no_lease_ends_by_a_jump_forward(
+    moved: Moved, ttl_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    service, worker = moved.user("a"), moved.user()
+    lease = worker.allocate("train", 8, server=0, ttl=ttl_s)
+    assert isinstance(lease, Lease)
+    moved.jump(HOUR_S)
+    assert {change["change"] for change in service.expire_and_schedule()} <= {"renewed"}
+    assert [each["task_id"] for each in service.leases()] == ["train"]
+    assert (
+        "the store's clock jumped by +3600.0 s: this process grants and expires nothing for 2 s"
+        in caplog.text
+    )
+    assert "grants and expirations pause for all" in caplog.text
+    for user in (service, worker, moved.user()):
+        refused = user.allocate("next", 2)
+        assert isinstance(refused, Refusal)
+        assert refused.kind is RefusalKind.RECOVERING
+        assert "recovering: the store's clock jumped forward by 3600 s, seen" in refused.detail
+    assert moved.user().expire_and_schedule() == []
+    if ttl_s == 5.0:
+        worker.renew("train", fencing_token=lease.fencing_token)
+    wait_for(lambda: isinstance(service.allocate("next", 2), Lease))
+    assert not [change for change in service.history() if change["change"] in ("expired", "quarantined")]
+    assert worker.renew("train", fencing_token=lease.fencing_token)["state"] == "RUNNING"
+
+
+def test_a_lease_that_nobody_renews_ends_in_its_own_time(moved: Moved) -> None:
+    service = moved.user("a")
+    assert isinstance(service.allocate("dies", 8, server=0, ttl=WINDOW_S + 1), Lease)
+    moved.jump(HOUR_S)
+    begin = time.monotonic()
+    wait_for(lambda: service.expire_and_schedule() and not service.leases())
+    assert time.monotonic() - begin > WINDOW_S
+
+
+def test_after_a_jump_back_grants_pause_and_leases_end_later(moved: Moved) -> None:
+    service, worker = moved.user("a"), moved.user()
+    lease = worker.allocate("train", 8, server=0, ttl=5.0)
+    assert isinstance(lease, Lease)
+    moved.jump(-HOUR_S)
+    service.expire_and_schedule()
+    refused = moved.user().allocate("next", 2)
+    assert isinstance(refused, Refusal)
+    assert "clock jumped back by 3600 s" in refused.detail
+    assert worker.renew("train", fencing_token=lease.fencing_token)["state"] == "RUNNING"
+    wait_for(lambda: isinstance(service.allocate("next", 2), Lease))
+    assert service.leases()[0]["task_id"] == "train"
+
+
+def test_a_machine_that_is_alone_with_a_jump_pauses_alone_until_another_sees_it(moved: Moved) -> None:
+    wrong, right = moved.user("a"), moved.user("b")
+    assert isinstance(right.allocate("train", 8, server=0, ttl=1.0), Lease)
+    lose(wrong, HOUR_S)
+    time.sleep(1.1)
+    assert wrong.expire_and_schedule() == []
+    refused = wrong.allocate("next", 2)
+    assert isinstance(refused, Refusal)
+    assert refused.kind is RefusalKind.RECOVERING
+    assert [change["change"] for change in right.expire_and_schedule()] == ["expired"]
+    assert isinstance(right.allocate("other", 2), Lease)
+    lose(wrong, HOUR_S)
+    lose(right, HOUR_S + 0.5)
+    wrong.expire_and_schedule()
+    right.expire_and_schedule()
+    assert isinstance(moved.user().allocate("third", 2), Refusal), "for all, after a second one"
+
+
+def test_a_jump_that_only_one_of_two_machines_could_see_counts_once_the_other_is_silent(
+    moved: Moved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "WATCHING_S", 0.1)
+    service, _ = moved.user("a"), moved.user("b")
+    time.sleep(0.2)
+    moved.jump(HOUR_S)
+    service.expire_and_schedule()
+    assert isinstance(moved.user().allocate("next", 2), Refusal)
+
+
+def test_the_lock_of_a_dead_holder_does_not_outlive_a_jump_back(moved: Moved) -> None:
+    service = moved.user("a")
+    lease = service.allocate("train", 8, server=0, ttl=60.0)
+    assert isinstance(lease, Lease)
+    dead = moved.user().store
+    if isinstance(dead, SqlStore):  # as of another process
+        dead.database.line = Line()
+    assert dead.lock().acquire(1.0)
+    moved.jump(-HOUR_S)
+    begin = time.monotonic()
+    assert service.renew("train", fencing_token=lease.fencing_token)["state"] == "RUNNING"
+    assert time.monotonic() - begin < 15.0

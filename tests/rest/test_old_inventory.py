@@ -1,0 +1,87 @@
+"""A process that names an old inventory file changes nothing of the stored cluster, however it comes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from flask.testing import FlaskClient
+
+from resource_manager import GPUResourceManager, Settings
+from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import persistence_of, standalone
+from resource_manager.rest.tokens import Role, create
+from tests.redis_server import RedisServer
+from tests.sql_servers import Postgres
+
+OLD = '[[servers]]\nname = "gpu-server-0"\ngpus = 8\ncpus = 64\n'
+
+
+@pytest.fixture(params=["redis", "postgresql", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    match request.param:
+        case "redis":
+            redis: RedisServer = request.getfixturevalue("embedded_redis")
+            return redis.fresh_url()
+        case "postgresql":
+            postgresql: Postgres = request.getfixturevalue("postgresql")
+            return postgresql.fresh_url()
+        case _:
+            return f"sqlite:///{tmp_path}/state.db"
+
+
+@pytest.fixture
+def manager(url: str) -> Iterator[GPUResourceManager]:
+    """Yield a manager with a drained server, a closed GPU on the other, and a request that waits for both."""
+    with GPUResourceManager.from_url(url, inventory=default_inventory(2)) as manager:
+        manager.drain("gpu-server-1", reason="RMA, do not use")
+        manager.drain("gpu-server-0", gpu=3, reason="row remap failed")
+        manager.submit("waits", 8)
+        yield manager
+
+
+@pytest.fixture
+def old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "old.toml"
+    path.write_text(OLD)
+    monkeypatch.setenv("GPU_MANAGER_INVENTORY", str(path))
+    return path
+
+
+def services(url: str, number: int) -> Iterator[tuple[FlaskClient, dict[str, str]]]:
+    """Yield clients of services that open the store, each after the one before has ended."""
+    for _ in range(number):
+        with GPUResourceManager(Settings.load({**os.environ, "GPU_MANAGER_STORE": url})) as manager:
+            kept = persistence_of(manager.settings)
+            token = create(kept.tokens, "olga", Role.OPERATOR)
+            service = standalone(manager, kept)
+            yield create_app(service).test_client(), {"Authorization": f"Bearer {token}"}
+            service.watch.close()
+
+
+def test_services_and_their_restarts(url: str, manager: GPUResourceManager, old_file: Path) -> None:
+    before = manager.snapshot()
+    for client, headers in services(url, 3):
+        text = client.get("/api/status", headers=headers).get_data(as_text=True)
+        assert "RMA, do not use" in text
+        assert "waits" in client.get("/api/queue", headers=headers).get_data(as_text=True)
+        body = {"task_id": "t", "required_gpus": 8, "required_cpus": 8}
+        assert client.post("/api/allocate", json=body, headers=headers).status_code == 503
+        assert manager.snapshot() == before
+
+
+def test_commands(url: str, manager: GPUResourceManager, old_file: Path) -> None:
+    before = manager.snapshot()
+    for command in (["status"], ["queue"], ["top", "--once"], ["explain", "--gpus", "8"]):
+        subprocess.run(
+            [sys.executable, "-m", "resource_manager.cli", *command],
+            env={**os.environ, "GPU_MANAGER_STORE": url},
+            capture_output=True,
+            timeout=60,
+        )
+    assert manager.snapshot() == before
