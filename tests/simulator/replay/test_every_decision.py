@@ -100,7 +100,7 @@ class Course:
 @st.composite
 def courses(draw: st.DrawFn, most: int = 80) -> Course:
     states_runtimes = draw(st.booleans())
-    backfill = "+backfill" if draw(st.booleans()) else ""
+    backfill = "+backfill" if states_runtimes and draw(st.booleans()) else ""
     kinds = [kind for kind, weight in STEPS.items() for _ in range(weight)]
     step = st.builds(Step, st.sampled_from(kinds), st.integers(0, 10**6))
     return Course(
@@ -281,6 +281,8 @@ class Driver:
         self.manager.resume(draw.choice("abcd"))
 
     def do_window(self, draw: random.Random) -> None:
+        if not self.course.states_runtimes:
+            return
         begin = self.clock.now + draw.choice((0.0, 40.0, 400.0))
         self.manager.add_maintenance(
             WindowForm.of(
