@@ -137,6 +137,18 @@ BENCHMARKS: dict[str, Benchmark] = {
             ),
         ),
     ),
+    "backfill": Benchmark(
+        "Backfill",
+        "One process, in memory: 30,000 jobs on 100 servers of 8 GPUs that ask for 1.2 times what there is, "
+        "and a pass after one release with 10,000 pending requests and 1,000 servers.",
+        "python -m benchmarks.backfill",
+        (
+            Row("the replay by `fifo`, processor time", "replay/fifo_s", S),
+            Row("the replay by `priority+backfill`, processor time", "replay/backfill_s", S),
+            Row("times that by `fifo`", "replay/times_fifo", "{:.1f}", "≤ 5"),
+            Row("a pass after a release, median", "pass_after_release_ms/p50", MS, "≤ 20 ms"),
+        ),
+    ),
     "gangs": Benchmark(
         "Gangs",
         "One process, in memory: gangs of 64 of 10,000 servers, and passes over 1,000 pending gangs.",

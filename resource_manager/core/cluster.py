@@ -27,6 +27,7 @@ from resource_manager.core.changes import (
     JobPlaced,
     MaintenanceChanged,
     MembersReleased,
+    Outcome,
     Preempting,
     Quarantined,
     Queued,
@@ -53,6 +54,7 @@ from resource_manager.core.models import (
 from resource_manager.core.node_index import NodeIndex
 from resource_manager.core.node_state import Cleaning, NodeState, allocate, deallocate, resize
 from resource_manager.core.pending import PendingRequests
+from resource_manager.core.runtimes import LearntRuntimes, class_of, run_s
 from resource_manager.core.team_ledger import TeamLedger, Use
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFoundError, UnknownNodeError
@@ -99,6 +101,7 @@ class Snapshot:
     settings: ClusterSettings = field(default_factory=ClusterSettings)
     adoptions: tuple[Adoption, ...] = ()
     failed_starts: tuple[Released, ...] = ()
+    runtimes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 class ClusterState(NodeIndex):
@@ -131,6 +134,8 @@ class ClusterState(NodeIndex):
         """Closures of servers that left the inventory: they come back with their server."""
         self.failed_starts: FailedStarts = {}
         """The releases of leases whose jobs did not start, by lease id; the next try avoids those nodes."""
+        self.runtimes = LearntRuntimes()
+        """How long tasks of each class ran, by the leases that were released as a success."""
         self._expiry_heap = ExpiryHeap(self.leases)
         self._undo: list[Callable[[], None]] | None = None
         self.preempting: set[str] = set()
@@ -191,6 +196,7 @@ class ClusterState(NodeIndex):
             settings=self.settings,
             adoptions=tuple(each for _, each in sorted(self.adoptions.items())),
             failed_starts=in_order(self.failed_starts),
+            runtimes=self.runtimes.runs,
         )
 
     @classmethod
@@ -220,6 +226,7 @@ class ClusterState(NodeIndex):
         cluster.settings = snapshot.settings
         cluster.adoptions = {adoption.node: adoption for adoption in snapshot.adoptions}
         cluster.failed_starts = by_lease(snapshot.failed_starts)
+        cluster.runtimes = LearntRuntimes(snapshot.runtimes)
         for name, port in snapshot.last_ports.items():
             cluster.by_name[name].last_port = port
         for lease in held:
@@ -376,10 +383,21 @@ class ClusterState(NodeIndex):
             self._drop_retired(lease)
         if lease.request.gpus:
             self._clean_after(lease, change.at)
-        if type(change) is Released and change.failed_nodes:
-            if self._undo is not None:
-                self._undo.append(partial(setattr, self, "failed_starts", self.failed_starts))
-            self.failed_starts = remembered(self.failed_starts, change)
+        if type(change) is Released:
+            if change.outcome == Outcome.SUCCESS:
+                self._learn(lease, change.at)
+            if change.failed_nodes:
+                if self._undo is not None:
+                    self._undo.append(partial(setattr, self, "failed_starts", self.failed_starts))
+                self.failed_starts = remembered(self.failed_starts, change)
+
+    def _learn(self, ended: Lease, at: float) -> None:
+        """Learn how long the task of an ended lease ran."""
+        order = self.runtimes.classes if self._undo is not None else ()
+        name = class_of(ended.request)
+        before = self.runtimes.learn(name, run_s(ended.granted_at, at))
+        if self._undo is not None:
+            self._undo.append(partial(self.runtimes.unlearn, name, before, order))
 
     def _drop_retired(self, ended: Lease) -> None:
         """Drop the retired nodes that have no lease after this one."""

@@ -34,7 +34,7 @@ class ClusterSettings:
 
     policy: str = "first_fit"
     policy_package: str = ""
-    order: str = "priority"
+    order: str = "priority+backfill"
     admission: str = "open"
     price_low: float | None = None
     price_high: float | None = None

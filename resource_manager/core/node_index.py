@@ -106,6 +106,11 @@ class NodeIndex:
             return None
         return self.journal[mark - self.journal_start :]
 
+    def note_changed(self, position: int) -> None:
+        """Have the readers of the journal look at a node again, as something about its leases changed."""
+        state = self.nodes[position]
+        self._reindex(state, state.whole_free, state.free_milli)
+
     # ---- updates ----
 
     def _index(self, states: list[NodeState]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
@@ -38,6 +39,11 @@ class PendingRequests(dict[str, PendingRequest]):
         super().__init__((entry.lease_id, entry) for entry in pending)
         self._arrived = sorted(self.values(), key=arrival)
         self._orders: dict[SortKey, list[PendingRequest]] = {arrival: self._arrived}
+        self._counts = Counter(entry.request.shape for entry in self._arrived)
+        self.shapes: dict[tuple[object, ...], Request] = {
+            entry.request.shape: entry.request for entry in self._arrived
+        }
+        """A request of each shape that is pending: equal shapes fit the same nodes."""
         self.is_in_time = _is_in_time(self._arrived)
         self.kinds: dict[Kind, dict[str, Request]] = {}
         for entry in self.values():
@@ -59,6 +65,10 @@ class PendingRequests(dict[str, PendingRequest]):
             del self[lease_id]
         super().__setitem__(lease_id, entry)
         self.kinds.setdefault(kind_of(entry.request), {})[lease_id] = entry.request
+        shape = entry.request.shape
+        self._counts[shape] += 1
+        if shape not in self.shapes:
+            self.shapes[shape] = entry.request
         for key, ordered in self._orders.items():
             insort(ordered, entry, key=key)
         if self.is_in_time:
@@ -72,6 +82,10 @@ class PendingRequests(dict[str, PendingRequest]):
         del alike[lease_id]
         if not alike:
             del self.kinds[kind_of(entry.request)]
+        shape = entry.request.shape
+        self._counts[shape] -= 1
+        if not self._counts[shape]:
+            del self._counts[shape], self.shapes[shape]
         for key, ordered in self._orders.items():
             del ordered[ordered.index(entry, bisect_left(ordered, key(entry), key=key))]
         self.is_in_time = self.is_in_time or not self

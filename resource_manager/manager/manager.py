@@ -680,8 +680,7 @@ class GPUResourceManager:
         return {entry["task_id"]: entry["estimated_start"] for entry in self._queue.entries()}
 
     def _queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[QueueEntry]:
-        if cluster.pending and self.order(cluster).learns:
-            self._commits.catch_up(cluster)
+        self._commits.catch_up(cluster)
         rules = self._commits.rules(cluster)
         entries = serializers.queue(cluster, *rules, now, self._suspension(cluster, now))
         if estimated and entries:

@@ -495,46 +495,49 @@ def _dispatch(
     The first request that does not fit blocks all behind it, unless the queue discipline backfills: then
     such requests get reservations as soon as a request behind them could start.
     """
-    reservations: Reservations | None = None
-    without_place: list[Request] = []
+    prospects = Prospects.of(cluster)
+    planned: Reservations | None = None
     blocked: set[str] = set()
     too_large: set[tuple[object, ...]] = set()
-    """Shapes of gangs that do not fit; nothing is freed during the pass."""
-    prospects = Prospects(cluster)
+    """Shapes that do not fit; nothing is freed during the pass."""
     for pending in order.starting(cluster, now):
         request = pending.request
         if request.lease_id in waiting or request.lease_id in cluster.leases:
             continue
         if cluster.ledger is not None and not may_start(cluster.ledger, request, blocked):
             continue
-        is_too_large = bool(too_large) and request.shape in too_large
-        members = None if is_too_large else place_now(cluster, request, policy, order, now)
-        if members is not None and not order.admits(cluster, request, members, pending.queued_at, now):
-            continue
-        if members is not None and (reservations is not None or without_place):
-            if reservations is None:
-                reservations = Reservations(cluster, now, order.runtime_of, order.maintenance_guard_s)
-            if not all(map(reservations.reserve, without_place)):
-                return
-            without_place.clear()
-            members = reservations.without_delay(request, members)
-        elif members is None and request.nodes != 1 and not is_restricted(cluster, request):
-            too_large.add(request.shape)
+        restricted = is_restricted(cluster, request)
+        members = None
+        if restricted or (request.shape not in too_large and (planned is None or planned.may_start(request))):
+            members = place_now(cluster, request, policy, order, now)
+            if members is not None and not order.admits(cluster, request, members, pending.queued_at, now):
+                continue
+            if members is not None and planned is not None:
+                members = planned.without_delay(request, members)
+            elif members is None and not restricted and _fits_nowhere(cluster, request):
+                too_large.add(request.shape)
+                if planned is not None:
+                    planned.rule_out(request)
         if members is not None:
             yield pending, members
-            if reservations is not None:
-                reservations.started(request, members)
-        elif (
-            blocks_queue(cluster, request, order, now)
-            if is_restricted(cluster, request)
-            else prospects.could_start(request)
-        ):  # else it blocks nobody
-            if not order.backfill:
-                if cluster.ledger is None:
-                    return
-                blocked.add(request.team)
-                continue
-            without_place.append(request)
+            continue
+        if not (blocks_queue(cluster, request, order, now) if restricted else prospects.could_start(request)):
+            continue  # it blocks nobody
+        if order.backfill:
+            if planned is None:
+                planned = Reservations(cluster, now, order.maintenance_guard_s, prospects)
+            planned.put_ahead(request)
+            if planned.is_over():
+                return
+        elif cluster.ledger is None:
+            return
+        else:
+            blocked.add(request.team)
+
+
+def _fits_nowhere(cluster: ClusterState, request: Request) -> bool:
+    """Return True if no node has room for a request that found no place, or not all nodes for a gang."""
+    return request.nodes != 1 or next(cluster.candidates(request), None) is None
 
 
 def blocks_queue(cluster: ClusterState, request: Request, order: QueueDiscipline, now: float) -> bool:

@@ -32,7 +32,7 @@ from resource_manager.core.refusal import (
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.backfill import MAX_RESERVATIONS, Reservations
 from resource_manager.scheduling.gang_refusals import free_now, never_fits, no_capacity
-from resource_manager.scheduling.gangs import fitting_node
+from resource_manager.scheduling.gangs import Prospects, fitting_node
 from resource_manager.scheduling.maintenance import closed_for, place_now
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.preemption import awaiting_release, ending_for, held_back
@@ -41,6 +41,9 @@ from resource_manager.scheduling.quotas import quota_refusal, stop_of
 
 SHORTEST_RUN_S = 0.001
 """A request that could not even start with this runtime is not helped by stating one."""
+
+
+AT_THE_NEXT_PASS = "granted at the next pass over the queue, within seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +129,13 @@ class _Reasons:
         self._ahead: tuple[int, Request] | None = None
         """Position and request of the first one passed that blocks all behind it."""
         self._reservations: Reservations | None = None
-        self._without_place: list[tuple[int, Request]] = []
-        """With backfill, the requests passed that have no reservation yet, in order."""
+        self._waiting: list[tuple[int, Request]] = []
+        """With backfill, the requests passed that wait, in order."""
+        self._looked_at = 0
+        """How many of them have a reservation, or hold back what they could use."""
         self._reserved: list[Request] = []
+        self._holding: list[tuple[int, Request, bool]] = []
+        """Position and request of those that hold something back; True if that is for their number."""
         self._nodes: dict[tuple[object, ...], NodeState | None] = {}
         self._no_capacity: dict[tuple[object, ...], Refusal] = {}
 
@@ -144,7 +151,7 @@ class _Reasons:
                 self._cluster, request, self._order, self._now
             ):
                 self._ahead = (position, request)
-        elif not self._order.backfill or len(self._without_place) > MAX_RESERVATIONS:
+        elif not self._order.backfill:
             return
         elif self._node(request) is None:
             if not allocator.blocks_queue(self._cluster, request, self._order, self._now):
@@ -152,7 +159,7 @@ class _Reasons:
         elif self._by_price(entry):
             return
         if self._ahead is not None:
-            self._without_place.append((position, request))
+            self._waiting.append((position, request))
 
     def of(self, entry: PendingRequest) -> Refusal:
         request = entry.request
@@ -193,7 +200,7 @@ class _Reasons:
             shape = (*shape, request.lease_id)
         if not self._cluster.windows:
             return shape
-        runtime = self._order.runtime_of(request)
+        runtime = self._cluster.runtimes.runtime_of(request)
         return (*shape, None if runtime is None else runtime.seconds, request.preemptible)
 
     def _by_price(self, entry: PendingRequest) -> Refusal | None:
@@ -215,11 +222,11 @@ class _Reasons:
     def _behind(self, request: Request, node: NodeState) -> Refusal:
         free = free_now(node, request)
         if self._ahead is None:
-            detail = f"{free}; no request is ahead: granted at the next pass over the queue, within seconds"
+            detail = f"{free}; no request is ahead: {AT_THE_NEXT_PASS}"
             return Refusal(RefusalKind.BEHIND_QUEUE, detail)
         position, ahead = self._ahead
         if self._order.backfill:
-            detail = f"{free}; {self._delay(request)}"
+            detail = f"{free}; {self._delay(request, node)}"
         else:
             who = self._who(position, ahead)
             rule = f", {self._order.rule}" if self._order.rule else ""
@@ -231,38 +238,42 @@ class _Reasons:
         who = name_in(self._cluster, ahead.lease_id)
         return f"{who} (position {position}, {needs(self._cluster, ahead)})"
 
-    def _delay(self, request: Request) -> str:
+    def _delay(self, request: Request, node: NodeState) -> str:
         """Say why backfill does not start the request now, by the same steps as `allocator.dispatch`."""
         if self._reservations is None:
-            self._reservations = Reservations(
-                self._cluster, self._now, self._order.runtime_of, self._order.maintenance_guard_s
-            )
-        while self._without_place:
-            position, ahead = self._without_place[0]
-            if not self._reservations.reserve(ahead):
-                return self._no_place(position, ahead)
-            self._reserved.append(ahead)
-            del self._without_place[0]
-        assert self._ahead is not None
-        delayed = f"starting now could delay {self._who(*self._ahead)}"
-        if self._order.runtime_of(request) is None and self._fits_a_gap(request):
-            return f"{delayed}, because its runtime is unknown: state expected_runtime"
-        return delayed
-
-    def _fits_a_gap(self, request: Request) -> bool:
-        """Return True if the request could start now if it were short enough."""
-        assert self._reservations is not None
+            self._reservations = Reservations(self._cluster, self._now, self._order.maintenance_guard_s)
+        for position, ahead in self._waiting[self._looked_at :]:
+            if self._reservations.reserve(ahead) is not None:
+                self._reserved.append(ahead)
+            else:
+                self._reservations.hold_back(ahead)
+                self._holding.append((position, ahead, len(self._reserved) == MAX_RESERVATIONS))
+        self._looked_at = len(self._waiting)
         members = place_now(self._cluster, request, self._policy, self._order, self._now)
-        brief = replace(request, expected_runtime_s=SHORTEST_RUN_S)
-        return members is not None and self._reservations.without_delay(brief, members) is not None
+        if members is not None and self._reservations.without_delay(request, members):
+            return AT_THE_NEXT_PASS
+        usable = Prospects.of(self._cluster).usable
+        for position, ahead, is_one_too_many in self._holding:
+            if usable(ahead) >> node.index & 1:
+                return self._no_place(position, ahead, is_one_too_many=is_one_too_many)
+        delayed = (each for each in self._waiting if usable(each[1]) >> node.index & 1)
+        assert self._ahead is not None
+        detail = f"starting now could delay {self._who(*next(delayed, self._ahead))}"
+        if members is not None and self._cluster.runtimes.runtime_of(request) is None:
+            brief = replace(request, expected_runtime_s=SHORTEST_RUN_S)
+            if self._reservations.without_delay(brief, members) is not None:
+                return f"{detail}, because its runtime is unknown: state expected_runtime"
+        return detail
 
-    def _no_place(self, position: int, ahead: Request) -> str:
-        """Say why a request ahead has no reservation, so that no request overtakes it."""
+    def _no_place(self, position: int, ahead: Request, *, is_one_too_many: bool) -> str:
+        """Say why a request ahead has no reservation, so that nothing overtakes it where it could start."""
         who = self._who(position, ahead)
-        if len(self._reserved) == MAX_RESERVATIONS:
+        if is_one_too_many:
             return f"nothing overtakes {who}: only the {MAX_RESERVATIONS} before it have a place in time"
         leased = [lease.request for lease in leases_in_the_way(self._cluster, ahead)]
-        unknown = (one for one in (*leased, *self._reserved) if self._order.runtime_of(one) is None)
+        unknown = (
+            one for one in (*leased, *self._reserved) if self._cluster.runtimes.runtime_of(one) is None
+        )
         cause = ""
         if endless := next(unknown, None):
             noun = "lease " if endless.lease_id in self._cluster.leases else ""

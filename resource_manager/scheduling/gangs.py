@@ -297,8 +297,25 @@ def could_ever_take(cluster: ClusterState, request: Request, without: Collection
     return any(takes_ever(cluster, request, area & allowed) for area in areas)
 
 
+def could_ever_mask(cluster: ClusterState, request: Request) -> int:
+    """Return the mask of the nodes that could take the request, or a member of the gang, when empty."""
+    mask = _union(mask for _, mask in _by_slots(cluster, request)) & with_constraints(cluster, request)
+    return mask if request.nodes == 1 else mask & addressed(cluster)
+
+
+def with_constraints(cluster: ClusterState, request: Request) -> int:
+    """Return the mask of the nodes with the labels that the request requires, or of the required node."""
+    mask = -1
+    if request.required_node is not None:
+        state = cluster.by_name.get(request.required_node)
+        mask = 0 if state is None else 1 << state.index
+    for name, value in request.labels_required.items():
+        mask &= domain_masks(cluster, name).get(value, 0)
+    return mask
+
+
 class Prospects:
-    """Answers whether pending requests could start once all leases had ended; of one moment.
+    """Answers where pending requests could start once all leases had ended, while no server opens or closes.
 
     Nodes of one kind are counted together, since a pass over the queue asks for every request.
     """
@@ -306,45 +323,87 @@ class Prospects:
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         self._found: dict[tuple[object, ...], bool] = {}
+        self._usable: dict[tuple[object, ...], int] = {}
         self._partly_closed: int | None = None
+        self._known = (cluster.mark, cluster.open_mask, cluster.largest)
+        """Mark, open nodes and inventory that the answers are of."""
+
+    @classmethod
+    def of(cls, cluster: ClusterState) -> Prospects:
+        """Return those of the cluster, which are kept until its inventory or what is closed of it changes."""
+        found: Prospects | None = cluster.policy_cache.get(cls)
+        if found is None or not found._is_current():
+            found = cluster.policy_cache[cls] = cls(cluster)
+        return found
+
+    def _is_current(self) -> bool:
+        cluster, (mark, open_mask, inventory) = self._cluster, self._known
+        changed = cluster.changed_since(mark)
+        if changed is None or open_mask != cluster.open_mask or inventory is not cluster.largest:
+            return False
+        self._known = cluster.mark, open_mask, inventory
+        closed = self._partly_closed or 0
+        return len(self._found) <= MAX_KEPT and not any(
+            cluster.nodes[position].closed_gpus or closed >> position & 1 for position in changed
+        )
 
     def could_start(self, request: Request) -> bool:
         """Return True if the open nodes could take the request, or the whole gang."""
+        found = self._found.get(request.shape)
+        if found is None:
+            if request.nodes == 1:
+                found = any(state.is_open and state.could_fit(request) for state in self._cluster.nodes)
+            else:
+                found = any(self._takes(request, area) for area in self._areas(request))
+            self._found[request.shape] = found
+        return found
+
+    def usable(self, request: Request) -> int:
+        """Return the mask of the open nodes that could take the request, or members of the whole gang."""
+        mask = self._usable.get(request.shape)
+        if mask is None:
+            areas = [area for area in self._areas(request) if self._takes(request, area)]
+            mask = self._usable[request.shape] = _union(
+                area & slots_mask for area in areas for _, slots_mask in self._slots(request, area)
+            )
+        return mask
+
+    def _areas(self, request: Request) -> list[int]:
+        """Return the masks of open nodes, each of which may take the request or the whole gang."""
         cluster = self._cluster
-        if request.nodes == 1:
-            return any(state.is_open and state.could_fit(request) for state in cluster.nodes)
-        if request.shape not in self._found:
-            allowed = cluster.open_mask & addressed(cluster)
-            for name, value in request.labels_required.items():
-                allowed &= domain_masks(cluster, name).get(value, 0)
-            if request.required_node is not None:
-                state = cluster.by_name.get(request.required_node)
-                allowed &= 0 if state is None else 1 << state.index
-            areas = domain_masks(cluster, request.same).values() if request.same else [allowed]
-            self._found[request.shape] = any(self._takes(request, area & allowed) for area in areas)
-        return self._found[request.shape]
+        allowed = cluster.open_mask & with_constraints(cluster, request)
+        if request.nodes != 1:
+            allowed &= addressed(cluster)
+        if not request.same:
+            return [allowed]
+        return [area & allowed for area in domain_masks(cluster, request.same).values()]
 
     def _takes(self, request: Request, area: int) -> bool:
         if request.spread is Spread.SERVERS and area.bit_count() < request.nodes:
             return False
+        count = 0
+        for slots_of_each, mask in self._slots(request, area):
+            count += slots_of_each * mask.bit_count()
+            if count >= request.nodes:
+                return True
+        return False
+
+    def _slots(self, request: Request, area: int) -> Iterator[tuple[int, int]]:
+        """Yield how many members nodes of the area take, and which nodes do."""
         if self._partly_closed is None:
             self._partly_closed = _mask([state.index for state in self._cluster.nodes if state.closed_gpus])
-        count = 0
-        for slots_of_each, mask in _by_slots(self._cluster, request):
-            count += slots_of_each * (mask & area & ~self._partly_closed).bit_count()
-        if count < request.nodes and (partly := area & self._partly_closed):
-            count += _count(
-                self._cluster,
-                partly,
-                lambda state: slots(state.node, request, state.capacity_without_leases),
-                request.nodes - count,
-            )
-        return count >= request.nodes
+        for count, mask in _by_slots(self._cluster, request):
+            if whole := mask & area & ~self._partly_closed:
+                yield count, whole
+        for position in positions(area & self._partly_closed):
+            state = self._cluster.nodes[position]
+            if count := slots(state.node, request, state.capacity_without_leases):
+                yield count, 1 << position
 
 
 def could_start(cluster: ClusterState, request: Request) -> bool:
     """Return True if the open nodes could take the request, or the whole gang, once all leases had ended."""
-    return Prospects(cluster).could_start(request)
+    return Prospects.of(cluster).could_start(request)
 
 
 def _by_slots(cluster: ClusterState, request: Request) -> list[tuple[int, int]]:
@@ -398,6 +457,11 @@ def addressed(cluster: ClusterState) -> int:
     return _kept(
         cluster, "address", lambda: _mask([state.index for state in cluster.nodes if state.node.address])
     )
+
+
+def uniform(cluster: ClusterState) -> int:
+    """Return the mask of the nodes of which a request accepts all GPUs or none."""
+    return _kept(cluster, "uniform", lambda: _mask([state.index for state in cluster.nodes if state.uniform]))
 
 
 def _kept(cluster: ClusterState, name: str, compute: Callable[[], T]) -> T:

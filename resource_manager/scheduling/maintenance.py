@@ -21,17 +21,14 @@ from resource_manager.scheduling.avoidance import avoided, in_words
 from resource_manager.scheduling.gangs import Members, select_members
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.queue_order import QueueDiscipline, fifo
-from resource_manager.scheduling.runtime_history import RuntimeOf
 
 MAX_OCCURRENCES = 100
 """Maximum number of windows in a row after which a start is looked for."""
 
 
-def horizon_s(
-    cluster: ClusterState, request: Request, window: Window, runtime_of: RuntimeOf, guard_s: float
-) -> float:
+def horizon_s(cluster: ClusterState, request: Request, window: Window, guard_s: float) -> float:
     """Return for how long from its start the request must not meet the window."""
-    runtime = runtime_of(request)
+    runtime = cluster.runtimes.runtime_of(request)
     if runtime is not None:
         return runtime.seconds
     return 0.0 if request.preemptible and preempts(cluster, window) else guard_s
@@ -42,12 +39,10 @@ def preempts(cluster: ClusterState, window: Window) -> bool:
     return window.preempt and cluster.teams.preemption
 
 
-def opens_at(
-    cluster: ClusterState, node: str, request: Request, at: float, runtime_of: RuntimeOf, guard_s: float
-) -> float:
+def opens_at(cluster: ClusterState, node: str, request: Request, at: float, guard_s: float) -> float:
     """Return the first time from `at` on at which neither windows nor a failed start close the node to it."""
     held = [
-        (window, horizon_s(cluster, request, window, runtime_of, guard_s))
+        (window, horizon_s(cluster, request, window, guard_s))
         for window in cluster.windows
         if node in window.servers
     ]
@@ -106,7 +101,7 @@ def closed_for(
         for node, failed in avoided(cluster, request, now).items()
     }
     for window in cluster.windows:
-        length_s = horizon_s(cluster, request, window, order.runtime_of, order.maintenance_guard_s)
+        length_s = horizon_s(cluster, request, window, order.maintenance_guard_s)
         if found := window.crossed(now, length_s):
             for name in window.servers:
                 closed.setdefault(name, ClosedToRequest(name, found[0], window.in_words(*found)))

@@ -14,16 +14,11 @@ from resource_manager.core.models import MILLI_PER_GPU, Amount, PendingRequest, 
 from resource_manager.core.pending import arrival
 from resource_manager.core.team_ledger import UNNAMED
 from resource_manager.errors import PolicyError
+from resource_manager.scheduling.attained_service import AttainedOf, nothing_attained
 from resource_manager.scheduling.decayed_use import by_fair_tree, by_fair_usage
 from resource_manager.scheduling.gangs import Members
 from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.scheduling.quotas import shares_by_weight
-from resource_manager.scheduling.runtime_history import (
-    AttainedOf,
-    RuntimeOf,
-    nothing_attained,
-    stated_runtime,
-)
 from resource_manager.scheduling.team_order import between_teams, guaranteed_first
 
 Ordering = Callable[[ClusterState, float], list[PendingRequest]]
@@ -54,8 +49,8 @@ class QueueDiscipline:
 
     Without `backfill` the first request that does not fit blocks all behind it. With it, the others may
     start if that delays no request before them (conservative backfill; Mu'alem and Feitelson, IEEE TPDS
-    2001), estimated by `runtime_of`. With `admission`, a request whose utility does not exceed its price
-    stays pending although it fits, and blocks no other. `rule` describes the order in words.
+    2001), by the runtimes that are stated or learnt. With `admission`, a request whose utility does not
+    exceed its price stays pending although it fits, and blocks no other. `rule` describes the order in words.
     `maintenance_guard_s` is what an unknown runtime counts as before a maintenance window.
 
     Where teams have rules, those inside their guarantee come first, and the order applies inside a team. An
@@ -66,22 +61,16 @@ class QueueDiscipline:
     backfill: bool = False
     admission: PriceAdmission | None = None
     rule: str = ""
-    runtime_of: RuntimeOf = stated_runtime
     compares_teams: bool = False
     uses_attained: bool = False
     maintenance_guard_s: float = MAINTENANCE_GUARD_S
 
-    @property
-    def learns(self) -> bool:
-        """Return True if decisions depend on what a history tells."""
-        return self.backfill or self.uses_attained
-
-    def learning_from(self, runtime_of: RuntimeOf, attained_of: AttainedOf) -> QueueDiscipline:
-        """Return this discipline with what a history tells about runtimes and attained service."""
+    def with_attained(self, attained_of: AttainedOf) -> QueueDiscipline:
+        """Return this discipline with what a history tells about attained service."""
+        if not self.uses_attained:
+            return self
         arrange: Callable[..., list[PendingRequest]] = self.arrange
-        if self.uses_attained:
-            arrange = partial(arrange, attained_of=attained_of)
-        return replace(self, runtime_of=runtime_of, arrange=arrange)
+        return replace(self, arrange=partial(arrange, attained_of=attained_of))
 
     def admits(
         self, cluster: ClusterState, request: Request, members: Members, queued_at: float, now: float

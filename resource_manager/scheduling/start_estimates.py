@@ -13,13 +13,13 @@ from resource_manager.core.failed_starts import avoided_until
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.names import name_of
 from resource_manager.core.refusal import RefusalKind, leases_in_the_way, unreleased_lease
+from resource_manager.core.runtimes import Confidence, LearntRuntimes
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import standings
 from resource_manager.scheduling.gang_refusals import no_capacity
 from resource_manager.scheduling.gangs import could_start
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.queue_order import QueueDiscipline
-from resource_manager.scheduling.runtime_history import Confidence, RuntimeOf
 
 MAX_STEPS = 500
 """Maximum number of simulated lease ends; a request that starts later gets no estimate."""
@@ -61,10 +61,9 @@ def estimate_starts(
 ) -> dict[str, Start]:
     """Estimate the start of every pending request, and of `extra` ones as if they were queued now.
 
-    A lease is assumed to end when its runtime by `order.runtime_of` is over, and never if its runtime is
-    unknown: its TTL is renewed while the job runs and tells nothing about its end. Once `goes_on` returns
-    False, the starts that are left are not estimated. The cluster is left unchanged. Times are seconds of the
-    store's clock.
+    A lease is assumed to end when its runtime is over, and never if that is unknown: its TTL is renewed while
+    the job runs and tells nothing about its end. Once `goes_on` returns False, the starts that are left
+    are not estimated. The cluster is left unchanged. Times are seconds of the store's clock.
     """
     starts: dict[str, Start] = {}
     endless: set[str] = set()
@@ -78,7 +77,7 @@ def estimate_starts(
         ends: list[tuple[float, int, Confidence, str, int]] = []
 
         def expect_end(lease: Lease, at: float) -> None:
-            end = None if lease.quarantined else expected_end(lease, at, order.runtime_of)
+            end = None if lease.quarantined else expected_end(lease, at, cluster.runtimes)
             if end is None:
                 endless.add(lease.lease_id)
             else:
@@ -140,11 +139,11 @@ def _apply_cleaned(cluster: ClusterState, at: float) -> None:
         cluster.apply(GpuCleaned(entry.node, entry.gpu_id, entry.fencing_token, at))
 
 
-def expected_end(lease: Lease, now: float, runtime_of: RuntimeOf) -> tuple[float, Confidence] | None:
+def expected_end(lease: Lease, now: float, runtimes: LearntRuntimes) -> tuple[float, Confidence] | None:
     """Return a lease's expected end, never before now, and its confidence; None if its runtime is unknown."""
     if lease.preempted_by:
         return max(lease.preempt_until, now), Confidence.GOOD
-    runtime = runtime_of(lease.request)
+    runtime = runtimes.runtime_of(lease.request)
     if runtime is None:
         return None
     end = lease.granted_at + runtime.seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from resource_manager.core.changes import (
     JobPlaced,
     MaintenanceChanged,
     MembersReleased,
+    Outcome,
     Preempting,
     Quarantined,
     Queued,
@@ -38,6 +40,7 @@ from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.inventory import inventory_before
 from resource_manager.core.models import Lease, PendingRequest
 from resource_manager.core.node_state import Cleaning
+from resource_manager.core.runtimes import class_of
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CorruptStateError, StoreError
 from resource_manager.storage import codec
@@ -146,8 +149,26 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         closed_gpus=_closed_gpus_before(now, changes),
         cleaning=_cleaning_before(now, changes),
         failed_starts=tuple(entry for entry in now.failed_starts if entry not in changes),
+        runtimes=_runtimes_before(now, leases, changes),
     )
     return History(before, tuple(kept), forgotten)
+
+
+def _runtimes_before(
+    now: Snapshot, leases: Iterable[Lease], changes: Iterable[Change]
+) -> dict[str, tuple[float, ...]]:
+    """Return the learnt runtimes without those learnt from the changes, as far as they are still known."""
+    running = {lease.lease_id: lease.request for lease in leases}
+    learnt: Counter[str] = Counter()
+    for change in changes:
+        if isinstance(change, Granted):
+            running[change.lease.lease_id] = change.lease.request
+        elif (
+            isinstance(change, Released) and change.outcome == Outcome.SUCCESS and change.lease_id in running
+        ):
+            learnt[class_of(running[change.lease_id])] += 1
+    before = {name: runs[: max(len(runs) - learnt[name], 0)] for name, runs in now.runtimes.items()}
+    return {name: runs for name, runs in before.items() if runs}
 
 
 def _settings_before(now: Snapshot, changes: Iterable[Change]) -> ClusterSettings:

@@ -37,7 +37,9 @@ POLICY_HELP = (
     "Placement policy, default first_fit; or a round policy, which preempts jobs between rounds: "
     f"{', '.join(ROUND_POLICIES)}."
 )
-ORDER_HELP = "Queue order, also with +backfill; default priority for --history, srtf for muri, else fifo."
+ORDER_HELP = (
+    "Queue order, also with +backfill; default priority+backfill for --history, srtf for muri, else fifo."
+)
 
 
 @click.command("replay")

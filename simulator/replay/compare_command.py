@@ -57,7 +57,7 @@ def parse_names_if_any(
     "--order",
     "orders",
     callback=parse_names_if_any,
-    help="Queue orders, also with +backfill; default priority for --history, else fifo.",
+    help="Queue orders, also with +backfill; default priority+backfill for --history, else fifo.",
 )
 @seeds_option
 @click.option("--workers", type=click.IntRange(1), help="Processes; by default one per core.")

@@ -32,12 +32,12 @@ from resource_manager.core.maintenance import is_window, preemptor_in_words
 from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease, Placement, Request
 from resource_manager.core.teams import NO_TEAMS, Teams
 from resource_manager.scheduling import allocator
+from resource_manager.scheduling.attained_service import AttainedService, job_key
 from resource_manager.scheduling.decayed_use import rules_changed
 from resource_manager.scheduling.maintenance import ending
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.policies.fgd import Fragmentation
 from resource_manager.scheduling.queue_order import QueueDiscipline
-from resource_manager.scheduling.runtime_history import RuntimeHistory, job_key, stated_runtime
 from simulator.engine import EventQueue
 from simulator.errors import SimulationError
 from simulator.progress import Progress, no_progress
@@ -159,8 +159,8 @@ class Replay:
     ) -> None:
         self._policy = policy
         self._checkpoint_s = checkpoint_s
-        self._history = RuntimeHistory()
-        self._order = order.learning_from(stated_runtime, self._history.attained_gpu_s)
+        self._attained = AttainedService()
+        self._order = order.with_attained(self._attained.attained_gpu_s)
         self.cluster = ClusterState.from_snapshot(
             replace(workload.start, teams=teams) if teams else workload.start
         )
@@ -418,7 +418,7 @@ class Replay:
     def _note(self, change: Change, now: float) -> None:
         self.record.changes.append(change)
         if self._order.uses_attained:
-            self._history.add(change)
+            self._attained.add(change)
         job_runs = self.record.job_runs
         match change:
             case Granted(lease=lease):

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import get_order
@@ -51,7 +52,7 @@ def write_sample(folder: Path, jobs: int = 200, seed: int = 0) -> tuple[Path, Pa
 def sample_history(seed: int = 0) -> History:
     """Return a month of three teams on three servers of four GPUs, as a manager would have recorded it.
 
-    The manager is the replay under the live defaults, `first_fit` and `priority`. Arrivals follow office
+    The manager is the replay under the live defaults. Arrivals follow office
     hours; the runtimes that most jobs state are off by up to a quarter.
     """
     draw = random.Random(seed)
@@ -75,7 +76,7 @@ def sample_history(seed: int = 0) -> History:
         jobs.append(Job(request, at, runtime_s))
     batches = tuple(EventBatch(job.submitted_at, arrivals=[job]) for job in jobs)
     workload = Workload("sample", ClusterState(nodes).snapshot(), batches)
-    record = Replay(workload, first_fit, get_order("priority")).run()
+    record = Replay(workload, first_fit, get_order(ClusterSettings().order)).run()
     return History(workload.start, tuple(record.changes))
 
 

@@ -32,7 +32,7 @@ def test_a_file_is_shown_applied_and_printed_again(run: Run, file: Path, tmp_pat
     shown = run("diff", str(file))
     assert shown.exit_code == 1
     assert shown.stdout.splitlines() == [
-        "~ order priority → fifo",
+        "~ order priority+backfill → fifo",
         *(f"- server gpu-server-{number}" for number in range(4)),
         "+ server a, 2 × GPU",
     ]
@@ -47,7 +47,10 @@ def test_a_file_is_shown_applied_and_printed_again(run: Run, file: Path, tmp_pat
         "order": "fifo",
     }
     change = json.loads(run("history", "--json").stdout)[0]
-    assert (change["change"], change["lines"]) == ("clustersettingschanged", ["~ order priority → fifo"])
+    assert (change["change"], change["lines"]) == (
+        "clustersettingschanged",
+        ["~ order priority+backfill → fifo"],
+    )
 
 
 def test_without_yes_it_asks_and_no_changes_nothing(run: Run, file: Path) -> None:

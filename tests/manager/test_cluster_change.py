@@ -55,7 +55,7 @@ def test_a_difference_has_a_line_for_each_thing_that_changes(manager: GPUResourc
         maintenance=[WINDOW],
         health={"xid 63": "note"},
     ) == [
-        "~ order priority → fifo",
+        "~ order priority+backfill → fifo",
         "~ lease_ttl 86400 → 3600",
         "+ health xid 63: note",
         "- server b",
@@ -84,7 +84,7 @@ def test_all_of_it_is_one_commit_that_says_who_asked_and_what_changed(manager: G
 
 def test_a_section_is_the_whole_of_it_and_one_that_is_not_there_stays(manager: GPUResourceManager) -> None:
     manager.apply(form(cluster={"policy": "best_fit", "order": "fifo"}, health={"xid 63": "note"}))
-    assert lines(manager, cluster={"policy": "best_fit"}) == ["~ order fifo → priority"]
+    assert lines(manager, cluster={"policy": "best_fit"}) == ["~ order fifo → priority+backfill"]
     assert lines(manager, teams={}) == lines(manager, cluster={}) == lines(manager) == []
 
 

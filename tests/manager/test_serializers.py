@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from resource_manager.core.changes import Drained, Granted, InventoryChanged, Quarantined, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.runtimes import Confidence
 from resource_manager.manager import serializers
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import get_order
-from resource_manager.scheduling.runtime_history import Confidence
 from resource_manager.scheduling.start_estimates import Start
 from tests.builders import nodes
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core.changes import Drained, Granted, InventoryChanged, Released
+from resource_manager.core.changes import Drained, Granted, InventoryChanged, Queued, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.scheduling import allocator
 from resource_manager.scheduling.backfill import MAX_RESERVATIONS, Reservations
-from resource_manager.scheduling.runtime_history import Confidence, Runtime
+from resource_manager.scheduling.policies.first_fit import first_fit
+from resource_manager.scheduling.queue_order import get_order
 from tests.builders import node, nodes
+from tests.scheduling.plain_backfill import plain_pass, random_queue
 
 
 def without_delay(planned: Reservations, request: Request, placement: Placement) -> Placement | None:
@@ -41,7 +46,7 @@ def one_busy_node() -> ClusterState:
 
 def test_what_ends_before_a_reservation_or_runs_beside_it_may_start() -> None:
     planned = Reservations(one_busy_node(), 10.0)
-    assert planned.reserve(ask("head", 3, 50.0)), "from 100 on GPUs 1, 2 and 3"
+    assert planned.reserve(ask("head", 3, 50.0)) == 100.0, "on GPUs 1, 2 and 3"
     last = Placement("a", (3,))
     assert without_delay(planned, ask("brief", 1, 90.0), last) == last
     assert without_delay(planned, ask("one too long", 1, 90.1), last) is None
@@ -49,20 +54,21 @@ def test_what_ends_before_a_reservation_or_runs_beside_it_may_start() -> None:
 
 
 def test_a_started_request_takes_its_part_of_the_plan() -> None:
-    planned = Reservations(one_busy_node(), 10.0)
-    assert planned.reserve(ask("head", 3, 50.0))
+    cluster = one_busy_node()
+    planned = Reservations(cluster, 10.0)
+    assert planned.reserve(ask("head", 3, 50.0)) == 100.0
     brief = ask("brief", 1, 20.0)
     placement = without_delay(planned, brief, Placement("a", (3,)))
     assert placement is not None
-    planned.started(brief, (placement,))
+    hold(cluster, brief, "a", *placement.gpu_ids, at=10.0)
     assert without_delay(planned, ask("second", 1, 20.0), Placement("a", (3,))) is None
 
 
 def test_a_later_reservation_delays_no_earlier_one() -> None:
     """The second would fit at once if the first did not need the node at 100."""
     planned = Reservations(one_busy_node(), 10.0)
-    assert planned.reserve(ask("first", 4, 100.0)), "from 200 to 300"
-    assert planned.reserve(ask("second", 3, 200.0)), "from 300: from 100 on it would run into the first"
+    assert planned.reserve(ask("first", 4, 100.0)) == 200.0, "until 300"
+    assert planned.reserve(ask("second", 3, 200.0)) == 300.0, "from 100 on it would run into the first"
     assert without_delay(planned, ask("until 200", 1, 190.0), Placement("a", (3,))) is not None
     assert without_delay(planned, ask("beyond", 1, 191.0), Placement("a", (3,))) is None
 
@@ -71,7 +77,7 @@ def test_the_placement_is_kept_if_it_delays_nothing_and_replaced_if_another_does
     cluster = ClusterState(nodes("ab", 2))
     hold(cluster, ask("t", 1, 100.0), "a", 0)
     planned = Reservations(cluster, 0.0)
-    assert planned.reserve(ask("head", 2, 50.0, required_node="a"))
+    assert planned.reserve(ask("head", 2, 50.0, required_node="a")) == 100.0
     on_a = Placement("a", (1,))
     assert without_delay(planned, ask("brief", 1, 100.0), on_a) == on_a
     assert without_delay(planned, ask("endless", 1), on_a) == Placement("b", (0,))
@@ -93,33 +99,34 @@ def test_a_lease_past_its_expected_end_may_end_at_any_moment_but_holds_its_gpus(
     hold(cluster, ask("overdue", 2, 100.0), "a", 0, 1)
     planned = Reservations(cluster, 500.0)
     assert without_delay(planned, ask("t", 1, 1.0), Placement("a", (0,))) is None, "not free yet"
-    assert planned.reserve(ask("head", 2, 10.0)), "from now on"
+    assert planned.reserve(ask("head", 2, 10.0)) == 500.0, "from now on"
 
 
 def test_behind_an_overdue_lease_the_reservation_begins_now() -> None:
     cluster = ClusterState([node("a", 2)])
     hold(cluster, ask("overdue", 1, 100.0), "a", 0)
     planned = Reservations(cluster, 500.0)
-    assert planned.reserve(ask("head", 2, 10.0)), "from 500 to 510, not from 100"
+    assert planned.reserve(ask("head", 2, 10.0)) == 500.0, "not from 100"
     assert without_delay(planned, ask("brief", 1, 1.0), Placement("a", (1,))) is None
 
 
 def test_a_request_for_all_cpus_of_a_node_is_reserved_and_let_through() -> None:
-    planned = Reservations(ClusterState(nodes("ab", 2, 8)), 0.0)
-    assert planned.reserve(ask("head", 0, 10.0, cpus=8))
+    cluster = ClusterState(nodes("ab", 2, 8))
+    planned = Reservations(cluster, 0.0)
+    assert planned.reserve(ask("head", 0, 10.0, cpus=8)) == 0.0
     assert without_delay(planned, ask("all", 0, cpus=8), Placement("b")) == Placement("b")
-    planned.started(ask("all", 0, cpus=8), (Placement("b"),))
+    hold(cluster, ask("all", 0, cpus=8), "b")
     assert without_delay(planned, ask("one more", 0, 5.0, cpus=1), Placement("b")) is None
 
 
 def test_gpus_of_another_type_are_not_taken() -> None:
     mixed = Node("a", 0, {}, (Gpu(0, "V100"), Gpu(1, "A100"), Gpu(2, "A100")))
-    planned = Reservations(ClusterState([mixed]), 0.0)
+    cluster = ClusterState([mixed])
+    planned = Reservations(cluster, 0.0)
+    assert planned.reserve(ask("ahead", 1, 5.0, gpu_types=("A100",))) == 0.0, "on GPU 1"
     typed = ask("t", 1, 5.0, gpu_types=("A100",))
-    assert without_delay(planned, typed, Placement("a", (1,))) == Placement("a", (1,))
-    planned.started(typed, (Placement("a", (1,)),))
     assert without_delay(planned, typed, Placement("a", (1,))) == Placement("a", (2,))
-    planned.started(typed, (Placement("a", (2,)),))
+    hold(cluster, typed, "a", 2)
     assert without_delay(planned, typed, Placement("a", (1,))) is None
 
 
@@ -128,15 +135,18 @@ def test_a_fraction_that_must_move_goes_to_the_tightest_gpu() -> None:
     hold(cluster, replace(ask("half", 1), gpu_milli=500), "a", 2)
     hold(cluster, ask("whole", 1), "a", 0)
     part = replace(ask("part", 1, 5.0), gpu_milli=400)
-    assert without_delay(Reservations(cluster, 0.0), part, Placement("a", (0,))) == Placement("a", (2,))
+    planned = Reservations(cluster, 0.0)
+    assert planned.reserve(ask("ahead", 1, 5.0)) == 0.0, "on GPU 1"
+    assert without_delay(planned, part, Placement("a", (1,))) == Placement("a", (2,))
 
 
 def test_an_unknown_runtime_has_no_end_unless_it_was_learnt() -> None:
-    cluster = ClusterState([node("a", 2)])
-    hold(cluster, ask("unknown", 2), "a", 0, 1)
-    assert not Reservations(cluster, 0.0).reserve(ask("head", 1, 10.0))
-    learnt = Reservations(cluster, 0.0, lambda request: Runtime(60.0, Confidence.FAIR))
-    assert learnt.reserve(ask("head", 1))
+    cluster = ClusterState([node("a", 2), node("b", 0)])
+    hold(cluster, ask("train_1", 0), "b")
+    hold(cluster, ask("train_2", 2), "a", 0, 1)
+    assert Reservations(cluster, 0.0).reserve(ask("head", 1, 10.0)) is None
+    cluster.apply(Released("train_1", 1, 60.0, "SUCCESS"))
+    assert Reservations(cluster, 0.0).reserve(ask("head", 1)) == 60.0
 
 
 def test_nothing_is_reserved_where_it_can_never_start() -> None:
@@ -147,25 +157,25 @@ def test_nothing_is_reserved_where_it_can_never_start() -> None:
         ask("type", 1, 1.0, gpu_types=("A100",)),
         ask("elsewhere", 1, 1.0, required_node="b"),
     ):
-        assert not Reservations(cluster, 0.0).reserve(never), never.lease_id
-    assert Reservations(cluster, 0.0).reserve(ask("typed", 1, 1.0, gpu_types=("V100",)))
+        assert Reservations(cluster, 0.0).reserve(never) is None, never.lease_id
+    assert Reservations(cluster, 0.0).reserve(ask("typed", 1, 1.0, gpu_types=("V100",))) == 0.0
     cluster.apply(Drained("a", 0.0))
-    assert not Reservations(cluster, 0.0).reserve(ask("two", 2, 1.0)), "the only node is closed"
+    assert Reservations(cluster, 0.0).reserve(ask("two", 2, 1.0)) is None, "the only node is closed"
 
 
 def test_a_retired_node_gets_no_reservation() -> None:
     cluster = ClusterState(nodes("ab", 2))
     hold(cluster, ask("t", 1, 10.0), "b", 0)
     cluster.apply(InventoryChanged((node("a", 1),), 1.0))
-    assert not Reservations(cluster, 1.0).reserve(ask("two", 2, 5.0))
-    assert Reservations(cluster, 1.0).reserve(ask("one", 1, 5.0))
+    assert Reservations(cluster, 1.0).reserve(ask("two", 2, 5.0)) is None
+    assert Reservations(cluster, 1.0).reserve(ask("one", 1, 5.0)) == 1.0
 
 
 def test_only_so_many_requests_get_a_reservation() -> None:
     planned = Reservations(ClusterState([node("a", 1)]), 0.0)
     for number in range(MAX_RESERVATIONS):
-        assert planned.reserve(ask(f"t{number}", 1, 10.0))
-    assert not planned.reserve(ask("one too many", 1, 10.0))
+        assert planned.reserve(ask(f"t{number}", 1, 10.0)) == 10.0 * number
+    assert planned.reserve(ask("one too many", 1, 10.0)) is None
 
 
 def starts(cluster: ClusterState, waiting: Iterable[Request], now: float) -> dict[str, float]:
@@ -207,7 +217,7 @@ def test_what_is_let_through_delays_nobody_whose_runtimes_are_right(
     waiting = [ask(f"w{number}", gpus, float(runtime)) for number, (gpus, runtime) in enumerate(queue)]
     cluster, newcomer = busy(), ask("late", late[0], float(late[1]))
     planned = Reservations(cluster, 0.0)
-    assert all(planned.reserve(request) for request in waiting)
+    assert None not in [planned.reserve(request) for request in waiting]
     placement = without_delay(planned, newcomer, Placement("a", (2,)))
     if placement is None:
         return
@@ -215,3 +225,127 @@ def test_what_is_let_through_delays_nobody_whose_runtimes_are_right(
     hold(cluster, newcomer, placement.node, *placement.gpu_ids)
     after = starts(cluster, waiting, 0.0)
     assert all(after[name] <= before[name] for name in before)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=8),
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9)), max_size=6),
+    st.tuples(st.integers(1, 3), st.integers(1, 30)),
+)
+def test_on_several_servers_the_plan_of_those_ahead_stays_as_it_is(
+    queue: list[tuple[int, int]], held: list[tuple[str, int]], late: tuple[int, int]
+) -> None:
+    cluster = ClusterState(nodes("abc", 3))
+    for number, (name, runtime) in enumerate(held):
+        if free := [gpu_id for gpu_id, milli in cluster.by_name[name].gpu_free.items() if milli]:
+            hold(cluster, ask(f"held{number}", 1, float(runtime)), name, free[0])
+    waiting = [ask(f"w{number}", gpus, float(runtime)) for number, (gpus, runtime) in enumerate(queue)]
+    newcomer = ask("late", late[0], float(late[1]))
+    if (found := next(cluster.candidates(newcomer), None)) is None:
+        return
+    planned = Reservations(cluster, 0.0)
+    before = [planned.reserve(request) for request in waiting]
+    placement = without_delay(planned, newcomer, found.place(newcomer))
+    if placement is None:
+        return
+    hold(cluster, newcomer, placement.node, *placement.gpu_ids)
+    again = Reservations(cluster, 0.0)
+    assert [again.reserve(request) for request in waiting] == before
+
+
+# ---- what a request holds back ----
+
+
+def passes(cluster: ClusterState, *waiting: Request) -> list[str]:
+    """Queue the requests and return those that start at once, in order."""
+    for request in waiting:
+        cluster.apply(Queued(request, 0.0, cluster.sequence + 1, 0.0))
+    return [
+        change.lease.lease_id
+        for change in allocator.schedule_pending(cluster, first_fit, get_order("priority+backfill"), 0.0)
+        if isinstance(change, Granted)
+    ]
+
+
+@pytest.mark.parametrize("runtime_s", [None, 100.0])
+def test_a_request_for_a_full_server_leaves_the_others_to_those_behind(runtime_s: float | None) -> None:
+    cluster = ClusterState(nodes("ab", 8))
+    hold(cluster, ask("full", 8, runtime_s), "a", *range(8))
+    head = ask("head", 8, required_node="a")
+    assert passes(cluster, head, ask("on b", 4), ask("on b too", 4), ask("late", 1)) == ["on b", "on b too"]
+
+
+def test_a_request_for_a_type_or_a_label_leaves_the_other_servers_to_those_behind() -> None:
+    cluster = ClusterState(
+        [
+            Node("a", 0, {}, (Gpu(0, "A100"),), labels={"rack": "1"}),
+            Node("v", 1, {}, (Gpu(0, "V100"),), labels={"rack": "2"}),
+            Node("w", 2, {}, (Gpu(0, "V100"),), labels={"rack": "3"}),
+        ]
+    )
+    hold(cluster, ask("endless", 1), "a", 0)
+    hold(cluster, ask("endless too", 1), "v", 0)
+    typed, labelled = ask("typed", 1, gpu_types=("A100",)), ask("labelled", 1, labels_required={"rack": "2"})
+    assert passes(cluster, typed, labelled, ask("any", 1)) == ["any"]
+
+
+def test_a_request_for_gpus_of_one_kind_leaves_those_of_another_kind_of_the_same_server() -> None:
+    cluster = ClusterState([Node("mixed", 0, {}, (Gpu(0, "A100"), Gpu(1, "V100")))])
+    hold(cluster, ask("endless", 1), "mixed", 0)
+    assert passes(cluster, ask("typed", 1, gpu_types=("A100",)), ask("any", 1)) == ["any"]
+
+
+def test_a_gang_of_unknown_start_holds_back_the_idle_servers_that_it_could_use_and_no_others() -> None:
+    gpus = tuple(Gpu(gpu_id, "H100") for gpu_id in range(8))
+    cluster = ClusterState(
+        [Node(f"h{i}", i, {}, gpus, f"10.0.0.{i}") for i in range(4)]
+        + [Node("old", 4, {}, tuple(Gpu(gpu_id, "V100") for gpu_id in range(8)), "10.0.0.9")]
+    )
+    hold(cluster, ask("endless", 1), "h0", 0)
+    gang = ask("gang", 8, nodes=4, gpu_types=("H100",))
+    late = [ask("a", 1), ask("b", 1), ask("c", 8), ask("typed", 1, gpu_types=("H100",))]
+    assert passes(cluster, gang, *late) == ["a", "b"], "on the old one; 31 idle H100 are kept"
+
+
+def test_what_it_does_not_ask_for_is_not_held_back() -> None:
+    cluster = ClusterState([node("a", 8, 64)])
+    hold(cluster, ask("endless", 4, cpus=4), "a", 0, 1, 2, 3)
+    head = ask("head", 8, cpus=30)
+    assert passes(cluster, head, ask("gpu", 1, 1.0), ask("cpus", 0, cpus=30), ask("more", 0, cpus=1)) == [
+        "cpus"
+    ], "30 of the 60 free CPUs are kept, and all GPUs"
+
+
+def test_those_that_come_too_late_for_a_reservation_hold_back_what_they_could_use() -> None:
+    cluster = ClusterState(nodes("ab", 8))
+    hold(cluster, ask("full", 8, 100.0), "a", *range(8))
+    waiting = [ask(f"w{number}", 8, 10.0, required_node="a") for number in range(MAX_RESERVATIONS + 1)]
+    assert passes(cluster, *waiting, ask("on a", 1, 1.0, required_node="a"), ask("on b", 8)) == ["on b"]
+
+
+# ---- the rule, said plainly ----
+
+
+def test_decisions_are_those_of_the_plain_rule_whatever_was_decided_before() -> None:
+    for seed in range(500):
+        draw = random.Random(seed)
+        cluster, now = random_queue(draw), 5.0
+        order = get_order(draw.choice(("priority", "fifo", "srtf")) + "+backfill")
+        for _ in range(4):
+            changes = allocator.schedule_pending(cluster, first_fit, order, now)
+            fresh = ClusterState.from_snapshot(cluster.snapshot())
+            assert changes == allocator.schedule_pending(fresh, first_fit, order, now), (seed, now)
+            grants = [change for change in changes if isinstance(change, Granted)]
+            assert [(grant.lease.lease_id, grant.lease.members) for grant in grants] == plain_pass(
+                fresh, order, now
+            ), (seed, now)
+            for change in changes:
+                cluster.apply(change)
+            now += draw.randint(1, 8)
+            for lease in list(cluster.leases.values()):
+                runtime_s = lease.request.expected_runtime_s
+                if (
+                    lease.granted_at + (50.0 if runtime_s is None else runtime_s) <= now
+                    and draw.random() < 0.8
+                ):
+                    cluster.apply(Released(lease.lease_id, lease.fencing_token, now))

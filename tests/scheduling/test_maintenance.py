@@ -241,7 +241,7 @@ def test_a_server_opens_once_no_window_keeps_the_request_from_starting() -> None
     cluster = cluster_with(first, second)
 
     def opens(asked: Request, at: float, guard_s: float = 500.0) -> float:
-        return opens_at(cluster, "a", asked, at, FIFO.runtime_of, guard_s)
+        return opens_at(cluster, "a", asked, at, guard_s)
 
     assert [opens(job("x", 100.0), at) for at in (900.0, 901.0, 1950.0)] == [900.0, 3000.0, 3000.0]
     assert [opens(job("x"), at) for at in (500.0, 501.0)] == [500.0, 3000.0]
@@ -251,7 +251,7 @@ def test_a_server_opens_once_no_window_keeps_the_request_from_starting() -> None
     assert opens(job("x"), 501.0) == 2000.0  # the second window preempts it
     assert opens(job("x"), 2049.9) == 2049.9  # until the very begin
     assert opens(job("x", preemptible=False), 501.0) == 3000.0
-    assert opens_at(cluster, "b", job("x"), 1500.0, FIFO.runtime_of, 500.0) == 1500.0
+    assert opens_at(cluster, "b", job("x"), 1500.0, 500.0) == 1500.0
 
 
 def test_every_open_window_that_preempts_ends_what_runs_there_once() -> None:

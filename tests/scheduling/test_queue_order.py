@@ -25,7 +25,6 @@ from resource_manager.scheduling.queue_order import (
     QueueDiscipline,
     get_order,
 )
-from resource_manager.scheduling.runtime_history import stated_runtime
 from tests.builders import node
 
 NAMES = [name + suffix for name in ORDERS for suffix in ("", "+backfill")]
@@ -85,20 +84,21 @@ def served(order: QueueDiscipline, *requests: Request, now: float = 0.0) -> list
 
 def test_tiresias_puts_jobs_that_used_16_gpu_hours_behind_the_others() -> None:
     used = {"a": FIRST_QUEUE_GPU_S, "b": FIRST_QUEUE_GPU_S - 1, "c": 2 * FIRST_QUEUE_GPU_S}
-    order = get_order("tiresias").learning_from(stated_runtime, lambda job: used.get(job.lease_id, 0.0))
+    order = get_order("tiresias").with_attained(lambda job: used.get(job.lease_id, 0.0))
     requests = [ask(name, 1) for name in "abcd"]
     assert served(order, *requests) == ["b", "d", "a", "c"]
     assert served(order, *requests, now=STARVATION_LIMIT_S + 1) == ["a", "b", "c", "d"]
     assert served(get_order("tiresias"), *requests) == ["a", "b", "c", "d"]  # nothing is known
 
 
-def test_other_orders_take_runtimes_from_a_history_and_nothing_else() -> None:
-    order = get_order("srtf").learning_from(stated_runtime, lambda job: 1e9)
+def test_other_orders_take_nothing_from_a_history() -> None:
+    order = get_order("srtf").with_attained(lambda job: 1e9)
     assert served(order, ask("long", 1, 20.0), ask("short", 1, 10.0)) == ["short", "long"]
 
 
 def test_the_default_order_is_priority_then_arrival() -> None:
     order = get_order(ClusterSettings().order)
+    assert order.backfill
     equal = [ask(name, 1) for name in "dacb"]
     assert served(order, *equal, now=10 * PRIORITY_AGEING_S) == ["d", "a", "c", "b"]
     assert served(order, *equal, ask("weighty", 1, priority=2)) == ["weighty", "d", "a", "c", "b"]

@@ -10,13 +10,13 @@ from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.core.changes import AgentLost, Drained, Granted, Quarantined, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request, Utility
-from resource_manager.manager import runtime_learner
+from resource_manager.core.runtimes import Confidence, LearntRuntimes
+from resource_manager.manager import attained_learner
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.serializers import estimate
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.scheduling.queue_order import get_order
-from resource_manager.scheduling.runtime_history import Confidence, Runtime
 from resource_manager.scheduling.start_estimates import MAX_STEPS, estimate_starts
 from tests.builders import Clock
 
@@ -78,10 +78,10 @@ def test_an_estimate_leaves_the_state_unchanged() -> None:
 def test_a_learnt_runtime_passes_on_its_confidence_and_an_overdue_job_a_poor_one() -> None:
     cluster = busy(None)
     cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
-    order = replace(FIFO, runtime_of=lambda request: Runtime(300.0, Confidence.FAIR))
-    start = estimate_starts(cluster, FIRST_FIT, order, 10.0)["w"]
+    cluster.runtimes = LearntRuntimes({"runs#": (300.0,)})
+    start = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)["w"]
     assert (start.at, start.confidence) == (300.0, Confidence.FAIR)
-    overdue = estimate_starts(cluster, FIRST_FIT, order, 1_000.0)["w"]
+    overdue = estimate_starts(cluster, FIRST_FIT, FIFO, 1_000.0)["w"]
     assert (overdue.at, overdue.confidence) == (1_100.0, Confidence.POOR)
 
 
@@ -151,9 +151,8 @@ def test_a_price_that_is_not_covered_names_no_lease() -> None:
 
 
 @pytest.fixture
-def manager(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> GPUResourceManager:
-    """Manager of one server of 8 GPUs with backfill, which learns runtimes at every query."""
-    monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
+def manager(clock: Clock) -> GPUResourceManager:
+    """Manager of one server of 8 GPUs with backfill."""
     return GPUResourceManager(
         Settings(store="memory://"),
         cluster={"order": "fifo+backfill"},
@@ -195,11 +194,12 @@ def test_queue_explain_and_backfill_use_the_same_learnt_runtimes(
     assert manager.explain("x_1", 8, 1)["estimated_start"]["at"] > head["at"]
 
 
-def test_history_is_not_read_if_all_runtimes_are_stated_or_it_was_read_recently(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("order", "read"), [("priority+backfill", []), ("tiresias", [0])])
+def test_the_history_is_read_only_for_an_order_by_attained_service_and_not_again_soon(
+    order: str, read: list[int], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore(clock=clock)
-    manager = GPUResourceManager(Settings(store="memory://"), store=store)
+    manager = GPUResourceManager(Settings(store="memory://"), cluster={"order": order}, store=store)
     reads: list[int] = []
     history = store.history
 
@@ -208,21 +208,15 @@ def test_history_is_not_read_if_all_runtimes_are_stated_or_it_was_read_recently(
         return history(after, limit)
 
     monkeypatch.setattr(store, "history", counted)
+    monkeypatch.setattr(attained_learner, "LEARN_EVERY_S", 0.0)
     for number in range(4):
-        manager.allocate_resources(f"t{number}", 8, 1, expected_runtime=60.0)
-    manager.submit("w", 8, 1, expected_runtime=60.0)
-    monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
+        manager.allocate_resources(f"t{number}", 8, 1)
+    manager.submit("w", 8, 1)
     manager.queue()
-    assert reads == []
-    manager.submit("v", 8, 1)
+    assert reads == read
     manager.queue()
-    assert reads == [0]
-    manager.queue()
-    assert reads == [0], "nothing changed"
-    manager.release_resources("t0")
-    manager.queue()
-    assert reads == [0, 6]
-    monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 1e9)
+    assert reads == read, "nothing changed"
+    monkeypatch.setattr(attained_learner, "LEARN_EVERY_S", 1e9)
     manager.release_resources("t1")
     manager.queue()
-    assert reads == [0, 6], "read recently"
+    assert reads == read, "read recently"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from resource_manager.core import runtimes
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
@@ -45,19 +46,20 @@ from resource_manager.errors import (
     StateLostError,
     StateUnconfirmedError,
 )
-from resource_manager.manager import runtime_learner
-from resource_manager.manager.runtime_learner import RuntimeLearner
+from resource_manager.manager import attained_learner
+from resource_manager.manager.attained_learner import AttainedLearner
 from resource_manager.scheduling import allocator
+from resource_manager.scheduling.attained_service import AttainedService
 from resource_manager.scheduling.decayed_use import with_use
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import fifo
-from resource_manager.scheduling.runtime_history import Confidence, RuntimeHistory
 from resource_manager.storage import Store
 from resource_manager.storage.base import NO_SUSPENSION
 from resource_manager.storage.clock import ClockJump
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
+from resource_manager.storage.redis import layout as redis_layout
 from resource_manager.storage.witnesses import Sighting
 from tests.eventually import wait_for
 from tests.storage.conftest import OpenStore
@@ -666,76 +668,106 @@ def test_concurrent_writers_lose_nothing(open_client: OpenStore) -> None:
     assert state.version == 6 * 29
 
 
-def test_a_later_process_learns_runtimes_from_the_history(
+def ran(store: Store, cluster: ClusterState, name: str, outcome: str) -> None:
+    """Grant a lease of that name, and release it with that outcome."""
+    commit(store, cluster, lambda now: [granted(cluster, name, now)])
+    commit(store, cluster, lambda now: [Released(name, cluster.last_fencing_token, now, outcome)])
+
+
+def test_learnt_runtimes_are_part_of_the_state_and_bounded(
     open_client: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learnt: list[Change] = []
-    add = RuntimeHistory.add
-
-    def noting(history: RuntimeHistory, change: Change) -> None:
-        learnt.append(change)
-        add(history, change)
-
-    monkeypatch.setattr(RuntimeHistory, "add", noting)
-    monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
-    monkeypatch.setattr(runtime_learner, "PAGE", 2)
+    for module in (runtimes, redis_layout):
+        monkeypatch.setattr(module, "MAX_CLASSES", 3)
+        monkeypatch.setattr(module, "KEPT_RUNTIMES", 2)
     store = open_client()
     cluster = started(store)
-    took: list[float] = []
-    for number in range(3):
-        commit(store, cluster, lambda now, number=number: [granted(cluster, f"train_{number}", now)])
-        began_at = cluster.leases[f"train_{number}"].granted_at
+    for number in range(4):
+        ran(store, cluster, f"train_{number}", "SUCCESS")
+    ran(store, cluster, "eval_1", "FAILED")
+    assert fresh(open_client()).runtimes == {"train_#": (1.0, 1.0)}, "runs of less than a second count as one"
+    for name in ("a", "b", "train_9", "c", "d"):
+        ran(store, cluster, name, "SUCCESS")
+        found = fresh(open_client()).runtimes
+        assert list(found.items()) == list(cluster.runtimes.runs.items()), "also the order"
+    assert list(found) == ["train_#", "c", "d"]
+
+
+def test_the_state_keeps_the_runtime_of_a_long_run_and_of_a_dag_s_task(open_client: OpenStore) -> None:
+    store = open_client()
+    cluster = started(store)
+    labels = {"dag_id": "d", "task_id": "t"}
+    for number, seconds in enumerate((86_400.123456, 12.3456)):
+        request = Request(f"i:d/r{number}/t", 2, labels=labels)
+
+        def grants(now: float, request: Request = request, seconds: float = seconds) -> list[Change]:
+            token = cluster.last_fencing_token + 1
+            return [
+                Granted(
+                    Lease(request, (Placement(cluster.nodes[0].name, (0, 1)),), token, now - seconds), now
+                )
+            ]
+
+        commit(store, cluster, grants)
         commit(
             store,
             cluster,
-            lambda now, number=number: [
-                Released(f"train_{number}", cluster.last_fencing_token, now, "SUCCESS")
+            lambda now, request=request: [
+                Released(request.lease_id, cluster.last_fencing_token, now, "SUCCESS")
             ],
         )
-        took.append(max(store.history()[-1][1].at - began_at, 1.0))
-    commit(store, cluster, lambda now: [granted(cluster, "train_8", now)])
+    assert cluster.runtimes.runs.keys() == {"/d/t"}
+    assert fresh(open_client()).runtimes == cluster.runtimes.runs
+
+
+def test_a_later_process_reads_what_jobs_attained_from_the_history(
+    open_client: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Change] = []
+    add = AttainedService.add
+
+    def noting(attained: AttainedService, change: Change) -> None:
+        read.append(change)
+        add(attained, change)
+
+    monkeypatch.setattr(AttainedService, "add", noting)
+    monkeypatch.setattr(attained_learner, "LEARN_EVERY_S", 0.0)
+    monkeypatch.setattr(attained_learner, "PAGE", 2)
+    store = open_client()
+    cluster = started(store)
+    ran(store, cluster, "train", "FAILED")
+    commit(store, cluster, lambda now: [granted(cluster, "other", now)])
     other = open_client()
     replica = other.refresh(None)
     assert replica is not None
-    learner = RuntimeLearner(other)
+    learner = AttainedLearner(other)
     learner.catch_up(replica)
-    known = learner.runtimes.runtime_of(Request("train_9", 2))
-    assert known is not None
-    assert (known.seconds, known.confidence) == (pytest.approx(sorted(took)[1]), Confidence.GOOD)
-    assert learner.runtimes.live_count == 1
-    commit(store, cluster, lambda now: [Released("train_8", cluster.last_fencing_token, now, "SUCCESS")])
-    commit(store, cluster, lambda now: [granted(cluster, "other", now)])
+    assert learner.attained_gpu_s(Request("train", 2)) >= 2.0
+    assert learner.attained.live_count == 1
+    ran(store, cluster, "next", "FAILED")
     replica = other.refresh(replica)
     assert replica is not None
     learner.catch_up(replica)
-    assert learnt == [change for _, change in other.history()], "each change was read once"
+    assert read == [change for _, change in other.history()], "each change was read once"
 
 
 def test_the_first_look_at_the_history_reads_the_newest_and_a_later_one_more(
     open_client: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
-    monkeypatch.setattr(runtime_learner, "AT_FIRST", 3)
+    monkeypatch.setattr(attained_learner, "LEARN_EVERY_S", 0.0)
+    monkeypatch.setattr(attained_learner, "AT_FIRST", 3)
     store = open_client()
     cluster = started(store)
-    for number in range(4):
-        commit(store, cluster, lambda now, number=number: [granted(cluster, f"train_{number}", now)])
-        commit(
-            store,
-            cluster,
-            lambda now, number=number: [
-                Released(f"train_{number}", cluster.last_fencing_token, now, "SUCCESS")
-            ],
-        )
-    commit(store, cluster, lambda now: [granted(cluster, "train_8", now)])
-    learner = RuntimeLearner(store)
-    confidences = []
+    for name in ("early", "late"):
+        ran(store, cluster, name, "FAILED")
+    commit(store, cluster, lambda now: [granted(cluster, "runs", now)])
+    learner = AttainedLearner(store)
+    known = []
     for _ in range(2):
         learner.catch_up(cluster)
-        known = learner.runtimes.runtime_of(Request("train_9", 2))
-        confidences.append(known and known.confidence)
-    assert confidences == [Confidence.FAIR, Confidence.GOOD], "of one run, then of four"
-    assert learner.runtimes.live_count == 1
+        known.append([learner.attained_gpu_s(Request(name, 2)) > 0 for name in ("early", "late")])
+    assert known == [[False, True], [True, True]]
+    assert learner.attained.live_count == 1
 
 
 def test_grants_are_not_suspended_without_a_restart(open_client: OpenStore) -> None:

@@ -37,11 +37,11 @@ from resource_manager.errors import (
     StoreFullError,
 )
 from resource_manager.manager.asking import Step, asking
+from resource_manager.manager.attained_learner import AttainedLearner
 from resource_manager.manager.commit.group import Groups, Operation, Reader, Repeatable
 from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.commit.rules import RuleBook
-from resource_manager.manager.runtime_learner import RuntimeLearner
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.decayed_use import with_use
 from resource_manager.scheduling.policies import Policy, nothing_fits
@@ -83,7 +83,7 @@ class Transactions:
         self, store: Store, lock_timeout_s: float, by: str = "", observer: Observer | None = None
     ) -> None:
         self.store = store
-        self.learner = RuntimeLearner(store)
+        self.learner = AttainedLearner(store)
         self.by = by
         self.observer = observer
         self.look: Callable[[Reader[Any]], Any] | None = None
@@ -123,8 +123,9 @@ class Transactions:
         return self._rules.of(cluster).refusal if cluster.nodes else no_servers()
 
     def catch_up(self, cluster: ClusterState) -> None:
-        """Learn what the history tells about runtimes."""
-        self.learner.catch_up(cluster, always=self.order(cluster).uses_attained)
+        """Learn what the history tells about attained service, where the order asks for it."""
+        if cluster.pending and self.order(cluster).uses_attained:
+            self.learner.catch_up(cluster)
 
     def resumes_in_s(self, now: float) -> float:
         """Return the seconds until grants resume in a recovery window; 0 or less if not paused."""
@@ -331,8 +332,7 @@ class Transactions:
         is_fresh = lock is not None or cluster is None
         if cluster is None:
             cluster = self._replica.refresh()
-        if cluster.windows or (cluster.pending and self.order(cluster).learns):
-            self.catch_up(cluster)
+        self.catch_up(cluster)
         decided = self._decide(cluster, group)
         if not is_fresh and any(not operation.changes for operation in decided):
             # A refusal or an error decided on an old replica may be wrong: decide again on a fresh one.

@@ -10,7 +10,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.refusal import Refusal, misconfigured
 from resource_manager.errors import PolicyError
-from resource_manager.manager.runtime_learner import RuntimeLearner
+from resource_manager.manager.attained_learner import AttainedLearner
 from resource_manager.scheduling.policies import Policy, get_policy, nothing_fits
 from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.scheduling.queue_order import QueueDiscipline, get_order, priority
@@ -28,7 +28,7 @@ class Rules:
 class RuleBook:
     """Rules of the settings that were used last; thread-safe."""
 
-    def __init__(self, learner: RuntimeLearner) -> None:
+    def __init__(self, learner: AttainedLearner) -> None:
         self._learner = learner
         settings = ClusterSettings()
         self._last = settings, self._look_up(settings)
@@ -57,8 +57,7 @@ class RuleBook:
             admission=price_admission(settings),
             maintenance_guard_s=settings.maintenance_guard_s,
         )
-        learner = self._learner
-        return Rules(policy, order.learning_from(learner.runtime_of, learner.attained_gpu_s), refusal)
+        return Rules(policy, order.with_attained(self._learner.attained_gpu_s), refusal)
 
 
 def price_admission(settings: ClusterSettings) -> PriceAdmission | None:

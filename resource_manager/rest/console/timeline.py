@@ -10,13 +10,13 @@ from typing import Any
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import Lease
 from resource_manager.core.names import name_of
+from resource_manager.core.runtimes import LearntRuntimes
 from resource_manager.manager.results import Recorded
 from resource_manager.manager.serializers import duration, name_in_words, recorded_name
 from resource_manager.rest.console import cells
 from resource_manager.rest.console.colours import Colour
 from resource_manager.rest.console.history_pages import newest
 from resource_manager.rest.service import Service
-from resource_manager.scheduling.runtime_history import RuntimeOf
 from resource_manager.scheduling.start_estimates import expected_end
 
 AHEAD = 0.5
@@ -165,8 +165,7 @@ def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, A
         leases = [*cluster.leases.values(), *cluster.remainders.values()]
         states = [cluster.by_name[name] for name in names if name in cluster.by_name]
         colours = cells.colours_of(cluster, [lease for state in states for lease in state.leases.values()])
-        runtime_of = service.manager.order(cluster).runtime_of
-        running = [each for state in states for each in _running(state, colours, now, runtime_of)]
+        running = [each for state in states for each in _running(state, colours, now, cluster.runtimes)]
         live = {lease.fencing_token: lease for lease in leases}
         rows = {state.name: _row(state) for state in states}
         lanes = {state.name: {gpu_id: i for i, gpu_id in enumerate(state.gpu_free)} for state in states}
@@ -211,11 +210,11 @@ def _row(state: NodeState) -> Row:
 
 
 def _running(
-    state: NodeState, colours: Mapping[str, Colour], now: float, runtime_of: RuntimeOf
+    state: NodeState, colours: Mapping[str, Colour], now: float, runtimes: LearntRuntimes
 ) -> list[tuple[Span, str, float | None]]:
     found = []
     for lease in state.leases.values():
-        end = expected_end(lease, now, runtime_of)
+        end = expected_end(lease, now, runtimes)
         for member in lease.on(state.name):
             span = Span(
                 lease.lease_id,

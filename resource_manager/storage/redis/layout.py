@@ -28,6 +28,7 @@ from resource_manager.core.changes import (
     JobPlaced,
     MaintenanceChanged,
     MembersReleased,
+    Outcome,
     Preempting,
     Quarantined,
     Queued,
@@ -47,6 +48,7 @@ from resource_manager.core.failed_starts import (
 )
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import KEY_SEPARATOR, Lease, Node, PendingRequest
+from resource_manager.core.runtimes import KEPT_RUNTIMES, MAX_CLASSES
 from resource_manager.core.team_ledger import Use
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CorruptStateError
@@ -116,6 +118,9 @@ class Inventory(NamedTuple):
     adoptions: tuple[Adoption, ...] = ()
 
 
+RUNS = "runs:"
+"""Beginning of the field of the rules with what was learnt of a class of task: when (a version), and runs."""
+
 USE = "use:"
 """Beginning of the field of the rules with a team's decayed use."""
 
@@ -136,6 +141,13 @@ def failed_start_operations(change: Change) -> list[str]:
     if not isinstance(change, Released) or not change.failed_nodes:
         return []
     return ["failed", f"{MAX_FAILED_STARTS} {AVOIDED_S:g}", change_to_json(change)]
+
+
+def learn_operations(change: Change) -> list[str]:
+    """Return the arguments of commit.lua that learn from a successful run; they come before its end."""
+    if not isinstance(change, Released) or change.outcome != Outcome.SUCCESS:
+        return []
+    return ["learn", change.lease_id, f"{MAX_CLASSES} {KEPT_RUNTIMES} {change.at!r}"]
 
 
 def operation(change: Change) -> tuple[str, str, str]:
@@ -163,6 +175,8 @@ def parts_of(snapshot: Snapshot) -> list[str]:
         parts += ("rule", MAINTENANCE, change_to_json(MaintenanceChanged(snapshot.windows, 0.0)))
     if snapshot.failed_starts:
         parts += ("rule", FAILED_STARTS, "\n".join(map(change_to_json, snapshot.failed_starts)))
+    for number, (name, runs) in enumerate(snapshot.runtimes.items(), start=-len(snapshot.runtimes)):
+        parts += ("rule", f"{RUNS}{name}", json.dumps([number, *runs]))
     for team, use in snapshot.use.items():
         parts += ("rule", f"{USE}{team}", json.dumps(use))
     for field, text in gpu_layout.fields_of(snapshot).items():
@@ -234,6 +248,7 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
             settings=_settings(rules.get(SETTINGS.encode())),
             adoptions=inventory.adoptions,
             failed_starts=_failed_starts(rules.get(FAILED_STARTS.encode(), b"")),
+            runtimes=_runtimes(rules),
             watched=tuple(known_gpus.watched),
             silent=tuple(known_gpus.silent),
             closed_gpus=tuple(known_gpus.closed),
@@ -337,6 +352,19 @@ def _uses(rules: Mapping[bytes, bytes]) -> dict[str, Use]:
             except (ValueError, TypeError) as error:
                 raise CorruptStateError(f"not the use of a team: {text[:120]!r}") from error
     return found
+
+
+def _runtimes(rules: Mapping[bytes, bytes]) -> dict[str, tuple[float, ...]]:
+    """Return the learnt runtimes by class, the class learnt from last last."""
+    found: list[tuple[int, str, tuple[float, ...]]] = []
+    for name, text in rules.items():
+        if name.startswith(RUNS.encode()):
+            try:
+                number, *runs = json.loads(text)
+                found.append((int(number), name.decode()[len(RUNS) :], tuple(map(float, runs))))
+            except (ValueError, TypeError) as error:
+                raise CorruptStateError(f"not runs of a task: {text[:120]!r}") from error
+    return {name: runs for _, name, runs in sorted(found)}
 
 
 def _number(text: bytes) -> int:

@@ -27,12 +27,13 @@ def test_the_page_shows_what_is_stored_and_who_changed_what(as_role: AsRole) -> 
     olga = as_role(Role.OPERATOR, "olga")
     body = {"sections": {"cluster": {"order": "fifo"}, "teams": {"vision": {"guaranteed": 8}}}}
     answer = olga.put("/api/cluster", json=body)
-    assert answer.get_json()["lines"] == ["~ order priority → fifo", "+ team vision, guaranteed 8"], (
-        answer.get_data()
-    )
+    assert answer.get_json()["lines"] == [
+        "~ order priority+backfill → fifo",
+        "+ team vision, guaranteed 8",
+    ], answer.get_data()
     page = text_of(as_role(Role.READER), "/cluster")
     assert 'order = "fifo"' in page.replace("&#34;", '"')
-    assert "settings ~ order priority → fifo olga" in page
+    assert "settings ~ order priority+backfill → fifo olga" in page
     assert "teams + team vision, guaranteed 8 olga" in page
 
 
@@ -42,7 +43,7 @@ def test_a_dry_run_changes_nothing_and_an_old_revision_is_a_conflict(
     olga = as_role(Role.OPERATOR)
     body = {"sections": {"cluster": {"order": "fifo"}}}
     told = olga.put("/api/cluster", json={**body, "dry_run": True}).get_json()
-    assert (told["changed"], told["lines"]) == (True, ["~ order priority → fifo"])
+    assert (told["changed"], told["lines"]) == (True, ["~ order priority+backfill → fifo"])
     assert "fifo" not in olga.get("/api/cluster").get_json()["toml"]
     assert manager.history() == []
     old = told["revision"]

@@ -34,7 +34,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, JobPlace, Lease, Node
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import ResourceManagerError
-from resource_manager.manager import runtime_learner
+from resource_manager.manager import attained_learner
 from resource_manager.manager.maintenance import WindowForm
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
@@ -282,7 +282,7 @@ class Driver:
 
     def do_window(self, draw: random.Random) -> None:
         if not self.course.states_runtimes:
-            return  # a manager would learn them
+            return
         begin = self.clock.now + draw.choice((0.0, 40.0, 400.0))
         self.manager.add_maintenance(
             WindowForm.of(
@@ -418,7 +418,7 @@ def check_other_decisions(course: Course, policy: str, order: str) -> None:
 @pytest.fixture(autouse=True)
 def learns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What jobs attained is known at once, as in a replay; a manager learns it every 30 s."""
-    monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
+    monkeypatch.setattr(attained_learner, "LEARN_EVERY_S", 0.0)
 
 
 @settings(max_examples=150)

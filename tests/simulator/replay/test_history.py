@@ -27,7 +27,7 @@ from resource_manager.core.changes import (
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.core.teams import Team, Teams
-from resource_manager.manager import runtime_learner
+from resource_manager.manager import attained_learner
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling.policies import POLICIES, get_policy
 from resource_manager.scheduling.queue_order import get_order
@@ -46,17 +46,8 @@ PAIRS += [("first_fit", order) for order in ORDERS]
 
 
 def random_operations(manager: GPUResourceManager, seed: int, steps: int = 200) -> None:
-    """Run random operations of users and operators; task ids are used again.
-
-    Where the order backfills, every request has an expected runtime: a replay has no learnt runtimes.
-    """
+    """Run random operations of users and operators; task ids are used again."""
     draw = random.Random(seed)
-    known: dict[str, Any] = (
-        {"expected_runtime": 60.0}
-        if manager.look(lambda cluster, now: manager.order(cluster)).backfill
-        else {}
-    )
-    runtimes = [5.0, 60.0, 600.0] if known else [None, 5.0, 60.0, 600.0]
     for step in range(steps):
         kind = draw.random()
         running, waiting = manager.leases(), manager.queue()
@@ -64,15 +55,15 @@ def random_operations(manager: GPUResourceManager, seed: int, steps: int = 200) 
             options: dict[str, Any] = {
                 "team": draw.choice("abc"),
                 "priority": draw.randrange(3),
-                "expected_runtime": draw.choice(runtimes),
+                "expected_runtime": draw.choice([None, 5.0, 60.0, 600.0]),
             }
             task_id = f"s{draw.randrange(1 + step // 2)}"
             if not any(entry["task_id"] == task_id for entry in running + waiting):
                 manager.submit(task_id, draw.choice([2, 2, 4, 8]), draw.randrange(1, 30), **options)
         elif kind < 0.5:
-            manager.allocate_resources(f"d{step}", 2, 4, draw.choice([None, 1, 2]), **known)
+            manager.allocate_resources(f"d{step}", 2, 4, draw.choice([None, 1, 2]))
         elif kind < 0.55:
-            demand = {"required_gpus": 2, "required_cpus": 2, **known}
+            demand = {"required_gpus": 2, "required_cpus": 2}
             wanted = [{"task_id": f"b{step}-{i}", **demand} for i in range(3)]
             manager.allocate_batch(wanted)
         elif kind < 0.9 and running:
@@ -109,7 +100,7 @@ def test_jobs_that_used_much_wait_in_the_live_queue_as_in_the_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`greedy` failed after 16 GPU-hours: asked for again, it lets a later job go first."""
-    monkeypatch.setattr(runtime_learner, "LEARN_EVERY_S", 0.0)
+    monkeypatch.setattr(attained_learner, "LEARN_EVERY_S", 0.0)
     now = [0.0]
     settings, rules = Settings(store="memory://"), {"order": "tiresias"}
     store, inventory = MemoryStore(clock=lambda: now[0]), default_inventory(1, 8, 64)
@@ -183,14 +174,14 @@ def test_another_policy_decides_otherwise(tmp_path: Path) -> None:
 
 
 def test_ones_own_history_is_replayed_in_the_live_default_order(tmp_path: Path) -> None:
-    record("memory://", "first_fit", "priority", tmp_path / "history.jsonl")
+    record("memory://", "first_fit", "priority+backfill", tmp_path / "history.jsonl")
     workload = ["--history", str(tmp_path / "history.jsonl"), "--json"]
     replayed = json.loads(CliRunner().invoke(main, ["replay", *workload]).stdout)
-    assert (replayed["order"], replayed["recorded"]["different"]) == ("priority", 0)
+    assert (replayed["order"], replayed["recorded"]["different"]) == ("priority+backfill", 0)
     compared = CliRunner().invoke(main, ["compare", *workload, "--workers", "1", "--policies", "fgd"])
-    assert [run["order"] for run in json.loads(compared.stdout)["runs"]] == ["priority"]
+    assert [run["order"] for run in json.loads(compared.stdout)["runs"]] == ["priority+backfill"]
     help_text = CliRunner().invoke(main, ["compare", "--help"]).output
-    assert "default priority for --history" in " ".join(help_text.split())
+    assert "default priority+backfill for --history" in " ".join(help_text.split())
 
 
 def test_a_history_without_its_first_changes_is_replayed(tmp_path: Path) -> None:

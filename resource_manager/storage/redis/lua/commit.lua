@@ -4,7 +4,7 @@
 --       8 maximum changes and 9 maximum bytes of the history, 10 recovery window in s, 11 last fencing
 --       token, 12 last node, 13 greatest sequence of a request or 0, 14 new inventory or '', 15 time to
 --       live of an unclaimed hand-off of the lock in ms, 16 '1' if it waits for the end of a recovery
---       window, 17 on: idempotency keys as in once.lua, then for each change: operation, key, JSON ('port', 'use', 'failed' and
+--       window, 17 on: idempotency keys as in once.lua, then for each change: operation, key, JSON ('port', 'use', 'failed', 'learn' and
 --       those that begin with 'forget' are no changes).
 -- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
 --       version, detail, and for 'stale' the missed changes, if few, for 'repeated' what was kept.
@@ -63,7 +63,8 @@ local function grows()
 end
 
 local function is_change(operation)
-  return operation ~= 'port' and operation ~= 'use' and operation ~= 'failed' and string.sub(operation, 1, 6) ~= 'forget'
+  return operation ~= 'port' and operation ~= 'use' and operation ~= 'failed' and operation ~= 'learn'
+    and string.sub(operation, 1, 6) ~= 'forget'
 end
 
 local added, bytes = 0, 0
@@ -134,6 +135,45 @@ local function wake(lease, json)
   end
 end
 
+-- Learn how long the task of a lease ran that ends at that time, as core/runtimes.py does: of so many classes
+-- of tasks, so many runs each. The field of a class has the version of the change, then the runs in seconds.
+local function learn(text, classes, most, at)
+  local lease = cjson.decode(string.match(text, '^[^\n]*')).lease
+  local labels, class = lease.request.labels or {}, nil
+  if (labels.dag_id or '') ~= '' then
+    class = (labels.instance or '') .. '/' .. labels.dag_id .. '/' .. (labels.task_id or '')
+  else
+    class = string.gsub(lease.request.lease_id, '%d+', '#')
+  end
+  local field = 'runs:' .. class
+  local known = redis.call('HGET', rules, field)
+  local runs = known and cjson.decode(known) or {0}
+  runs[1] = version + 1
+  runs[#runs + 1] = math.max(math.floor((at - lease.granted_at) * 1000 + 0.5) / 1000, 1)
+  if #runs > most + 1 then
+    table.remove(runs, 2)
+  end
+  if not known then
+    local count, oldest, oldest_at = 0, nil, nil
+    for _, name in ipairs(redis.call('HKEYS', rules)) do
+      if string.sub(name, 1, 5) == 'runs:' then
+        count = count + 1
+      end
+    end
+    if count >= classes then
+      local all = redis.call('HGETALL', rules)
+      for n = 1, #all, 2 do
+        local learnt_at = string.sub(all[n], 1, 5) == 'runs:' and cjson.decode(all[n + 1])[1]
+        if learnt_at and (not oldest or learnt_at < oldest_at) then
+          oldest, oldest_at = all[n], learnt_at
+        end
+      end
+      redis.call('HDEL', rules, oldest)
+    end
+  end
+  redis.call('HSET', rules, field, cjson.encode(runs))
+end
+
 for i = begin, #ARGV, 3 do
   local operation, key, json = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if operation == 'grant' then
@@ -199,6 +239,9 @@ for i = begin, #ARGV, 3 do
       end
     end
     redis.call('HSET', rules, key, json)
+  elseif operation == 'learn' then
+    local classes, most, at = string.match(json, '^(%d+) (%d+) (.*)$')
+    learn(redis.call('HGET', leases, key), tonumber(classes), tonumber(most), tonumber(at))
   elseif operation == 'use' then
     redis.call('HSET', rules, key, json)
   elseif operation == 'failed' then
