@@ -9,26 +9,31 @@ from resource_manager.rest.schemas import AllocateBody
 from resource_manager.rest.service import Service
 
 
-def owned(body: AllocateBody, caller: Identity) -> AllocateBody:
+def owned(service: Service, body: AllocateBody, caller: Identity) -> AllocateBody:
     """Return the demand with its owner: the caller, unless an operator names another.
 
-    A caller of some teams asks for one of them: without a `team`, for the first. Only an operator's lease is
-    quarantined where no job was placed: it would be held for as long as its owner likes.
+    A caller of some teams asks for one of them: without a `team`, for the first. In a team with a longest
+    runtime only an operator's lease is quarantined where no job was placed: it would be held beyond it.
     """
     if body.owner not in ("", caller.name) and not caller.is_operator:
         raise ProblemError(
             403, f"owner must be {caller.name}, got {body.owner}: only an operator may name another"
         )
     theirs: dict[str, object] = {"owner": body.owner or caller.name}
-    if not caller.is_operator:
-        theirs["quarantine"] = False
     if caller.teams and not caller.is_operator:
         if body.team not in ("", *caller.teams):
             raise ProblemError(
                 403, f"team must be one of {caller.name}'s ({', '.join(caller.teams)}), got {body.team}"
             )
         theirs["team"] = body.team or caller.teams[0]
+    if body.quarantine and not caller.is_operator:
+        theirs["quarantine"] = not _has_longest_runtime(service, str(theirs.get("team", body.team)))
     return body.model_copy(update=theirs)
+
+
+def _has_longest_runtime(service: Service, name: str) -> bool:
+    teams = service.watch.look(lambda cluster, now: cluster.teams.teams)
+    return any(team.name == name and team.max_runtime_s is not None for team in teams)
 
 
 def owner_required(caller: Identity) -> str | None:

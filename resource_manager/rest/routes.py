@@ -100,7 +100,7 @@ routes = Routes()
     tags=("leases",),
 )
 def allocate(service: Service, caller: Identity, body: AllocateBody, once: Once | None = None) -> Any:
-    result = service.manager.try_allocate(owned(body, caller), once=once)
+    result = service.manager.try_allocate(owned(service, body, caller), once=once)
     if isinstance(result, Refusal):
         service.metrics.refusals.labels(result.kind).inc()
         raise from_refusal(result)
@@ -119,7 +119,7 @@ def allocate(service: Service, caller: Identity, body: AllocateBody, once: Once 
 def allocate_batch(service: Service, caller: Identity, body: BatchBody, once: Once | None = None) -> Any:
     if len(body.requests) > 1:
         service.limits.count(flask.g.counted_as, len(body.requests) - 1)
-    requests = [owned(item, caller) for item in body.requests]
+    requests = [owned(service, item, caller) for item in body.requests]
     results: list[Any] = []
     refusals: list[Any] = []
     for result in service.manager.try_allocate_batch(requests, once=once):
@@ -143,7 +143,7 @@ def allocate_batch(service: Service, caller: Identity, body: BatchBody, once: On
     tags=("queue",),
 )
 def submit(service: Service, caller: Identity, body: AllocateBody, once: Once | None = None) -> Any:
-    return service.manager.submit(owned(body, caller), once=once)
+    return service.manager.submit(owned(service, body, caller), once=once)
 
 
 @routes.add(

@@ -88,6 +88,17 @@ def test_a_user_holds_nothing_beyond_the_longest_runtime_by_a_quarantine(
     assert [(lease["task_id"], lease["state"]) for lease in manager.leases()] == [("root", "ERROR")]
 
 
+def test_without_a_longest_runtime_a_users_lease_may_be_quarantined(
+    as_role: AsRole, manager: GPUResourceManager, clock: Clock
+) -> None:
+    """As that of a task group, whose processes may outlive what renewed it."""
+    demand = {**ALL, "quarantine": True, "ttl": 60}
+    as_role(Role.USER, "eve").post("/api/allocate", json={"task_id": "eve", **demand})
+    clock.now += 61
+    manager.expire_and_schedule()
+    assert [(lease["task_id"], lease["state"]) for lease in manager.leases()] == [("eve", "ERROR")]
+
+
 def test_the_lease_of_a_users_placed_job_is_quarantined(
     as_role: AsRole, manager: GPUResourceManager, clock: Clock
 ) -> None:
