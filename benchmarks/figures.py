@@ -165,7 +165,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "preemption": Benchmark(
         "Victims",
         "One process, in memory: choosing victims among 11,600 leases, and passes over the queue where 1,600 "
-        "leases are held and no request can have any.",
+        "leases run and no request can have any.",
         "python -m benchmarks.preemption",
         (
             *(

@@ -83,7 +83,7 @@ class RecoveryWindow:
 
 def recovering(window: RecoveryWindow) -> Refusal:
     """Return the refusal of every request during the recovery window."""
-    what = "the store restarted or was restored"
+    what = "restarted or restored"
     if window.clock_jump_s:
         way = "forward" if window.clock_jump_s > 0 else "back"
         what = f"the store's clock jumped {way} by {abs(window.clock_jump_s):.0f} s, seen"

@@ -62,6 +62,9 @@ if TYPE_CHECKING:
         WindowView,
     )
 
+_spread = random.Random()
+"""Of its own, so that waiting changes no random numbers of the program."""
+
 TIMEOUT_S = 70.0
 """Timeout of a request, longer than the manager's wait for its lock."""
 
@@ -455,7 +458,7 @@ class ServiceClient:
                 left_s = began + BUSY_S - time.monotonic()
                 if response.status_code != 429 or not wait_s.isdecimal() or float(wait_s) >= left_s:
                     return response
-                pause_s = float(wait_s) * (0.5 + random.random())  # nosec B311  # so that callers spread
+                pause_s = float(wait_s) * (0.5 + _spread.random())  # nosec B311  # so that callers spread
             except httpx.ConnectError as error:
                 if not _is_refused(error) or time.monotonic() >= began + self._connect_timeout_s:
                     raise

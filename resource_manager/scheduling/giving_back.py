@@ -29,7 +29,7 @@ def given_back(cluster: ClusterState, lease: Lease, now: float) -> list[Queued]:
     """
     request = lease.request
     labels = dict(request.labels)
-    times = _count(labels, GIVEN_BACK)
+    times = times_given_back(request)
     keeps_place = _runs_into_maintenance(cluster, lease, now)
     if not keeps_place:
         keeps_place = times == 0 and now - lease.granted_at <= SOON_S
@@ -44,6 +44,11 @@ def given_back(cluster: ClusterState, lease: Lease, now: float) -> list[Queued]:
     if keeps_place:
         return [Queued(request, lease.arrived_at, lease.sequence, now)]
     return [Queued(request, now, cluster.sequence + 1, now)]
+
+
+def times_given_back(request: Request) -> int:
+    """Return how often leases of the request were given back before their jobs began."""
+    return _count(request.labels, GIVEN_BACK)
 
 
 def runtime_used_s(request: Request) -> int:

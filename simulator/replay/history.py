@@ -23,6 +23,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.models import Lease, Request
 from resource_manager.errors import CorruptStateError
+from resource_manager.scheduling.giving_back import times_given_back
 from resource_manager.storage import SQL_SCHEMES, open_store
 from resource_manager.storage.history_file import History, StoreHistory, change_of, collect, snapshot_of
 from resource_manager.storage.redis.client import SCHEMES
@@ -164,10 +165,13 @@ def _rename(history: History) -> tuple[History, set[int]]:
 
 
 def _is_queued_again(end: Released, lease: Lease | None, change: Queued) -> bool:
-    """Return True if the request of the lease that ended is pending again, at its old place in the queue."""
+    """Return True if the request of the lease that ended is pending again, at its old place or at the end."""
     return (
         end.outcome in (Outcome.PREEMPTED, Outcome.NOT_STARTED)
         and (end.lease_id, end.at) == (change.request.lease_id, change.at)
         and lease is not None
-        and lease.sequence == change.sequence
+        and (
+            lease.sequence == change.sequence
+            or times_given_back(change.request) > times_given_back(lease.request)
+        )
     )

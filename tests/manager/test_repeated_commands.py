@@ -11,7 +11,7 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.core.changes import ReleaseResult
 from resource_manager.core.models import Gpu, JobPlace, Lease
-from resource_manager.errors import AlreadyDoneError
+from resource_manager.errors import LeaseNotFoundError
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.maintenance import WindowForm
@@ -93,11 +93,11 @@ def test_a_repeated_release_tells_whether_the_lease_ended_or_was_quarantined(
 def test_a_place_stored_again_after_the_lease_has_ended_says_so(manager: GPUResourceManager) -> None:
     lease = manager.allocate("t", 2, server=0)
     assert isinstance(lease, Lease)
-    placed = manager.place_job("t", [PLACE], fencing_token=lease.fencing_token, once=once())
-    assert manager.place_job("t", [PLACE], fencing_token=lease.fencing_token, once=once()) == placed
+    placed = manager.place_job("t", [PLACE], fencing_token=lease.fencing_token)
+    assert manager.place_job("t", [PLACE], fencing_token=lease.fencing_token) == placed
     manager.release("t", job_end="ended")
-    with pytest.raises(AlreadyDoneError, match="has ended"):
-        manager.place_job("t", [PLACE], fencing_token=lease.fencing_token, once=once())
+    with pytest.raises(LeaseNotFoundError):
+        manager.place_job("t", [PLACE], fencing_token=lease.fencing_token)
 
 
 def test_an_empty_section_changes_nothing(manager: GPUResourceManager) -> None:

@@ -36,6 +36,9 @@ from resource_manager.storage.sql import tables
 from resource_manager.storage.sql.dialect import Connection, Dialect, Fault, Pace, Poller, Waiter, execute
 from resource_manager.storage.sql.views import ALLOCATIONS, SERVERS, Views
 
+_spread = random.Random()
+"""Of its own, so that waiting changes no random numbers of the program."""
+
 DEFAULT_NAMESPACE = "gpu_manager"
 
 MAX_IDLE = 4
@@ -118,7 +121,7 @@ class Database:
                     away += 1
                 else:
                     raise self._error(fault) from error
-            time.sleep(random.uniform(0.2, 1.0) * min(0.02 * 2 ** (4 * away + busy), 0.25))
+            time.sleep(_spread.uniform(0.2, 1.0) * min(0.02 * 2 ** (4 * away + busy), 0.25))
 
     def connection(self) -> Connection:
         """Return a connection of the pool, none from before the server was away; `close` gives it back."""

@@ -30,6 +30,9 @@ from resource_manager.storage.sql.dialect import (
 from resource_manager.storage.sql.tables import SCHEMA
 from resource_manager.storage.sql.views import SQLITE
 
+_spread = random.Random()
+"""Of its own, so that waiting changes no random numbers of the program."""
+
 BUSY_S = 5.0
 
 NETWORK_FILE_SYSTEMS = {
@@ -55,7 +58,7 @@ class PatientCursor(sqlite3.Cursor):
                 ends_at = min(ends_at, now + BUSY_S)
                 if now > ends_at:
                     raise
-            time.sleep(random.uniform(0.0001, 0.0004))
+            time.sleep(_spread.uniform(0.0001, 0.0004))
 
 
 class PatientConnection(sqlite3.Connection):

@@ -33,8 +33,11 @@ class Engine:
             raise docker.errors.NotFound("no such container")
         return {"State": {"Status": status, "Error": "", "ExitCode": 0, "FinishedAt": "2026-01-01T00:00:00Z"}}
 
-    def get_archive(self, key: str, path: str) -> None:
-        raise docker.errors.NotFound("no such file")
+    def inspect_volume(self, name: str) -> None:
+        raise docker.errors.NotFound("no such volume")
+
+    def create_volume(self, name: str, labels: dict[str, str]) -> None:
+        pass
 
     def put_archive(self, *_: object) -> None:
         self._fail("put_archive")

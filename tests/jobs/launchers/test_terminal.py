@@ -205,9 +205,9 @@ def test_a_job_halted_between_its_fork_and_its_command_is_ended_by_stop(tmp_path
     """`stop` finds the process before it has become the command."""
     changes = (
         "write = _write\n"
-        "def _write(directory, name, text):\n"
-        "    write(directory, name, text)\n"
-        "    if name == 'group': os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "def _write(path, text, dated=None):\n"
+        "    write(path, text, dated)\n"
+        "    if path.endswith('/group'): os.kill(os.getpid(), signal.SIGSTOP)\n"
     )
     attended = attended_source(tmp_path, SLEEP, 0.0, changes)
     try:
