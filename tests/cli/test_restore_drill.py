@@ -91,7 +91,12 @@ def lose_sqlite(path: Path) -> None:
             file.execute(f"DELETE FROM gpu_manager_{table}")
 
 
-@pytest.fixture(params=("embedded_redis", "postgresql", "sqlite"))
+@pytest.fixture(
+    params=[
+        *(pytest.param(name, marks=pytest.mark.e2e) for name in ("embedded_redis", "postgresql")),
+        "sqlite",
+    ]
+)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Callable[[], None]]:
     """Return the URL of a store and what loses it."""
     if request.param == "sqlite":

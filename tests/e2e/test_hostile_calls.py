@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import pytest
 
 from benchmarks.floods import Service
 from resource_manager.rest.tokens import Role
@@ -18,6 +19,7 @@ SECONDS = 60.0
 LONGEST_S = 10.0
 
 
+@pytest.mark.e2e
 def test_a_minute_of_hostile_calls() -> None:
     rng = random.Random(43)
     with ExitStack() as stack:

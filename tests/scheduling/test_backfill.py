@@ -326,8 +326,11 @@ def test_those_that_come_too_late_for_a_reservation_hold_back_what_they_could_us
 # ---- the rule, said plainly ----
 
 
-def test_decisions_are_those_of_the_plain_rule_whatever_was_decided_before() -> None:
-    for seed in range(500):
+@pytest.mark.parametrize(
+    "seeds", [range(100), pytest.param(range(100, 500), marks=pytest.mark.e2e)], ids=("some", "many")
+)
+def test_decisions_are_those_of_the_plain_rule_whatever_was_decided_before(seeds: range) -> None:
+    for seed in seeds:
         draw = random.Random(seed)
         cluster, now = random_queue(draw), 5.0
         order = get_order(draw.choice(("priority", "fifo", "srtf")) + "+backfill")

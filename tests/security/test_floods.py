@@ -37,7 +37,7 @@ NOBODY_WAITS_S = 2.0
 """Bound on a busy machine with two cores; docs/security.md has the figures of a quiet one."""
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 @pytest.mark.parametrize("attack", ATTACKS[1:], ids=lambda attack: attack.name)
 def test_a_flood_of_one_caller_delays_no_call_of_another(attack: Any) -> None:
     """Before, renewals beside 24 connections with batches timed out, as did health beside readers."""
