@@ -52,7 +52,7 @@ def build_request(demand: Demand, cluster: ClusterState, *, is_operator: bool = 
     try:
         if demand.gpu_milli == MILLI_PER_GPU:
             _check_gpus(cluster, demand.gpus)
-        if not is_operator:
+        if demand.priority > 0 and not is_operator:
             _check_priority(cluster, demand)
         most_cpus = cluster.largest.get("cpus", 0)
         if not 1 <= demand.cpus <= most_cpus:

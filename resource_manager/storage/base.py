@@ -176,10 +176,13 @@ class Store(Protocol):
 
 def waits_for_owners(changes: Sequence[Change]) -> bool:
     """Return whether changes are refused in a recovery window: they grant, or end what was not renewed."""
-    return any(
-        isinstance(change, Granted | Expired) or (isinstance(change, Quarantined) and not change.revoked)
-        for change in changes
-    )
+    for change in changes:
+        if isinstance(change, Quarantined):
+            if not change.revoked:
+                return True
+        elif isinstance(change, (Granted, Expired)):
+            return True
+    return False
 
 
 POLL_S = 0.5

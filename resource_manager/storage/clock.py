@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 MAX_AGE_S = 30.0
@@ -26,9 +26,8 @@ smear or the kernel's slewing makes of it."""
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-def since_boot() -> float:
-    """Return the seconds since this machine was started, those included in which it was suspended."""
-    return time.clock_gettime(_BOOT_CLOCK)
+since_boot: Callable[[], float] = partial(time.clock_gettime, _BOOT_CLOCK)
+"""Return the seconds since this machine was started, those included in which it was suspended."""
 
 
 @cache
@@ -73,10 +72,11 @@ class ServerClock:
         self._learnt_at = float("-inf")
 
     def now(self) -> float:
-        if self.steady() - self._learnt_at > MAX_AGE_S:
-            begin = self.steady()
-            self.learn(self._ask(), begin)
-        return self.steady() + self._offset_s
+        at = self.steady()
+        if at - self._learnt_at > MAX_AGE_S:
+            self.learn(self._ask(), at)
+            at = self.steady()
+        return at + self._offset_s
 
     def learn(self, told: float, begin: float) -> None:
         """Take the server's time from its answer to a question sent at `begin` by the steady clock."""
