@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import NotRequired
 
 from pydantic_core import from_json, to_json
+from typing_extensions import TypedDict
 
 from resource_manager.agent.health import health_table
 from resource_manager.agent.lease_use import GpuSample, IdleRules, LeaseUse, sample_gpus, sample_leases
@@ -57,6 +58,29 @@ LIST_INTERVAL_S = 5.0
 
 MAX_FAST_REPORTS_PER_S = 50
 """Reports a second that a receiver asks for beyond the agents' own interval."""
+
+
+class GpuToClean(TypedDict):
+    """GPU on which no process of an ended lease should be left."""
+
+    gpu_id: int
+    uuid: str
+    task_id: str
+
+
+class ReportAnswer(TypedDict):
+    """Answer to a report; `next_s` asks for the next one sooner than by the agent's interval.
+
+    `jobs` asks it to list the jobs that run on the server. `generation` is what the agent is to
+    remember of the state.
+    """
+
+    server: str
+    watched: bool
+    cleaning: list[GpuToClean]
+    next_s: NotRequired[float | None]
+    jobs: NotRequired[bool | None]
+    generation: NotRequired[str]
 
 
 @dataclass(slots=True)
@@ -121,7 +145,7 @@ class ReportReceiver:
         self.marks = StateMarks(manager)
         self.silence = SilenceWatch(ClusterSettings().silent_after_s)
 
-    def receive(self, report: Report, text: bytes) -> dict[str, Any]:
+    def receive(self, report: Report, text: bytes) -> ReportAnswer:
         """Commit what the report shows, keep it, and return what its agent should know.
 
         Raises `ReportError` for a report that is out of order, and `UnknownNodeError`.
@@ -149,19 +173,19 @@ class ReportReceiver:
             known = {**elsewhere, report.server: record.jobs}
             return [*changes, *_ends(leases_gone(cluster, report.server, known), cluster, now)]
 
-        def read(cluster: ClusterState, now: float) -> tuple[list[Change], dict[str, Any]]:
+        def read(cluster: ClusterState, now: float) -> ReportAnswer | None:
             state = cluster.node(report.server)
             record.jobs = sightings_after(state, report, jobs)
             changes = judge(cluster, now)
             self._sample(state, report, before, record, IdleRules(cluster))
-            return changes, {} if changes else self._answer(cluster, report, record)
+            return None if changes else self._answer(cluster, report, record)
 
-        changes, answer = self._manager.look(read, STATE_MAX_AGE_S)
+        answer = self._manager.look(read, STATE_MAX_AGE_S)
         try:  # before the changes: a watched server without a record is a silent one
             self._store.reports.put(report.server, text, record.to_json(), SILENT_INTERVALS * interval_s)
         except StoreFullError as error:
             logger.warning("the report of %s was not kept: %s", report.server, error)
-        if changes:
+        if answer is None:
             with asked_by(f"agent:{report.server}") as asking:
                 made = self._manager.commit(judge)
             names = asking.names()
@@ -201,9 +225,9 @@ class ReportReceiver:
                     "lease %s computes nothing on %s for %.0f s", tokens[token].lease_id, state.name, limit_s
                 )
 
-    def _answer(self, cluster: ClusterState, report: Report, record: Record) -> dict[str, Any]:
+    def _answer(self, cluster: ClusterState, report: Report, record: Record) -> ReportAnswer:
         state = cluster.node(report.server)
-        answer: dict[str, Any] = {
+        answer: ReportAnswer = {
             "server": state.name,
             "watched": state.watched,
             "cleaning": [

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypedDict
+
+from typing_extensions import TypedDict
 
 from resource_manager.agent.health import HealthTable, findings, health_table
 from resource_manager.agent.lease_use import LeaseUse, idle_leases

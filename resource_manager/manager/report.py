@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from typing_extensions import TypedDict
 
 from resource_manager.manager.cluster_file.durations import Duration
 from resource_manager.scheduling.gpu_hours import CATEGORIES, GpuHours, Hours, Measure, account, hours_by

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import (
+    Any,
+    Literal,
+    NotRequired,  # typing's own is not read by pydantic before 3.12
+)
+
+from typing_extensions import TypedDict
 
 from resource_manager.core.models import Amount
 

@@ -1,48 +1,135 @@
-"""Answers of a service as a client takes them: of the shape they should have, and harmless to show."""
+"""Answers that only the service gives, and how a client takes any: checked, and harmless to show.
+
+Those that the manager gives as well are in `manager/results.py`. The routes' return types name them all.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
-import types
-from collections.abc import Mapping
-from typing import (
-    Any,
-    Literal,
-    NotRequired,
-    TypedDict,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Any, Generic, NotRequired, TypeVar
 
-from resource_manager.manager.results import (
-    Allocation,
-    ClusterDiff,
-    ClusterView,
-    Explanation,
-    QueueEntry,
-    ServerDetail,
-    ServerSummary,
-    Submission,
-    Summary,
-    TeamsView,
-    WindowView,
-)
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from resource_manager.manager.results import Allocation, WindowView
+
+T = TypeVar("T")
+
+
+class Page(TypedDict, Generic[T]):
+    """One page of a list; `next` is null on the last one. `total` counts the whole list, if known."""
+
+    items: list[T]
+    next: int | None
+    total: NotRequired[int]
+
+
+class Change(TypedDict):
+    """One change of the history, by its number: besides these keys it has those of its kind, `change`."""
+
+    version: int
+    change: str
+    at: float
+
+
+class Done(TypedDict):
+    """Confirmation of a change."""
+
+    success: bool
+    task_id: NotRequired[str]
+
+
+class ReleaseAnswer(Done):
+    """Confirmation of a release; `quarantined` if the lease was ended by force while its job may run."""
+
+    quarantined: bool
+
+
+class RefusedRequest(TypedDict):
+    """Refusal of a request of a batch: its kind and one sentence."""
+
+    kind: str
+    detail: str
+
+
+class BatchAnswer(TypedDict):
+    """Answers to a batch: an entry for each request, in order: its allocation, or null and a refusal."""
+
+    results: list[Allocation | None]
+    refusals: list[RefusedRequest | None]
+
+
+class MaintenanceAnswer(TypedDict):
+    """The maintenance windows that are open or to come, the next first."""
+
+    windows: list[WindowView]
+
+
+class MaintenanceRemoveAnswer(TypedDict):
+    """The maintenance window that was removed; null if there was none of that number, as after a removal."""
+
+    window: WindowView | None
+
+
+class Trend(TypedDict):
+    """Columns of equal length; null for a time without data.
+
+    `time` has the starts of the steps, in seconds since the epoch; `allocated` is the part of all GPUs in
+    percent, `queue` the mean length of the queue, `wait` and `longest` the mean and the longest wait of the
+    requests granted, in seconds.
+    """
+
+    time: list[int]
+    allocated: list[float | None]
+    queue: list[float | None]
+    wait: list[float | None]
+    longest: list[float | None]
+
+
+class CallerAnswer(TypedDict):
+    """The caller as the service knows them, and the teams they may name; none: any team."""
+
+    name: str
+    role: str
+    teams: list[str]
+
+
+class Health(TypedDict):
+    """Health of the service: `ok`, its version, and the number of the stored format that it reads."""
+
+    status: str
+    version: str
+    format: int
+
+
+class Problem(TypedDict):
+    """Problem (RFC 9457); `error` is the original design's. A refusal has a `kind`, such as `no_capacity`."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    error: str
+
 
 _STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Control characters, and those that turn the direction of text: no name or reason has one."""
 
 MAX_DEPTH = 50
 MAX_NUMBER = 2**63
+"""Bound of the numbers of answers: larger ones are no times, tokens or amounts."""
 
 
 def harmless(value: Any, depth: int = 0) -> Any:
-    """Return JSON whose texts cannot steer a terminal: what would is escaped. Raises `ValueError` if deep."""
+    """Return JSON whose texts cannot steer a terminal: what would is escaped.
+
+    Raises `ValueError` if it is nested too deep, or has a number that is none of ours.
+    """
     if isinstance(value, str):
         return value if value.isprintable() else _STEERING.sub(lambda found: ascii(found[0])[1:-1], value)
+    if isinstance(value, float | int) and not -MAX_NUMBER < value < MAX_NUMBER:
+        raise ValueError(f"it has the number {value:.3g}")
     if isinstance(value, list | dict) and depth > MAX_DEPTH:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
     if isinstance(value, list):
@@ -60,106 +147,16 @@ def _harmless_file(text: Any) -> Any:
     return "\n".join(map(harmless, text.split("\n"))) if isinstance(text, str) else harmless(text)
 
 
-def mismatch(value: Any, kind: Any, where: str = "") -> str | None:
-    """Return where and why JSON is not of that type, a `TypedDict`, its fields or a part; None if it is."""
-    origin, of = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return None
-    if kind in (int, float) and type(value) in (int, kind):
-        return None if -MAX_NUMBER < value < MAX_NUMBER else f"{where or 'it'} is no number"
-    if origin in (Union, types.UnionType):
-        found = [mismatch(value, each, where) for each in of]
-        return None if None in found else next((each for each in found if each), None)
-    if origin is NotRequired:
-        return mismatch(value, of[0], where)
-    if origin is Literal:
-        return None if value in of else f"{where or 'it'} is not one of {', '.join(map(str, of))}"
-    if is_typeddict(kind) or isinstance(kind, dict):
-        return _mismatched_field(value, kind if isinstance(kind, dict) else _fields(kind), where)
-    expected = dict if origin is Mapping else origin or kind
-    if kind is None or kind is types.NoneType:
-        return None if value is None else f"{where or 'it'} is no null"
-    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
-        return f"{where or 'it'} is no {expected.__name__}"
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    if not of:
-        return None
-    return next(
-        filter(None, (mismatch(item, of[-1], f"{where}[{str(key)[:40]}]") for key, item in items)), None
-    )
-
-
-def _mismatched_field(value: Any, fields: Mapping[str, Any], where: str) -> str | None:
-    if not isinstance(value, dict):
-        return f"{where or 'it'} is no object"
-    for name, hint in fields.items():
-        path = f"{where}.{name}" if where else name
-        if name in value:
-            if found := mismatch(value[name], hint, path):
-                return found
-        elif get_origin(hint) is not NotRequired:
-            return f"{path} is missing"
-    return None
+def check(answer: Any, kind: Any) -> None:
+    """Raise `ValueError` with one line if JSON is not of that type; keys that it does not name are fine."""
+    try:
+        _adapter(kind).validate_python(answer, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part)[:40] for part in first["loc"])
+        raise ValueError(f"{where}: {first['msg']}") from error
 
 
 @functools.cache
-def _fields(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
-
-
-class _Recorded(TypedDict):
-    """The keys that each change of the history has."""
-
-    version: int
-    change: str
-    at: float
-
-
-def _with(name: str, kind: Any) -> Any:
-    """Return the type of an answer whose member `name` is of that type, and which may be a page."""
-    return {name: kind, "next": NotRequired[int | None]}
-
-
-def answer_of(method: str, path: str) -> Any:
-    """Return the type of the answer to a call."""
-    known = f"{method} {re.sub('/[0-9]+', '', path)}"
-    if known == "GET /api/gpus":
-        from resource_manager.agent.use import ServerUse  # with much that no other call needs
-
-        return _with("items", list[ServerUse])
-    if known == "GET /api/report":
-        from resource_manager.manager.report import Report
-
-        return Report
-    return _ANSWERS.get(known, dict[str, Any])
-
-
-_ANSWERS: dict[str, Any] = {
-    "GET /api/caller": {"name": str, "role": str, "teams": list[str]},
-    "GET /api/cluster": ClusterView,
-    "GET /api/explain": Explanation,
-    "GET /api/history": _with("items", list[_Recorded]),
-    "GET /api/leases": _with("items", list[Allocation]),
-    "GET /api/leases/preempting": _with("items", list[Allocation]),
-    "GET /api/maintenance": _with("windows", list[WindowView]),
-    "GET /api/queue": _with("items", list[QueueEntry]),
-    "GET /api/servers": ServerDetail,
-    "GET /api/status": Summary,
-    "GET /api/task": Submission,
-    "GET /api/task/explain": Explanation,
-    "GET /api/teams": TeamsView,
-    "POST /api/allocate": Allocation,
-    "POST /api/allocate/batch": _with("results", list[Allocation | None]),
-    "POST /api/maintenance": WindowView,
-    "POST /api/maintenance/remove": _with("window", WindowView | None),
-    "POST /api/place": Allocation,
-    "POST /api/preempt": Allocation,
-    "POST /api/release": {"quarantined": bool},
-    "POST /api/renew": Allocation,
-    "POST /api/reset": {"success": bool},
-    "POST /api/servers/adopt": ServerDetail,
-    "POST /api/servers/drain": ServerSummary,
-    "POST /api/servers/resume": ServerSummary,
-    "POST /api/submit": Submission,
-    "PUT /api/cluster": ClusterDiff,
-}
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

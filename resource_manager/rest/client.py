@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 import httpx
 
@@ -36,8 +36,33 @@ from resource_manager.errors import (
     redact,
 )
 from resource_manager.manager.arguments import DemandArguments, DemandOptions, Dumpable, arguments_of
+from resource_manager.manager.results import (
+    Allocation,
+    ClusterDiff,
+    ClusterView,
+    Explanation,
+    QueueEntry,
+    Recorded,
+    ServerDetail,
+    ServerSummary,
+    Submission,
+    Summary,
+    TeamsView,
+    WindowView,
+)
 from resource_manager.manager.serializers import name_in_words
-from resource_manager.rest.answers import answer_of, harmless, mismatch
+from resource_manager.rest.answers import (
+    BatchAnswer,
+    CallerAnswer,
+    Change,
+    Done,
+    MaintenanceAnswer,
+    MaintenanceRemoveAnswer,
+    Page,
+    ReleaseAnswer,
+    check,
+    harmless,
+)
 
 if TYPE_CHECKING:
     from resource_manager.agent.use import ServerUse
@@ -47,20 +72,6 @@ if TYPE_CHECKING:
     from resource_manager.manager.demand import Demand
     from resource_manager.manager.maintenance import WindowForm
     from resource_manager.manager.report import Report
-    from resource_manager.manager.results import (
-        Allocation,
-        ClusterDiff,
-        ClusterView,
-        Explanation,
-        QueueEntry,
-        Recorded,
-        ServerDetail,
-        ServerSummary,
-        Submission,
-        Summary,
-        TeamsView,
-        WindowView,
-    )
 
 _spread = random.Random()
 """Of its own, so that waiting changes no random numbers of the program."""
@@ -73,6 +84,10 @@ BUSY_S = 10.0
 """Time for which a call that is one too many is sent again."""
 
 PAGE = 1000
+
+T = TypeVar("T")
+
+SUBMISSION = cast("type[Submission]", Submission)
 
 EXACT: dict[str, Any] = {"exact": True}
 """Field of a call by a whole lease id: what nobody holds any more must not be taken for a name."""
@@ -166,9 +181,7 @@ class ServiceClient:
         **options: Unpack[DemandArguments],
     ) -> Submission:
         """Return a lease (`state` RUNNING) or a pending request (WAITING)."""
-        return cast(
-            "Submission", self._post("/api/submit", _plain((lease_id, gpus, cpus, prefer_server), options))
-        )
+        return self._post(SUBMISSION, "/api/submit", _plain((lease_id, gpus, cpus, prefer_server), options))
 
     def allocate_batch(self, requests: Iterable[Mapping[str, Any] | Demand]) -> list[Allocation | None]:
         """Return an entry for each request, None for one that does not fit now."""
@@ -178,8 +191,7 @@ class ServiceClient:
         ]
         if not demands:
             return []
-        results: list[Allocation | None] = self._post("/api/allocate/batch", {"requests": demands})["results"]
-        return results
+        return self._post(BatchAnswer, "/api/allocate/batch", {"requests": demands})["results"]
 
     def release_resources(self, task_id: str, *, fencing_token: int | None = None, outcome: str = "") -> bool:
         """End a lease; return False if there is no such lease."""
@@ -228,7 +240,7 @@ class ServiceClient:
 
     def _release(self, body: dict[str, Any]) -> ReleaseResult:
         try:
-            answer = self._post("/api/release", body | EXACT)
+            answer = self._post(ReleaseAnswer, "/api/release", body | EXACT)
         except LeaseNotFoundError:
             return ReleaseResult.NOT_HELD
         return ReleaseResult.QUARANTINED if answer["quarantined"] else ReleaseResult.RELEASED
@@ -240,14 +252,14 @@ class ServiceClient:
             "fencing_token": fencing_token,
             "places": [asdict(place) for place in places],
         }
-        return cast("Allocation", self._post("/api/place", body))
+        return self._post(Allocation, "/api/place", body)
 
     def renew(
         self, lease_id: str, *, fencing_token: int | None = None, checkpoint_at: float | None = None
     ) -> Allocation:
         """Return the lease with its new end; raise `LeaseNotFoundError`."""
         body = {"task_id": lease_id, "fencing_token": fencing_token, "checkpoint_at": checkpoint_at}
-        return cast("Allocation", self._post("/api/renew", body | EXACT))
+        return self._post(Allocation, "/api/renew", body | EXACT)
 
     def preempt(
         self, lease_id: str, *, preemptor: str = "", fencing_token: int | None = None, dry_run: bool = False
@@ -259,7 +271,7 @@ class ServiceClient:
             "fencing_token": fencing_token,
             "dry_run": dry_run,
         }
-        return cast("Allocation", self._post("/api/preempt", body | EXACT))
+        return self._post(Allocation, "/api/preempt", body | EXACT)
 
     def cancel(self, lease_id: str, *, sequence: int | None = None, reason: str = "") -> bool:
         """Remove a pending request; return False if the task has none (of that `sequence`)."""
@@ -268,7 +280,7 @@ class ServiceClient:
 
     def require_owner(self, entry: Mapping[str, Any]) -> None:
         """Raise `ServiceError` (403) for a lease or pending request that the service would not let us end."""
-        caller = self._get("/api/caller")
+        caller = self._get(CallerAnswer, "/api/caller")
         owner = entry.get("owner") or ""
         if caller["role"] != "operator" and owner != caller["name"]:
             raise ServiceError(
@@ -279,14 +291,14 @@ class ServiceClient:
         self, server: int | str, gpu: int | str | None = None, *, reason: str = "", failed: bool = False
     ) -> ServerSummary:
         body = {"gpu": gpu, "reason": reason, "failed": failed}
-        return cast("ServerSummary", self._post(f"/api/servers/{self._server_id(server)}/drain", body))
+        return self._post(ServerSummary, f"/api/servers/{self._server_id(server)}/drain", body)
 
     def resume(self, server: int | str, gpu: int | str | None = None) -> ServerSummary:
         path = f"/api/servers/{self._server_id(server)}/resume"
-        return cast("ServerSummary", self._post(path, {"gpu": gpu}))
+        return self._post(ServerSummary, path, {"gpu": gpu})
 
     def server(self, server: int | str) -> ServerDetail:
-        return cast("ServerDetail", self._get(f"/api/servers/{self._server_id(server)}"))
+        return self._get(ServerDetail, f"/api/servers/{self._server_id(server)}")
 
     def adopt(self, server: int | str, gpus: Sequence[Gpu]) -> ServerDetail:
         listed = [
@@ -299,25 +311,25 @@ class ServiceClient:
             }
             for gpu in gpus
         ]
-        return cast(
-            "ServerDetail", self._post(f"/api/servers/{self._server_id(server)}/adopt", {"gpus": listed})
-        )
+        path = f"/api/servers/{self._server_id(server)}/adopt"
+        return self._post(ServerDetail, path, {"gpus": listed})
 
     def gpus(self, servers: Sequence[str] = ()) -> list[ServerUse]:
         """Return the use of every GPU as last reported, by server: of these servers, by default of all."""
+        from resource_manager.agent.use import ServerUse  # with much that no other call needs
+
         if servers:
-            found: list[ServerUse] = self._get("/api/gpus", {"servers": list(servers)})["items"]
-            return found
-        return list(self._pages("/api/gpus"))
+            return self._get(Page[ServerUse], "/api/gpus", {"servers": list(servers)})["items"]
+        return list(self._pages(ServerUse, "/api/gpus"))
 
     def reset_resources(self) -> bool:
-        return bool(self._post("/api/reset", {"confirm": True})["success"])
+        return self._post(Done, "/api/reset", {"confirm": True})["success"]
 
     def teams(self) -> TeamsView:
-        return cast("TeamsView", self._get("/api/teams"))
+        return self._get(TeamsView, "/api/teams")
 
     def cluster(self) -> ClusterView:
-        return cast("ClusterView", self._get("/api/cluster"))
+        return self._get(ClusterView, "/api/cluster")
 
     def diff(self, form: ClusterForm, options: ApplyOptions | None = None) -> ClusterDiff:
         return self._put_cluster(form, options, dry_run=True)
@@ -330,25 +342,25 @@ class ServiceClient:
     def _put_cluster(self, form: ClusterForm, options: ApplyOptions | None, **more: Any) -> ClusterDiff:
         sections = form.model_dump(mode="json", by_alias=True, exclude_unset=True)
         body = {"sections": sections, **({} if options is None else asdict(options)), **more}
-        return cast("ClusterDiff", self._call("PUT", "/api/cluster", json=body))
+        return self._call(ClusterDiff, "PUT", "/api/cluster", json=body)
 
     def maintenance(self) -> list[WindowView]:
-        return cast("list[WindowView]", self._get("/api/maintenance")["windows"])
+        return self._get(MaintenanceAnswer, "/api/maintenance")["windows"]
 
     def add_maintenance(self, asked: WindowForm, *, dry_run: bool = False) -> WindowView:
         body = {**asked.model_dump(mode="json", by_alias=True), "dry_run": dry_run}
-        return cast("WindowView", self._post("/api/maintenance", body))
+        return self._post(WindowView, "/api/maintenance", body)
 
     def remove_maintenance(self, window_id: int, *, dry_run: bool = False) -> WindowView | None:
         body = {"id": window_id, "dry_run": dry_run}
-        return cast("WindowView | None", self._post("/api/maintenance/remove", body)["window"])
+        return self._post(MaintenanceRemoveAnswer, "/api/maintenance/remove", body)["window"]
 
     def get_resource_summary(self) -> Summary:
-        return cast("Summary", self._get("/api/status"))
+        return self._get(Summary, "/api/status")
 
     def status_of(self, lease_id: str) -> Submission | None:
         try:
-            return cast("Submission", self._get("/api/task", {"task_id": lease_id} | EXACT))
+            return self._get(SUBMISSION, "/api/task", {"task_id": lease_id} | EXACT)
         except LeaseNotFoundError:
             return None
 
@@ -361,29 +373,32 @@ class ServiceClient:
         """
         query = {"task_id": name, "pending": pending, "fencing_token": fencing_token}
         given = {key: value for key, value in query.items() if value is not None}
-        return cast("Submission", self._get("/api/task", given))
+        return self._get(SUBMISSION, "/api/task", given)
 
     def leases(self) -> list[Allocation]:
-        return list(self._pages("/api/leases"))
+        return list(self._pages(Allocation, "/api/leases"))
 
     def preempting(self) -> list[Allocation]:
-        return cast("list[Allocation]", self._get("/api/leases/preempting")["items"])
+        return self._get(Page[Allocation], "/api/leases/preempting")["items"]
 
     def queue(self) -> list[QueueEntry]:
         """Return the manager's queue, each entry with `estimated_start`."""
-        return list(self._pages("/api/queue"))
+        return list(self._pages(QueueEntry, "/api/queue"))
 
     def history(self, after: int = 0, limit: int = PAGE, *, by: str = "", what: str = "") -> list[Recorded]:
         """Return the changes after a version, those of `by` and `what` only; see `GPUResourceManager`."""
         wanted = {"by": by, "what": what}
         asked = {name: text for name, text in wanted.items() if text}
         size = PAGE if asked else min(limit, PAGE)
-        return list(islice(self._pages("/api/history", after, size, **asked), limit))
+        found = islice(self._pages(Change, "/api/history", after, size, **asked), limit)
+        return cast("list[Recorded]", list(found))
 
     def report(self, by: Sequence[str] = ("team",), since: float | str = "30d") -> Report:
         """Return the GPU-hours of the last time, in seconds or as `30d`, by these keys."""
+        from resource_manager.manager.report import Report  # with the accounting
+
         ago = since if isinstance(since, str) else f"{since:f}s"
-        return cast("Report", self._get("/api/report", {"by": list(by), "since": ago}))
+        return self._get(Report, "/api/report", {"by": list(by), "since": ago})
 
     def explain(
         self,
@@ -398,18 +413,18 @@ class ServiceClient:
             name: [f"{key}={item}" for key, item in value.items()] if isinstance(value, Mapping) else value
             for name, value in _plain((lease_id, gpus, cpus, prefer_server), options).items()
         }
-        return cast("Explanation", self._get("/api/explain", query))
+        return self._get(Explanation, "/api/explain", query)
 
     def explain_named(self, name: str) -> Explanation:
         """Return why the pending request of that name waits; see `GPUResourceManager.explain_named`."""
-        return cast("Explanation", self._get("/api/task/explain", {"name": name}))
+        return self._get(Explanation, "/api/task/explain", {"name": name})
 
     def close(self) -> None:
         self._http.close()
 
     def _allocate(self, demand: dict[str, Any]) -> Allocation | Refusal:
         try:
-            return cast("Allocation", self._post("/api/allocate", demand))
+            return self._post(Allocation, "/api/allocate", demand)
         except RefusedError as error:
             return error.refusal
 
@@ -424,25 +439,29 @@ class ServiceClient:
 
     def _found(self, path: str, body: dict[str, Any]) -> bool:
         try:
-            self._post(path, body)
+            self._post(Done, path, body)
         except LeaseNotFoundError:
             return False
         return True
 
-    def _pages(self, path: str, after: int = 0, limit: int | None = None, **asked: str) -> Iterator[Any]:
+    def _pages(
+        self, kind: type[T], path: str, after: int = 0, limit: int | None = None, **asked: str
+    ) -> Iterator[T]:
         following: int | None = after
         while following is not None:
-            page = self._get(path, {"after": following, "limit": PAGE if limit is None else limit, **asked})
+            query = {"after": following, "limit": PAGE if limit is None else limit, **asked}
+            page = self._get(Page[kind], path, query)  # type: ignore[valid-type]
             yield from page["items"]
-            before, following = following, page.get("next")
+            before, following = following, page["next"]
             if following is not None and (following <= before or not page["items"]):
                 raise ServiceUnavailableError(502, f"{self.url} gave pages of {path} that do not end")
 
-    def _get(self, path: str, query: dict[str, Any] | None = None) -> Any:
-        return self._call("GET", path, params=query)
+    def _get(self, kind: type[T], path: str, query: dict[str, Any] | None = None) -> T:
+        return self._call(kind, "GET", path, params=query)
 
-    def _post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._call("POST", path, json={key: value for key, value in body.items() if value is not None})
+    def _post(self, kind: type[T], path: str, body: dict[str, Any]) -> T:
+        given = {key: value for key, value in body.items() if value is not None}
+        return self._call(kind, "POST", path, json=given)
 
     def _answer(self, method: str, path: str, **content: Any) -> httpx.Response:
         """Return the response; try again where the connection is refused, as while a service starts.
@@ -464,7 +483,8 @@ class ServiceClient:
                     raise
             time.sleep(pause_s)
 
-    def _call(self, method: str, path: str, **content: Any) -> Any:
+    def _call(self, kind: type[T], method: str, path: str, **content: Any) -> T:
+        """Return the answer, which is of that type; raises what the manager would have."""
         try:
             response = self._answer(method, path, **content)
         except httpx.UnsupportedProtocol as error:
@@ -484,11 +504,13 @@ class ServiceClient:
             )
         if not response.is_success:
             raise _error(response.status_code, answer, response.headers.get("Retry-After", ""))
-        if wrong := mismatch(answer, answer_of(method, path)):
+        try:
+            check(answer, kind)
+        except ValueError as error:
             raise ServiceUnavailableError(
-                502, f"{self.url} gave another answer to {method} {path} than a GPU manager of ours: {wrong}"
-            )
-        return answer
+                502, f"{self.url} gave another answer to {method} {path} than a GPU manager of ours: {error}"
+            ) from error
+        return cast("T", answer)
 
 
 def _is_refused(error: BaseException | None) -> bool:

@@ -1,16 +1,15 @@
-"""OpenAPI document, generated from the routes and their pydantic models."""
+"""OpenAPI document, generated from the routes, their pydantic models and return types."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic import TypeAdapter
 
 from resource_manager import __version__
-from resource_manager.rest.schemas import Problem
+from resource_manager.rest.answers import Problem
 
 if TYPE_CHECKING:
     from resource_manager.rest.routing import Route
@@ -25,13 +24,16 @@ def document(routes: Sequence[Route], gpus: tuple[int, int], prefix: str = "") -
     at which the service is mounted.
     """
     routes = [route for route in routes if not route.page]
-    models = {model for route in routes for model in (route.body, route.answer) if model is not None}
-    ordered: list[type[BaseModel]] = sorted({*models, Problem}, key=lambda model: model.__name__)
-    _, schemas = models_json_schema([(model, "validation") for model in ordered], ref_template=REFERENCE)
+    kinds = {Problem: None} | {
+        kind: None for route in routes for kind in (route.body, _answer(route)) if kind
+    }
+    schema_of, schemas = TypeAdapter.json_schemas(
+        [(kind, "validation", TypeAdapter(kind)) for kind in kinds], ref_template=REFERENCE
+    )
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", route.path)
-        operation = paths.setdefault(path, {})[route.method.lower()] = _operation(route)
+        operation = paths.setdefault(path, {})[route.method.lower()] = _operation(route, schema_of)
         for parameter in operation["parameters"]:
             _state_range({parameter["name"]: parameter["schema"]}, gpus)
     for schema in schemas["$defs"].values():
@@ -52,7 +54,13 @@ def document(routes: Sequence[Route], gpus: tuple[int, int], prefix: str = "") -
     }
 
 
-def _operation(route: Route) -> dict[str, Any]:
+def _answer(route: Route) -> Any:
+    """Return the type of what the handler returns; None if it says no more than Any."""
+    kind = get_type_hints(route.handler)["return"]
+    return None if kind is Any else kind
+
+
+def _operation(route: Route, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.handler.__name__,
         "summary": route.summary,
@@ -60,7 +68,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "tags": list(route.tags) or ["service"],
         "security": [] if route.role is None else [{"bearer": []}],
         "parameters": [*_path_parameters(route), *_query_parameters(route)],
-        "responses": {"200": _success(route), **_failures(route)},
+        "responses": {"200": _success(route, schema_of), **_failures(route)},
     }
     if route.body is not None:
         operation["parameters"].append(
@@ -121,12 +129,11 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
     return parameters
 
 
-def _success(route: Route) -> dict[str, Any]:
-    if route.answer is None:
-        kind = "text/plain" if route.path == "/metrics" else "application/json"
-        return {"description": "Done.", "content": {kind: {"schema": {}}}}
-    reference = {"$ref": REFERENCE.format(model=route.answer.__name__)}
-    return {"description": "Done.", "content": {"application/json": {"schema": reference}}}
+def _success(route: Route, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
+    kind = "text/plain" if route.path == "/metrics" else "application/json"
+    answer = _answer(route)
+    schema = {} if answer is None else schema_of[answer, "validation"]
+    return {"description": "Done.", "content": {kind: {"schema": schema}}}
 
 
 def _failures(route: Route) -> dict[str, Any]:

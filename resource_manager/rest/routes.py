@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import flask
 
 from resource_manager import STORED_FORMAT, __version__
 from resource_manager.agent.accounting import report_of
 from resource_manager.agent.probe import MAX_REPORT_BYTES
+from resource_manager.agent.receiving import ReportAnswer
 from resource_manager.agent.reports import ReportError, read_report
-from resource_manager.agent.use import use_of
+from resource_manager.agent.use import ServerUse, use_of
 from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.core.models import Gpu, JobPlace, Lease
 from resource_manager.core.name_lookup import find
@@ -25,8 +26,33 @@ from resource_manager.errors import (
     UnknownNodeError,
 )
 from resource_manager.manager.cluster_change import ApplyOptions
-from resource_manager.manager.report import ReportQuery
+from resource_manager.manager.report import Report, ReportQuery
+from resource_manager.manager.results import (
+    Allocation,
+    ClusterDiff,
+    ClusterView,
+    Explanation,
+    QueueEntry,
+    ServerDetail,
+    ServerSummary,
+    Submission,
+    Summary,
+    TeamsView,
+    WindowView,
+)
 from resource_manager.manager.wording import matches
+from resource_manager.rest.answers import (
+    BatchAnswer,
+    CallerAnswer,
+    Change,
+    Done,
+    Health,
+    MaintenanceAnswer,
+    MaintenanceRemoveAnswer,
+    Page,
+    ReleaseAnswer,
+    Trend,
+)
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console.what_if import what_if
 from resource_manager.rest.openapi import document
@@ -36,47 +62,26 @@ from resource_manager.rest.routing import Routes, raw_body
 from resource_manager.rest.schemas import (
     AdoptBody,
     AllocateBody,
-    Allocation,
-    BatchAnswer,
     BatchBody,
-    CallerAnswer,
     CancelBody,
-    ClusterAnswer,
     ClusterBody,
-    ClusterDiffAnswer,
-    Done,
     DrainBody,
     ExplainQuery,
-    Explanation,
     GpusQuery,
-    Health,
     HistoryQuery,
-    HoursReport,
-    MaintenanceAnswer,
     MaintenanceBody,
-    MaintenanceRemoveAnswer,
     MaintenanceRemoveBody,
     NameQuery,
-    Page,
     PageQuery,
     PlaceBody,
     PreemptBody,
-    ReleaseAnswer,
     ReleaseBody,
     RenewBody,
-    ReportAnswer,
     ResetBody,
     ResumeBody,
-    ServerDetail,
-    ServerSummary,
-    Status,
     StatusQuery,
-    Submission,
     TaskQuery,
-    TeamsAnswer,
-    Trend,
     UsageHistoryQuery,
-    WindowAnswer,
 )
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
@@ -96,10 +101,9 @@ routes = Routes()
     Role.USER,
     "Grant GPUs now, or answer 503",
     body=AllocateBody,
-    answer=Allocation,
     tags=("leases",),
 )
-def allocate(service: Service, caller: Identity, body: AllocateBody, once: Once | None = None) -> Any:
+def allocate(service: Service, caller: Identity, body: AllocateBody, once: Once | None = None) -> Allocation:
     result = service.manager.try_allocate(owned(service, body, caller), once=once)
     if isinstance(result, Refusal):
         service.metrics.refusals.labels(result.kind).inc()
@@ -113,10 +117,11 @@ def allocate(service: Service, caller: Identity, body: AllocateBody, once: Once 
     Role.USER,
     "Grant several requests, each on its own; each counts for the limit of calls",
     body=BatchBody,
-    answer=BatchAnswer,
     tags=("leases",),
 )
-def allocate_batch(service: Service, caller: Identity, body: BatchBody, once: Once | None = None) -> Any:
+def allocate_batch(
+    service: Service, caller: Identity, body: BatchBody, once: Once | None = None
+) -> BatchAnswer:
     if len(body.requests) > 1:
         service.limits.count(flask.g.counted_as, len(body.requests) - 1)
     requests = [owned(service, item, caller) for item in body.requests]
@@ -139,10 +144,9 @@ def allocate_batch(service: Service, caller: Identity, body: BatchBody, once: On
     Role.USER,
     "Grant GPUs now, or queue the request",
     body=AllocateBody,
-    answer=Submission,
     tags=("queue",),
 )
-def submit(service: Service, caller: Identity, body: AllocateBody, once: Once | None = None) -> Any:
+def submit(service: Service, caller: Identity, body: AllocateBody, once: Once | None = None) -> Submission:
     return service.manager.submit(owned(service, body, caller), once=once)
 
 
@@ -152,11 +156,10 @@ def submit(service: Service, caller: Identity, body: AllocateBody, once: Once | 
     Role.USER,
     "End a lease; of another owner as operator only",
     body=ReleaseBody,
-    answer=ReleaseAnswer,
     failures=(404, 409),
     tags=("leases",),
 )
-def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | None = None) -> Any:
+def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | None = None) -> ReleaseAnswer:
     owner, outcome = owner_required(caller), body.outcome
     lease_id, token = _meant(service, body.task_id, body.fencing_token, pending=False, exact=body.exact)
     once = _needed(once, body.fencing_token)
@@ -195,11 +198,10 @@ def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | 
     Role.USER,
     "Store where the jobs of a lease are about to start",
     body=PlaceBody,
-    answer=Allocation,
     failures=(404,),
     tags=("leases",),
 )
-def place(service: Service, caller: Identity, body: PlaceBody, once: Once | None = None) -> Any:
+def place(service: Service, caller: Identity, body: PlaceBody, once: Once | None = None) -> Allocation:
     places = [JobPlace(**place.model_dump()) for place in body.places]
     return service.manager.place_job(
         body.task_id, places, fencing_token=body.fencing_token, owner=owner_required(caller)
@@ -212,11 +214,10 @@ def place(service: Service, caller: Identity, body: PlaceBody, once: Once | None
     Role.USER,
     "Renew a lease: its TTL starts again now",
     body=RenewBody,
-    answer=Allocation,
     failures=(404, 409),
     tags=("leases",),
 )
-def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None = None) -> Any:
+def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None = None) -> Allocation:
     lease_id, token = _meant(service, body.task_id, body.fencing_token, pending=False, exact=body.exact)
     return service.manager.renew(
         lease_id,
@@ -233,11 +234,10 @@ def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None
     Role.OPERATOR,
     "Preempt a lease for a pending request: its job has its grace to save what it did, then waits again",
     body=PreemptBody,
-    answer=Allocation,
     failures=(404, 409),
     tags=("leases",),
 )
-def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | None = None) -> Any:
+def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | None = None) -> Allocation:
     lease_id, token = _meant(service, body.task_id, body.fencing_token, pending=False, exact=body.exact)
     is_exact = body.exact or not body.preemptor
     preemptor = _meant(service, body.preemptor, None, pending=True, exact=is_exact)[0]
@@ -252,11 +252,10 @@ def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | 
     Role.USER,
     "Remove a pending request from the queue",
     body=CancelBody,
-    answer=Done,
     failures=(404, 409),
     tags=("queue",),
 )
-def cancel(service: Service, caller: Identity, body: CancelBody, once: Once | None = None) -> Any:
+def cancel(service: Service, caller: Identity, body: CancelBody, once: Once | None = None) -> Done:
     lease_id, sequence = _meant(service, body.task_id, body.sequence, pending=True, exact=body.exact)
     is_cancelled = service.manager.cancel(
         lease_id,
@@ -276,13 +275,12 @@ def cancel(service: Service, caller: Identity, body: CancelBody, once: Once | No
     Role.OPERATOR,
     "Drain a server or one of its GPUs: it takes no new leases",
     body=DrainBody,
-    answer=ServerSummary,
     failures=(404,),
     tags=("servers",),
 )
 def drain(
     service: Service, caller: Identity, body: DrainBody, server_id: int, once: Once | None = None
-) -> Any:
+) -> ServerSummary:
     return _server(
         lambda: service.manager.drain(server_id, body.gpu, reason=body.reason, failed=body.failed, once=once)
     )
@@ -294,13 +292,12 @@ def drain(
     Role.OPERATOR,
     "Resume a drained server or a closed GPU: it takes new leases again",
     body=ResumeBody,
-    answer=ServerSummary,
     failures=(404,),
     tags=("servers",),
 )
 def resume(
     service: Service, caller: Identity, body: ResumeBody, server_id: int, once: Once | None = None
-) -> Any:
+) -> ServerSummary:
     return _server(lambda: service.manager.resume(server_id, body.gpu, once=once))
 
 
@@ -309,11 +306,10 @@ def resume(
     "/api/servers/<int:server_id>",
     Role.READER,
     "One server with its GPUs and the leases on each",
-    answer=ServerDetail,
     failures=(404,),
     tags=("servers",),
 )
-def server(service: Service, caller: Identity, server_id: int) -> Any:
+def server(service: Service, caller: Identity, server_id: int) -> ServerDetail:
     return _server(lambda: service.manager.server(server_id))
 
 
@@ -323,13 +319,12 @@ def server(service: Service, caller: Identity, server_id: int) -> Any:
     Role.OPERATOR,
     "Replace the GPUs of a server without leases in the inventory",
     body=AdoptBody,
-    answer=ServerDetail,
     failures=(404, 409),
     tags=("servers",),
 )
 def adopt(
     service: Service, caller: Identity, body: AdoptBody, server_id: int, once: Once | None = None
-) -> Any:
+) -> ServerDetail:
     gpus = [Gpu(gpu.gpu_id, gpu.type, gpu.vendor, gpu.memory_mib, gpu.uuid) for gpu in body.gpus]
     return _server(lambda: service.manager.adopt(server_id, gpus, once=once))
 
@@ -340,10 +335,9 @@ def adopt(
     Role.OPERATOR,
     "End all leases and empty the queue",
     body=ResetBody,
-    answer=Done,
     tags=("servers",),
 )
-def reset(service: Service, caller: Identity, body: ResetBody, once: Once | None = None) -> Any:
+def reset(service: Service, caller: Identity, body: ResetBody, once: Once | None = None) -> Done:
     if not service.manager.reset_resources(once=once):
         raise LockTimeoutError(service.manager.settings.lock_timeout_s)
     return {"success": True}
@@ -354,10 +348,9 @@ def reset(service: Service, caller: Identity, body: ResetBody, once: Once | None
     "/api/teams",
     Role.READER,
     "Rules of the teams, and what each holds",
-    answer=TeamsAnswer,
     tags=("teams",),
 )
-def teams(service: Service, caller: Identity) -> Any:
+def teams(service: Service, caller: Identity) -> TeamsView:
     return service.manager.teams()
 
 
@@ -366,10 +359,9 @@ def teams(service: Service, caller: Identity) -> Any:
     "/api/cluster",
     Role.READER,
     "The stored cluster: settings, servers, teams, windows, as its file has them",
-    answer=ClusterAnswer,
     tags=("cluster",),
 )
-def cluster(service: Service, caller: Identity) -> Any:
+def cluster(service: Service, caller: Identity) -> ClusterView:
     return service.manager.cluster()
 
 
@@ -379,12 +371,11 @@ def cluster(service: Service, caller: Identity) -> Any:
     Role.OPERATOR,
     "Make the cluster what these sections define, in one commit; a section that is left out stays",
     body=ClusterBody,
-    answer=ClusterDiffAnswer,
     failures=(409,),
     max_bytes=MAX_CLUSTER_BYTES,
     tags=("cluster",),
 )
-def apply(service: Service, caller: Identity, body: ClusterBody, once: Once | None = None) -> Any:
+def apply(service: Service, caller: Identity, body: ClusterBody, once: Once | None = None) -> ClusterDiff:
     options = ApplyOptions(tuple(body.remove), tuple(body.retire), body.force)
     if body.dry_run:
         return service.manager.diff(body.sections, options)
@@ -396,10 +387,9 @@ def apply(service: Service, caller: Identity, body: ClusterBody, once: Once | No
     "/api/maintenance",
     Role.READER,
     "Maintenance windows, the next first",
-    answer=MaintenanceAnswer,
     tags=("servers",),
 )
-def maintenance(service: Service, caller: Identity) -> Any:
+def maintenance(service: Service, caller: Identity) -> MaintenanceAnswer:
     return {"windows": service.manager.maintenance()}
 
 
@@ -409,12 +399,11 @@ def maintenance(service: Service, caller: Identity) -> Any:
     Role.OPERATOR,
     "Add a maintenance window",
     body=MaintenanceBody,
-    answer=WindowAnswer,
     tags=("servers",),
 )
 def add_maintenance(
     service: Service, caller: Identity, body: MaintenanceBody, once: Once | None = None
-) -> Any:
+) -> WindowView:
     return service.manager.add_maintenance(body, dry_run=body.dry_run, once=once)
 
 
@@ -424,12 +413,11 @@ def add_maintenance(
     Role.OPERATOR,
     "Remove a maintenance window",
     body=MaintenanceRemoveBody,
-    answer=MaintenanceRemoveAnswer,
     tags=("servers",),
 )
 def remove_maintenance(
     service: Service, caller: Identity, body: MaintenanceRemoveBody, once: Once | None = None
-) -> Any:
+) -> MaintenanceRemoveAnswer:
     return {"window": service.manager.remove_maintenance(body.id, dry_run=body.dry_run, once=once)}
 
 
@@ -438,11 +426,10 @@ def remove_maintenance(
     "/api/reports",
     Role.AGENT,
     "Report the GPUs of a server; the answer names those to be cleaned",
-    answer=ReportAnswer,
     failures=(413,),
     tags=("servers",),
 )
-def reports(service: Service, caller: Identity) -> Any:
+def reports(service: Service, caller: Identity) -> ReportAnswer:
     flask.request.max_content_length = MAX_REPORT_BYTES
     text = raw_body()
     try:
@@ -462,10 +449,9 @@ def reports(service: Service, caller: Identity) -> Any:
     Role.READER,
     "Use of every GPU as last reported, by server, with its leases",
     query=GpusQuery,
-    answer=Page,
     tags=("servers",),
 )
-def gpus(service: Service, caller: Identity, query: GpusQuery) -> Any:
+def gpus(service: Service, caller: Identity, query: GpusQuery) -> Page[ServerUse]:
     if query.servers:
         return {"items": use_of(service.manager, query.servers), "next": None}
     names = service.watch.look(lambda cluster, now: [state.name for state in cluster.nodes])
@@ -480,10 +466,9 @@ def gpus(service: Service, caller: Identity, query: GpusQuery) -> Any:
     Role.READER,
     "Free and allocated capacity of every server",
     query=StatusQuery,
-    answer=Status,
     tags=("servers",),
 )
-def status(service: Service, caller: Identity, query: StatusQuery) -> Any:
+def status(service: Service, caller: Identity, query: StatusQuery) -> Summary:
     summary = service.manager.get_resource_summary()
     if query.limit is not None or query.after:
         servers = summary["servers"]
@@ -499,10 +484,9 @@ def status(service: Service, caller: Identity, query: StatusQuery) -> Any:
     Role.READER,
     "Live leases, oldest first",
     query=PageQuery,
-    answer=Page,
     tags=("leases",),
 )
-def leases(service: Service, caller: Identity, query: PageQuery) -> Any:
+def leases(service: Service, caller: Identity, query: PageQuery) -> Page[Allocation]:
     later = [lease for lease in service.manager.leases() if lease["fencing_token"] > query.after]
     page = later[: query.limit]
     return {"items": page, "next": page[-1]["fencing_token"] if len(later) > len(page) else None}
@@ -513,10 +497,9 @@ def leases(service: Service, caller: Identity, query: PageQuery) -> Any:
     "/api/leases/preempting",
     Role.READER,
     "Leases that are being preempted",
-    answer=Page,
     tags=("leases",),
 )
-def preempting(service: Service, caller: Identity) -> Any:
+def preempting(service: Service, caller: Identity) -> Page[Allocation]:
     return {"items": service.manager.preempting(), "next": None}
 
 
@@ -526,11 +509,10 @@ def preempting(service: Service, caller: Identity) -> Any:
     Role.READER,
     "Lease or pending request of a task",
     query=TaskQuery,
-    answer=Submission,
     failures=(404, 409),
     tags=("leases",),
 )
-def task(service: Service, caller: Identity, query: TaskQuery) -> Any:
+def task(service: Service, caller: Identity, query: TaskQuery) -> Submission:
     if not query.exact:
         return service.manager.named(query.task_id, pending=query.pending, fencing_token=query.fencing_token)
     found = service.manager.status_of(query.task_id)
@@ -547,10 +529,9 @@ def task(service: Service, caller: Identity, query: TaskQuery) -> Any:
     Role.READER,
     "Pending requests in queue order, with their estimated start",
     query=PageQuery,
-    answer=Page,
     tags=("queue",),
 )
-def queue(service: Service, caller: Identity, query: PageQuery) -> Any:
+def queue(service: Service, caller: Identity, query: PageQuery) -> Page[QueueEntry]:
     entries = service.manager.queue()
     end = query.after + query.limit
     page = entries[query.after : end]
@@ -563,13 +544,15 @@ def queue(service: Service, caller: Identity, query: PageQuery) -> Any:
     Role.READER,
     "Changes in the history, oldest first",
     query=HistoryQuery,
-    answer=Page,
     tags=("history",),
 )
-def history(service: Service, caller: Identity, query: HistoryQuery) -> Any:
+def history(service: Service, caller: Identity, query: HistoryQuery) -> Page[Change]:
     page = service.manager.history(query.after, query.limit)
     found = [change for change in page if matches(change, query.by, query.what)]
-    return {"items": found, "next": page[-1]["version"] if len(page) == query.limit else None}
+    return {
+        "items": cast("list[Change]", found),
+        "next": page[-1]["version"] if len(page) == query.limit else None,
+    }
 
 
 @routes.add(
@@ -578,10 +561,9 @@ def history(service: Service, caller: Identity, query: HistoryQuery) -> Any:
     Role.READER,
     "Explain a request without making it: does it fit now, where, why not, and when",
     query=ExplainQuery,
-    answer=Explanation,
     tags=("queue",),
 )
-def explain(service: Service, caller: Identity, query: ExplainQuery) -> Any:
+def explain(service: Service, caller: Identity, query: ExplainQuery) -> Explanation:
     return what_if(service, query)
 
 
@@ -591,11 +573,10 @@ def explain(service: Service, caller: Identity, query: ExplainQuery) -> Any:
     Role.READER,
     "Explain why a pending request waits, and when it should start",
     query=NameQuery,
-    answer=Explanation,
     failures=(404, 409),
     tags=("queue",),
 )
-def explain_task(service: Service, caller: Identity, query: NameQuery) -> Any:
+def explain_task(service: Service, caller: Identity, query: NameQuery) -> Explanation:
     return service.manager.explain_named(query.name)
 
 
@@ -605,10 +586,9 @@ def explain_task(service: Service, caller: Identity, query: NameQuery) -> Any:
     Role.READER,
     "Utilisation, queue and waits over the last hours",
     query=UsageHistoryQuery,
-    answer=Trend,
     tags=("history",),
 )
-def usage_history(service: Service, caller: Identity, query: UsageHistoryQuery) -> Any:
+def usage_history(service: Service, caller: Identity, query: UsageHistoryQuery) -> Trend:
     return service.watch.look(lambda cluster, now: service.watch.usage_history.series(query.hours, now))
 
 
@@ -618,27 +598,24 @@ def usage_history(service: Service, caller: Identity, query: UsageHistoryQuery) 
     Role.READER,
     "GPU-hours granted and what became of them, by team, user, DAG or GPU type",
     query=ReportQuery,
-    answer=HoursReport,
     tags=("history",),
 )
-def report(service: Service, caller: Identity, query: ReportQuery) -> Any:
+def report(service: Service, caller: Identity, query: ReportQuery) -> Report:
     return report_of(service.manager, query)
 
 
-@routes.add("GET", "/api/caller", Role.READER, "Name, role and teams of the caller", answer=CallerAnswer)
-def who(service: Service, caller: Identity) -> Any:
-    return {"name": caller.name, "role": str(caller.role), "teams": caller.teams}
+@routes.add("GET", "/api/caller", Role.READER, "Name, role and teams of the caller")
+def who(service: Service, caller: Identity) -> CallerAnswer:
+    return {"name": caller.name, "role": str(caller.role), "teams": list(caller.teams)}
 
 
-@routes.add("GET", "/livez", None, "Check that the service runs; its store is not asked", answer=Health)
-def livez(service: Service, caller: Identity | None) -> Any:
+@routes.add("GET", "/livez", None, "Check that the service runs; its store is not asked")
+def livez(service: Service, caller: Identity | None) -> Health:
     return {"status": "ok", "version": __version__, "format": STORED_FORMAT}
 
 
-@routes.add(
-    "GET", "/readyz", None, "Check that the service reaches its store and may change it", answer=Health
-)
-def readyz(service: Service, caller: Identity | None) -> Any:
+@routes.add("GET", "/readyz", None, "Check that the service reaches its store and may change it")
+def readyz(service: Service, caller: Identity | None) -> Health:
     service.watch.check()
     store = service.manager.store
     if store.closed:
@@ -646,8 +623,8 @@ def readyz(service: Service, caller: Identity | None) -> Any:
     return livez(service, caller)
 
 
-@routes.add("GET", "/healthz", None, "The same as /readyz", answer=Health)
-def healthz(service: Service, caller: Identity | None) -> Any:
+@routes.add("GET", "/healthz", None, "The same as /readyz")
+def healthz(service: Service, caller: Identity | None) -> Health:
     return readyz(service, caller)
 
 

@@ -1,4 +1,7 @@
-"""Routes as values: path, role, body, query and answer. The app, the documents and the tests read them."""
+"""Routes as values: path, role, body, query and handler, whose return type is the answer.
+
+The app, the documents and the tests read them.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,6 @@ class Route:
     summary: str
     body: type[BaseModel] | None = None
     query: type[BaseModel] | None = None
-    answer: type[BaseModel] | None = None
     failures: tuple[int, ...] = ()
     page: bool = False
     """True if the answer is HTML for people."""

@@ -55,7 +55,7 @@ def test_explain_sends_every_option_that_affects_the_answer(
     assert client.explain("e", 2, 1)["would_be_granted"]
     for wrong in (["memory_mib"], ["memory_mib=-1"], ["a=1", "a=2"], ["cpus=1"], ["a=1e999"]):
         with pytest.raises(InvalidRequestError, match=r"^resources"):
-            client._get("/api/explain", {"required_gpus": 2, "required_cpus": 1, "resources": wrong})
+            client._get(dict, "/api/explain", {"required_gpus": 2, "required_cpus": 1, "resources": wrong})
 
 
 def test_lists_are_read_to_the_last_page(client: ServiceClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,10 @@ def test_names_of_every_script_come_through(relay: Relay, manager: GPUResourceMa
     client = ServiceClient(relay.url)
     assert name in [lease["task_id"] for lease in client.leases()]
     relay.spoil = lambda value: {**value, "leases": "many"}
-    with pytest.raises(ServiceUnavailableError, match=r"answer to GET /api/status .*: leases is no int"):
+    with pytest.raises(
+        ServiceUnavailableError,
+        match=r"answer to GET /api/status .*: leases: Input should be a valid integer",
+    ):
         client.get_resource_summary()
     client.close()
 

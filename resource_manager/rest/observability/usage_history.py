@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from resource_manager.core.changes import (
     Cancelled,
@@ -18,6 +17,7 @@ from resource_manager.core.changes import (
     Released,
 )
 from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease
+from resource_manager.rest.answers import Trend
 
 BIN_S = 60
 KEEP_S = 7 * 86_400
@@ -86,16 +86,13 @@ class UsageHistory:
         while self.bins and next(iter(self.bins)) < (now - KEEP_S) // BIN_S:
             self.bins.popitem(last=False)
 
-    def series(self, hours: float, now: float) -> dict[str, list[Any]]:
-        """Return up to `MAX_POINTS` points: time, queue length, mean and longest wait, all times in seconds.
-
-        `held` is the percentage of GPUs allocated. A value is None for a time without data.
-        """
+    def series(self, hours: float, now: float) -> Trend:
+        """Return up to `MAX_POINTS` points of the last hours."""
         self.advance(now)
         step = max(1, int(-(-hours * 3600 // (BIN_S * MAX_POINTS))))
         last = int(now // BIN_S)
         first = last - int(hours * 3600 // BIN_S) + 1
-        points: dict[str, list[Any]] = {"time": [], "allocated": [], "queue": [], "wait": [], "longest": []}
+        points: Trend = {"time": [], "allocated": [], "queue": [], "wait": [], "longest": []}
         for start in range(first, last + 1, step):
             bins = [self.bins[i] for i in range(start, start + step) if i in self.bins]
             capacity = sum(b.capacity_milli_s for b in bins)
