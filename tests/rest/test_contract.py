@@ -143,8 +143,9 @@ def test_random_headers_and_methods_cause_no_server_error(
     assert state(manager) == before
 
 
+@pytest.mark.parametrize("rounds", [3, pytest.param(30, marks=pytest.mark.e2e)])
 def test_schemathesis_finds_no_server_error(
-    manager: GPUResourceManager, kept: Persistence, monkeypatch: pytest.MonkeyPatch
+    manager: GPUResourceManager, kept: Persistence, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -159,7 +160,7 @@ def test_schemathesis_finds_no_server_error(
     schema = schemathesis.openapi.from_wsgi("/openapi.json", app, headers=headers)
     seen: set[str] = set()
 
-    @settings(max_examples=15, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=rounds, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def explore(data: st.DataObject) -> None:
         for result in schema.get_all_operations():

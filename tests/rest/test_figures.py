@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from resource_manager.cli.bench import service
+from resource_manager.cli.bench.store import redis_server
 
 
-@pytest.mark.slow
+def test_one_client_is_measured_at_a_service_of_its_own() -> None:
+    with redis_server(None) as redis, service.serving(redis, 4) as (url, tokens):
+        assert service.one_client(url, tokens[0], 0.1)["allocations"] > 0
+
+
+@pytest.mark.e2e
 def test_the_benchmark_runs_without_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "MANY_SERVERS", 50)
     results = service.run(seconds=0.3)
