@@ -160,6 +160,7 @@ _ANSWERS: dict[str, Any] = {
     "POST /api/servers/adopt": ServerDetail,
     "POST /api/servers/drain": ServerSummary,
     "POST /api/servers/resume": ServerSummary,
+    "POST /api/servers/searched": ServerSummary,
     "POST /api/submit": Submission,
     "PUT /api/cluster": ClusterDiff,
 }

@@ -285,6 +285,10 @@ class ServiceClient:
         path = f"/api/servers/{self._server_id(server)}/resume"
         return cast("ServerSummary", self._post(path, {"gpu": gpu}))
 
+    def searched(self, server: int | str, jobs: Sequence[str], *, age_s: float = 0.0) -> ServerSummary:
+        path = f"/api/servers/{self._server_id(server)}/searched"
+        return cast("ServerSummary", self._post(path, {"jobs": list(jobs), "age_s": age_s}))
+
     def server(self, server: int | str) -> ServerDetail:
         return cast("ServerDetail", self._get(f"/api/servers/{self._server_id(server)}"))
 
