@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from resource_manager.core.changes import Drained, Resumed
@@ -20,6 +20,12 @@ _SEPARATOR = f"; {UNSEARCHED}"
 
 _FOUND = "; without a lease runs "
 """What comes before the jobs that a search found, at the end of the reason."""
+
+_ANY_OTHER = "*"
+"""Name, which no server has, of the restore of a state among its closures of absent servers."""
+
+NEWCOMERS_S = 30 * 86400.0
+"""Time from a restore in which a server that the state did not know is searched when it is added."""
 
 MAX_NAMED = 3
 """Jobs that the reason names."""
@@ -38,6 +44,19 @@ def unsearched(node: str, at: float, before: Drained | None, backup: str) -> Dra
     if before is None or (is_unsearched(before) and not earlier):
         return Drained(node, at, reason)
     return replace(before, at=at, reason=f"{earlier or 'drained'}; {reason}")
+
+
+def restored(at: float, backup: str) -> Drained:
+    """Return the closure of servers that a restored state does not know: one may have run jobs since."""
+    return Drained(_ANY_OTHER, at, backup)
+
+
+def newcomer(node: str, now: float, absent: Mapping[str, Drained]) -> Drained | None:
+    """Return the closure of a server that is added, if a restored state did not know it; else None."""
+    restore = absent.get(_ANY_OTHER)
+    if restore is None or node in absent or now - restore.at > NEWCOMERS_S:
+        return None
+    return unsearched(node, now, None, restore.reason)
 
 
 def outdated(node: str, at: float, newest: str) -> Drained:
