@@ -80,10 +80,10 @@ def replacement(
     return [
         replace(inventory_changed(before, nodes, now), adopted=adopted, lines=bounded(lines)),
         *(
-            closed
+            unknown
             for node in nodes
             if node.name not in cluster.by_name
-            and (closed := newcomer(node.name, now, cluster.absent_drained)) is not None
+            and (unknown := newcomer(node.name, now, cluster.absent_drained)) is not None
         ),
         *(
             replace(closed, node=node.name, gpu_id=gpu.gpu_id, at=now)
