@@ -41,6 +41,9 @@ class OneRedis:
     once = ""
     """A fault that comes once, in the middle."""
 
+    has_older_build = False
+    """True if every other worker runs an older build of the package, until it is upgraded."""
+
     may_lose = False
     starts_afresh = True
     """True if processes may be killed, or taken for dead, and others started in their place."""
@@ -332,7 +335,7 @@ class Restores(OneRedis):
     """A Redis whose state is taken back to backups; what was granted after them is lost."""
 
     name = "restores"
-    kinds = (*RESTORES, "cut", "lose answers", "restart redis")
+    kinds = (*RESTORES, *CLOCK, "cut", "lose answers", "restart redis")
     may_lose = True
 
 
@@ -352,6 +355,34 @@ class RestoresOnSQLite(OnSQLite):
     may_lose = True
 
 
+class TwoFormats(OneRedis):
+    """A Redis with workers of two builds; a newer process writes what the older build does not know."""
+
+    name = "two formats"
+    kinds = (*PROCESSES, *CLOCK, "cut", "lose answers")
+    once = "newer change"
+    seconds = 8.0
+    has_older_build = True
+
+
+class TwoFormatsOnPostgreSQL(OnPostgreSQL):
+    """The same on PostgreSQL."""
+
+    name = "two formats on postgresql"
+    kinds = (*PROCESSES, "cut", "lose answers")
+    once = "newer change"
+    has_older_build = True
+
+
+class TwoFormatsOnSQLite(OnSQLite):
+    """The same in a file."""
+
+    name = "two formats on sqlite"
+    kinds = (*PROCESSES, "lock file")
+    once = "newer change"
+    has_older_build = True
+
+
 SETTINGS: dict[str, type[OneRedis]] = {
     setup.name: setup
     for setup in (
@@ -369,6 +400,9 @@ SETTINGS: dict[str, type[OneRedis]] = {
         Restores,
         RestoresOnPostgreSQL,
         RestoresOnSQLite,
+        TwoFormats,
+        TwoFormatsOnPostgreSQL,
+        TwoFormatsOnSQLite,
     )
 }
 
