@@ -48,6 +48,7 @@ from tests.faults.setups import (
     OnPostgreSQL,
     OnSQLite,
     Tasks,
+    TwoFormats,
     Variables,
     remove,
     setting_of,
@@ -292,11 +293,12 @@ class Run:
 
 
 def _setting_of(seed: int, **options: object) -> str:
-    """Return the setting where none is named: of what is about processes, none in which GPUs fail."""
+    """Return the setting where none is named; beside another version none in which none or another is."""
     if options.get("bug") or options.get("kinds"):
         return "one server"
     setting = setting_of(seed)
-    return "one server" if setting == gpus.SETTING and options.get("other_version") else setting
+    alone = (gpus.SETTING, TwoFormats.name)
+    return "one server" if setting in alone and options.get("other_version") else setting
 
 
 def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:

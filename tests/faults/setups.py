@@ -410,7 +410,7 @@ SETTINGS: dict[str, type[OneRedis]] = {
 def setting_of(seed: int) -> str:
     """The setting of a seed where none is named: of ten, two on one server, one with failing GPUs."""
     settings = {2: "services", 3: "no disk", 4: "sentinel", 5: "failing gpus", 6: "restores"}
-    return {**settings, 7: "services", 9: "sentinel"}.get(seed % 10, "one server")
+    return {**settings, 7: "services", 8: "two formats", 9: "sentinel"}.get(seed % 10, "one server")
 
 
 def remove(folder: Path) -> None:
