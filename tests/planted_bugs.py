@@ -13,17 +13,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 LUA = "resource_manager/storage/redis/lua"
-BUSY = [
-    "system_redis",
-    "running_jobs",
-    "paused_past",
-    "dead_holders",
-    "long_held",
-    "postgresql",
-    "mariadb",
-    "mysql",
-]
-BUSY += ["read_only", *(f"{kind}-{seed}" for kind in ("memory", "redis", "variable") for seed in range(2, 6))]
+BUSY = ["system_redis", "paused_past", "dead_holders", "long_held", "postgresql", "mariadb", "mysql"]
+BUSY += ["running_jobs", "read_only"]
+BUSY += [f"{kind}-{seed}" for kind in ("memory", "redis", "variable") for seed in range(2, 6)]
 """Parts of the names of tests to skip: they take long, or another test covers the same."""
 
 OF_STORES = ("tests/storage/test_contract.py", "tests/storage/redis/test_faults.py")
