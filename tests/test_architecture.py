@@ -45,7 +45,6 @@ AT_ROOT = {"__init__.py", "errors.py", "lazy.py", "settings.py", "testing.py", "
 PURE = ("core", "scheduling")
 IMPURE = {
     "asyncio",
-    "datetime",
     "logging",
     "os",
     "pathlib",
@@ -128,6 +127,9 @@ def test_pure_rooms_import_the_standard_library_only(path: Path) -> None:
         top = name.split(".")[0]
         assert top == "resource_manager" or top in sys.stdlib_module_names, f"{name_of(path)} imports {name}"
         assert top not in IMPURE, f"{name_of(path)} imports {name}: clock, I/O and randomness are arguments"
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in {"datetime", "date"}:
+            assert node.attr not in {"now", "today", "utcnow"}, f"{name_of(path)}:{node.lineno} reads a clock"
 
 
 @pytest.mark.parametrize("package", ["resource_manager", "simulator"])

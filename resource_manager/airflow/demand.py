@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any, TypeVar
 
 from airflow.sdk import Param
@@ -191,8 +190,3 @@ def team_of(operator: Any, team: str | None, context: Mapping[str, Any]) -> str:
     if of_airflow := getattr(context.get("dag_run"), "team_name", None):
         return str(of_airflow)
     return "" if operator.pool == DEFAULT_POOL else str(operator.pool)
-
-
-def seconds(duration: float | str | timedelta) -> float:
-    """Return the seconds of a duration, which a template gives as text."""
-    return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from resource_manager.core.models import KEY_SEPARATOR
 
@@ -76,14 +77,5 @@ def to_the_minute(at: float) -> str:
 
 def as_text(at: float) -> str:
     """Return a time as text in UTC, such as `2026-12-01T08:00Z`, to the minute unless it has seconds."""
-    days, second = divmod(int(at), 86_400)
-    # The calendar repeats every 400 years of 146,097 days; counted from a March, leap days come last.
-    era, day = divmod(days + 719_468, 146_097)
-    year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
-    day -= 365 * year + year // 4 - year // 100
-    month = (5 * day + 2) // 153
-    day -= (153 * month + 2) // 5 - 1
-    month = month + 3 if month < 10 else month - 9
-    year += 400 * era + (month < 3)
-    seconds = f":{second % 60:02}" if second % 60 else ""
-    return f"{year:04}-{month:02}-{day:02}T{second // 3600:02}:{second // 60 % 60:02}{seconds}Z"
+    on = datetime.fromtimestamp(int(at), UTC)
+    return on.isoformat(timespec="seconds" if on.second else "minutes").replace("+00:00", "Z")

@@ -69,7 +69,7 @@ _ADAPTERS = _Adapters()
 def change_to_json(change: Change) -> str:
     """Return a change as one line of JSON; its first key, `change`, is the kind in lower case."""
     tag = _TAGS[type(change)]
-    body = _ADAPTERS[type(change)].dump_json(change, exclude_defaults=True).decode()
+    body = _ADAPTERS[type(change)].serializer.to_json(change, exclude_defaults=True).decode()
     return f'{_TAG_KEY}{tag}",{body[1:]}'
 
 

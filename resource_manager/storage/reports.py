@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 from resource_manager.storage.redis.client import RedisClient, load_script
 
@@ -78,7 +78,7 @@ class RedisReports:
         if not names:
             return {}
         with self._client.reporting():
-            found: Any = self._client.driver.mget([self._key(kind, name) for name in names])
+            [found] = self._client.ask(("MGET", *(self._key(kind, name) for name in names)))
         return {name: value for name, value in zip(names, found, strict=True) if value is not None}
 
     def _key(self, kind: str, server: str) -> str:

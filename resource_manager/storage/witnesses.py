@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from resource_manager.storage.redis.client import RedisClient
 
@@ -70,5 +70,7 @@ class RedisWitnesses:
 
     def all(self) -> dict[str, Sighting]:
         with self._client.reporting():
-            found: Any = self._client.driver.hgetall(self._key)
-        return {boot_id.decode(): Sighting.from_json(text) for boot_id, text in found.items()}
+            [found] = self._client.ask(("HGETALL", self._key))
+        # Through sentinels the driver makes a mapping of it.
+        pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
+        return {boot_id.decode(): Sighting.from_json(text) for boot_id, text in pairs}

@@ -70,6 +70,15 @@ def test_a_function_for_one_server_is_not_run_by_the_worker_of_another(monkeypat
         server_of(1)
 
 
+@pytest.mark.parametrize("ttl", [90, "90", "90s", "1.5min", timedelta(seconds=90)])
+def test_a_ttl_is_seconds_a_timedelta_or_a_text(manager, ttl):
+    def here():
+        [lease] = manager.leases()
+        return lease["expires_at"] - lease["granted_at"]
+
+    assert made(here, ttl=ttl).execute(context_of()) == pytest.approx(90, abs=30)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="processes register themselves on Linux")
 def test_the_function_and_what_it_starts_are_known_as_the_leases_job(manager):
     def owners():

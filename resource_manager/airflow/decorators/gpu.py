@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 
-from resource_manager.airflow.demand import seconds
 from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.outages import outlasting_outages
@@ -26,6 +25,7 @@ from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.launchers.devices import device_environment, lease_environment
 from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.jobs.registered_process import register_process
+from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.demand import given_value
 from resource_manager.manager.results import Allocation
 
@@ -166,7 +166,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
         before = {name: os.environ.get(name) for name in devices}
         os.environ.update(devices)
         try:
-            with _kept(manager, allocation["task_id"], token, seconds(self._ttl)):
+            with _kept(manager, allocation["task_id"], token, seconds_of(self._ttl)):
                 result = super().execute(context)
             outcome = Outcome.SUCCESS
             return result

@@ -11,7 +11,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from resource_manager.airflow.demand import end_lease, is_of, seconds
+from resource_manager.airflow.demand import end_lease, is_of
 from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.outages import outlasting_outages, outlasts_outages
@@ -41,6 +41,7 @@ from resource_manager.jobs.preempting import end_jobs, queue_again
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.jobs.running_job import RunningJob, job_of
 from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.results import Allocation, Submission
 from resource_manager.scheduling.preemption import restarts_of
 
@@ -200,7 +201,7 @@ class GPUTrainingOperator(GPUOperator):
             trigger=JobTrigger(
                 plain_identity,
                 [job.to_dict() for job in gang.jobs],
-                seconds(self._ttl),
+                seconds_of(self._ttl),
                 self.gpu_conn_id,
                 self.unreachable_timeout.total_seconds(),
                 None if timeout is None else timeout.total_seconds(),

@@ -13,19 +13,21 @@ _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(|s|m|min|h|d|w)")
 
 
-def seconds_of(text: str) -> float:
+def seconds_of(duration: float | str | timedelta) -> float:
     """Return the seconds of a duration such as `3d`, `12h`, `10min` or `90`; raises `ValueError`."""
-    found = _DURATION.fullmatch(text.strip())
+    if isinstance(duration, timedelta):
+        return duration.total_seconds()
+    if not isinstance(duration, str):
+        return float(duration)
+    found = _DURATION.fullmatch(duration.strip())
     if found is None:
-        raise ValueError(f"must be seconds or a text such as 45s, 10min, 12h, 3d, got {text!r}")
+        raise ValueError(f"must be seconds or a text such as 45s, 10min, 12h, 3d, got {duration!r}")
     return float(found[1]) * _UNITS_S[found[2]]
 
 
 def as_seconds(value: object) -> object:
     """Return the seconds of a text or `timedelta`, and anything else as it is, for a field of seconds."""
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if not isinstance(value, str):
+    if not isinstance(value, (str, timedelta)):
         return value
     try:
         return seconds_of(value)

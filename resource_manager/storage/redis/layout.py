@@ -88,7 +88,8 @@ OPERATIONS: dict[type, tuple[str, Callable[[Any], str]]] = {
 }
 """The operation of commit.lua for each kind of change, and the hash field that it is about."""
 
-_WITH_USE = (Released, Expired, MembersReleased, TeamsChanged)
+_WITH_MORE = frozenset((Released, Expired, MembersReleased, TeamsChanged))
+"""The changes that store more than themselves: what teams used, a runtime, a failed start."""
 
 
 ChangeT = TypeVar("ChangeT", bound=Change)
@@ -125,10 +126,24 @@ USE = "use:"
 """Beginning of the field of the rules with a team's decayed use."""
 
 
-def use_operations(change: Change) -> list[str]:
-    """Return the arguments of commit.lua that store the decayed use of teams after the change."""
-    if not isinstance(change, _WITH_USE) or not change.use:
+def operations(change: Change) -> list[str]:
+    """Return the arguments of commit.lua for a change: for each part operation, hash field and text."""
+    kind, field = OPERATIONS[type(change)]
+    itself = [kind, field(change), change_to_json(change)]
+    if type(change) not in _WITH_MORE:
+        return itself
+    return [*_learnt(change), *itself, *_use(change), *_failed_start(change)]
+
+
+def _learnt(change: Change) -> list[str]:
+    """Return what to learn from a successful run; it comes before its end."""
+    if not isinstance(change, Released) or change.outcome != Outcome.SUCCESS:
         return []
+    return ["learn", change.lease_id, f"{MAX_CLASSES} {KEPT_RUNTIMES} {change.at!r}"]
+
+
+def _use(change: Any) -> list[str]:
+    """Return the decayed use of teams after the change."""
     return [
         part
         for team, amount in change.use.items()
@@ -136,24 +151,11 @@ def use_operations(change: Change) -> list[str]:
     ]
 
 
-def failed_start_operations(change: Change) -> list[str]:
-    """Return the arguments of commit.lua that remember a release because of the nodes that it names."""
+def _failed_start(change: Change) -> list[str]:
+    """Return the release that is remembered because of the nodes that it names."""
     if not isinstance(change, Released) or not change.failed_nodes:
         return []
     return ["failed", f"{MAX_FAILED_STARTS} {AVOIDED_S:g}", change_to_json(change)]
-
-
-def learn_operations(change: Change) -> list[str]:
-    """Return the arguments of commit.lua that learn from a successful run; they come before its end."""
-    if not isinstance(change, Released) or change.outcome != Outcome.SUCCESS:
-        return []
-    return ["learn", change.lease_id, f"{MAX_CLASSES} {KEPT_RUNTIMES} {change.at!r}"]
-
-
-def operation(change: Change) -> tuple[str, str, str]:
-    """Return the arguments of commit.lua for a change: operation, hash field and JSON."""
-    kind, field = OPERATIONS[type(change)]
-    return kind, field(change), change_to_json(change)
 
 
 def parts_of(snapshot: Snapshot) -> list[str]:

@@ -155,10 +155,7 @@ class RedisStore:
             elif isinstance(change, InventoryChanged) and not inventory:
                 inventory, forgotten = self._inventory_after(version, changes)
                 operations += forgotten
-            operations += layout.learn_operations(change)
-            operations += layout.operation(change)
-            operations += layout.use_operations(change)
-            operations += layout.failed_start_operations(change)
+            operations += layout.operations(change)
         # The id distinguishes a commit sent again, after its answer was lost, from another client's.
         commit_id = os.urandom(12).hex()
         answer = self._run(

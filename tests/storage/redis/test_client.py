@@ -11,11 +11,15 @@ import pytest
 import redis
 
 from resource_manager import GPUResourceManager
+from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import SettingsError, StoreUnavailableError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.storage import open_store
 from resource_manager.storage.redis import client as client_module
 from resource_manager.storage.redis.client import MAX_TRIES, RIGHTS, RedisClient, blocking_read
+from resource_manager.storage.redis.store import RedisStore
+from resource_manager.storage.witnesses import Sighting
+from tests.builders import nodes
 from tests.redis_server import RedisServer
 
 
@@ -97,6 +101,17 @@ def test_a_client_whose_connection_broke_has_one_again(own_redis: RedisServer) -
     assert len(operator.client_list()) == 2  # with the operator's
     operator.close()
     client.close()
+
+
+def test_a_process_of_one_thread_has_one_connection(own_redis: RedisServer) -> None:
+    with closing(RedisStore(RedisClient.from_url(own_redis.url))) as store, own_redis.client() as operator:
+        store.initialise(ClusterState(nodes("abc")).snapshot())
+        store.refresh(None)
+        store.witnesses.put("this machine", Sighting(store.now()))
+        store.reports.put("a", b"report", b"record", 60)
+        assert store.witnesses.all().keys() == {"this machine"}
+        assert store.reports.reports(["a"]) == {"a": b"report"}
+        assert len(operator.client_list()) == 2  # with the operator's
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 1e-9, 0.0004, 0.001, 0.0015, 0.003])

@@ -37,10 +37,9 @@ from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import change_from_json, change_to_json
 from resource_manager.storage.redis.layout import (
     Inventory,
-    failed_start_operations,
     inventory_from_json,
     inventory_to_json,
-    operation,
+    operations,
     parts_of,
     read_state,
 )
@@ -99,7 +98,7 @@ def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, 
     ],
 )
 def test_each_change_has_an_operation_and_a_field(change: Change, name: str, field: str) -> None:
-    assert operation(change) == (name, field, change_to_json(change))
+    assert operations(change) == [name, field, change_to_json(change)]
 
 
 def test_a_state_is_read_from_its_parts() -> None:
@@ -196,8 +195,9 @@ def test_a_state_is_read_back_from_its_parts() -> None:
 
 def test_a_release_is_remembered_if_it_names_servers_on_which_its_job_did_not_start() -> None:
     failed = Released("t", 7, 5.0, "FAILED", reason="refused", failed_nodes=("a",))
-    assert failed_start_operations(Released("t", 7, 5.0, reason="its user ended it")) == []
-    assert failed_start_operations(failed) == ["failed", "256 600", change_to_json(failed)]
+    ended = Released("t", 7, 5.0, reason="its user ended it")
+    assert operations(ended) == ["end", "t", change_to_json(ended)]
+    assert operations(failed)[3:] == ["failed", "256 600", change_to_json(failed)]
     snapshot = Snapshot(9, 12, 5, NODES, last_node="b", failed_starts=(failed,))
     parts = parts_of(snapshot)
     assert parts[:2] == ["rule", "failed_starts"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,10 +25,15 @@ from tests.storage.walk import Walk, started
 
 @pytest.fixture(params=["sqlite", *DATABASES])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """A store that writes a snapshot every five changes."""
+    """A store that writes a snapshot every five changes, in a database without the states of other tests."""
     monkeypatch.setattr(sql_store, "SNAPSHOT_EVERY", 5)
-    file = f"sqlite:///{tmp_path}/state.db"
-    url = file if request.param == "sqlite" else request.getfixturevalue(request.param).fresh_url()
+    url = f"sqlite:///{tmp_path}/state.db"
+    if request.param != "sqlite":
+        url = request.getfixturevalue(request.param).fresh_url()
+    if request.param == "postgresql":
+        name = f"views_{uuid.uuid4().hex}"
+        request.getfixturevalue(request.param).psql(f"CREATE DATABASE {name}")
+        url = url.replace("/postgres?", f"/{name}?")
     with closing(open_store(url)) as opened:
         yield opened
 

@@ -15,7 +15,7 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local begin = 19 + tonumber(ARGV[18])
 
-local status, version, detail, closed, sequence = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
+local status, version, detail, closed, sequence, held = preflight(meta, ARGV[1], ARGV[2], now, tonumber(ARGV[10]))
 if status ~= 'ok' then
   return {status, time[1], time[2], version, detail}
 end
@@ -74,9 +74,10 @@ for i = begin, #ARGV, 3 do
     bytes = bytes + stream_bytes(ARGV[i + 2])
   end
 end
-local fields = {'version', version + added}
+held = tonumber(held or 0) + bytes
+local fields = {'version', version + added, 'history_bytes', held}
 if ARGV[11] ~= '' then
-  fields = {'version', version + added, 'last_fencing_token', ARGV[11], 'last_node', ARGV[12]}
+  fields = {'version', version + added, 'history_bytes', held, 'last_fencing_token', ARGV[11], 'last_node', ARGV[12]}
 end
 -- A request that waits again, or is granted after its wait, has its old number.
 if ARGV[13] ~= '0' and tonumber(ARGV[13]) > tonumber(sequence) then
@@ -102,7 +103,13 @@ end
 
 -- Keep what an ended lease, or the members of these ranks, held on watched nodes: it is free only once it is
 -- clean. The JSON of the lease and of its ends are kept as they are, since Lua would round their numbers.
-local watching = redis.call('HLEN', gpus) > 0
+local watching
+local function watches()
+  if watching == nil then
+    watching = redis.call('HLEN', gpus) > 0
+  end
+  return watching
+end
 local function begin_cleaning(text, ending, ranks)
   text = text and string.match(text, '^[^\n]*')  -- without the places of its jobs
   local lease = text and cjson.decode(text).lease
@@ -182,7 +189,7 @@ for i = begin, #ARGV, 3 do
       wake(key, json)
     end
   elseif operation == 'end' then
-    if watching then
+    if watches() then
       begin_cleaning(redis.call('HGET', leases, key), json)
     end
     redis.call('HDEL', leases, key)
@@ -199,7 +206,7 @@ for i = begin, #ARGV, 3 do
       redis.call('HDEL', quarantined, lease)
       redis.call('HDEL', preempting, lease)
     end
-    if watching then
+    if watches() then
       begin_cleaning(redis.call('HGET', leases, key), json, cjson.decode(json).ranks)
     end
     released = released and released .. '\n' .. json or json
@@ -284,7 +291,6 @@ end
 -- The oldest changes are trimmed a hundred at a time; with memory full and above ten thousand, as many as
 -- were added. The last hundred stay, whatever their size: they identify a commit that is sent again.
 -- A lowered limit is reached by a thousand changes a commit, since all clients of Redis wait meanwhile.
-local held = redis.call('HINCRBY', meta, 'history_bytes', bytes)
 local length = redis.call('XLEN', changes)
 local least, left = added + 100, added + 1000
 local most, step = tonumber(ARGV[8]) + 100, 100

@@ -13,8 +13,8 @@ end
 
 -- Keep them all.
 local function keep_once(at, time)
-  local now = time[1] * 1000000 + time[2]
   for i = 1, tonumber(ARGV[at + 1]) do
+    local now = time[1] * 1000000 + time[2]
     local key, names = KEYS[13 + 2 * i], KEYS[14 + 2 * i]
     redis.call('SET', key, ARGV[at + 1 + i], 'EX', ARGV[at])
     redis.call('ZREMRANGEBYSCORE', names, '-inf', now - ARGV[at] * 1000000)

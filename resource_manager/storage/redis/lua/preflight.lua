@@ -1,9 +1,10 @@
 -- Check the state before a script uses it. Returns status, version, for how many seconds grants are still
--- suspended ('' if they are not; after a jump of the clock its seconds follow), why the state is closed, if it is, and the last sequence.
+-- suspended ('' if they are not; after a jump of the clock its seconds follow), why the state is closed, if it is, the
+-- last sequence and the bytes of the history.
 -- The recovery window is that of the cluster's settings, if they state one, else `recovery_window_s`.
 local function preflight(meta, format, incarnation, now, recovery_window_s)
   local found = redis.call('HMGET', meta, 'format', 'incarnation', 'version', 'server', 'grants_suspended_until', 'operator_reset', 'closed', 'sequence',
-    'confirmation_window_s', 'clock_jump')
+    'confirmation_window_s', 'clock_jump', 'history_bytes')
   if not found[1] then
     return 'empty', 0, ''
   end
@@ -36,9 +37,9 @@ local function preflight(meta, format, incarnation, now, recovery_window_s)
     if found[10] then
       left = left .. ' ' .. string.match(found[10], '^%S+')
     end
-    return 'ok', version, left, found[7], found[8]
+    return 'ok', version, left, found[7], found[8], found[11]
   end
-  return 'ok', version, '', found[7], found[8]
+  return 'ok', version, '', found[7], found[8], found[11]
 end
 
 -- Return the JSON of every change after `known` up to `version`, or nil if the stream lacks any of them.
