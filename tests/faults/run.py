@@ -148,6 +148,7 @@ class Run:
             bug=self.bug,
             halts_at=self.commit_point(),
             preemption=self.preemption,
+            keeps=self.setup.has_older_build and slot % 2 == 1,
             **self.setup.assignment(slot),
         )
         if self.other_version is not None and slot % 2 and not assignment.services:
@@ -173,11 +174,12 @@ class Run:
         self.spawn(slot)
 
     def upgrade(self) -> None:
-        """End the workers of the older build; those that follow are of this one."""
+        """Replace the workers of the older build by some of this one."""
         self.other_version = None
-        for slot, process in self.workers.items():
+        for slot, process in list(self.workers.items()):
             if slot % 2:
                 process.kill()
+                self.replace(slot)
 
     def tend(self) -> None:
         """Restart the workers that died, a little later; a worker that ended with an error is a complaint."""

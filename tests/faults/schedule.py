@@ -40,7 +40,7 @@ class Crew(Protocol):
         """Starts another beside the one in that slot, which is taken for dead."""
 
     def upgrade(self) -> None:
-        """Ends the workers of the older build; those that follow are of this one."""
+        """Replaces the workers of the older build by some of this one."""
 
     def tend(self) -> None:
         """Starts another for each that died on its own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -108,10 +109,10 @@ def test_a_server_opens_once_a_look_finds_no_job_without_a_lease(fleet: Restored
 def test_a_process_that_outlived_its_job_keeps_the_server_closed(fleet: Restored) -> None:
     fleet.stop(fleet.lost)
     key = job_key("left", 7)
-    closes_all = "exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; sleep 600"
+    leaves = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"
     with closing(open_at(fleet.way)) as launcher:
         fleet.stack.callback(fleet.stop, key)
-        launcher.start(Job(key, ("/bin/sh", "-c", f"setsid sh -c '{closes_all}' & exit 0")))
+        launcher.start(Job(key, (sys.executable, "-c", leaves)))
         wait_until_ended(launcher, key)
     [kept] = fleet.look()
     assert kept.detail.endswith(f"; without a lease runs {key}")

@@ -299,7 +299,8 @@ def test_leases_with_placed_jobs_keep_what_was_left_of_their_time_and_others_the
     add(store, cluster, "held")
     now = store.now()
     unlimited = replace(granted(cluster, "b", now).lease, expires_at=math.inf)
-    store.commit(2, [JobPlaced("a", 1, (JobPlace("ssh"),), now), Granted(unlimited, now)], now=now)
+    placed, preempting = JobPlaced("a", 1, (JobPlace("ssh"),), now), Preempting("a", 1, "w", now + 30.0, now)
+    store.commit(2, [placed, preempting, Granted(unlimited, now)], now=now)
     backup = backup_of(store, tmp_path)
     backup = replace(backup, taken_at=backup.taken_at - 3600.0)
     done = restore(store, backup, force=True)
@@ -307,7 +308,8 @@ def test_leases_with_placed_jobs_keep_what_was_left_of_their_time_and_others_the
     assert leases["a"].expires_at == pytest.approx(cluster.leases["a"].expires_at + done.pause_s)
     assert done.pause_s > 3599.0
     assert leases["held"].expires_at == pytest.approx(cluster.leases["held"].expires_at)
-    assert (leases["a"].preempt_until, leases["b"].expires_at) == (math.inf, math.inf)
+    assert leases["a"].preempt_until == pytest.approx(now + 30.0 + done.pause_s)
+    assert (leases["held"].preempt_until, leases["b"].expires_at) == (math.inf, math.inf)
 
 
 def test_every_server_is_closed_until_it_was_searched_also_one_that_was_drained(
