@@ -336,6 +336,7 @@ class Restores(OneRedis):
 
     name = "restores"
     kinds = (*RESTORES, *CLOCK, "cut", "lose answers", "restart redis")
+    once = "restore"
     may_lose = True
 
 
@@ -344,6 +345,7 @@ class RestoresOnPostgreSQL(OnPostgreSQL):
 
     name = "restores on postgresql"
     kinds = (*RESTORES, "cut", "lose answers")
+    once = "restore"
     may_lose = True
 
 
@@ -352,6 +354,7 @@ class RestoresOnSQLite(OnSQLite):
 
     name = "restores on sqlite"
     kinds = RESTORES
+    once = "restore"
     may_lose = True
 
 
