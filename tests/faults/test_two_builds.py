@@ -145,6 +145,13 @@ def test_known_changes_go_on_between_two_builds_and_an_unknown_one_grants_nothin
         assert taken["state"] == "RUNNING"
         assert taken["server_name"] not in held
 
+        # A job that was preempted keeps its place in the queue, also when the older one ends its lease.
+        new.submit("urgent", 8, 8, server=second["server_name"], priority=9, expected_runtime=60)
+        new.preempt("of new", preemptor="urgent")
+        token = second["fencing_token"]
+        assert old.call("release_resources", "of new", fencing_token=token, outcome="PREEMPTED")
+        assert "of new" in [entry["task_id"] for entry in new.queue()]
+
     # Upgraded, the owner of the first lease finds it as it was.
     with running(Path(resource_manager.__file__).parents[1], url) as upgraded:
         again = upgraded.call("renew", "of old", fencing_token=first["fencing_token"])
