@@ -14,7 +14,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 LUA = "resource_manager/storage/redis/lua"
 BUSY = ["system_redis", "paused_past", "dead_holders", "long_held", "postgresql", "mariadb", "mysql"]
-BUSY += ["read_only", *(f"{kind}-{seed}" for kind in ("memory", "redis", "variable") for seed in range(2, 6))]
+BUSY += ["running_jobs", "read_only"]
+BUSY += [f"{kind}-{seed}" for kind in ("memory", "redis", "variable") for seed in range(2, 6)]
 """Parts of the names of tests to skip: they take long, or another test covers the same."""
 
 OF_STORES = ("tests/storage/test_contract.py", "tests/storage/redis/test_faults.py")
@@ -90,7 +91,7 @@ BUGS = [
         ("operation == 'resume' or operation == 'forget'", "operation == 'forget'"),
         ("operation == 'resume' or operation == 'forget'", "operation == 'resume'"),
         ("string.sub(operation, 1, 6) ~= 'forget'", "true"),
-        ("if watching then", "if false then"),
+        ("watching = redis.call('HLEN', gpus) > 0", "watching = false"),
         ("'watched ' .. member.node) == 1", "'watched ' .. member.node) == 0"),
         ("operation == 'resume' and redis.call", "operation == 'none' and redis.call"),
         ("""'{"change":"agentlost"', 1, true) == 1""", """'{"change":', 1, true) == 1"""),
@@ -99,10 +100,10 @@ BUGS = [
         ("operation == 'unset gpu' or operation == 'forget gpu'", "operation == 'forget gpu'"),
         ("redis.call('XTRIM', changes, 'MAXLEN', length)", ""),
         ("'i', ARGV[7])", "'i', '')"),
-        ("'version', version + added, 'last_fencing_token', ARGV[11],", "'last_fencing_token', ARGV[11],"),
+        ("'history_bytes', held, 'last_fencing_token', ARGV[11],", "'history_bytes', held,"),
         ("'last_fencing_token', ARGV[11], ", ""),
         (", 'last_node', ARGV[12]}", "}"),
-        ("local fields = {'version', version + added}", "local fields = {'format', ARGV[1]}"),
+        ("local fields = {'version', version + added,", "local fields = {'format', ARGV[1],"),
         ("redis.call('SET', inventory, ARGV[14])", ""),
         ("redis.call('HSET', meta, 'inventory_version', version)", ""),
     ),
@@ -518,6 +519,107 @@ BUGS += [
         ("lease.arrived_at, lease.sequence, now", "lease.arrived_at, cluster.sequence + 1, now"),
     ),
     Bug("simulator/replay/operations.py", "again = token in self.again", "again = False", OF_REPLAY),
+]
+
+
+OF_SEARCHES = ("tests/jobs/test_searching.py", "tests/agent/test_searching.py", "tests/core/test_search.py")
+OF_BACKUPS = ("tests/storage/test_backup.py",)
+OF_CLOCKS = ("tests/storage/test_clock.py", "tests/manager/commit/test_clock_jumps.py")
+OF_REPEATED = ("tests/manager/test_repeated_commands.py",)
+OF_BUILDS = ("tests/faults/test_two_builds.py",)
+
+# What forgets the stored cluster, or takes an older state, time or format for the present one.
+BUGS += [
+    *of_python(
+        "manager/manager",
+        ("tests/rest/test_old_inventory.py",),
+        (
+            "        stated = settings_of(self._stated)\n",
+            "        if self.settings.inventory:\n"
+            "            self.apply(ClusterDefinition(nodes=load_inventory(self.settings.inventory)))\n"
+            "        stated = settings_of(self._stated)\n",
+        ),
+    ),
+    *of_python(
+        "storage/backup",
+        OF_BACKUPS,
+        ("store.close_state(cluster.version, closing)", "pass"),
+        ("_require_replaceable(store, stored, backup)", "pass"),
+        ("if backup_id_of(store.incarnation) == backup.backup_id:", "if False:"),
+        (", preempt_until=lease.preempt_until + pause_s", ""),
+        ("before.last_fencing_token + NUMBERS_LEFT_FREE, token, beyond", "before.last_fencing_token, token"),
+        ("if is_whole or lease.places else lease", "if True else lease"),
+        ("    if not is_whole:\n        names", "    if False:\n        names"),
+        ("        drained[others.node] = others\n", ""),
+    ),
+    *of_python(
+        "core/search",
+        OF_SEARCHES,
+        ("looked_at - drained.at >= settings.confirmation_window_s", "True"),
+        ("    elif is_complete:", "    else:"),
+        ("return {key for key in keys if token_of(key) not in tokens}", "return set()"),
+        ("now - restore.at > NEWCOMERS_S", "False"),
+    ),
+    *of_python(
+        "manager/manager",
+        OF_SEARCHES,
+        ("or state.watched or not is_searchable(", "or not is_searchable("),
+        ("now - age_s):", "now):"),
+    ),
+    *of_python(
+        "jobs/searching",
+        OF_SEARCHES,
+        ("    if not ways:", "    if False:"),
+        ('way.launcher == "local" or not server["address"]', "False"),
+    ),
+    *of_python(
+        "jobs/launchers/directory_job",
+        OF_SEARCHES,
+        ("if key in marked or not _is_free(", "if not _is_free("),
+        ('if user not in ("", _user()):', "if False:"),
+        ('if not _exists(os.path.join(folder, "mark")):', "if False:"),
+    ),
+    *of_python(
+        "manager/state_marks",
+        ("tests/manager/test_state_marks.py",),
+        ("if known is not None and is_behind(store, version, known):", "if False:"),
+    ),
+    *of_python(
+        "storage/clock", OF_CLOCKS, ("if abs(moved_s) > JUMP_S +", "if False and abs(moved_s) > JUMP_S +")
+    ),
+    *of_python(
+        "manager/commit/recovery",
+        OF_CLOCKS,
+        ("if is_seen or not any(", "if True or not any("),
+        ("self._extends = jump if jump.seconds > 0 else None", "pass"),
+    ),
+    *of_python(
+        "storage/redis/check",
+        ("tests/storage/test_checks.py",),
+        ('policy == "noeviction",', "True,"),
+        ('if found.get("aof_enabled") == "0":', "if False:"),
+    ),
+    *of_python("rest/routes", ("tests/rest/test_health.py",), ("    service.watch.check()\n", "")),
+    *of_python(
+        "manager/manager",
+        OF_REPEATED,
+        ("repeats.of_answer(once, step, answer)\n        done", "(step, None)\n        done"),
+    ),
+    *of_python(
+        "manager/cluster_file/sections",
+        OF_REPEATED,
+        ("teams=self.rules() if has_teams else None", "teams=self.rules()"),
+    ),
+    *of_python(
+        "manager/commit/protocol",
+        OF_BUILDS,
+        ("            if held is None:\n                raise\n", "            raise\n"),
+    ),
+    *of_python(
+        "storage/codec",
+        OF_BUILDS,
+        ("if tag not in _CHANGES and not _skips.get():", "if tag not in _CHANGES:"),
+    ),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -24,7 +23,7 @@ from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease, Placement
 from resource_manager.core.names import name_of, short
 from resource_manager.core.node_state import Cleaning, NodeState
-from resource_manager.core.search import is_unsearched
+from resource_manager.core.search import is_unsearched, token_of
 
 CLEAN_REPORTS = 3
 """Number of reports in a row without a condition after which a GPU that recovers by itself is opened."""
@@ -35,9 +34,6 @@ UNKNOWN_UUID = "unknown uuid"
 MISSING_UUID = "uuid missing"
 SERVER = -1
 """Key under which clean reports of the server are counted, beside those of GPUs."""
-
-_TOKEN = re.compile(r"-(\d+)(?:\.\d+)?$")
-"""Fencing token in the name of a lease's job, before the rank of a gang's member."""
 
 MAX_REASON = 400
 MAX_NAME = 60
@@ -273,12 +269,6 @@ def is_of(process: ProcessReport, lease_id: str, fencing_token: int) -> bool:
     if process.job is not None:
         return token_of(process.job) == fencing_token
     return process.lease_id == lease_id
-
-
-def token_of(job: str | None) -> int | None:
-    """Return the fencing token in the name of a lease's job."""
-    found = _TOKEN.search(job or "")
-    return None if found is None else int(found[1])
 
 
 def _of_lease(cluster: ClusterState, state: NodeState, process: ProcessReport) -> str:

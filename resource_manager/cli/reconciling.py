@@ -53,7 +53,8 @@ def reconcile(
     """Stop the jobs and end the leases of an Airflow's tasks that have ended.
 
     Leases of other Airflow instances on the same store are only counted. A lease whose job is unreachable is
-    kept. The jobs' connections (ssh, docker) are Airflow's, so run this where Airflow is installed.
+    kept. Servers of a restored state are searched for jobs without a lease. The jobs' connections (ssh,
+    docker) are Airflow's, so run this where Airflow is installed.
     """
     if instance is not None:
         instance = _valid(instance)

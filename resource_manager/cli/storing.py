@@ -121,8 +121,9 @@ def restore(target: Target, file: Path, force: bool) -> None:
     if done.unsearched:
         click.echo(
             f"{_count(done.unsearched, 'server')} closed until searched for jobs that the backup does not "
-            "know: agents do that by themselves; on another server look, and say with gpu-manager resume "
-            "SERVER that no job runs there without a lease"
+            "know: agents do that by themselves, gpu-manager reconcile where its launchers can look; on "
+            "another server look, and say with gpu-manager resume SERVER that no job runs there without a "
+            "lease"
         )
     if found.tokens and tokens is None:
         raise Failure("the state is there; the tokens are not: this store keeps none", REFUSED)

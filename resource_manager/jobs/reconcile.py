@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from resource_manager.core.changes import JobEnd, Outcome, ReleaseResult
+from resource_manager.core.changes import Drained, JobEnd, Outcome, ReleaseResult
+from resource_manager.core.search import is_unsearched
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob, Stopped
 from resource_manager.jobs.launchers import LauncherError
 from resource_manager.jobs.preempting import STEP_S, grace_of, queue_again
 from resource_manager.jobs.running_job import is_remainder
+from resource_manager.jobs.searching import jobs_on
 from resource_manager.jobs.task_identity import TaskIdentity
-from resource_manager.manager.results import Allocation, QueueEntry, Submission
+from resource_manager.manager.results import Allocation, QueueEntry, ServerSummary, Submission, Summary
 from resource_manager.manager.serializers import name_in_words
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ class Manager(Protocol):
 
     def leases(self) -> list[Allocation]: ...
     def queue(self) -> list[QueueEntry]: ...
+    def get_resource_summary(self) -> Summary: ...
+    def searched(self, server: int | str, jobs: Sequence[str], *, age_s: float = 0.0) -> ServerSummary: ...
     def require_owner(self, entry: Mapping[str, Any]) -> None:
         """Raise `ResourceManagerError` if this caller may not end the lease or pending request."""
 
@@ -76,7 +80,7 @@ class TaskStates(Protocol):
 
 
 class ActionKind(StrEnum):
-    """Kind of an `Action`: what happened to the lease or pending request."""
+    """Kind of an `Action`: what happened to the lease or pending request, or to a server after a restore."""
 
     RELEASED = "released"
     CANCELLED = "cancelled"
@@ -86,11 +90,13 @@ class ActionKind(StrEnum):
     PARTLY_RELEASED = "partly released"
     GONE_BEFORE = "gone before"
     QUEUED_AGAIN = "queued again"
+    OPENED = "opened"
+    KEPT_CLOSED = "kept closed"
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Action on one lease or pending request, and its reason."""
+    """Action on one lease or pending request, or on a server, which has no `task_id`; and its reason."""
 
     task_id: str
     name: str
@@ -190,7 +196,8 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
     again. What is left of a gang, whose lease id may have been granted again, and a lease that was released
     by force end once their jobs can be stopped, whatever the task does. Leases of other Airflow instances,
     whose tasks `states` cannot see, are only counted. Leases of no Airflow task (of `gpu-manager run`, REST,
-    Python) have their TTL; one whose job was placed ends here once that job is seen to be over.
+    Python) have their TTL; one whose job was placed ends here once that job is seen to be over. Servers of a
+    restored state are searched for jobs of leases that it does not know.
     """
     entries: list[Submission] = [*manager.leases(), *manager.queue()]
     of_tasks = [
@@ -230,9 +237,40 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
         except Exception as error:  # the other entries must not wait for this one
             logger.exception("%s cannot be reconciled", name_in_words(entry))
             actions.append(_action(entry, ActionKind.KEPT, f"{type(error).__name__}: {error}"))
+    actions += _search(manager)
     for action in actions:
         logger.info("%s %s: %s", action.action, action.name, action.detail)
     return Reconciliation(actions, len(of_tasks) - len(owned))
+
+
+def _search(manager: Manager) -> list[Action]:
+    """Look at the servers without an agent that are closed until they were searched; open those that may."""
+    servers = manager.get_resource_summary()["servers"]
+    waiting = [
+        server
+        for server in servers
+        if server["drained"]
+        and not server["watched"]
+        and is_unsearched(Drained(server["server_name"], 0.0, server["drain_reason"]))
+    ]
+    leases = manager.leases() if waiting else []
+    return [_searched(manager, server, leases) for server in waiting]
+
+
+def _searched(manager: Manager, server: ServerSummary, leases: Iterable[Allocation]) -> Action:
+    name, began = server["server_name"], time.monotonic()
+    try:
+        jobs = jobs_on(server, leases)
+        after = manager.searched(name, jobs, age_s=time.monotonic() - began)
+    except ResourceManagerError as error:
+        return Action("", name, ActionKind.KEPT_CLOSED, f"it cannot be searched from here: {error}")
+    except Exception as error:  # the other servers must not wait for this one
+        logger.exception("%s cannot be searched", name)
+        return Action("", name, ActionKind.KEPT_CLOSED, f"{type(error).__name__}: {error}")
+    closed = Drained(name, 0.0, after["drain_reason"])
+    if after["drained"] and is_unsearched(closed):
+        return Action("", name, ActionKind.KEPT_CLOSED, closed.reason)
+    return Action("", name, ActionKind.OPENED, f"each of its {len(jobs)} jobs has a lease")
 
 
 def _end_if_over(manager: Manager, entry: Mapping[str, Any]) -> list[Action]:

@@ -63,6 +63,7 @@ class AsyncGPUResourceManager:
     apply = _awaitable(GPUResourceManager.apply)
     drain = _awaitable(GPUResourceManager.drain)
     resume = _awaitable(GPUResourceManager.resume)
+    searched = _awaitable(GPUResourceManager.searched)
     server = _awaitable(GPUResourceManager.server)
     adopt = _awaitable(GPUResourceManager.adopt)
     expire_and_schedule = _awaitable(GPUResourceManager.expire_and_schedule)

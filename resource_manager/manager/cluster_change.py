@@ -13,6 +13,7 @@ from resource_manager.core.cluster_settings import ClusterSettings, HealthRule
 from resource_manager.core.maintenance import Window, as_text
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.node_state import NodeState
+from resource_manager.core.search import newcomer
 from resource_manager.core.teams import Teams
 from resource_manager.errors import InvalidRequestError, PolicyError
 from resource_manager.manager import maintenance, teams
@@ -172,7 +173,9 @@ class _Planning:
                 self._leaves(state)
         for node in nodes:
             if node.name not in present:
-                self._say("+", f"server {node.name}, {gpus_in_words(node.gpus)}")
+                is_new = newcomer(node.name, self._now, self._cluster.absent_drained) is None
+                closed = "" if is_new else ", closed until searched for jobs that the restored state lacks"
+                self._say("+", f"server {node.name}, {gpus_in_words(node.gpus)}{closed}")
             else:
                 self._changed_server(present[node.name].node, node)
         stayed = [node.name for node in nodes if node.name in present]

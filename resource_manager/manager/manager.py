@@ -36,7 +36,7 @@ from resource_manager.core.refusal import (
     no_servers,
     recovering,
 )
-from resource_manager.core.search import OUTDATED, outdated
+from resource_manager.core.search import OUTDATED, is_searchable, outdated, searched, without_lease
 from resource_manager.errors import (
     ClusterChangedError,
     CorruptStateError,
@@ -862,6 +862,26 @@ class GPUResourceManager:
         if gpu is None:
             return self._server_change(server, Resumed, once)
         return self._gpu_change(server, gpu, allocator.resume_gpu, once)
+
+    def searched(
+        self, server: int | str, jobs: Sequence[str], *, age_s: float = 0.0, once: Once | None = None
+    ) -> ServerSummary:
+        """Note the keys of all jobs that a launcher saw on a server without an agent, `age_s` ago.
+
+        A server that waits for its search after a restore opens if each has its lease, else its reason names
+        the others.
+        """
+        name = self._commits.peek_replica(lambda cluster, now: server_name(cluster, server))
+
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            state = cluster.node(name)
+            drained = state.drained
+            if drained is None or state.watched or not is_searchable(drained, cluster.settings, now - age_s):
+                return []
+            changes = list(searched(drained, without_lease(state, jobs), now, is_complete=True))
+            return self._commits.with_dispatch(cluster, changes, now)
+
+        return self._server_step(name, step, once)
 
     def look(self, reader: Reader[T], max_age_s: float = 0.0) -> T:
         """Return the reader's answer on the state as of now, or of at most `max_age_s` ago."""

@@ -11,6 +11,7 @@ from resource_manager.core.gpu_state import leases_on
 from resource_manager.core.inventory import inventory_changed
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.names import name_of
+from resource_manager.core.search import newcomer
 from resource_manager.errors import InvalidRequestError, ServerInUseError, UnknownNodeError
 from resource_manager.manager import serializers
 from resource_manager.manager.results import InventoryGpu, ServerDetail
@@ -69,7 +70,7 @@ def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) 
 def replacement(
     cluster: ClusterState, nodes: tuple[Node, ...], now: float, lines: Sequence[str], *, adopted: str = ""
 ) -> list[Change]:
-    """Return the change of the inventory, and the closures of GPUs that have other numbers in it.
+    """Return the change of the inventory, and the closures in it of servers and of GPUs with other numbers.
 
     `lines` say what differs.
     """
@@ -78,6 +79,12 @@ def replacement(
     before = [state.node for state in cluster.nodes if not state.retired]
     return [
         replace(inventory_changed(before, nodes, now), adopted=adopted, lines=bounded(lines)),
+        *(
+            unknown
+            for node in nodes
+            if node.name not in cluster.by_name
+            and (unknown := newcomer(node.name, now, cluster.absent_drained)) is not None
+        ),
         *(
             replace(closed, node=node.name, gpu_id=gpu.gpu_id, at=now)
             for node in nodes

@@ -297,6 +297,10 @@ class ServiceClient:
         path = f"/api/servers/{self._server_id(server)}/resume"
         return self._post(ServerSummary, path, {"gpu": gpu})
 
+    def searched(self, server: int | str, jobs: Sequence[str], *, age_s: float = 0.0) -> ServerSummary:
+        path = f"/api/servers/{self._server_id(server)}/searched"
+        return self._post(ServerSummary, path, {"jobs": list(jobs), "age_s": age_s})
+
     def server(self, server: int | str) -> ServerDetail:
         return self._get(ServerDetail, f"/api/servers/{self._server_id(server)}")
 

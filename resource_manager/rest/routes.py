@@ -79,6 +79,7 @@ from resource_manager.rest.schemas import (
     RenewBody,
     ResetBody,
     ResumeBody,
+    SearchedBody,
     StatusQuery,
     TaskQuery,
     UsageHistoryQuery,
@@ -299,6 +300,21 @@ def resume(
     service: Service, caller: Identity, body: ResumeBody, server_id: int, once: Once | None = None
 ) -> ServerSummary:
     return _server(lambda: service.manager.resume(server_id, body.gpu, once=once))
+
+
+@routes.add(
+    "POST",
+    "/api/servers/<int:server_id>/searched",
+    Role.OPERATOR,
+    "All jobs that a launcher saw on a server: closed since a restore, it opens if each has its lease",
+    body=SearchedBody,
+    failures=(404,),
+    tags=("servers",),
+)
+def searched(
+    service: Service, caller: Identity, body: SearchedBody, server_id: int, once: Once | None = None
+) -> ServerSummary:
+    return _server(lambda: service.manager.searched(server_id, body.jobs, age_s=body.age_s, once=once))
 
 
 @routes.add(

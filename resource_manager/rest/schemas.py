@@ -162,6 +162,17 @@ class DrainBody(ResumeBody):
     )
 
 
+class SearchedBody(Body):
+    """`POST /api/servers/<id>/searched`."""
+
+    jobs: Annotated[list[Text], Field(max_length=10_000)] = Field(
+        description="Names of all jobs that run there, as a launcher lists them."
+    )
+    age_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=0.0, description="Seconds since the look began."
+    )
+
+
 class AdoptedGpu(Body):
     """One GPU of `POST /api/servers/<id>/adopt`, as an inventory has it."""
 

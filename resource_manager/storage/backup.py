@@ -12,7 +12,7 @@ from typing import Any
 
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Lease
-from resource_manager.core.search import unsearched
+from resource_manager.core.search import restored, unsearched
 from resource_manager.errors import (
     CorruptStateError,
     LockTimeoutError,
@@ -191,11 +191,11 @@ def _continued(backup: Backup, stored: ClusterState | None, now: float, *, is_wh
         (0, 0, 0) if stored is None else (stored.version, stored.last_fencing_token, stored.sequence)
     )
     drained = {each.node: each for each in before.drained}
-    closed = (
-        ()
-        if is_whole
-        else (unsearched(node.name, now, drained.pop(node.name, None), backup.name) for node in before.nodes)
-    )
+    if not is_whole:
+        names = {*drained, *(node.name for node in before.nodes)}
+        drained = {name: unsearched(name, now, drained.get(name), backup.name) for name in sorted(names)}
+        others = restored(now, backup.name)
+        drained[others.node] = others
     return replace(
         before,
         version=max(before.version + NUMBERS_LEFT_FREE, version + 1, beyond),
@@ -204,7 +204,7 @@ def _continued(backup: Backup, stored: ClusterState | None, now: float, *, is_wh
         leases=tuple(
             _later(lease, pause_s) if is_whole or lease.places else lease for lease in before.leases
         ),
-        drained=(*closed, *drained.values()),
+        drained=tuple(drained.values()),
     )
 
 

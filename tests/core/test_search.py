@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from resource_manager.core.changes import Drained
 from resource_manager.core.search import (
+    NEWCOMERS_S,
     awaits_restore,
     is_unsearched,
+    newcomer,
     outdated,
     reason_before,
+    restored,
     unsearched,
 )
 
@@ -46,3 +49,13 @@ def test_a_server_of_an_old_state_waits_for_the_restore_and_no_search_opens_it()
     assert not is_unsearched(closed)
     assert awaits_restore(unsearched("a", 5.0, None, "one"))
     assert not awaits_restore(Drained("a", 1.0, "fans"))
+
+
+def test_a_server_is_new_to_a_restored_state_for_thirty_days_unless_it_left_it() -> None:
+    mark = restored(5.0, "the backup of noon")
+    absent = {mark.node: mark, "left": Drained("left", 1.0, "fans")}
+    closed = newcomer("a", 9.0, absent)
+    assert closed == unsearched("a", 9.0, None, "the backup of noon")
+    assert newcomer("left", 9.0, absent) is None, "it comes back as it left"
+    assert newcomer("a", 5.0 + NEWCOMERS_S + 1.0, absent) is None
+    assert newcomer("a", 9.0, {}) is None

@@ -68,6 +68,11 @@ class Operation:
     answer: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def pid(self) -> int:
+        """The process that asked."""
+        return int(self.name.split(".")[1])
+
+    @property
     def token(self) -> int:
         """The fencing number it is about; 0 if there is none."""
         return int(self.answer.get("fencing_token", self.asked.get("fencing_token", 0)))
@@ -133,6 +138,18 @@ def _jumped_by(jumps: Sequence[tuple[float, float]], operation: Operation) -> fl
     before = sum(seconds for at, seconds in jumps if at <= operation.begin)
     meanwhile = [seconds for at, seconds in jumps if operation.begin < at <= operation.end]
     return max(accumulate(meanwhile, initial=before))
+
+
+def check_older(operations: Iterable[Operation]) -> list[str]:
+    """That processes which met a change that they do not know decide nothing, but renew and release."""
+    complaints = []
+    for operation in operations:
+        by_token = operation.kind in {"renew", "release"}
+        if operation.result and operation.result not in {"renewed", "released", "gone", "none"}:
+            complaints.append(f"{operation.name} of an older build answered {operation.answer}")
+        elif by_token and "NewerFormatError" in operation.answer.get("error", ""):
+            complaints.append(f"{operation.name} of an older build did not {operation.kind} a lease")
+    return complaints
 
 
 # ---- what owners believe ----

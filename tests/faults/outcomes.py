@@ -24,6 +24,7 @@ class Outcome:
     errors: int = 0
     cancelled: int = 0
     lost_leases: int = 0
+    kept_by_older: int = 0
     complaints: list[str] = field(default_factory=list)
 
 
@@ -60,9 +61,13 @@ def summarise(outcomes: list[Outcome]) -> int:
         "errors": sum(outcome.errors for outcome in outcomes),
         "cancelled": sum(outcome.cancelled for outcome in outcomes),
         "lost_by_redis": sum(outcome.lost_leases for outcome in outcomes if outcome.setting in lossy),
+        "renewed_or_released_by_older": sum(outcome.kept_by_older for outcome in outcomes),
         "by_kind": dict(kinds.most_common()),
         "faults": faults.total(),
         "by_fault": dict(faults.most_common()),
+        "seeds_by_fault": dict(
+            Counter(fault for outcome in outcomes for fault in outcome.faults).most_common()
+        ),
     }
     print(json.dumps(total, indent=2))
     return 1 if broken else 0

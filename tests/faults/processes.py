@@ -101,7 +101,7 @@ class Command(Child):
         return self._process.poll()
 
 
-def of_other_version(assignment: Assignment, other: Path, errors: Path) -> Process:
+def of_other_version(assignment: Assignment, other: Path, errors: Path) -> Child:
     """A worker that runs this test on the package in another checkout."""
     program = OTHER_VERSION.format(other=str(other), root=str(ROOT))
     with errors.open("ab") as log:

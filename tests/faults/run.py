@@ -32,8 +32,9 @@ from tests.faults import airflow_on_postgres, gpus, machines, namespaces, termin
 from tests.faults.access_paths import ACCESS_PATHS
 from tests.faults.airflow_tasks import Airflow
 from tests.faults.bugs import BUGS, OF_PREEMPTION, OF_TERMINALS
-from tests.faults.checker import SWEPT, Operation, check, read_records
+from tests.faults.checker import SWEPT, Operation, check, check_older, read_records
 from tests.faults.commit_points import POINTS
+from tests.faults.older_build import older_build
 from tests.faults.outcomes import Outcome, report, summarise
 from tests.faults.processes import Process, of_other_version
 from tests.faults.schedule import Schedule
@@ -47,6 +48,7 @@ from tests.faults.setups import (
     OnPostgreSQL,
     OnSQLite,
     Tasks,
+    TwoFormats,
     Variables,
     remove,
     setting_of,
@@ -106,7 +108,10 @@ class Run:
         self.rests: list[tuple[float, float]] = []
         self.due: dict[int, float] = {}
         self.incarnation = 0
+        self.other_pids: set[int] = set()
         self.setup = SETTINGS[setting](folder, workers, self.rng)
+        if self.setup.has_older_build:
+            self.other_version = older_build(folder / "older")
         self.seconds = self.setup.seconds if seconds is None else seconds
         self.kinds = kinds or FINDING.get(bug, self.setup.kinds)
         self.schedule = Schedule(self, self.setup, self.rng, print if verbose else lambda line: None)
@@ -143,10 +148,13 @@ class Run:
             bug=self.bug,
             halts_at=self.commit_point(),
             preemption=self.preemption,
+            keeps=self.setup.has_older_build and slot % 2 == 1,
             **self.setup.assignment(slot),
         )
         if self.other_version is not None and slot % 2 and not assignment.services:
-            self.workers[slot] = of_other_version(assignment, self.other_version, self.records / "errors")
+            other = of_other_version(assignment, self.other_version, self.records / "errors")
+            self.other_pids.add(other.pid)
+            self.workers[slot] = other
         else:
             self.workers[slot] = self.setup.start(assignment)
 
@@ -164,6 +172,14 @@ class Run:
         self.due.pop(slot, None)  # it may have died before
         self.replaced.append(self.workers[slot])
         self.spawn(slot)
+
+    def upgrade(self) -> None:
+        """Replace the workers of the older build by some of this one."""
+        self.other_version = None
+        for slot, process in list(self.workers.items()):
+            if slot % 2:
+                process.kill()
+                self.replace(slot)
 
     def tend(self) -> None:
         """Restart the workers that died, a little later; a worker that ended with an error is a complaint."""
@@ -267,16 +283,24 @@ class Run:
         }
         outcome.granted = len(granted)
         outcome.lost_leases = len(granted - tokens)
+        of_older = [
+            operation
+            for operation in operations
+            if operation.pid in self.other_pids and operation.begin > self.schedule.outdated_since
+        ]
+        outcome.kept_by_older = sum(operation.result in {"renewed", "released"} for operation in of_older)
+        outcome.complaints += check_older(of_older)
         if not outcome.operations:
             outcome.complaints.append("no operation was carried out, which proves nothing")
 
 
 def _setting_of(seed: int, **options: object) -> str:
-    """Return the setting where none is named: of what is about processes, none in which GPUs fail."""
+    """Return the setting where none is named; beside another version none in which none or another is."""
     if options.get("bug") or options.get("kinds"):
         return "one server"
     setting = setting_of(seed)
-    return "one server" if setting == gpus.SETTING and options.get("other_version") else setting
+    alone = (gpus.SETTING, TwoFormats.name)
+    return "one server" if setting in alone and options.get("other_version") else setting
 
 
 def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:

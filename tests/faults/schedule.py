@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import sqlite3
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from resource_manager.errors import LockTimeoutError, StoreUnavailableError
+from resource_manager.manager.maintenance import WindowForm
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.backup import read_backup, restore, write_backup
 from tests.faults.airflow_tasks import AirflowTask
@@ -37,6 +39,9 @@ class Crew(Protocol):
     def replace(self, slot: int) -> None:
         """Starts another beside the one in that slot, which is taken for dead."""
 
+    def upgrade(self) -> None:
+        """Replaces the workers of the older build by some of this one."""
+
     def tend(self) -> None:
         """Starts another for each that died on its own."""
 
@@ -53,6 +58,8 @@ class Schedule:
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.jumps: list[tuple[float, int]] = []
         """Jumps of the store's clock: when, by the steady clock, and by how many seconds."""
+        self.outdated_since = math.inf
+        """When, by the steady clock, the store had a change that the older build does not know."""
 
     def run(self, kinds: tuple[str, ...], once: str, seconds: float) -> None:
         begin = time.monotonic()
@@ -138,6 +145,14 @@ class Schedule:
     def open_servers(self) -> None:
         for server in inventory():
             self.insist(lambda manager, name=server.name: manager.resume(name))
+
+    def do_newer_change(self) -> None:
+        """A newer process writes what the older build does not know; that one is upgraded a little later."""
+        times = {"from": "2126-12-01T08:00Z", "until": "2126-12-02T08:00Z"}
+        window = WindowForm.of(servers=["gpu-server-0"], **times)
+        self.insist(lambda manager: manager.add_maintenance(window))
+        self.outdated_since = time.monotonic()
+        self.after(self.rng.uniform(1.0, 2.0) * TTL_S, self.crew.upgrade)
 
     def insist(self, step: Callable[[GPUResourceManager], object]) -> None:
         """Does what an operator repeats while the store does not answer."""

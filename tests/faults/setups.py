@@ -41,6 +41,9 @@ class OneRedis:
     once = ""
     """A fault that comes once, in the middle."""
 
+    has_older_build = False
+    """True if every other worker runs an older build of the package, until it is upgraded."""
+
     may_lose = False
     starts_afresh = True
     """True if processes may be killed, or taken for dead, and others started in their place."""
@@ -332,7 +335,8 @@ class Restores(OneRedis):
     """A Redis whose state is taken back to backups; what was granted after them is lost."""
 
     name = "restores"
-    kinds = (*RESTORES, "cut", "lose answers", "restart redis")
+    kinds = (*RESTORES, *CLOCK, "cut", "lose answers", "restart redis")
+    once = "restore"
     may_lose = True
 
 
@@ -341,6 +345,7 @@ class RestoresOnPostgreSQL(OnPostgreSQL):
 
     name = "restores on postgresql"
     kinds = (*RESTORES, "cut", "lose answers")
+    once = "restore"
     may_lose = True
 
 
@@ -349,7 +354,36 @@ class RestoresOnSQLite(OnSQLite):
 
     name = "restores on sqlite"
     kinds = RESTORES
+    once = "restore"
     may_lose = True
+
+
+class TwoFormats(OneRedis):
+    """A Redis with workers of two builds; a newer process writes what the older build does not know."""
+
+    name = "two formats"
+    kinds = (*PROCESSES, *CLOCK, "cut", "lose answers")
+    once = "newer change"
+    seconds = 8.0
+    has_older_build = True
+
+
+class TwoFormatsOnPostgreSQL(OnPostgreSQL):
+    """The same on PostgreSQL."""
+
+    name = "two formats on postgresql"
+    kinds = (*PROCESSES, "cut", "lose answers")
+    once = "newer change"
+    has_older_build = True
+
+
+class TwoFormatsOnSQLite(OnSQLite):
+    """The same in a file."""
+
+    name = "two formats on sqlite"
+    kinds = (*PROCESSES, "lock file")
+    once = "newer change"
+    has_older_build = True
 
 
 SETTINGS: dict[str, type[OneRedis]] = {
@@ -369,6 +403,9 @@ SETTINGS: dict[str, type[OneRedis]] = {
         Restores,
         RestoresOnPostgreSQL,
         RestoresOnSQLite,
+        TwoFormats,
+        TwoFormatsOnPostgreSQL,
+        TwoFormatsOnSQLite,
     )
 }
 
@@ -376,7 +413,7 @@ SETTINGS: dict[str, type[OneRedis]] = {
 def setting_of(seed: int) -> str:
     """The setting of a seed where none is named: of ten, two on one server, one with failing GPUs."""
     settings = {2: "services", 3: "no disk", 4: "sentinel", 5: "failing gpus", 6: "restores"}
-    return {**settings, 7: "services", 9: "sentinel"}.get(seed % 10, "one server")
+    return {**settings, 7: "services", 8: "two formats", 9: "sentinel"}.get(seed % 10, "one server")
 
 
 def remove(folder: Path) -> None:

@@ -33,7 +33,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.redis.client import RedisClient
 from tests.faults.access_paths import ACCESS_PATHS
 from tests.faults.bugs import BUGS, OF_PREEMPTION, OF_TERMINALS
-from tests.faults.checker import Operation, check
+from tests.faults.checker import Operation, check, check_older
 from tests.faults.commit_points import POINTS
 from tests.faults.members import Members
 from tests.faults.namespaces import what_is_missing
@@ -43,7 +43,7 @@ from tests.redis_server import RedisServer
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 2, 3, 4])
+@pytest.mark.parametrize("seed", [0, 2, 3, 4, 8])
 def test_a_seed_of_the_matrix_breaks_no_promise(seed: int) -> None:
     outcome = run_seed(seed)
     assert outcome.complaints == []
@@ -100,6 +100,25 @@ def test_a_planted_bug_is_found(bug: str, access_path: str) -> None:
         ).complaints
         for seed in range(8)
     )
+
+
+def test_an_older_build_that_decides_or_does_not_renew_is_found() -> None:
+    unknown = {"error": "NewerFormatError('upgrade it')"}
+
+    def asked(kind: str, answer: dict[str, Any]) -> Operation:
+        return Operation("1.77.3", kind, "w1-0", 1.0, {}, 2.0, answer)
+
+    fine = [
+        asked("renew", {"result": "renewed"}),
+        asked("release", {"result": "gone"}),
+        asked("submit", unknown),
+    ]
+    assert check_older(fine) == []
+    assert fine[0].pid == 77
+    [granted] = check_older([asked("allocate", {"result": "granted"})])
+    assert "of an older build answered" in granted
+    [refused] = check_older([asked("renew", unknown)])
+    assert "of an older build did not renew a lease" in refused
 
 
 def test_beside_a_newer_version_an_older_one_refuses_in_one_line_and_writes_nothing(

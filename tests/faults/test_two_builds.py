@@ -1,12 +1,8 @@
-"""Two builds of the package at once on one store, in processes of their own, while jobs hold leases.
-
-The older build is a copy of the package that does not know the change of maintenance windows.
-"""
+"""Two builds of the package at once on one store, in processes of their own, while jobs hold leases."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +16,7 @@ import resource_manager
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.maintenance import WindowForm
 from resource_manager.manager.manager import GPUResourceManager
+from tests.faults.older_build import older_build
 
 CALLS = """\
 import json, sys
@@ -80,15 +77,8 @@ def running(folder: Path, url: str) -> Iterator[Build]:
 
 @pytest.fixture
 def older(tmp_path: Path) -> Path:
-    """Folder of the older build, as an unpacked wheel."""
-    package = Path(resource_manager.__file__).parent
-    shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-    codec = tmp_path / package.name / "storage" / "codec.py"
-    known = "for kind in get_args(Change)}"
-    text = codec.read_text()
-    assert text.count(known) == 1
-    codec.write_text(text.replace(known, f"{known[:-1]} if kind.__name__ != 'MaintenanceChanged'}}"))
-    return tmp_path
+    """Folder of the older build."""
+    return older_build(tmp_path)
 
 
 @pytest.fixture(params=["embedded_redis", "postgresql", "sqlite"])
@@ -154,6 +144,13 @@ def test_known_changes_go_on_between_two_builds_and_an_unknown_one_grants_nothin
         held = {lease["server_name"] for lease in (first, second)}
         assert taken["state"] == "RUNNING"
         assert taken["server_name"] not in held
+
+        # A job that was preempted keeps its place in the queue, also when the older one ends its lease.
+        new.submit("urgent", 8, 8, server=second["server_name"], priority=9, expected_runtime=60)
+        new.preempt("of new", preemptor="urgent")
+        token = second["fencing_token"]
+        assert old.call("release_resources", "of new", fencing_token=token, outcome="PREEMPTED")
+        assert "of new" in [entry["task_id"] for entry in new.queue()]
 
     # Upgraded, the owner of the first lease finds it as it was.
     with running(Path(resource_manager.__file__).parents[1], url) as upgraded:

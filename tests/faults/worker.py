@@ -66,7 +66,7 @@ class Assignment:
     `store` is a URL, or with `services` the addresses to ask instead; `redis_url` goes with airflow://.
     `lock_life_s` too. `access_path` leads to the manager there; `halts_at` is a commit point, the number
     of the commit and how long it sleeps there (0: it dies); `netns` a network namespace to enter; with
-    `preemption` it waits in the queue more often.
+    `preemption` it waits in the queue more often; if it `keeps` its leases, it seldom releases one.
     """
 
     slot: int
@@ -83,6 +83,7 @@ class Assignment:
     halts_at: tuple[str, int, float] | None = None
     netns: str = ""
     preemption: bool = False
+    keeps: bool = False
 
 
 class Recorder:
@@ -273,7 +274,7 @@ class Worker:
                 self.release_some(task_id, token, left)
             else:
                 self.ask("release", task_id, fencing_token=token)
-        elif self.held:
+        elif self.held and not (self.assignment.keeps and self.rng.random() < 0.9):
             task_id = self.rng.choice(sorted(self.held))
             if self.is_gang(task_id) and self.rng.random() < 0.6:
                 self.release_some(task_id, self.held[task_id], self.ranks(task_id))

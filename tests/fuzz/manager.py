@@ -94,6 +94,7 @@ BODIES: tuple[tuple[type[BaseModel], bytes], ...] = (
     (bodies.PreemptBody, b'{"task_id": "t", "preemptor": "u", "dry_run": true}'),
     (bodies.AdoptBody, b'{"gpus": [{"gpu_id": 0, "uuid": "GPU-1", "type": "A100", "memory_mib": 40960}]}'),
     (bodies.ResumeBody, b'{"gpu": "GPU-1"}'),
+    (bodies.SearchedBody, b'{"jobs": ["gpu-t-0a1b2c3d-7"], "age_s": 1.5}'),
     (
         bodies.ClusterBody,
         b'{"sections": {"preemption": true, "cluster": {"order": "fifo"}, '

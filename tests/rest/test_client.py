@@ -134,6 +134,8 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("drain", ("nowhere",), {}),
     ("resume", (1,), {}),
     ("resume", (99,), {}),
+    ("searched", (1, ["gpu-t-0a1b2c3d-7"]), {"age_s": 1.5}),
+    ("searched", (99, []), {}),
     ("status_of", ("waits",), {}),
     ("status_of", ("nobody",), {}),
     ("get_resource_summary", (), {}),

@@ -28,6 +28,7 @@ CHANGES = (
     "/api/servers/0/drain",
     "/api/servers/0/adopt",
     "/api/servers/0/resume",
+    "/api/servers/0/searched",
     "/api/reset",
     "/api/maintenance",
     "/api/maintenance/remove",

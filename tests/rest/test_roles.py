@@ -61,7 +61,7 @@ def test_a_lower_role_changes_nothing(as_role: AsRole, manager: GPUResourceManag
         "/api/servers/0/drain",
         "/api/servers/0/resume",
         "/api/servers/0/adopt",
-        "/api/servers/0/resume",
+        "/api/servers/0/searched",
     ):
         assert user.post(path).status_code == 403
     assert user.post("/api/reset", json={"confirm": True}).status_code == 403

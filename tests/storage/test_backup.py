@@ -27,6 +27,7 @@ from resource_manager.core.changes import (
     Renewed,
 )
 from resource_manager.core.models import JobPlace, Request
+from resource_manager.core.refusal import Refusal, RefusalKind
 from resource_manager.core.search import is_unsearched, reason_before
 from resource_manager.errors import (
     CorruptStateError,
@@ -36,6 +37,7 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     StoreError,
 )
+from resource_manager.manager.cluster_file.sections import ClusterDefinition
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
@@ -297,7 +299,8 @@ def test_leases_with_placed_jobs_keep_what_was_left_of_their_time_and_others_the
     add(store, cluster, "held")
     now = store.now()
     unlimited = replace(granted(cluster, "b", now).lease, expires_at=math.inf)
-    store.commit(2, [JobPlaced("a", 1, (JobPlace("ssh"),), now), Granted(unlimited, now)], now=now)
+    placed, preempting = JobPlaced("a", 1, (JobPlace("ssh"),), now), Preempting("a", 1, "w", now + 30.0, now)
+    store.commit(2, [placed, preempting, Granted(unlimited, now)], now=now)
     backup = backup_of(store, tmp_path)
     backup = replace(backup, taken_at=backup.taken_at - 3600.0)
     done = restore(store, backup, force=True)
@@ -305,7 +308,8 @@ def test_leases_with_placed_jobs_keep_what_was_left_of_their_time_and_others_the
     assert leases["a"].expires_at == pytest.approx(cluster.leases["a"].expires_at + done.pause_s)
     assert done.pause_s > 3599.0
     assert leases["held"].expires_at == pytest.approx(cluster.leases["held"].expires_at)
-    assert (leases["a"].preempt_until, leases["b"].expires_at) == (math.inf, math.inf)
+    assert leases["a"].preempt_until == pytest.approx(now + 30.0 + done.pause_s)
+    assert (leases["held"].preempt_until, leases["b"].expires_at) == (math.inf, math.inf)
 
 
 def test_every_server_is_closed_until_it_was_searched_also_one_that_was_drained(
@@ -321,6 +325,45 @@ def test_every_server_is_closed_until_it_was_searched_also_one_that_was_drained(
     assert drained["gpu-server-1"] is not None
     assert reason_before(drained["gpu-server-1"]) == "RMA, do not use"
     assert "gpu-manager resume gpu-server-0" in drained["gpu-server-0"].reason
+
+
+def test_a_server_that_the_backup_does_not_know_is_closed_until_it_was_searched(
+    store: Store, url: str, tmp_path: Path
+) -> None:
+    """It was applied in the lost hour, and jobs of leases that were granted then may run there."""
+    first, second, *others = default_inventory()
+    with GPUResourceManager.from_url(url, inventory=(first, second), confirmation_window_s=0.1) as manager:
+        manager.drain(second.name, reason="RMA, do not use")
+        manager.apply(ClusterDefinition(nodes=(first,)))
+        backup = backup_of(store, tmp_path)
+        manager.apply(ClusterDefinition(nodes=(first, others[0])))
+        restore(store, backup, force=True)
+        manager.resume(first.name)
+        added = manager.apply(ClusterDefinition(nodes=(first, second, others[0])))["lines"]
+        assert [
+            line.endswith("closed until searched for jobs that the restored state lacks") for line in added
+        ] == [
+            False,
+            True,
+        ]
+    with GPUResourceManager.from_url(url) as fresh_one:
+        drained = fresh_one.look(lambda cluster, now: {each.name: each.drained for each in cluster.nodes})
+        assert [is_unsearched(each) for each in drained.values()] == [False, True, True]
+        assert reason_before(drained[second.name]) == "RMA, do not use"
+        refused = fresh_one.allocate("next", 1, 1, server=others[0].name)
+        assert isinstance(refused, Refusal)
+        assert refused.kind is RefusalKind.RECOVERING
+        fresh_one.resume(others[0].name)
+        fresh_one.apply(ClusterDefinition(nodes=(first, second, *others)))
+        assert is_unsearched(fresh_one.look(lambda cluster, now: cluster.node(others[1].name).drained))
+
+
+def test_a_server_that_a_final_backup_does_not_know_is_open(store: Store, url: str, tmp_path: Path) -> None:
+    first, second, *_ = default_inventory()
+    with GPUResourceManager.from_url(url, inventory=(first,)) as manager:
+        restore(store, backup_of(store, tmp_path, "gone"))
+        manager.apply(ClusterDefinition(nodes=(first, second)))
+        assert manager.look(lambda cluster, now: cluster.node(second.name).is_open)
 
 
 # ---- files ----

@@ -137,6 +137,9 @@ class Launcher(Protocol):
         `LauncherUnreachableError` if it is unknown whether the job is gone.
         """
 
+    def running(self) -> list[str]:
+        """Return the keys of all jobs that run where this launcher would prepare one; raises as `status`."""
+
     def close(self) -> None:
         """Close the connection; the jobs continue."""
 
@@ -190,6 +193,11 @@ def job_key(lease_id: str, fencing_token: int, rank: int | None = None) -> str:
 
 
 _KEY = re.compile(r"((.*-[0-9a-f]{8}-)\d+)(\.\d+)?")
+
+
+def is_key(name: str) -> bool:
+    """Return whether the name is that of a lease's job."""
+    return re.fullmatch(r"gpu-[A-Za-z0-9_.-]*-[0-9a-f]{8}-\d+(\.\d+)?", name) is not None
 
 
 def lease_of_key(key: str) -> str:

@@ -41,6 +41,7 @@ TOLD = "told"
 KEPT = "kept"
 ENDED = "ended"
 ENDED_S = 86400.0
+ANY = "of any lease"
 LOG_CHUNK_BYTES = 256 * 1024
 MAX_SHORT_BYTES = 256
 STARTER_TIMEOUT_S = 10.0
@@ -316,6 +317,20 @@ def _is_told_to_end(woken: int, timeout_s: float | None) -> bool:
     """Wait for a signal to this process; return whether one of them ends the job."""
     ready, _, _ = select.select([woken], [], [], timeout_s)
     return bool(ready) and any(number in ENDING for number in os.read(woken, 4096))
+
+
+def running(root: str, user: str = "") -> dict[str, Any]:
+    """Return {"running": the jobs of this root of which a process is left}.
+
+    Raises `ElsewhereError` where the root was never used, or this is not that user: nothing is known there.
+    """
+    folder = os.path.abspath(os.path.expanduser(root))
+    if user not in ("", _user()):
+        raise ElsewhereError(f"jobs of user {user} cannot be seen as {_user()}: ask as that user")
+    if not _exists(os.path.join(folder, "mark")):
+        raise ElsewhereError(f"{machine().partition('/')[0]} has no jobs folder {folder}")
+    marked = _marked(folder)
+    return {"running": [key for key in _jobs(root) if key in marked or not _is_free(_directory(root, key))]}
 
 
 def sign(root: str, key: str) -> None:
@@ -653,6 +668,17 @@ def _processes(directory: str) -> Iterator[int]:
                         break
 
 
+def _marked(folder: str) -> set[str]:
+    """Return the jobs of this folder that processes of the machine name in their environment."""
+    lock = re.escape(os.fsencode(folder)) + rb"/([^/\0]+)/lock"
+    mark = re.compile(rb"(?:\A|\0)GPU_JOB_LOCK=" + lock + rb"(?:\Z|\0)")
+    found: set[str] = set()
+    for process in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else []):
+        with suppress(OSError), open(f"/proc/{process}/environ", "rb") as environment:
+            found.update(map(os.fsdecode, mark.findall(environment.read())))
+    return found
+
+
 def _is_inherited(process: str, descriptor: str) -> bool:
     """Return whether programs that the process starts get this descriptor: those that test a lock keep it."""
     flags = next(
@@ -718,12 +744,12 @@ def answer(call: dict[str, Any]) -> None:
 
     It is {"refused": class of the error, "reason": its text} for a `RefusedError`.
     """
-    acts = (prepare, start, status, logs, tail, terminate, preempt, stop, sign)
+    acts = (prepare, start, status, logs, tail, terminate, preempt, stop, running, sign)
     by_name: dict[str, Any] = {act.__name__: act for act in acts}
     act, place = by_name[call.pop("do")], call.pop("place")
     try:
         if place is not None:
-            verify(call["key"], place)
+            verify(call.get("key", ANY), place)
         found = act(**call) or {}
     except RefusedError as error:
         found = {"refused": type(error).__name__, "reason": str(error)}

@@ -27,6 +27,7 @@ from resource_manager.jobs.launchers.base import (
     check_connection,
     check_image,
     check_no_other_lease,
+    is_key,
     lease_of_key,
 )
 from resource_manager.jobs.launchers.devices import device_files, device_names, job_environment
@@ -288,6 +289,12 @@ class DockerLauncher:
             ended_at = _nanoseconds(state["FinishedAt"]) / 1e9
             return JobStatus(JobState.FINISHED, state["ExitCode"], ended_at if ended_at > 0 else None)
         return JobStatus(JobState.RUNNING)
+
+    def running(self) -> list[str]:
+        with self._reporting(f"the jobs of {self._engine} cannot be seen"):
+            listed = self._api.containers()
+        names = (name.lstrip("/") for each in listed for name in each["Names"])
+        return [name for name in names if is_key(name)]
 
     def logs(self, key: str, offset: int = 0) -> Output:
         """Return whole lines, except for the last; of one longer than `LOG_CHUNK_BYTES` only the beginning.

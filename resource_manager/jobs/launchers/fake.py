@@ -104,5 +104,8 @@ class FakeLauncher:
         self.terminate(key, grace_s)
         self._present.pop(key, None)
 
+    def running(self) -> list[str]:
+        return [key for key, answer in self._present.items() if answer.status.state is JobState.RUNNING]
+
     def close(self) -> None:
         """Do nothing: there is no connection."""

@@ -122,6 +122,14 @@ class LocalLauncher:
             takes_s=grace_s,
         )
 
+    def running(self) -> list[str]:
+        found = self._ask(
+            directory_job.ANY,
+            "cannot be seen",
+            lambda: directory_job.running(self.root, self._place.user),
+        )
+        return list(found["running"])
+
     def sign(self, key: str) -> None:
         """Tell the job, which runs in a terminal, that its caller is there."""
         self._ask(

@@ -60,8 +60,11 @@ class _Output(_Tail):
     status: _Status
 
 
-class _Prepared(_Answer):
+class _Running(_Answer):
     running: list[str]
+
+
+class _Prepared(_Running):
     machine: str
     folder: str
     mark: str
@@ -77,6 +80,7 @@ _ANSWERS: dict[str, type[_Answer]] = {
     **dict.fromkeys(("status", "preempt"), _Status),
     **dict.fromkeys(("start", "terminate", "stop", "sign"), _Answer),
     "prepare": _Prepared,
+    "running": _Running,
     "logs": _Output,
     "tail": _Tail,
 }
@@ -222,6 +226,9 @@ class SSHLauncher:
     def stop(self, key: str, grace_s: float = 10.0) -> None:
         self._ask("stop", key=key, grace_s=grace_s)
 
+    def running(self) -> list[str]:
+        return list(self._ask("running", user=self._place.user)["running"])
+
     def sign(self, key: str) -> None:
         """Tell the job, which runs in a terminal, that its caller is there."""
         self._ask("sign", key=key)
@@ -247,7 +254,8 @@ class SSHLauncher:
             raise
         except LauncherError as error:
             raise kind(str(error)) from error
-        failed = f"server {self._server.host} could not {act} job {arguments['key']}"
+        key = arguments.get("key", directory_job.ANY)
+        failed = f"server {self._server.host} could not {act} job {key}"
         if exit_code != 0:
             last = (complaint.strip().splitlines() or ["no reason given"])[-1]
             raise kind(f"{failed}: {last}")
@@ -259,7 +267,7 @@ class SSHLauncher:
             return _ANSWERS[act].model_validate_json(last).model_dump()
         except ValidationError as error:
             raise LauncherUnreachableError(
-                f"server {self._server.host} answers to {act} of job {arguments['key']} in an unknown form"
+                f"server {self._server.host} answers to {act} of job {key} in an unknown form"
             ) from error
 
 

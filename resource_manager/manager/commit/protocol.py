@@ -17,6 +17,7 @@ from resource_manager.core.changes import (
     MembersReleased,
     Preempting,
     Quarantined,
+    Queued,
     Released,
     Renewed,
 )
@@ -200,7 +201,8 @@ class Transactions:
             changes: list[Change] = [
                 change
                 for change in operation.changes
-                if isinstance(change, of_lease) and change.lease_id == held
+                if (isinstance(change, of_lease) and change.lease_id == held)
+                or (isinstance(change, Queued) and change.request.lease_id == held)  # it was preempted
             ]
             if cluster.ledger is not None:
                 changes = list(with_use(cluster, changes))

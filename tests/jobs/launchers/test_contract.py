@@ -81,6 +81,21 @@ def test_long_output_is_returned_in_chunks(launcher, job):
     assert max(sizes) < 5 * 1024**2
 
 
+def test_all_that_run_are_listed(launcher, job):
+    made = job("sleep 60")
+    runs, prepared, over = (replace(made, key=job_key(made.key, token)) for token in (1, 2, 3))
+    launcher.prepare(prepared)
+    launcher.start(replace(over, command=("/bin/sh", "-c", "exit 0")))
+    wait_until_ended(launcher, over.key)
+    launcher.start(runs)
+    try:
+        assert {runs.key, prepared.key, over.key} & set(launcher.running()) == {runs.key}
+    finally:
+        for each in (runs, prepared, over):
+            launcher.stop(each.key, grace_s=0)
+    assert runs.key not in launcher.running()
+
+
 def test_stop_ends_and_removes_a_job_and_may_be_repeated(launcher, job):
     started = job("trap '' TERM; while :; do sleep 0.1; done")
     launcher.start(started)
