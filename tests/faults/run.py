@@ -233,7 +233,8 @@ class Run:
                 for entry in manager.queue():  # of workers who died, and have no successor any more
                     manager.cancel(entry["task_id"])
                 for lease in manager.leases():
-                    if lease["quarantined"]:  # a remainder, whose owner died
+                    # A remainder, or by a jump back of the clock an hour from its end: its owner died.
+                    if lease["quarantined"] or (lease["expires_at"] or 0) > manager.store.now() + HEAL_S:
                         token = lease["fencing_token"]
                         manager.release(lease["task_id"], fencing_token=token, outcome=SWEPT)
             summary = manager.get_resource_summary()["servers"]
