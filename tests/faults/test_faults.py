@@ -5,7 +5,7 @@ All seeds: `python -m tests.faults.run --seeds 200`; one again, with its schedul
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,8 +42,13 @@ from tests.faults.run import run_seed
 from tests.redis_server import RedisServer
 
 
+def _most_at_the_end(few: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+    """Return the cases: few of them in make test, all with the end-to-end tests."""
+    return [*few, *(pytest.param(case, marks=pytest.mark.e2e) for case in more)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 2, 3, 4, 8])
+@pytest.mark.parametrize("seed", _most_at_the_end([0, 3], [2, 4, 8]))
 def test_a_seed_of_the_matrix_breaks_no_promise(seed: int) -> None:
     outcome = run_seed(seed)
     assert outcome.complaints == []
@@ -53,6 +58,14 @@ def test_a_seed_of_the_matrix_breaks_no_promise(seed: int) -> None:
 
 
 @pytest.mark.slow
+def test_processes_killed_in_their_commits_lose_and_double_nothing() -> None:
+    outcome = run_seed(5, seconds=3.0, kinds=("repeat requests",), halting=1.0, halts=("killed",))
+    assert outcome.complaints == []
+    assert outcome.lost_leases == 0
+    assert any(name.startswith("killed at a commit") for name in outcome.faults)
+
+
+@pytest.mark.e2e
 @pytest.mark.parametrize("halt", ["killed", "stopped"])
 def test_a_process_halted_at_any_point_of_a_commit_loses_and_doubles_nothing(halt: str) -> None:
     not_yet = {f"{halt} at a commit, {point}" for point in POINTS["redis"]}
@@ -66,7 +79,7 @@ def test_a_process_halted_at_any_point_of_a_commit_loses_and_doubles_nothing(hal
     assert not not_yet
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 @pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing())
 def test_links_of_the_kernel_that_go_down_and_lose_packets_break_no_promise() -> None:
     outcome = run_seed(6, setting="namespaces", kinds=("link down", "packet loss"), seconds=3.0)
@@ -91,7 +104,7 @@ def test_awaited_requests_cancelled_on_their_way_break_no_promise() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("access_path", ACCESS_PATHS)
+@pytest.mark.parametrize("access_path", _most_at_the_end(["threads"], sorted({*ACCESS_PATHS} - {"threads"})))
 @pytest.mark.parametrize("bug", sorted(BUGS.keys() - {"no lock", *OF_TERMINALS}))
 def test_a_planted_bug_is_found(bug: str, access_path: str) -> None:
     assert any(
