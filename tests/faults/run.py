@@ -64,6 +64,9 @@ SQL_SETTINGS = (OnPostgreSQL.name, OnMariaDB.name, OnMySQL.name, OnSQLite.name)
 PREEMPTION_EVERY = 3
 """Every so many seeds the teams have rules with preemption."""
 
+FLOODS_EVERY = 2
+"""Every so many seeds the first worker floods the others' service or store."""
+
 FINDING = {"no fencing": ("stop worker",)}
 """The faults that bring a planted bug to light, where not all do."""
 
@@ -86,6 +89,7 @@ class Run:
         halts: tuple[str, ...] = ("killed", "stopped"),
         other_version: Path | None = None,
         preemption: bool = False,
+        floods: bool = False,
         verbose: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
@@ -98,6 +102,7 @@ class Run:
         setting = setting or _setting_of(seed, bug=bug, kinds=kinds, other_version=other_version)
         self.outcome = Outcome(seed, setting)
         self.preemption = preemption or (seed % PREEMPTION_EVERY == 1 and not bug and other_version is None)
+        self.floods = floods or (seed % FLOODS_EVERY == 0 and not bug and other_version is None)
         self.records = folder / "records"
         self.halted = folder / "halts"
         self.stop_file = folder / "stop"
@@ -149,6 +154,7 @@ class Run:
             halts_at=self.commit_point(),
             preemption=self.preemption,
             keeps=self.setup.has_older_build and slot % 2 == 1,
+            floods=self.floods and slot == 0,
             **self.setup.assignment(slot),
         )
         if self.other_version is not None and slot % 2 and not assignment.services:
@@ -377,6 +383,7 @@ def command() -> int:
     parser.add_argument("--bug", default="", choices=["", *BUGS], help="a bug to plant")
     parser.add_argument("--store", default="redis", choices=["redis", "variables", *SQL_SETTINGS])
     parser.add_argument("--preemption", action="store_true", help="in all seeds, not in every third")
+    parser.add_argument("--floods", action="store_true", help="in all seeds, not in every second")
     parser.add_argument("--tasks", action="store_true", help="reach the Variable from tasks of Airflow")
     parser.add_argument("--network", default="proxy", choices=["proxy", "netns"])
     settings = ["", *SETTINGS, gpus.SETTING, terminals.SETTING]
@@ -409,6 +416,7 @@ def command() -> int:
                 seconds=options.seconds,
                 bug=options.bug,
                 preemption=options.preemption or options.bug in OF_PREEMPTION,
+                floods=options.floods,
                 other_version=options.other_version and options.other_version.resolve(),
                 verbose=one,
                 keep=one,

@@ -50,6 +50,17 @@ RULES = Teams(
 """Rules of the workers' teams, where a run has preemption."""
 
 
+FLOOD = 100
+"""The requests in a batch of a flood."""
+
+
+def flood_of(slot: int) -> dict[str, dict[str, Any]]:
+    """Return the demands of a flood by task: a few for what may be free, the others for all there is."""
+    small, all_there_is = {"gpus": 2, "cpus": 4}, {"gpus": 8, "cpus": 4, "nodes": SERVERS}
+    common = {"team": f"t{slot % 2}"}
+    return {f"f{slot}-{i}": (small if i < 3 else all_there_is) | common for i in range(FLOOD)}
+
+
 def shape_of(slot: int, number: int) -> dict[str, Any]:
     """The demand of a slot's task, the same in each of its workers: every third one is a gang."""
     common = {"cpus": 4, "team": f"t{slot % 2}", "priority": number, "preempt_grace": TTL_S / 2}
@@ -66,7 +77,8 @@ class Assignment:
     `store` is a URL, or with `services` the addresses to ask instead; `redis_url` goes with airflow://.
     `lock_life_s` too. `access_path` leads to the manager there; `halts_at` is a commit point, the number
     of the commit and how long it sleeps there (0: it dies); `netns` a network namespace to enter; with
-    `preemption` it waits in the queue more often; if it `keeps` its leases, it seldom releases one.
+    `preemption` it waits in the queue more often; if it `keeps` its leases, it seldom releases one; with
+    `floods` it sends batches and reads the queue.
     """
 
     slot: int
@@ -84,6 +96,7 @@ class Assignment:
     netns: str = ""
     preemption: bool = False
     keeps: bool = False
+    floods: bool = False
 
 
 class Recorder:
@@ -130,6 +143,11 @@ def allocate(client: Any, task_id: str, gpus: int, cpus: int, **gang: Any) -> An
     return {"result": "none"} if view is None else _granted(view)
 
 
+def allocate_batch(client: Any, shapes: dict[str, dict[str, Any]]) -> list[Answer]:
+    views = client.allocate_batch([{"lease_id": name, **shape} for name, shape in shapes.items()])
+    return [{"result": "none"} if view is None else _granted(view) for view in views]
+
+
 def submit(client: Any, task_id: str, gpus: int, cpus: int, **gang: Any) -> Answer:
     view = client.submit(task_id, gpus, cpus, **gang)
     return {"result": "waiting"} if view["state"] == "WAITING" else _granted(view)
@@ -166,6 +184,10 @@ def leases(client: Any, task_id: str) -> Answer:
     return {"result": "listed", "leases": [_lease(view) for view in client.leases()]}
 
 
+def queue(client: Any, task_id: str) -> Answer:
+    return {"result": "read", "length": len(client.queue())}
+
+
 def apply(client: Any, task_id: str, number: int) -> Answer:
     """Apply settings that bear the number; the other ones stay as the run began."""
     settings = {"lease_ttl": TTL_S, "confirmation_window": TTL_S, "idle_after": number}
@@ -175,7 +197,7 @@ def apply(client: Any, task_id: str, number: int) -> Answer:
 
 CALLS: dict[str, Callable[..., Answer]] = {
     call.__name__: call
-    for call in (allocate, submit, status, cancel, renew, release, release_members, leases, apply)
+    for call in (allocate, submit, status, cancel, renew, release, release_members, leases, queue, apply)
 }
 
 
@@ -184,7 +206,10 @@ class Worker:
         self.assignment = assignment
         self.stop = Path(assignment.stop)
         self.rng = random.Random(assignment.seed)
-        self.shapes = {f"w{assignment.slot}-{i}": shape_of(assignment.slot, i) for i in range(3)}
+        slot = assignment.slot
+        self.shapes = (
+            flood_of(slot) if assignment.floods else {f"w{slot}-{i}": shape_of(slot, i) for i in range(3)}
+        )
         self.held: dict[str, int] = {}
         self.remainders: dict[tuple[str, int], set[int]] = {}
         """Leases of which members were released, perhaps, and the ranks that are left, as far as is known."""
@@ -198,12 +223,11 @@ class Worker:
         if not self.clients:
             return  # stopped before it began
         self.recorder = Recorder(self.assignment.record, self.assignment.slot)
-        for task_id in self.shapes:
-            self.ask("status", task_id)  # what one before it in this slot left
-        self.ask("leases", "")
-        while not self.stop.exists():
-            self.step()
-            time.sleep(self.rng.random() * 0.04)
+        if self.assignment.floods:
+            while not self.stop.exists():
+                self.flood()
+        else:
+            self.work()
         deadline = time.monotonic() + 20
         while (self.held or self.waiting or self.remainders) and time.monotonic() < deadline:
             for task_id in list(self.waiting):
@@ -215,6 +239,27 @@ class Worker:
                 self.ask("release", task_id, fencing_token=token)
         for client in self.clients:
             client.close()
+
+    def work(self) -> None:
+        for task_id in self.shapes:
+            self.ask("status", task_id)  # what one before it in this slot left
+        self.ask("leases", "")
+        while not self.stop.exists():
+            self.step()
+            time.sleep(self.rng.random() * 0.04)
+
+    def flood(self) -> None:
+        """Ask for everything in one call, give back what that granted, and read the queue, without a pause."""
+        client = self.rng.choice(self.clients)
+        begun = [self.recorder.begin("allocate", name, **shape) for name, shape in self.shapes.items()]
+        answers = self.answered(lambda: allocate_batch(client, self.shapes), len(begun))
+        for operation, (task_id, shape), answer in zip(begun, self.shapes.items(), answers, strict=True):
+            self.recorder.end(operation, **answer)
+            self.note("allocate", task_id, shape, answer)
+        for task_id, token in list(self.held.items()):
+            self.ask("release", task_id, fencing_token=token)
+        for _ in range(3):
+            self.ask("queue", "")
 
     def connect(self) -> list[Any]:
         if self.assignment.services:
@@ -324,16 +369,20 @@ class Worker:
 
     def call(self, client: Any, kind: str, task_id: str, asked: dict[str, Any]) -> Answer:
         operation = self.recorder.begin(kind, task_id, **asked)
-        try:
-            answer = CALLS[kind](client, task_id, **asked)
-        except LeaseNotFoundError:
-            answer = {"result": "gone"}
-        except ResourceManagerError as error:
-            answer = {"error": repr(error)}
-        except CancelledError:
-            answer = {"cancelled": True}
+        [answer] = self.answered(lambda: [CALLS[kind](client, task_id, **asked)], 1)
         self.recorder.end(operation, **answer)
         return answer
+
+    def answered(self, call: Callable[[], list[Answer]], count: int) -> list[Answer]:
+        """Return what so many operations in one call were answered."""
+        try:
+            return call()
+        except LeaseNotFoundError:
+            return [{"result": "gone"}] * count
+        except ResourceManagerError as error:
+            return [{"error": repr(error)}] * count
+        except CancelledError:
+            return [{"cancelled": True}] * count
 
     def note(self, kind: str, task_id: str, asked: dict[str, Any], answer: Answer) -> None:
         result = answer.get("result")
