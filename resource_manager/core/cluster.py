@@ -11,6 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from resource_manager.core.attained_service import Attained, with_service, without_job
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
@@ -102,6 +103,7 @@ class Snapshot:
     adoptions: tuple[Adoption, ...] = ()
     failed_starts: tuple[Released, ...] = ()
     runtimes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    attained: Mapping[str, int] = field(default_factory=dict)
 
 
 class ClusterState(NodeIndex):
@@ -136,6 +138,8 @@ class ClusterState(NodeIndex):
         """The releases of leases whose jobs did not start, by lease id; the next try avoids those nodes."""
         self.runtimes = LearntRuntimes()
         """How long tasks of each class ran, by the leases that were released as a success."""
+        self.attained: Attained = {}
+        """The service of unfinished jobs; each change gives a new object."""
         self._expiry_heap = ExpiryHeap(self.leases)
         self._undo: list[Callable[[], None]] | None = None
         self.preempting: set[str] = set()
@@ -197,6 +201,7 @@ class ClusterState(NodeIndex):
             adoptions=tuple(each for _, each in sorted(self.adoptions.items())),
             failed_starts=in_order(self.failed_starts),
             runtimes=self.runtimes.runs,
+            attained=dict(self.attained),
         )
 
     @classmethod
@@ -227,6 +232,7 @@ class ClusterState(NodeIndex):
         cluster.adoptions = {adoption.node: adoption for adoption in snapshot.adoptions}
         cluster.failed_starts = by_lease(snapshot.failed_starts)
         cluster.runtimes = LearntRuntimes(snapshot.runtimes)
+        cluster.attained = dict(snapshot.attained)
         for name, port in snapshot.last_ports.items():
             cluster.by_name[name].last_port = port
         for lease in held:
@@ -383,6 +389,10 @@ class ClusterState(NodeIndex):
             self._drop_retired(lease)
         if lease.request.gpus:
             self._clean_after(lease, change.at)
+        if type(change) is Released and change.outcome in ("", Outcome.SUCCESS):
+            self._set_attained(without_job(self.attained, lease.lease_id))
+        else:
+            self._set_attained(with_service(self.attained, lease, change.at))
         if type(change) is Released:
             if change.outcome == Outcome.SUCCESS:
                 self._learn(lease, change.at)
@@ -390,6 +400,12 @@ class ClusterState(NodeIndex):
                 if self._undo is not None:
                     self._undo.append(partial(setattr, self, "failed_starts", self.failed_starts))
                 self.failed_starts = remembered(self.failed_starts, change)
+
+    def _set_attained(self, attained: Attained) -> None:
+        if attained is not self.attained:
+            if self._undo is not None:
+                self._undo.append(partial(setattr, self, "attained", self.attained))
+            self.attained = attained
 
     def _learn(self, ended: Lease, at: float) -> None:
         """Learn how long the task of an ended lease ran."""
@@ -436,6 +452,8 @@ class ClusterState(NodeIndex):
         ended = tuple(member for rank, member in lease.ranked if rank in ranks)
         if self.ledger is not None:
             self._spend(self.ledger, replace(lease, members=ended), change.at)
+        if not lease.ranks:  # what is left of a gang adds nothing to its job
+            self._set_attained(with_service(self.attained, lease, change.at))
         self._exchange(lease, rest)
         if self._undo is not None:
             self._undo.append(partial(self._exchange, rest, lease))

@@ -21,6 +21,7 @@ JOURNAL_LENGTH = 4096
 
 
 _NUMBER = re.compile("[0-9]+")
+_REPEATED = re.compile("#[0-9]+$")
 
 
 class Confidence(IntEnum):
@@ -42,12 +43,17 @@ class Runtime:
     confidence: Confidence
 
 
+def job_id_of(lease_id: str) -> str:
+    """Return the id that all leases of a job share: a replay numbers repeated ones `id#2`, `id#3`."""
+    return _REPEATED.sub("", lease_id) if "#" in lease_id else lease_id
+
+
 def class_of(request: Request) -> str:
     """Return the class of all runs of a task: Airflow, DAG and task, else the id without numbers."""
     labels = request.labels
     if labels.get("dag_id"):
         return "/".join(labels.get(name, "") for name in ("instance", "dag_id", "task_id"))
-    return _NUMBER.sub("#", request.lease_id)
+    return _NUMBER.sub("#", job_id_of(request.lease_id))
 
 
 def run_s(granted_at: float, ended_at: float) -> float:

@@ -680,7 +680,6 @@ class GPUResourceManager:
         return {entry["task_id"]: entry["estimated_start"] for entry in self._queue.entries()}
 
     def _queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[QueueEntry]:
-        self._commits.catch_up(cluster)
         rules = self._commits.rules(cluster)
         entries = serializers.queue(cluster, *rules, now, self._suspension(cluster, now))
         if estimated and entries:
@@ -691,7 +690,6 @@ class GPUResourceManager:
 
     def _starts_in(self, cluster: ClusterState, now: float, *extra: Request) -> dict[str, Start]:
         """Return the expected starts in the caller's state, and of extra requests as if they were queued."""
-        self._commits.catch_up(cluster)
         resumes_at = now + max(self._commits.resumes_in_s(now), 0.0)
         policy, order = self._commits.usual_policy(cluster), self.order(cluster)
         return estimate_starts(cluster, policy, order, resumes_at, extra, for_a_while())

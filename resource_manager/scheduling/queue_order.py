@@ -12,9 +12,9 @@ from heapq import heapify, heappop, heappush
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Amount, PendingRequest, Request
 from resource_manager.core.pending import arrival
+from resource_manager.core.runtimes import job_id_of
 from resource_manager.core.team_ledger import UNNAMED
 from resource_manager.errors import PolicyError
-from resource_manager.scheduling.attained_service import AttainedOf, nothing_attained
 from resource_manager.scheduling.decayed_use import by_fair_tree, by_fair_usage
 from resource_manager.scheduling.gangs import Members
 from resource_manager.scheduling.price_admission import PriceAdmission
@@ -62,15 +62,7 @@ class QueueDiscipline:
     admission: PriceAdmission | None = None
     rule: str = ""
     compares_teams: bool = False
-    uses_attained: bool = False
     maintenance_guard_s: float = MAINTENANCE_GUARD_S
-
-    def with_attained(self, attained_of: AttainedOf) -> QueueDiscipline:
-        """Return this discipline with what a history tells about attained service."""
-        if not self.uses_attained:
-            return self
-        arrange: Callable[..., list[PendingRequest]] = self.arrange
-        return replace(self, arrange=partial(arrange, attained_of=attained_of))
 
     def admits(
         self, cluster: ClusterState, request: Request, members: Members, queued_at: float, now: float
@@ -148,15 +140,17 @@ def by_service(cluster: ClusterState, now: float) -> list[PendingRequest]:
     )
 
 
-def by_attained_service(
-    cluster: ClusterState, now: float, attained_of: AttainedOf = nothing_attained
-) -> list[PendingRequest]:
+def by_attained_service(cluster: ClusterState, now: float) -> list[PendingRequest]:
     """Return pending requests in two queues: jobs that attained less than `FIRST_QUEUE_GPU_S` come first.
 
     Service is what earlier leases of the job took, those that failed, expired or were preempted. Within a
     queue the order is that of arrival. Source: Gu et al., Tiresias, NSDI 2019 (discretised, two queues).
     """
-    return _starved_first(cluster, now, lambda request: attained_of(request) >= FIRST_QUEUE_GPU_S)
+    attained = cluster.attained
+    most_ms = FIRST_QUEUE_GPU_S * 1000
+    return _starved_first(
+        cluster, now, lambda request: attained.get(job_id_of(request.lease_id), 0) >= most_ms
+    )
 
 
 def _starved_first(
@@ -251,9 +245,7 @@ srsf = QueueDiscipline(by_service, rule="least expected GPU time first")
 fair_share = QueueDiscipline(
     by_fair_share, rule="the team with the smallest part of its quota first", compares_teams=True
 )
-tiresias = QueueDiscipline(
-    by_attained_service, rule="jobs that used less than 16 GPU-hours first", uses_attained=True
-)
+tiresias = QueueDiscipline(by_attained_service, rule="jobs that used less than 16 GPU-hours first")
 
 fair_usage = QueueDiscipline(
     by_fair_usage,

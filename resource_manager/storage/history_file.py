@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from resource_manager.core.attained_service import Attained, with_service
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
@@ -40,7 +41,7 @@ from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.inventory import inventory_before
 from resource_manager.core.models import Lease, PendingRequest
 from resource_manager.core.node_state import Cleaning
-from resource_manager.core.runtimes import class_of
+from resource_manager.core.runtimes import class_of, job_id_of
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CorruptStateError, StoreError
 from resource_manager.storage import codec
@@ -150,6 +151,7 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         cleaning=_cleaning_before(now, changes),
         failed_starts=tuple(entry for entry in now.failed_starts if entry not in changes),
         runtimes=_runtimes_before(now, leases, changes),
+        attained=_attained_before(now, leases, changes),
     )
     return History(before, tuple(kept), forgotten)
 
@@ -169,6 +171,23 @@ def _runtimes_before(
             learnt[class_of(running[change.lease_id])] += 1
     before = {name: runs[: max(len(runs) - learnt[name], 0)] for name, runs in now.runtimes.items()}
     return {name: runs for name, runs in before.items() if runs}
+
+
+def _attained_before(now: Snapshot, leases: Iterable[Lease], changes: Iterable[Change]) -> Attained:
+    """Return the attained service without what the changes added, of the jobs that did not end with them."""
+    running = {(lease.lease_id, lease.fencing_token): lease for lease in leases}
+    before: dict[str, int] = dict(now.attained)
+    for change in changes:
+        if isinstance(change, Granted):
+            running[change.lease.lease_id, change.lease.fencing_token] = change.lease
+        elif isinstance(change, Released | Expired | MembersReleased):
+            lease = running.pop((change.lease_id, change.fencing_token), None)
+            job = job_id_of(change.lease_id)
+            if isinstance(change, Released) and change.outcome in ("", Outcome.SUCCESS):
+                before.pop(job, None)
+            elif lease is not None and job in before:
+                before[job] -= with_service({}, lease, change.at)[job]
+    return {job: gpu_ms for job, gpu_ms in before.items() if gpu_ms > 0}
 
 
 def _settings_before(now: Snapshot, changes: Iterable[Change]) -> ClusterSettings:

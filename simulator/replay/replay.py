@@ -30,9 +30,9 @@ from resource_manager.core.changes import (
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import is_window, preemptor_in_words
 from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease, Placement, Request
+from resource_manager.core.runtimes import job_id_of
 from resource_manager.core.teams import NO_TEAMS, Teams
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.attained_service import AttainedService, job_key
 from resource_manager.scheduling.decayed_use import rules_changed
 from resource_manager.scheduling.maintenance import ending
 from resource_manager.scheduling.policies import Policy
@@ -159,8 +159,7 @@ class Replay:
     ) -> None:
         self._policy = policy
         self._checkpoint_s = checkpoint_s
-        self._attained = AttainedService()
-        self._order = order.with_attained(self._attained.attained_gpu_s)
+        self._order = order
         self.cluster = ClusterState.from_snapshot(
             replace(workload.start, teams=teams) if teams else workload.start
         )
@@ -292,7 +291,7 @@ class Replay:
         for lease_id in sorted(self.cluster.preempting):
             lease = self.cluster.leases[lease_id]
             by = lease.preempted_by
-            if by not in self.cluster.pending and not is_window(by) and job_key(by) == job_key(name):
+            if by not in self.cluster.pending and not is_window(by) and job_id_of(by) == job_id_of(name):
                 self.cluster.apply(Preempting(lease_id, lease.fencing_token, name, lease.preempt_until, now))
 
     def _apply(self, changes: list[Change], dispatches: bool, now: float) -> None:
@@ -417,8 +416,6 @@ class Replay:
 
     def _note(self, change: Change, now: float) -> None:
         self.record.changes.append(change)
-        if self._order.uses_attained:
-            self._attained.add(change)
         job_runs = self.record.job_runs
         match change:
             case Granted(lease=lease):

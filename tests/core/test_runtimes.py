@@ -60,6 +60,11 @@ def test_runs_of_one_dag_and_task_are_one_class(cluster: ClusterState) -> None:
     assert runtime_of(Request("y", labels={**labels, "instance": "staging"})) is None
 
 
+def test_a_job_is_of_the_class_of_its_id_also_where_a_replay_numbers_it() -> None:
+    for name in ("train_7", "train_7#2", "train_8#13"):
+        assert class_of(Request(name)) == "train_#"
+
+
 def test_what_did_not_succeed_teaches_nothing(cluster: ClusterState) -> None:
     for number, outcome in enumerate(("FAILED", "CANCELLED", "PREEMPTED", "")):
         run(cluster, f"t{number}", 5.0, outcome)

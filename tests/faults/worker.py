@@ -249,7 +249,7 @@ class Worker:
             time.sleep(self.rng.random() * 0.04)
 
     def flood(self) -> None:
-        """Ask for everything in one call, give back what that granted, and read the queue, without a pause."""
+        """Ask for everything in one call, give it back, and read the queue, without a pause."""
         client = self.rng.choice(self.clients)
         begun = [self.recorder.begin("allocate", name, **shape) for name, shape in self.shapes.items()]
         answers = self.answered(lambda: allocate_batch(client, self.shapes), len(begun))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import count
 
 import pytest
@@ -75,25 +75,23 @@ class Running:
                 heapq.heappush(self.ends, (self.now + float(runtime or 100), next(self._tickets), task_id))
 
 
-def served(order: QueueDiscipline, *requests: Request, now: float = 0.0) -> list[str]:
+def served(
+    order: QueueDiscipline, *requests: Request, now: float = 0.0, attained: Mapping[str, int] | None = None
+) -> list[str]:
     cluster = ClusterState([node("a", 8, 64)])
+    cluster.attained = attained or {}
     for request in requests:
         cluster.apply(Queued(request, 0.0, cluster.sequence + 1, 0.0))
     return [pending.lease_id for pending in order(cluster, now)]
 
 
 def test_tiresias_puts_jobs_that_used_16_gpu_hours_behind_the_others() -> None:
-    used = {"a": FIRST_QUEUE_GPU_S, "b": FIRST_QUEUE_GPU_S - 1, "c": 2 * FIRST_QUEUE_GPU_S}
-    order = get_order("tiresias").with_attained(lambda job: used.get(job.lease_id, 0.0))
-    requests = [ask(name, 1) for name in "abcd"]
-    assert served(order, *requests) == ["b", "d", "a", "c"]
-    assert served(order, *requests, now=STARVATION_LIMIT_S + 1) == ["a", "b", "c", "d"]
-    assert served(get_order("tiresias"), *requests) == ["a", "b", "c", "d"]  # nothing is known
-
-
-def test_other_orders_take_nothing_from_a_history() -> None:
-    order = get_order("srtf").with_attained(lambda job: 1e9)
-    assert served(order, ask("long", 1, 20.0), ask("short", 1, 10.0)) == ["short", "long"]
+    enough_ms = round(FIRST_QUEUE_GPU_S * 1000)
+    used = {"a": enough_ms, "b": enough_ms - 1, "c": 2 * enough_ms}
+    order, requests = get_order("tiresias"), [ask(name, 1) for name in "abcd"]
+    assert served(order, *requests, attained=used) == ["b", "d", "a", "c"]
+    assert served(order, *requests, attained=used, now=STARVATION_LIMIT_S + 1) == ["a", "b", "c", "d"]
+    assert served(order, *requests) == ["a", "b", "c", "d"]  # nothing is known
 
 
 def test_the_default_order_is_priority_then_arrival() -> None:

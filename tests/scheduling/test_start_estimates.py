@@ -11,7 +11,6 @@ from resource_manager.core.changes import AgentLost, Drained, Granted, Quarantin
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request, Utility
 from resource_manager.core.runtimes import Confidence, LearntRuntimes
-from resource_manager.manager import attained_learner
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.serializers import estimate
 from resource_manager.scheduling.policies import get_policy
@@ -192,31 +191,3 @@ def test_queue_explain_and_backfill_use_the_same_learnt_runtimes(
     }
     assert manager.expected_starts()["head_1"] == head
     assert manager.explain("x_1", 8, 1)["estimated_start"]["at"] > head["at"]
-
-
-@pytest.mark.parametrize(("order", "read"), [("priority+backfill", []), ("tiresias", [0])])
-def test_the_history_is_read_only_for_an_order_by_attained_service_and_not_again_soon(
-    order: str, read: list[int], clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = MemoryStore(clock=clock)
-    manager = GPUResourceManager(Settings(store="memory://"), cluster={"order": order}, store=store)
-    reads: list[int] = []
-    history = store.history
-
-    def counted(after: int = 0, limit: int = 1000) -> object:
-        reads.append(after)
-        return history(after, limit)
-
-    monkeypatch.setattr(store, "history", counted)
-    monkeypatch.setattr(attained_learner, "LEARN_EVERY_S", 0.0)
-    for number in range(4):
-        manager.allocate_resources(f"t{number}", 8, 1)
-    manager.submit("w", 8, 1)
-    manager.queue()
-    assert reads == read
-    manager.queue()
-    assert reads == read, "nothing changed"
-    monkeypatch.setattr(attained_learner, "LEARN_EVERY_S", 1e9)
-    manager.release_resources("t1")
-    manager.queue()
-    assert reads == read, "read recently"

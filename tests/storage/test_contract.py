@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from resource_manager.core import runtimes
+from resource_manager.core import attained_service, runtimes
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
@@ -46,13 +46,10 @@ from resource_manager.errors import (
     StateLostError,
     StateUnconfirmedError,
 )
-from resource_manager.manager import attained_learner
-from resource_manager.manager.attained_learner import AttainedLearner
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.attained_service import AttainedService
 from resource_manager.scheduling.decayed_use import with_use
 from resource_manager.scheduling.policies import get_policy
-from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.queue_order import fifo, get_order
 from resource_manager.storage import Store
 from resource_manager.storage.base import NO_SUSPENSION
 from resource_manager.storage.clock import ClockJump
@@ -720,54 +717,56 @@ def test_the_state_keeps_the_runtime_of_a_long_run_and_of_a_dag_s_task(open_clie
     assert fresh(open_client()).runtimes == cluster.runtimes.runs
 
 
-def test_a_later_process_reads_what_jobs_attained_from_the_history(
+def test_attained_service_is_part_of_the_state_and_bounded(
     open_client: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[Change] = []
-    add = AttainedService.add
-
-    def noting(attained: AttainedService, change: Change) -> None:
-        read.append(change)
-        add(attained, change)
-
-    monkeypatch.setattr(AttainedService, "add", noting)
-    monkeypatch.setattr(attained_learner, "LEARN_EVERY_S", 0.0)
-    monkeypatch.setattr(attained_learner, "PAGE", 2)
+    for module in (attained_service, redis_layout):
+        monkeypatch.setattr(module, "MAX_JOBS", 3)
     store = open_client()
     cluster = started(store)
-    ran(store, cluster, "train", "FAILED")
-    commit(store, cluster, lambda now: [granted(cluster, "other", now)])
-    other = open_client()
-    replica = other.refresh(None)
-    assert replica is not None
-    learner = AttainedLearner(other)
-    learner.catch_up(replica)
-    assert learner.attained_gpu_s(Request("train", 2)) >= 2.0
-    assert learner.attained.live_count == 1
-    ran(store, cluster, "next", "FAILED")
-    replica = other.refresh(replica)
-    assert replica is not None
-    learner.catch_up(replica)
-    assert read == [change for _, change in other.history()], "each change was read once"
+    names = ("train#2", "b", "c", "train", "d", "c", "e")
+    for name, outcome in zip(names, ("FAILED",) * 5 + ("SUCCESS", "FAILED"), strict=True):
+        ran(store, cluster, name, outcome)
+        found = fresh(open_client()).attained
+        assert list(found.items()) == list(cluster.attained.items()), "also the order"
+    assert found == {"train": 4000, "d": 2000, "e": 2000}
 
 
-def test_the_first_look_at_the_history_reads_the_newest_and_a_later_one_more(
-    open_client: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attained_learner, "LEARN_EVERY_S", 0.0)
-    monkeypatch.setattr(attained_learner, "AT_FIRST", 3)
+def test_a_gang_counts_once_in_the_attained_service_of_the_state(open_client: OpenStore) -> None:
     store = open_client()
     cluster = started(store)
-    for name in ("early", "late"):
-        ran(store, cluster, name, "FAILED")
-    commit(store, cluster, lambda now: [granted(cluster, "runs", now)])
-    learner = AttainedLearner(store)
-    known = []
-    for _ in range(2):
-        learner.catch_up(cluster)
-        known.append([learner.attained_gpu_s(Request(name, 2)) > 0 for name in ("early", "late")])
-    assert known == [[False, True], [True, True]]
-    assert learner.attained.live_count == 1
+    members = tuple(Placement(node.name, (0, 1)) for node in cluster.nodes[:2])
+
+    def end(rank: int) -> None:
+        token = 1
+        commit(store, cluster, lambda now: [MembersReleased("t", token, (rank,), now)])
+
+    request = Request("t", 2, nodes=2)
+    commit(store, cluster, lambda now: [Granted(Lease(request, members, 1, now - 86_400.1234), now)])
+    end(0)
+    known = dict(cluster.attained)
+    ran(store, cluster, "u", "FAILED")
+    commit(store, cluster, lambda now: [granted(cluster, "t", now)])  # the next try, beside what is left
+    end(1)
+    assert fresh(open_client()).attained == known | {"u": 2000}
+    commit(store, cluster, lambda now: [Expired("t", cluster.last_fencing_token, now)])
+    assert fresh(open_client()).attained == cluster.attained == {"u": 2000, "t": known["t"] + 2000}
+
+
+def test_a_process_that_opens_late_orders_the_queue_as_an_early_one(open_client: OpenStore) -> None:
+    store = open_client()
+    early = started(store, ClusterSettings(order="tiresias"))
+    placement = Placement(early.nodes[0].name, (0, 1))
+    greedy = Request("greedy", 2)
+    commit(store, early, lambda now: [Granted(Lease(greedy, (placement,), 1, now - 86_400.0), now)])
+    commit(store, early, lambda now: [Released("greedy", 1, now, "FAILED")])
+    for sequence, request in enumerate((greedy, Request("small", 2)), start=1):
+        commit(store, early, lambda now, asked=(request, sequence): [Queued(asked[0], now, asked[1], now)])
+    late = open_client().refresh(None)
+    assert late is not None
+    for cluster in (early, late):
+        order = get_order(cluster.settings.order)
+        assert [entry.lease_id for entry in order(cluster, store.now())] == ["small", "greedy"]
 
 
 def test_grants_are_not_suspended_without_a_restart(open_client: OpenStore) -> None:

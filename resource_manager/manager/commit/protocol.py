@@ -38,7 +38,6 @@ from resource_manager.errors import (
     StoreFullError,
 )
 from resource_manager.manager.asking import Step, asking
-from resource_manager.manager.attained_learner import AttainedLearner
 from resource_manager.manager.commit.group import Groups, Operation, Reader, Repeatable
 from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
@@ -84,14 +83,13 @@ class Transactions:
         self, store: Store, lock_timeout_s: float, by: str = "", observer: Observer | None = None
     ) -> None:
         self.store = store
-        self.learner = AttainedLearner(store)
         self.by = by
         self.observer = observer
         self.look: Callable[[Reader[Any]], Any] | None = None
         """Answers reads of the newest state with another replica: so they delay no decision."""
         self.distrusted: Refusal | None = None
         """The reason for which this process grants nothing on the state as it is; None if it trusts it."""
-        self._rules = RuleBook(self.learner)
+        self._rules = RuleBook()
         self._lock_timeout_s = lock_timeout_s
         self._recovery = Recovery(store)
         self._replica = Replica(store)
@@ -122,11 +120,6 @@ class Transactions:
         if self.distrusted is not None:
             return self.distrusted
         return self._rules.of(cluster).refusal if cluster.nodes else no_servers()
-
-    def catch_up(self, cluster: ClusterState) -> None:
-        """Learn what the history tells about attained service, where the order asks for it."""
-        if cluster.pending and self.order(cluster).uses_attained:
-            self.learner.catch_up(cluster)
 
     def resumes_in_s(self, now: float) -> float:
         """Return the seconds until grants resume in a recovery window; 0 or less if not paused."""
@@ -334,7 +327,6 @@ class Transactions:
         is_fresh = lock is not None or cluster is None
         if cluster is None:
             cluster = self._replica.refresh()
-        self.catch_up(cluster)
         decided = self._decide(cluster, group)
         if not is_fresh and any(not operation.changes for operation in decided):
             # A refusal or an error decided on an old replica may be wrong: decide again on a fresh one.

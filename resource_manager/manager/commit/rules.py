@@ -10,7 +10,6 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.refusal import Refusal, misconfigured
 from resource_manager.errors import PolicyError
-from resource_manager.manager.attained_learner import AttainedLearner
 from resource_manager.scheduling.policies import Policy, get_policy, nothing_fits
 from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.scheduling.queue_order import QueueDiscipline, get_order, priority
@@ -28,8 +27,7 @@ class Rules:
 class RuleBook:
     """Rules of the settings that were used last; thread-safe."""
 
-    def __init__(self, learner: AttainedLearner) -> None:
-        self._learner = learner
+    def __init__(self) -> None:
         settings = ClusterSettings()
         self._last = settings, self._look_up(settings)
 
@@ -57,7 +55,7 @@ class RuleBook:
             admission=price_admission(settings),
             maintenance_guard_s=settings.maintenance_guard_s,
         )
-        return Rules(policy, order.with_attained(self._learner.attained_gpu_s), refusal)
+        return Rules(policy, order, refusal)
 
 
 def price_admission(settings: ClusterSettings) -> PriceAdmission | None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
+from resource_manager.core.attained_service import MAX_JOBS
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
@@ -48,7 +49,7 @@ from resource_manager.core.failed_starts import (
 )
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import KEY_SEPARATOR, Lease, Node, PendingRequest
-from resource_manager.core.runtimes import KEPT_RUNTIMES, MAX_CLASSES
+from resource_manager.core.runtimes import KEPT_RUNTIMES, MAX_CLASSES, job_id_of
 from resource_manager.core.team_ledger import Use
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CorruptStateError
@@ -122,6 +123,9 @@ class Inventory(NamedTuple):
 RUNS = "runs:"
 """Beginning of the field of the rules with what was learnt of a class of task: when (a version), and runs."""
 
+ATTAINED = "attained:"
+"""Beginning of the field of the rules with the service a job attained: when (a version), and GPU ms."""
+
 USE = "use:"
 """Beginning of the field of the rules with a team's decayed use."""
 
@@ -136,10 +140,15 @@ def operations(change: Change) -> list[str]:
 
 
 def _learnt(change: Change) -> list[str]:
-    """Return what to learn from a successful run; it comes before its end."""
-    if not isinstance(change, Released) or change.outcome != Outcome.SUCCESS:
+    """Return what to learn from the end of a lease; it comes before it."""
+    if not isinstance(change, Released | Expired | MembersReleased):
         return []
-    return ["learn", change.lease_id, f"{MAX_CLASSES} {KEPT_RUNTIMES} {change.at!r}"]
+    if not isinstance(change, Released) or change.outcome not in ("", Outcome.SUCCESS):
+        return ["attain", change.lease_id, f"{change.fencing_token} {MAX_JOBS} {change.at!r}"]
+    forget = ["forget attained", f"{ATTAINED}{job_id_of(change.lease_id)}", ""]
+    if change.outcome != Outcome.SUCCESS:
+        return forget
+    return [*forget, "learn", change.lease_id, f"{MAX_CLASSES} {KEPT_RUNTIMES} {change.at!r}"]
 
 
 def _use(change: Any) -> list[str]:
@@ -179,6 +188,8 @@ def parts_of(snapshot: Snapshot) -> list[str]:
         parts += ("rule", FAILED_STARTS, "\n".join(map(change_to_json, snapshot.failed_starts)))
     for number, (name, runs) in enumerate(snapshot.runtimes.items(), start=-len(snapshot.runtimes)):
         parts += ("rule", f"{RUNS}{name}", json.dumps([number, *runs]))
+    for number, (job, gpu_ms) in enumerate(snapshot.attained.items(), start=-len(snapshot.attained)):
+        parts += ("rule", f"{ATTAINED}{job}", json.dumps([number, gpu_ms]))
     for team, use in snapshot.use.items():
         parts += ("rule", f"{USE}{team}", json.dumps(use))
     for field, text in gpu_layout.fields_of(snapshot).items():
@@ -250,7 +261,8 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
             settings=_settings(rules.get(SETTINGS.encode())),
             adoptions=inventory.adoptions,
             failed_starts=_failed_starts(rules.get(FAILED_STARTS.encode(), b"")),
-            runtimes=_runtimes(rules),
+            runtimes={name: tuple(map(float, runs)) for name, runs in _in_order(rules, RUNS)},
+            attained={job: int(gpu_ms) for job, [gpu_ms] in _in_order(rules, ATTAINED)},
             watched=tuple(known_gpus.watched),
             silent=tuple(known_gpus.silent),
             closed_gpus=tuple(known_gpus.closed),
@@ -356,17 +368,17 @@ def _uses(rules: Mapping[bytes, bytes]) -> dict[str, Use]:
     return found
 
 
-def _runtimes(rules: Mapping[bytes, bytes]) -> dict[str, tuple[float, ...]]:
-    """Return the learnt runtimes by class, the class learnt from last last."""
-    found: list[tuple[int, str, tuple[float, ...]]] = []
+def _in_order(rules: Mapping[bytes, bytes], beginning: str) -> list[tuple[str, list[float]]]:
+    """Return the names and numbers of the fields with that beginning, the one that changed last is last."""
+    found: list[tuple[int, str, list[float]]] = []
     for name, text in rules.items():
-        if name.startswith(RUNS.encode()):
+        if name.startswith(beginning.encode()):
             try:
-                number, *runs = json.loads(text)
-                found.append((int(number), name.decode()[len(RUNS) :], tuple(map(float, runs))))
+                version, *numbers = json.loads(text)
+                found.append((int(version), name.decode()[len(beginning) :], [*map(float, numbers)]))
             except (ValueError, TypeError) as error:
-                raise CorruptStateError(f"not runs of a task: {text[:120]!r}") from error
-    return {name: runs for _, name, runs in sorted(found)}
+                raise CorruptStateError(f"not what was learnt of {name!r}: {text[:120]!r}") from error
+    return [(name, numbers) for _, name, numbers in sorted(found)]
 
 
 def _number(text: bytes) -> int:

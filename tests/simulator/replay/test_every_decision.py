@@ -34,7 +34,6 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, JobPlace, Lease, Node
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import ResourceManagerError
-from resource_manager.manager import attained_learner
 from resource_manager.manager.maintenance import WindowForm
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
@@ -100,7 +99,7 @@ class Course:
 @st.composite
 def courses(draw: st.DrawFn, most: int = 80) -> Course:
     states_runtimes = draw(st.booleans())
-    backfill = "+backfill" if states_runtimes and draw(st.booleans()) else ""
+    backfill = "+backfill" if draw(st.booleans()) else ""
     kinds = [kind for kind, weight in STEPS.items() for _ in range(weight)]
     step = st.builds(Step, st.sampled_from(kinds), st.integers(0, 10**6))
     return Course(
@@ -281,8 +280,6 @@ class Driver:
         self.manager.resume(draw.choice("abcd"))
 
     def do_window(self, draw: random.Random) -> None:
-        if not self.course.states_runtimes:
-            return
         begin = self.clock.now + draw.choice((0.0, 40.0, 400.0))
         self.manager.add_maintenance(
             WindowForm.of(
@@ -413,12 +410,6 @@ def check_other_decisions(course: Course, policy: str, order: str) -> None:
     for job_run in record.job_runs.values():
         if job_run.started_at is not None and job_run.job.runtime_s < math.inf:
             assert job_run.ended_at is not None
-
-
-@pytest.fixture(autouse=True)
-def learns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What jobs attained is known at once, as in a replay; a manager learns it every 30 s."""
-    monkeypatch.setattr(attained_learner, "LEARN_EVERY_S", 0.0)
 
 
 @settings(max_examples=150)

@@ -53,6 +53,12 @@ def lease(task_id: str, token: int, node: str = "a", **more: Any) -> Lease:
     return Lease(Request(task_id), (Placement(node),), token, 1.0, 61.0, **more)
 
 
+def steps(change: Change) -> list[list[str]]:
+    """Return the operations of a change, each with its field and its text."""
+    parts = operations(change)
+    return [parts[place : place + 3] for place in range(0, len(parts), 3)]
+
+
 def field(change: Change) -> bytes:
     return change_to_json(change).encode()
 
@@ -98,7 +104,7 @@ def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, 
     ],
 )
 def test_each_change_has_an_operation_and_a_field(change: Change, name: str, field: str) -> None:
-    assert operations(change) == [name, field, change_to_json(change)]
+    assert [name, field, change_to_json(change)] in steps(change)
 
 
 def test_a_state_is_read_from_its_parts() -> None:
@@ -196,8 +202,8 @@ def test_a_state_is_read_back_from_its_parts() -> None:
 def test_a_release_is_remembered_if_it_names_servers_on_which_its_job_did_not_start() -> None:
     failed = Released("t", 7, 5.0, "FAILED", reason="refused", failed_nodes=("a",))
     ended = Released("t", 7, 5.0, reason="its user ended it")
-    assert operations(ended) == ["end", "t", change_to_json(ended)]
-    assert operations(failed)[3:] == ["failed", "256 600", change_to_json(failed)]
+    assert "failed" not in [name for name, _, _ in steps(ended)]
+    assert steps(failed)[-1] == ["failed", "256 600", change_to_json(failed)]
     snapshot = Snapshot(9, 12, 5, NODES, last_node="b", failed_starts=(failed,))
     parts = parts_of(snapshot)
     assert parts[:2] == ["rule", "failed_starts"]

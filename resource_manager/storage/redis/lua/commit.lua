@@ -4,7 +4,7 @@
 --       8 maximum changes and 9 maximum bytes of the history, 10 recovery window in s, 11 last fencing
 --       token, 12 last node, 13 greatest sequence of a request or 0, 14 new inventory or '', 15 time to
 --       live of an unclaimed hand-off of the lock in ms, 16 '1' if it waits for the end of a recovery
---       window, 17 on: idempotency keys as in once.lua, then for each change: operation, key, JSON ('port', 'use', 'failed', 'learn' and
+--       window, 17 on: idempotency keys as in once.lua, then for each change: operation, key, JSON ('port', 'use', 'failed', 'learn', 'attain' and
 --       those that begin with 'forget' are no changes).
 -- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
 --       version, detail, and for 'stale' the missed changes, if few, for 'repeated' what was kept.
@@ -64,7 +64,7 @@ end
 
 local function is_change(operation)
   return operation ~= 'port' and operation ~= 'use' and operation ~= 'failed' and operation ~= 'learn'
-    and string.sub(operation, 1, 6) ~= 'forget'
+    and operation ~= 'attain' and string.sub(operation, 1, 6) ~= 'forget'
 end
 
 local added, bytes = 0, 0
@@ -142,6 +142,41 @@ local function wake(lease, json)
   end
 end
 
+-- Keep what was learnt of a class of tasks or of a job: when (the version of the change), then numbers. Of so
+-- many fields with that beginning, the one that changed longest ago goes for a new one.
+local function keep_learnt(beginning, name, numbers, most)
+  local field = beginning .. name
+  if redis.call('HEXISTS', rules, field) == 0 then
+    local count, oldest, oldest_at = 0, nil, nil
+    for _, known in ipairs(redis.call('HKEYS', rules)) do
+      if string.sub(known, 1, #beginning) == beginning then
+        count = count + 1
+      end
+    end
+    if count >= most then
+      local all = redis.call('HGETALL', rules)
+      for n = 1, #all, 2 do
+        local learnt_at = string.sub(all[n], 1, #beginning) == beginning and cjson.decode(all[n + 1])[1]
+        if learnt_at and (not oldest or learnt_at < oldest_at) then
+          oldest, oldest_at = all[n], learnt_at
+        end
+      end
+      redis.call('HDEL', rules, oldest)
+    end
+  end
+  numbers[1] = version + 1
+  redis.call('HSET', rules, field, cjson.encode(numbers))
+end
+
+local function job_id_of(lease_id)
+  return (string.gsub(lease_id, '#%d+$', ''))
+end
+
+-- Return how long a lease ran that ends at that time, as core/runtimes.py does.
+local function run_s(lease, at)
+  return math.max(math.floor((at - lease.granted_at) * 1000 + 0.5) / 1000, 1)
+end
+
 -- Learn how long the task of a lease ran that ends at that time, as core/runtimes.py does: of so many classes
 -- of tasks, so many runs each. The field of a class has the version of the change, then the runs in seconds.
 local function learn(text, classes, most, at)
@@ -150,35 +185,29 @@ local function learn(text, classes, most, at)
   if (labels.dag_id or '') ~= '' then
     class = (labels.instance or '') .. '/' .. labels.dag_id .. '/' .. (labels.task_id or '')
   else
-    class = string.gsub(lease.request.lease_id, '%d+', '#')
+    class = string.gsub(job_id_of(lease.request.lease_id), '%d+', '#')
   end
-  local field = 'runs:' .. class
-  local known = redis.call('HGET', rules, field)
+  local known = redis.call('HGET', rules, 'runs:' .. class)
   local runs = known and cjson.decode(known) or {0}
-  runs[1] = version + 1
-  runs[#runs + 1] = math.max(math.floor((at - lease.granted_at) * 1000 + 0.5) / 1000, 1)
+  runs[#runs + 1] = run_s(lease, at)
   if #runs > most + 1 then
     table.remove(runs, 2)
   end
-  if not known then
-    local count, oldest, oldest_at = 0, nil, nil
-    for _, name in ipairs(redis.call('HKEYS', rules)) do
-      if string.sub(name, 1, 5) == 'runs:' then
-        count = count + 1
-      end
-    end
-    if count >= classes then
-      local all = redis.call('HGETALL', rules)
-      for n = 1, #all, 2 do
-        local learnt_at = string.sub(all[n], 1, 5) == 'runs:' and cjson.decode(all[n + 1])[1]
-        if learnt_at and (not oldest or learnt_at < oldest_at) then
-          oldest, oldest_at = all[n], learnt_at
-        end
-      end
-      redis.call('HDEL', rules, oldest)
-    end
+  keep_learnt('runs:', class, runs, classes)
+end
+
+-- Count the service of a lease that ends at that time for its job, as core/attained_service.py does; what is
+-- left of a gang adds nothing.
+local function attain(text, token, jobs, at)
+  local lease = text and cjson.decode(string.match(text, '^[^\n]*')).lease
+  if not lease or lease.fencing_token ~= token then
+    return
   end
-  redis.call('HSET', rules, field, cjson.encode(runs))
+  local request, job = lease.request, job_id_of(lease.request.lease_id)
+  local gpus = (request.gpus or 0) * #lease.members * (request.gpu_milli or 1000) / 1000
+  local known = redis.call('HGET', rules, 'attained:' .. job)
+  local before = known and cjson.decode(known)[2] or 0
+  keep_learnt('attained:', job, {0, before + math.floor(gpus * run_s(lease, at) * 1000 + 0.5)}, jobs)
 end
 
 for i = begin, #ARGV, 3 do
@@ -249,6 +278,11 @@ for i = begin, #ARGV, 3 do
   elseif operation == 'learn' then
     local classes, most, at = string.match(json, '^(%d+) (%d+) (.*)$')
     learn(redis.call('HGET', leases, key), tonumber(classes), tonumber(most), tonumber(at))
+  elseif operation == 'attain' then
+    local token, jobs, at = string.match(json, '^(%d+) (%d+) (.*)$')
+    attain(redis.call('HGET', leases, key), tonumber(token), tonumber(jobs), tonumber(at))
+  elseif operation == 'forget attained' then
+    redis.call('HDEL', rules, key)
   elseif operation == 'use' then
     redis.call('HSET', rules, key, json)
   elseif operation == 'failed' then
