@@ -428,6 +428,7 @@ def test_under_another_policy_and_order_each_job_is_there_once_and_ends(
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(3600)
 @settings(max_examples=10_000)
 @given(courses(most=160))
 def test_many_histories_are_replayed_exactly(course: Course) -> None:
