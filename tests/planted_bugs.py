@@ -41,7 +41,7 @@ OF_VICTIMS = (*OF_PREEMPTION, "tests/scheduling/test_victims.py")
 OF_QUOTAS = ("tests/scheduling/test_quotas.py",)
 OF_ENDING = ("tests/jobs/test_preempting.py",)
 OF_WINDOWS = ("tests/scheduling/test_maintenance.py", "tests/core/test_maintenance.py")
-OF_REPORTS = ("tests/agent/test_receiving.py", "tests/faults/test_gpus.py")
+OF_REPORTS = ("tests/fleet/test_receiving.py", "tests/faults/test_gpus.py")
 
 
 class Bug(NamedTuple):
@@ -364,7 +364,7 @@ BUGS += [
         ("lease.request.gpu_milli + (other.milli if other else 0)", "1000"),
     ),
     *of_python(
-        "agent/transitions",
+        "fleet/transitions",
         OF_REPORTS,
         ("if left is not None and not left:", "if True:"),
         ("if gpu is None or gpu.lost or gpu.processes is None:", "if gpu is None:"),
@@ -492,14 +492,14 @@ BUGS += [
         ("ends_at = min(ends_at, max(begun_at, self.first_at) + after_signal_s)", "pass"),
     ),
     *of_python(
-        "agent/silence",
-        ("tests/agent/test_silence.py",),
+        "fleet/silence",
+        ("tests/fleet/test_silence.py",),
         ("if len(together) > reporting:", "if False:"),
         ("if name in self._held or now - began[name] < limit_s:", "if True:"),
     ),
     *of_python(
         "core/node_state",
-        ("tests/agent/test_receiving.py",),
+        ("tests/fleet/test_receiving.py",),
         (OPEN, "return self.drained is None"),
     ),
     *of_python(
@@ -522,7 +522,11 @@ BUGS += [
 ]
 
 
-OF_SEARCHES = ("tests/jobs/test_searching.py", "tests/agent/test_searching.py", "tests/core/test_search.py")
+OF_SEARCHES = (
+    "tests/jobs/test_searching.py",
+    "tests/fleet/test_search_answers.py",
+    "tests/core/test_search.py",
+)
 OF_BACKUPS = ("tests/storage/test_backup.py",)
 OF_CLOCKS = ("tests/storage/test_clock.py", "tests/manager/commit/test_clock_jumps.py")
 OF_REPEATED = ("tests/manager/test_repeated_commands.py",)

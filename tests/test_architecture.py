@@ -20,6 +20,7 @@ LADDER = (
     ("storage",),
     ("manager",),
     ("jobs", "agent"),
+    ("fleet",),
     ("rest",),
     ("cli",),
     ("airflow",),

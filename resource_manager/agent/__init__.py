@@ -1,1 +1,1 @@
-"""GPUs of the servers as they really are: probe, report, health."""
+"""What runs on a server: the probe of its GPUs, and the agent that sends what the probe finds."""

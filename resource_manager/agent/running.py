@@ -16,7 +16,7 @@ from resource_manager.agent import probe
 from resource_manager.errors import ResourceManagerError
 
 if TYPE_CHECKING:  # an agent only passes reports on, and must stay small
-    from resource_manager.agent.reports import Report
+    from resource_manager.agent.report_format import Report
 
 TIMEOUT_S = 2 * probe.PROBE_TIMEOUT_S
 """Limit of a whole run; the probe gives up earlier and says so."""
@@ -50,7 +50,7 @@ def probe_here() -> Report:
 
 def read_answer(exit_code: int, output: str, complaint: str) -> Report:
     """Return the report that the probe printed last; raises `NoReportError` with the reason if none."""
-    from resource_manager.agent.reports import ReportError, check_report
+    from resource_manager.agent.report_format import ReportError, check_report
 
     if len(output) > probe.MAX_REPORT_BYTES:
         raise NoReportError(f"the probe printed {len(output):,} characters")

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from resource_manager.agent.use import GpuUse, use_of
 from resource_manager.airflow.hook import Manager
+from resource_manager.fleet.server_use import GpuUse, use_of
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Allocation
 

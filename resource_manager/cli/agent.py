@@ -73,8 +73,8 @@ def agent(
 
 
 def _print_once(server: str, health_path: Path | None) -> None:
-    from resource_manager.agent.health import health_table
     from resource_manager.agent.running import NoReportError, probe_here
+    from resource_manager.fleet.health import health_table
     from resource_manager.manager.cluster_file.reading import load_health
 
     table = health_table(() if health_path is None else load_health(health_path))

@@ -19,8 +19,8 @@ from resource_manager.cli.target import exit_codes
 from resource_manager.errors import ResourceManagerError
 
 if TYPE_CHECKING:  # pydantic takes most of the time that --help may take
-    from resource_manager.agent.health import HealthTable
-    from resource_manager.agent.reports import Report
+    from resource_manager.agent.report_format import Report
+    from resource_manager.fleet.health import HealthTable
 
 MAX_CONNECTIONS = 32
 
@@ -60,8 +60,8 @@ def discover(
     the servers, which need python3. A server that gives no report is one line on standard error; the others
     are still printed, and the exit code is 3.
     """
-    from resource_manager.agent.health import health_table
-    from resource_manager.agent.inventory import Discovered, inventory_toml
+    from resource_manager.fleet.health import health_table
+    from resource_manager.fleet.inventory_text import Discovered, inventory_toml
     from resource_manager.manager.cluster_file.reading import load_health
 
     if not hosts and (user or key):
@@ -90,7 +90,7 @@ def discover(
 
 def as_dict(report: Report, table: HealthTable) -> dict[str, Any]:
     """Return the report as it is printed: with the findings about each GPU."""
-    from resource_manager.agent.health import findings
+    from resource_manager.fleet.health import findings
 
     shown = report.model_dump()
     for gpu, of_gpu in zip(shown["gpus"], report.gpus, strict=True):

@@ -58,7 +58,7 @@ def _report(target: Target, by: str, since: str) -> Any:
         raise Failure(f"--{wrong['loc'][0]}: {wrong['msg']}", BAD_INPUT) from error
     if target.url:
         return target.manager.report(query.by, query.since)
-    from resource_manager.agent.accounting import report_of
+    from resource_manager.fleet.measured_hours import report_of
 
     return report_of(target.manager, query)
 

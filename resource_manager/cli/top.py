@@ -20,7 +20,7 @@ from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
 
 if TYPE_CHECKING:
-    from resource_manager.agent.use import ServerUse
+    from resource_manager.fleet.server_use import ServerUse
 
 
 RESIZE_S = 0.5
@@ -99,7 +99,7 @@ def _use(target: Target, servers: Sequence[str]) -> list[ServerUse]:
     if target.url:
         found = manager.gpus()
     else:
-        from resource_manager.agent.use import use_of
+        from resource_manager.fleet.server_use import use_of
 
         found = use_of(manager)
     if not servers:

@@ -18,7 +18,7 @@ from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import ResourceManagerError
 
 if TYPE_CHECKING:
-    from resource_manager.agent.reports import Report
+    from resource_manager.agent.report_format import Report
     from resource_manager.core.models import Gpu
     from resource_manager.manager.results import ServerDetail
 
@@ -52,7 +52,7 @@ def verify(
     Each server is asked by ssh at its address in the inventory. Exits with 1 if one differs or is not pinned,
     with 3 if one gives no report.
     """
-    from resource_manager.agent.comparison import Verdict, compare
+    from resource_manager.fleet.comparison import Verdict, compare
 
     manager = target.manager
     if server is None:
@@ -88,7 +88,7 @@ def adopt(target: Target, server: str, user: str | None, key: str | None, as_jso
 
     Refused while the server has leases. No file of the cluster takes it back, unless it is forced.
     """
-    from resource_manager.agent.inventory import pinned_gpus
+    from resource_manager.fleet.inventory_text import pinned_gpus
 
     manager = target.manager
     row = known_server(lambda: manager.server(server_of(server)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from resource_manager.agent.receiving import ReportReceiver
+from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest import redis_persistence
 from resource_manager.rest.auth import Authenticator, OpenAuthenticator, TokenAuthenticator

@@ -65,8 +65,8 @@ from resource_manager.rest.answers import (
 )
 
 if TYPE_CHECKING:
-    from resource_manager.agent.use import ServerUse
     from resource_manager.core.models import Gpu, JobPlace
+    from resource_manager.fleet.server_use import ServerUse
     from resource_manager.manager.cluster_change import ApplyOptions
     from resource_manager.manager.cluster_file.sections import ClusterForm
     from resource_manager.manager.demand import Demand
@@ -320,7 +320,7 @@ class ServiceClient:
 
     def gpus(self, servers: Sequence[str] = ()) -> list[ServerUse]:
         """Return the use of every GPU as last reported, by server: of these servers, by default of all."""
-        from resource_manager.agent.use import ServerUse  # with much that no other call needs
+        from resource_manager.fleet.server_use import ServerUse  # with much that no other call needs
 
         if servers:
             return self._get(Page[ServerUse], "/api/gpus", {"servers": list(servers)})["items"]

@@ -8,11 +8,8 @@ from typing import Any, TypeVar, cast
 import flask
 
 from resource_manager import STORED_FORMAT, __version__
-from resource_manager.agent.accounting import report_of
 from resource_manager.agent.probe import MAX_REPORT_BYTES
-from resource_manager.agent.receiving import ReportAnswer
-from resource_manager.agent.reports import ReportError, read_report
-from resource_manager.agent.use import ServerUse, use_of
+from resource_manager.agent.report_format import ReportError, read_report
 from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.core.models import Gpu, JobPlace, Lease
 from resource_manager.core.name_lookup import find
@@ -25,6 +22,9 @@ from resource_manager.errors import (
     StateClosedError,
     UnknownNodeError,
 )
+from resource_manager.fleet.measured_hours import report_of
+from resource_manager.fleet.receiving import ReportAnswer
+from resource_manager.fleet.server_use import ServerUse, use_of
 from resource_manager.manager.cluster_change import ApplyOptions
 from resource_manager.manager.report import Report, ReportQuery
 from resource_manager.manager.results import (

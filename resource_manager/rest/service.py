@@ -7,7 +7,7 @@ from typing import cast
 
 import flask
 
-from resource_manager.agent.receiving import ReportReceiver
+from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.auth import Authenticator
 from resource_manager.rest.console.cluster_page import NoticeCache

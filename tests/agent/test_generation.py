@@ -13,7 +13,7 @@ from resource_manager.agent.sending import OLDER, run_agent
 from resource_manager.core.refusal import Refusal, RefusalKind
 from resource_manager.storage.mark import Mark
 from tests.agent.reporting import gpu, server
-from tests.agent.test_receiving import Service
+from tests.fleet.test_receiving import Service
 
 
 def test_newer_states_are_remembered_by_the_next_agent_and_older_ones_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from resource_manager import __version__
-from resource_manager.agent.reports import read_report
+from resource_manager.agent.report_format import read_report
 from resource_manager.agent.sending import ReportSender, run_agent
 from resource_manager.errors import InvalidRequestError
 from tests.eventually import wait_for

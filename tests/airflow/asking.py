@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from resource_manager.agent.receiving import ReportReceiver
-from resource_manager.agent.reports import read_report
+from resource_manager.agent.report_format import read_report
 from resource_manager.airflow.demand import demand_of, submit
 from resource_manager.airflow.operators import GPUAllocateOperator
+from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.jobs.task_identity import TaskIdentity
 from tests.agent.reporting import as_text, gpu, report
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from resource_manager import GPUResourceManager
-from resource_manager.agent.receiving import ReportReceiver
-from resource_manager.agent.reports import read_report
+from resource_manager.agent.report_format import read_report
 from resource_manager.core.models import Gpu, Node
+from resource_manager.fleet.receiving import ReportReceiver
 from tests.agent.reporting import as_text, gpu, process, report, server, uuid
 from tests.cli.targets import Run
 

@@ -12,8 +12,8 @@ import pexpect
 import pytest
 
 from resource_manager import GPUResourceManager
-from resource_manager.agent.receiving import ReportReceiver
-from resource_manager.agent.reports import read_report
+from resource_manager.agent.report_format import read_report
+from resource_manager.fleet.receiving import ReportReceiver
 from tests.agent.reporting import as_text, gpu, report, server
 from tests.eventually import wait_for
 from tests.redis_server import RedisServer

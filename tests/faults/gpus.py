@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from resource_manager import GPUResourceManager
-from resource_manager.agent.receiving import ReportReceiver
-from resource_manager.agent.reports import ReportError, read_report
+from resource_manager.agent.report_format import ReportError, read_report
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
@@ -31,6 +30,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node
 from resource_manager.errors import CapacityError
+from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
 from tests.agent.reporting import as_text, gpu, process, report

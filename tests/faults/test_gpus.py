@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from resource_manager import MemoryStore
-from resource_manager.agent import transitions
 from resource_manager.core import cluster, gpu_state
 from resource_manager.core.changes import AgentSeen, GpuClosed, Granted, InventoryChanged, Released
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.errors import CapacityError
+from resource_manager.fleet import transitions
 from resource_manager.manager import cluster_change
 from resource_manager.storage import open_store
 from tests.builders import Clock

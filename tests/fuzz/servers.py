@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from resource_manager.agent import probe
-from resource_manager.agent.health import health_table
-from resource_manager.agent.inventory import Discovered, inventory_toml
-from resource_manager.agent.receiving import Record
-from resource_manager.agent.reports import check_report, read_report
+from resource_manager.agent.report_format import check_report, read_report
 from resource_manager.agent.running import NoReportError, read_answer
+from resource_manager.fleet.health import health_table
+from resource_manager.fleet.inventory_text import Discovered, inventory_toml
+from resource_manager.fleet.receiving import Record
 from resource_manager.jobs.launchers import Job
 from resource_manager.jobs.launchers.ssh import SSHLauncher
 from resource_manager.manager.cluster_file.reading import load_health, load_inventory

@@ -10,9 +10,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
-from resource_manager.agent.reports import GpuReport
-from resource_manager.agent.transitions import ROGUE
-from resource_manager.agent.use import KeptReport
+from resource_manager.agent.report_format import GpuReport
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import cleaning_on, condition_of
@@ -20,6 +18,8 @@ from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Request
 from resource_manager.core.name_lookup import contains
 from resource_manager.core.names import display_name, name_of, short_id, task_of
 from resource_manager.core.refusal import silence_of
+from resource_manager.fleet.server_use import KeptReport
+from resource_manager.fleet.transitions import ROGUE
 from resource_manager.manager.serializers import (
     Usage,
     closed_because,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from resource_manager.agent.use import GpuUse, use_of
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
 from resource_manager.core.name_lookup import find
 from resource_manager.core.names import short
 from resource_manager.errors import LeaseNotFoundError
+from resource_manager.fleet.server_use import GpuUse, use_of
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.manager import serializers

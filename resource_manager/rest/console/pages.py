@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 import flask
 from pydantic import Field, ValidationError
 
-from resource_manager.agent.use import KeptReport, kept_reports, use_of
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.name_lookup import contains, name_in
 from resource_manager.errors import ResourceManagerError, StoreError
+from resource_manager.fleet.server_use import KeptReport, kept_reports, use_of
 from resource_manager.manager import serializers
 from resource_manager.manager.demand import LeaseId, Text
 from resource_manager.manager.report import ReportQuery

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from resource_manager.agent.accounting import accounts_of, measures_of, prices_of
+from resource_manager.fleet.measured_hours import accounts_of, measures_of, prices_of
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.report import Accounts, ReportQuery
 from resource_manager.manager.serializers import most_wasted, wasted

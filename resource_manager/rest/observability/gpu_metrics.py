@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from resource_manager.agent.lease_use import idle_leases
-from resource_manager.agent.receiving import Record, records_of
-from resource_manager.agent.silence import SilenceWatch
-from resource_manager.agent.transitions import is_pinned
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import cleaning_milli, condition_of, leased_milli, leases_on
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.core.names import name_of
+from resource_manager.fleet.lease_use import idle_leases
+from resource_manager.fleet.receiving import Record, records_of
+from resource_manager.fleet.silence import SilenceWatch
+from resource_manager.fleet.transitions import is_pinned
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.state_follower import StateFollower
 

@@ -12,7 +12,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
-from resource_manager.agent.reports import read_report
+from resource_manager.agent.report_format import read_report
 from resource_manager.core.names import short_id
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role

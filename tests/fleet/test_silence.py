@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from resource_manager.agent.silence import LastReport, SilenceWatch
+from resource_manager.fleet.silence import LastReport, SilenceWatch
 
 LOOK_S = 5
 

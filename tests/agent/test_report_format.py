@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from resource_manager.agent import probe
-from resource_manager.agent.reports import MAX_GPUS_OF_SERVER, ReportError, check_report, read_report
+from resource_manager.agent.report_format import MAX_GPUS_OF_SERVER, ReportError, check_report, read_report
 from resource_manager.core.identifiers import UNPRINTABLE
 
 Report = dict[str, Any]

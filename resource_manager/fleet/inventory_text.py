@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from resource_manager.agent.probe import EMPTY_MIG
-from resource_manager.agent.reports import GpuReport, Report
+from resource_manager.agent.report_format import GpuReport, Report
 from resource_manager.core.models import Gpu
 from resource_manager.manager.cluster_file.positions import quoted
 

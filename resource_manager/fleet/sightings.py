@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from resource_manager.agent.reports import Report
-from resource_manager.agent.transitions import is_of
+from resource_manager.agent.report_format import Report
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import leases_on
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease, Placement
 from resource_manager.core.node_state import NodeState
+from resource_manager.fleet.transitions import is_of
 
 CONFIRMATIONS = 2
 """Number of complete lists of jobs in a row without a job after which it is known to be gone."""

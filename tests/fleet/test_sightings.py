@@ -9,7 +9,7 @@ import pytest
 from resource_manager.core.changes import JobEnd, Quarantined
 from resource_manager.core.models import Gpu, JobPlace, Node
 from tests.agent.reporting import gpu, process, uuid
-from tests.agent.test_receiving import Service
+from tests.fleet.test_receiving import Service
 
 MACHINE = "host-a/0a1b"
 TTL_S = 60.0

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from resource_manager.agent import probe
-from resource_manager.agent.health import findings, health_table
-from resource_manager.agent.reports import GpuReport
+from resource_manager.agent.report_format import GpuReport
 from resource_manager.errors import ClusterFileError
+from resource_manager.fleet.health import findings, health_table
 from resource_manager.manager.cluster_file.reading import load_health
 
 # The decided action, and the immediate action of NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors,
@@ -56,7 +56,7 @@ def actions(gpu: GpuReport, path: Path | None = None) -> list[tuple[str, str]]:
 
 def test_the_xids_have_the_decided_actions_and_the_catalogues_beside_them() -> None:
     table = health_table()
-    text = (files("resource_manager.agent") / "health.toml").read_text()
+    text = (files("resource_manager.fleet") / "health.toml").read_text()
     catalogue = {name: entry.get("catalog") for name, entry in tomllib.loads(text)["health"].items()}
     found = {name: (rule.action, catalogue[name]) for name, rule in table.items() if name.startswith("xid")}
     assert found == {f"xid {number}": expected for number, expected in XIDS.items()}

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from resource_manager import GPUResourceManager, MemoryStore
-from resource_manager.agent.receiving import ReportReceiver
-from resource_manager.agent.reports import ReportError, read_report
+from resource_manager.agent.report_format import ReportError, read_report
 from resource_manager.core.changes import AgentLost, Change, Quarantined
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.names import short_id
 from resource_manager.core.refusal import Refusal
 from resource_manager.errors import UnknownNodeError
+from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.manager.commit.group import Step
 from resource_manager.settings import Settings
 from tests.agent.reporting import as_text, gpu, process, report, server, uuid

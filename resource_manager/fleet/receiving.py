@@ -13,21 +13,8 @@ from typing import NotRequired
 from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
-from resource_manager.agent.health import health_table
-from resource_manager.agent.lease_use import GpuSample, IdleRules, LeaseUse, sample_gpus, sample_leases
-from resource_manager.agent.reports import Report, ReportError
-from resource_manager.agent.searching import opened_by
+from resource_manager.agent.report_format import Report, ReportError
 from resource_manager.agent.sending import CLEANING_INTERVAL_S
-from resource_manager.agent.sightings import (
-    Sightings,
-    gone_in_words,
-    is_list_wanted,
-    leases_gone,
-    partners,
-    sightings_after,
-)
-from resource_manager.agent.silence import SILENT_INTERVALS, LastReport, SilenceWatch
-from resource_manager.agent.transitions import Rules, transitions
 from resource_manager.core.changes import AgentLost, Change, GpuCleaned, GpuClosed, JobEnd, Outcome, Released
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.cluster_settings import ClusterSettings
@@ -35,6 +22,19 @@ from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease
 from resource_manager.core.search import is_unsearched
 from resource_manager.errors import StoreFullError
+from resource_manager.fleet.health import health_table
+from resource_manager.fleet.lease_use import GpuSample, IdleRules, LeaseUse, sample_gpus, sample_leases
+from resource_manager.fleet.search_answers import opened_by
+from resource_manager.fleet.sightings import (
+    Sightings,
+    gone_in_words,
+    is_list_wanted,
+    leases_gone,
+    partners,
+    sightings_after,
+)
+from resource_manager.fleet.silence import SILENT_INTERVALS, LastReport, SilenceWatch
+from resource_manager.fleet.transitions import Rules, transitions
 from resource_manager.manager.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.state_marks import StateMarks

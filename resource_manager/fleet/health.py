@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import cache, lru_cache
 from importlib.resources import as_file, files
 
-from resource_manager.agent.reports import GpuReport
+from resource_manager.agent.report_format import GpuReport
 from resource_manager.core.cluster_settings import HealthRule
 from resource_manager.manager.cluster_file.reading import load_health
 

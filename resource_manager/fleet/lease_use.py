@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from resource_manager.agent.reports import GpuReport, Report
-from resource_manager.agent.transitions import MAX_COMMAND, MAX_LISTED, is_of, rogue_processes
+from resource_manager.agent.report_format import GpuReport, Report
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Lease
 from resource_manager.core.node_state import NodeState
 from resource_manager.core.teams import Team
+from resource_manager.fleet.transitions import MAX_COMMAND, MAX_LISTED, is_of, rogue_processes
 
 MJ_PER_KWH, W_S_PER_KWH = 3.6e9, 3.6e6
 """Millijoules and watt-seconds of a kilowatt-hour."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from resource_manager.agent.inventory import usable
-from resource_manager.agent.reports import GpuReport, Report
+from resource_manager.agent.report_format import GpuReport, Report
 from resource_manager.core.models import Gpu
+from resource_manager.fleet.inventory_text import usable
 
 
 class Verdict(StrEnum):

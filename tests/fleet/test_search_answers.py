@@ -10,7 +10,7 @@ import pytest
 from resource_manager.core.refusal import Refusal, RefusalKind
 from resource_manager.storage.backup import read_backup, restore, write_backup
 from tests.agent.reporting import gpu, process, report
-from tests.agent.test_sightings import Fleet
+from tests.fleet.test_sightings import Fleet
 
 WINDOW_S = 60.0
 

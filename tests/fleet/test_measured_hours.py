@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from resource_manager import GPUResourceManager
-from resource_manager.agent.accounting import measures_of, report_of
-from resource_manager.agent.receiving import ReportReceiver
-from resource_manager.agent.reports import read_report
+from resource_manager.agent.report_format import read_report
+from resource_manager.fleet.measured_hours import measures_of, report_of
+from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.manager.report import ReportQuery
 from resource_manager.storage.memory import MemoryStore
 from tests.agent.reporting import as_text, gpu, process, report, server
-from tests.agent.test_receiving import Service
 from tests.builders import Clock
+from tests.fleet.test_receiving import Service
 
 
 def test_a_lease_is_idle_from_when_it_computes_nothing() -> None:

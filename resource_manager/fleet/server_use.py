@@ -9,16 +9,16 @@ from itertools import chain
 
 from typing_extensions import TypedDict
 
-from resource_manager.agent.health import HealthTable, findings, health_table
-from resource_manager.agent.lease_use import LeaseUse, idle_leases
-from resource_manager.agent.receiving import Record, records_of
-from resource_manager.agent.reports import GpuReport, Report, ReportError, read_report
-from resource_manager.agent.transitions import rogue_processes
+from resource_manager.agent.report_format import GpuReport, Report, ReportError, read_report
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import cleaning_on, leases_on
 from resource_manager.core.models import Gpu
 from resource_manager.core.names import display_name, short_id
 from resource_manager.core.node_state import NodeState
+from resource_manager.fleet.health import HealthTable, findings, health_table
+from resource_manager.fleet.lease_use import LeaseUse, idle_leases
+from resource_manager.fleet.receiving import Record, records_of
+from resource_manager.fleet.transitions import rogue_processes
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.serializers import closed_because, server_state
 from resource_manager.storage.base import Store

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from resource_manager.agent.reports import Report
-from resource_manager.agent.transitions import is_of
+from resource_manager.agent.report_format import Report
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.node_state import NodeState
 from resource_manager.core.search import is_searchable, searched, without_lease
+from resource_manager.fleet.transitions import is_of
 
 
 def opened_by(state: NodeState, report: Report, settings: ClusterSettings, now: float) -> Iterator[Change]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from resource_manager.agent.comparison import Verdict, compare
 from resource_manager.agent.probe import gpu_of, server_report
-from resource_manager.agent.reports import Report, check_report
+from resource_manager.agent.report_format import Report, check_report
 from resource_manager.core.models import Gpu
+from resource_manager.fleet.comparison import Verdict, compare
 
 
 def report(*gpus: tuple[int, str | None], lost: int | None = None, **known: object) -> Report:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from resource_manager.agent.health import Finding, HealthAction, HealthTable, findings
-from resource_manager.agent.reports import GpuReport, ProcessReport, Report
+from resource_manager.agent.report_format import GpuReport, ProcessReport, Report
 from resource_manager.core.changes import (
     AgentSeen,
     Change,
@@ -24,6 +23,7 @@ from resource_manager.core.models import Lease, Placement
 from resource_manager.core.names import name_of, short
 from resource_manager.core.node_state import Cleaning, NodeState
 from resource_manager.core.search import is_unsearched, token_of
+from resource_manager.fleet.health import Finding, HealthAction, HealthTable, findings
 
 CLEAN_REPORTS = 3
 """Number of reports in a row without a condition after which a GPU that recovers by itself is opened."""
