@@ -43,7 +43,7 @@ def boot_id() -> str:
 class ClockJump:
     """A jump of a server's clock, forward if `seconds` is positive.
 
-    It came after `since`, which is by the clock as it is now.
+    It came after `since`, which is by the clock as it is now, and before any machine can have seen the jump.
     """
 
     seconds: float
@@ -87,6 +87,7 @@ class ServerClock:
         offset_s, error_s = told - (begin + end) / 2, (end - begin) / 2
         moved_s = offset_s - self._told_s
         if abs(moved_s) > JUMP_S + error_s + self._error_s + MAX_DRIFT * gap_s:
-            self.jump = ClockJump(moved_s, self._learnt_at + offset_s)
+            earliest_s = self._learnt_at - 2 * self._error_s + offset_s - error_s
+            self.jump = ClockJump(moved_s, earliest_s)
         self._learnt_at, self._offset_s = end, offset_s - min(error_s, MAX_SAFETY_S)
         self._told_s, self._error_s = offset_s, error_s

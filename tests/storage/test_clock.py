@@ -71,6 +71,22 @@ def test_a_jump_is_seen_with_the_time_before_it(clock: ServerClock, server: Serv
     assert clock.jump is seen, "once"
 
 
+@pytest.mark.parametrize("seconds", [3600.0, -3600.0])
+@pytest.mark.parametrize(("there_s", "back_s"), [(0.0, 0.4), (0.4, 0.0), (0.2, 0.2)])
+def test_slow_answers_date_no_jump_after_the_time_at_which_another_machine_may_have_seen_it(
+    clock: ServerClock, server: Server, there_s: float, back_s: float, seconds: float
+) -> None:
+    """Else the two did not see the same one, and grants pause for neither."""
+    server.takes_s, server.way_back_s = 0.0, 0.4
+    look(clock, server)
+    server.ahead_s += seconds
+    seen_by_other = server.steady.now - 0.4 + server.ahead_s  # while the last answer was on its way back
+    server.takes_s, server.way_back_s = there_s, back_s
+    look(clock, server)
+    assert clock.jump is not None
+    assert clock.jump.is_known(seconds, seen_by_other)
+
+
 def test_a_step_of_a_few_seconds_is_followed_in_silence(clock: ServerClock, server: Server) -> None:
     server.ahead_s += 4.9
     look(clock, server)

@@ -79,7 +79,7 @@ class Recovery:
         is_new = jump is not self._seen
         if is_new and jump is not None:
             self._seen = self._untold = jump
-            self._seen_at = now
+            self._seen_at = self._store.now()  # `now` may be from before another thread learnt of the jump
             self._ends_at = time.monotonic() + cluster.settings.confirmation_window_s
             self._clock_jump_s = jump.seconds
             logger.warning(
