@@ -267,6 +267,10 @@ class StateClosedError(StoreError):
         super().__init__(f"{where}: {reason}")
 
 
+class BackupRefusedError(StoreError):
+    """There is nothing to back up, or a restore would lose leases of the store; nothing was changed."""
+
+
 class StateUnconfirmedError(StoreError):
     """The store restarted or failed over, or its clock jumped by `clock_jump_s` seconds.
 

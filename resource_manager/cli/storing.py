@@ -13,7 +13,7 @@ import click
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.errors import redact
+from resource_manager.errors import CorruptStateError, redact
 
 if TYPE_CHECKING:
     from resource_manager.storage.sql.database import Database
@@ -109,7 +109,10 @@ def restore(target: Target, file: Path, force: bool) -> None:
     from resource_manager.storage.backup import restore as restore_state
 
     settings = _of_store(target)
-    found = read_backup(file)
+    try:
+        found = read_backup(file)
+    except CorruptStateError as error:
+        raise Failure(str(error), BAD_INPUT) from error
     tokens = shared_tokens(settings)
     with closing(open_store(settings.store, settings)) as opened:
         done = restore_state(opened, found, force=force)

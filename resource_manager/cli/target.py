@@ -14,6 +14,7 @@ import click
 
 from resource_manager.cli.base import BAD_INPUT, REFUSED, UNREACHABLE, Failure
 from resource_manager.errors import (
+    BackupRefusedError,
     DuplicateTaskError,
     InvalidRequestError,
     LeaseNotFoundError,
@@ -121,10 +122,18 @@ def exit_codes(command: F) -> F:
                 raise
             missing = f"{command.__name__} needs {error.name}: {how_to_install('api')}"
             raise Failure(missing, BAD_INPUT) from error
-        except (ValueError, OSError) as error:
+        except OSError as error:
+            raise Failure(_of_file(error), BAD_INPUT) from error
+        except ValueError as error:
             raise Failure(str(error), BAD_INPUT) from error
 
     return run  # type: ignore[return-value]
+
+
+def _of_file(error: OSError) -> str:
+    """Return the file and what is wrong with it, without the error's number."""
+    named = error.filename is not None and error.strerror is not None
+    return f"{error.filename}: {error.strerror}" if named else str(error)
 
 
 def _in_options(error: ResourceManagerError) -> str:
@@ -158,6 +167,8 @@ def in_airflow() -> bool:
 def code_of(error: ResourceManagerError) -> int:
     """Return the exit code: 1 refused or not found, 2 bad input, 3 service or store unreachable."""
     status = getattr(error, "status", None)
+    if isinstance(error, BackupRefusedError):
+        return REFUSED
     if isinstance(error, StoreError | LockTimeoutError) or (status is not None and status >= 500):
         return UNREACHABLE
     if isinstance(error, DuplicateTaskError | LeaseNotFoundError) or status is not None:

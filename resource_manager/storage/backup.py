@@ -14,11 +14,11 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Lease
 from resource_manager.core.search import restored, unsearched
 from resource_manager.errors import (
+    BackupRefusedError,
     CorruptStateError,
     LockTimeoutError,
     StaleStateError,
     StateLostError,
-    StoreError,
 )
 from resource_manager.storage import codec
 from resource_manager.storage.base import Store
@@ -73,12 +73,12 @@ def write_backup(
     """Write the state to a file that only its owner may read, whole or not at all.
 
     With `closing`, the reason, the state is closed for every later change, at the very version that the file
-    has. Raises `StoreError` and `OSError`.
+    has. Raises `BackupRefusedError`, `StoreError` and `OSError`.
     """
     while True:
         cluster = store.refresh(None)
         if cluster is None:
-            raise StoreError("the store holds no state: there is nothing to back up")
+            raise BackupRefusedError("the store holds no state: there is nothing to back up")
         backup = Backup(
             cluster.snapshot(), store.now(), store.incarnation, new_id(), closing is not None, tuple(tokens)
         )
@@ -123,7 +123,7 @@ def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
     servers, of one that its own final backup closed, or of an older one, such as a dump. Leases end later by
     the time since the backup. Where the state went on after its backup, those without a placed job keep their
     own end, since their GPUs may have been granted again, and servers are closed until they were searched for
-    jobs that it does not know. Raises `StoreError` and `LockTimeoutError`.
+    jobs that it does not know. Raises `BackupRefusedError`, `StoreError` and `LockTimeoutError`.
     """
     lock = store.lock()
     if not lock.acquire(LOCK_TIMEOUT_S):
@@ -163,11 +163,11 @@ def _stored(store: Store) -> ClusterState | None:
 
 
 def _require_replaceable(store: Store, stored: ClusterState | None, backup: Backup) -> None:
-    """Raise `StoreError` if leases of the stored state could be lost."""
+    """Raise `BackupRefusedError` if leases of the stored state could be lost."""
     if stored is None or not (stored.nodes or stored.leases or stored.pending):
         return
     if backup_id_of(store.incarnation) == backup.backup_id:
-        raise StoreError(
+        raise BackupRefusedError(
             f"{backup.name} was restored here before, and the state went on (version {stored.version}): "
             "--force takes it back to the backup"
         )
@@ -176,7 +176,7 @@ def _require_replaceable(store: Store, stored: ClusterState | None, backup: Back
             return
         if stored.version < backup.snapshot.version:
             return
-    raise StoreError(
+    raise BackupRefusedError(
         f"the store holds a state already (version {stored.version}), which {backup.name} (version "
         f"{backup.snapshot.version}) does not go on from: --force gives it up"
     )

@@ -100,8 +100,9 @@ def test_leases_and_tokens_move_to_another_store(tmp_path: Path) -> None:
     assert leases == ["train", "more"]
     assert "ada" in run(new, "token", "list").output
     assert run(new, "release", "train").exit_code == 0
+    assert "Error: /nowhere/f: No such file" in run(new, "store", "backup", "/nowhere/f").output
     again = run(new, "store", "restore", file)
-    assert again.exit_code == 3
+    assert again.exit_code == 1
     assert "was restored here before" in again.output
     forced = run(new, "store", "restore", "--force", file)
     assert forced.exit_code == 0, forced.output
@@ -115,7 +116,8 @@ def test_leases_and_tokens_move_to_another_store(tmp_path: Path) -> None:
         (["store", "create"], "store create is for postgresql://, mysql://, sqlite:// only, not memory://"),
         (["store", "backup", "--to", "sqlite:///f", "f"], "--to goes with --final and is the URL of a store"),
         (["store", "backup", "--final", "--to", "elsewhere", "f"], "is the URL of a store, got 'elsewhere'"),
-        (["store", "restore", "/nowhere/f"], "No such file"),
+        (["store", "restore", "/nowhere/f"], "Error: /nowhere/f: No such file or directory"),
+        (["store", "restore", SERVERS], f"Error: {SERVERS} is not a file of gpu-manager store backup"),
     ],
 )
 def test_wrong_input_is_one_line(arguments: list[str], says: str) -> None:

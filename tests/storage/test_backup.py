@@ -30,12 +30,12 @@ from resource_manager.core.models import JobPlace, Request
 from resource_manager.core.refusal import Refusal, RefusalKind
 from resource_manager.core.search import is_unsearched, reason_before
 from resource_manager.errors import (
+    BackupRefusedError,
     CorruptStateError,
     LockedError,
     StaleStateError,
     StateClosedError,
     StateUnconfirmedError,
-    StoreError,
 )
 from resource_manager.manager.cluster_file.sections import ClusterDefinition
 from resource_manager.manager.cluster_file.servers import default_inventory
@@ -229,7 +229,7 @@ def test_a_closed_state_is_taken_back_where_it_was_and_no_other_gives_way(
     add(other, started(other), "b")
     backup_of(store, tmp_path, "gone")
     final = backup_of(store, tmp_path, "gone")  # again, for instance because the file was lost
-    with pytest.raises(StoreError, match=r"holds a state already \(version 1\).*--force gives it up"):
+    with pytest.raises(BackupRefusedError, match=r"holds a state already \(version 1\).*--force gives it up"):
         restore(other, final)
     assert restore(store, final).unsearched == ()
     assert list(cluster_of(store).leases) == ["a"]
@@ -241,7 +241,7 @@ def test_a_file_is_restored_a_second_time_only_by_force(store: Store, tmp_path: 
     final = backup_of(store, tmp_path, "gone")
     restore(store, final)
     first = fresh(store)
-    with pytest.raises(StoreError, match="was restored here before, and the state went on"):
+    with pytest.raises(BackupRefusedError, match="was restored here before, and the state went on"):
         restore(store, final)
     assert fresh(store) == first
     done = restore(store, final, force=True)
@@ -256,7 +256,7 @@ def test_a_state_that_went_on_is_given_up_only_by_force(store: Store, tmp_path: 
     add(store, cluster, "a")
     backup = backup_of(store, tmp_path)
     add(store, cluster, "b")
-    with pytest.raises(StoreError, match="--force gives it up"):
+    with pytest.raises(BackupRefusedError, match="--force gives it up"):
         restore(store, backup)
     restore(store, backup, force=True)
     assert list(cluster_of(store).leases) == ["a"]
@@ -279,7 +279,7 @@ def test_a_grant_during_a_restore_is_not_lost_unseen(
         take(*values, **options)
 
     monkeypatch.setattr(store, "restore", a_moment_later)
-    with pytest.raises(StoreError, match="holds a state already"):
+    with pytest.raises(BackupRefusedError, match="holds a state already"):
         restore(store, backup)
     assert cluster_of(other).by_name.keys() == {f"gpu-server-{i}" for i in range(4)}
 
@@ -400,6 +400,6 @@ def test_a_file_that_is_no_backup(tmp_path: Path) -> None:
 
 def test_an_empty_store_has_nothing_to_back_up(tmp_path: Path, opened: ExitStack) -> None:
     store = opened.enter_context(closing(open_store(f"sqlite:///{tmp_path}/a.db")))
-    with pytest.raises(StoreError, match="nothing to back up"):
+    with pytest.raises(BackupRefusedError, match="nothing to back up"):
         write_backup(store, tmp_path / "state.json")
     assert not list(tmp_path.glob("*.json"))
