@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from flask.testing import FlaskClient
 
-from resource_manager import GPUResourceManager, Settings
+from resource_manager import GPUResourceManager, Refusal, Settings
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
+from resource_manager.rest.auth import Identity
 from resource_manager.rest.tokens import Role, create
 from tests.redis_server import RedisServer
 from tests.sql_servers import Postgres
@@ -84,4 +89,33 @@ def test_commands(url: str, manager: GPUResourceManager, old_file: Path) -> None
             capture_output=True,
             timeout=60,
         )
+    assert manager.snapshot() == before
+
+
+def test_pages_and_tasks_of_airflow(
+    url: str, manager: GPUResourceManager, old_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Airflow's own, on import
+        from resource_manager.airflow import webapp
+
+    async def operator(request: object) -> Identity:
+        return Identity("olga", Role.OPERATOR)
+
+    async def ask(method: str, path: str, **more: object) -> httpx.Response:
+        transport = httpx.ASGITransport(app=webapp.Gate())
+        async with httpx.AsyncClient(transport=transport, base_url="http://airflow") as client:
+            return await client.request(method, path, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(webapp, "_identify", operator)
+    monkeypatch.setattr(webapp, "publish_instance", lambda: "test")
+    connection = {"conn_type": "gpu_manager", "host": url}
+    monkeypatch.setenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT", json.dumps(connection))
+    before = manager.snapshot()
+    for _ in range(2):
+        assert "RMA, do not use" in asyncio.run(ask("GET", "/api/status")).text
+        body = {"task_id": "t", "required_gpus": 8, "required_cpus": 8}
+        assert asyncio.run(ask("POST", "/api/allocate", json=body)).status_code == 503
+    with webapp.manager_of_tasks() as of_task:
+        assert isinstance(of_task.allocate("t", 8), Refusal)
     assert manager.snapshot() == before
