@@ -31,8 +31,7 @@ def check(cluster: ClusterState, teams: Teams, capacity: Mapping[str, int]) -> N
             raise _wrong(
                 team.name,
                 "",
-                f"the team is missing but holds {len(holders)} leases "
-                f"({listed(holders)}): keep it until they have ended",
+                f"the team is missing but holds leases ({listed(holders)}): keep it until they have ended",
             )
 
 

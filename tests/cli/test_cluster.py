@@ -84,7 +84,9 @@ def test_what_is_refused_names_file_and_line_and_changes_nothing(
     assert [lease["task_id"] for lease in manager.leases()] == ["x"]
 
 
-def test_an_empty_section_changes_nothing_and_says_so(run: Run, file: Path) -> None:
+def test_an_empty_section_changes_nothing_and_says_so(
+    run: Run, manager: GPUResourceManager, file: Path
+) -> None:
     file.write_text("[teams.x]\nlimit = 3\n")
     run("apply", str(file), "--yes")
     file.write_text("[teams]\n")
@@ -93,6 +95,10 @@ def test_an_empty_section_changes_nothing_and_says_so(run: Run, file: Path) -> N
     assert said.stderr == f"{file}: teams is empty: nothing changes (--remove teams ends it)\n"
     file.write_text("")
     assert run("diff", str(file)).stderr == f"{file}: there is no section: nothing changes\n"
+    manager.allocate("held", 2, team="x")
+    refused = run("apply", str(file), "--yes", "--remove", "teams").stderr.splitlines()[-1]
+    assert refused.startswith("Error: teams.x: the team is missing but holds leases (held "), "of no file"
+    manager.release("held")
     assert run("apply", str(file), "--yes", "--remove", "teams").stdout == "- team x\napplied\n"
 
 

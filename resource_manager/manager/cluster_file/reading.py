@@ -45,8 +45,11 @@ class ClusterFiles:
             raise self.located(error) from error
 
     def located(self, error: InvalidRequestError) -> ClusterFileError:
-        """Return the error of what the files define, with the place in the file."""
-        path, line, column = self._place(location_of(error.field or ""))
+        """Return the error of what the files define, with the place in the file; --remove has none."""
+        location = location_of(error.field or "")
+        if location and location[0] != "servers" and section_of(str(location[0])) not in self._sections:
+            return ClusterFileError(str(error))
+        path, line, column = self._place(location)
         return ClusterFileError(f"{path}:{line}:{column}: {error}")
 
     def _join(self, joined: dict[str, Any], path: Path) -> None:
