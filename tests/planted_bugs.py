@@ -589,7 +589,10 @@ BUGS += [
         ("if known is not None and is_behind(store, version, known):", "if False:"),
     ),
     *of_python(
-        "storage/clock", OF_CLOCKS, ("if abs(moved_s) > JUMP_S +", "if False and abs(moved_s) > JUMP_S +")
+        "storage/clock",
+        OF_CLOCKS,
+        ("if abs(moved_s) > JUMP_S +", "if False and abs(moved_s) > JUMP_S +"),
+        ("self._learnt_at - 2 * self._error_s + offset_s - error_s", "self._learnt_at + offset_s"),
     ),
     *of_python(
         "manager/commit/recovery",
