@@ -242,3 +242,42 @@ def test_the_service_warns_at_its_start(server: RedisServer, tmp_path: Path, rig
         process.communicate(timeout=30)
     assert process.returncode == 0
     assert sum("FLUSHALL" in line for line in seen) == lines, seen
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "stores.md").read_text().replace("PASSWORD", "secret")
+[SETUSER] = [line for line in PAGE.splitlines() if line.startswith("ACL SETUSER")]
+
+
+@pytest.mark.parametrize(
+    ("line", "commands", "lasts"),
+    [
+        ("", (SETUSER,), False),
+        ("aclfile users.acl", (SETUSER, "ACL SAVE"), True),
+        ("", (SETUSER, "CONFIG REWRITE"), True),
+        (SETUSER.replace("ACL SETUSER", "user"), (), True),
+    ],
+    ids=["running server only", "aclfile", "rewritten redis.conf", "line of redis.conf"],
+)
+def test_the_user_of_the_page_outlives_a_restart_if_it_was_made_to_last(
+    tmp_path: Path, line: str, commands: tuple[str, ...], lasts: bool
+) -> None:
+    (tmp_path / "users.acl").touch()
+    (tmp_path / "redis.conf").write_text(f"dir {tmp_path}\nappendonly yes\n{line}\n")
+    program = tmp_path / "redis"
+    program.write_text(f'#!/bin/sh\nexec {EMBEDDED} {tmp_path}/redis.conf "$@"\n')
+    program.chmod(0o700)
+    server = RedisServer(str(program), tmp_path)
+    try:
+        with server.client() as client:
+            for command in commands:
+                client.execute_command(*command.split())
+        server.stop()
+        server.start()
+        settings = Settings(store=f"unix://gpu-manager:secret@{server.socket}")  # pragma: allowlist secret
+        if lasts:
+            assert all(finding.ok for finding in checks.check(settings))
+        else:
+            with pytest.raises(StoreError, match="invalid username-password pair"):
+                checks.check(settings)
+    finally:
+        server.stop()
