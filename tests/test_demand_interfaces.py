@@ -19,6 +19,7 @@ from resource_manager.cli import main
 from resource_manager.cli.commands import allocate, explain, submit
 from resource_manager.cli.target import Target
 from resource_manager.core.models import Gpu, Node, Request
+from resource_manager.manager import requests
 from resource_manager.manager.arguments import ALIASES, POSITIONAL, DemandArguments, DemandOptions
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
@@ -115,18 +116,22 @@ def client(manager: GPUResourceManager, tmp_path: Path) -> Iterator[ServiceClien
     service.watch.close()
 
 
+def requested(manager: GPUResourceManager, demand: Demand) -> Request:
+    return manager.look(lambda cluster, now: requests.build_request(demand, cluster))
+
+
 @pytest.fixture
-def asked(manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """Requests that reached the manager."""
-    requests: list[Request] = []
-    build_request = manager.build_request
+    made: list[Request] = []
+    build_request = requests.build_request
 
     def note(*arguments: Any, **options: Any) -> Request:
-        requests.append(build_request(*arguments, **options))
-        return requests[-1]
+        made.append(build_request(*arguments, **options))
+        return made[-1]
 
-    monkeypatch.setattr(manager, "build_request", note)
-    return requests
+    monkeypatch.setattr(requests, "build_request", note)
+    return made
 
 
 def rest(body: Callable[[ServiceClient], httpx.Response]) -> Callable[..., Any]:
@@ -231,7 +236,7 @@ INTERFACES: dict[str, Callable[[ServiceClient, GPUResourceManager], Any]] = {
 def test_a_function_takes_every_field_but_several_servers(
     manager: GPUResourceManager, client: ServiceClient, asked: list[Request]
 ) -> None:
-    expected = manager.build_request(Demand(**{**VALUES, "nodes": 1}))
+    expected = requested(manager, Demand(**{**VALUES, "nodes": 1}))
     asked.clear()
     by_operator(GPUDecoratedOperator, lambda: {**own(), "nodes": 1}, python_callable=print)(client, manager)
     assert asked == [expected]
@@ -247,7 +252,7 @@ def test_the_table_has_a_value_other_than_the_default_for_every_field() -> None:
 def test_an_interface_takes_every_field(
     interface: str, manager: GPUResourceManager, client: ServiceClient, asked: list[Request]
 ) -> None:
-    expected = manager.build_request(Demand(**VALUES))
+    expected = requested(manager, Demand(**VALUES))
     asked.clear()
     INTERFACES[interface](client, manager)
     [request] = asked
@@ -300,4 +305,4 @@ def test_durations_are_seconds_texts_or_timedeltas(
 
 def test_a_demand_without_a_ttl_lives_as_long_as_the_settings_say() -> None:
     with GPUResourceManager(Settings(store="memory://"), cluster={"lease_ttl_s": 77.0}) as manager:
-        assert manager.build_request("t", 2).ttl_s == 77.0
+        assert requested(manager, Demand(lease_id="t", gpus=2)).ttl_s == 77.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from itertools import chain
-from typing import Any
+from typing import Any, Unpack
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_names
@@ -17,7 +17,10 @@ from resource_manager.errors import (
     PriorityError,
     UnknownNodeError,
 )
+from resource_manager.manager.arguments import DemandArguments, Dumpable
+from resource_manager.manager.asking import asking
 from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.demand import Demand
 from resource_manager.scheduling import allocator
 from resource_manager.storage.codec import as_stored
@@ -38,6 +41,33 @@ REQUEST_NAMES = {
     "preemption_delay_s": "preemption_delay",
 }
 """Names of a `Request` -> those of a `Demand`."""
+
+
+def request_of(
+    commits: Transactions,
+    lease_id: Dumpable | str | None = None,
+    gpus: int | None = None,
+    cpus: int | None = None,
+    prefer_server: int | str | None = None,
+    *,
+    any_priority: bool = False,
+    **options: Unpack[DemandArguments],
+) -> Request:
+    """Return the request of a `Demand`, or of its fields, on the servers of the replica.
+
+    With `any_priority` also one that only an operator may make.
+    """
+    demand = Demand.of(lease_id, gpus, cpus, prefer_server, **options)
+    who = asking()
+    is_operator = any_priority or (who is not None and who.is_operator)
+
+    def build(cluster: ClusterState, now: float) -> Request:
+        return build_request(demand, cluster, is_operator=is_operator)
+
+    try:
+        return commits.peek_replica(build)
+    except InvalidRequestError:  # it may be older than the cluster that takes it
+        return commits.read(build)
 
 
 def build_request(demand: Demand, cluster: ClusterState, *, is_operator: bool = False) -> Request:

@@ -12,6 +12,7 @@ from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
 from resource_manager.errors import InvalidRequestError, ResourceManagerError, UnknownNodeError
+from resource_manager.manager import requests
 from resource_manager.manager.demand import Demand
 from resource_manager.rest.client import ServiceClient, ServiceError
 
@@ -41,14 +42,14 @@ def test_explain_sends_every_option_that_affects_the_answer(
 ) -> None:
     payload = {"resources": {"licences": 2, "memory_mib": 1.5}, "priority": 7, "team": "vision"}
     expected = manager.explain("e", 2, 1, **payload)  # type: ignore[typeddict-item]
-    build_request = manager.build_request
+    build_request = requests.build_request
     asked: list[Demand] = []
 
     def note(demand: Demand, *more: Any, **options: Any) -> Any:
         asked.append(demand)
         return build_request(demand, *more, **options)
 
-    monkeypatch.setattr(manager, "build_request", note)
+    monkeypatch.setattr(requests, "build_request", note)
     assert client.explain("e", 2, 1, **payload) == expected
     assert "licences" in expected["servers"][0]["reasons"][0]
     assert asked[0].model_dump().items() >= payload.items()

@@ -25,7 +25,7 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.name_lookup import name_in
-from resource_manager.core.refusal import RecoveryWindow, Refusal, no_servers
+from resource_manager.core.refusal import RecoveryWindow, Refusal, no_servers, recovering
 from resource_manager.errors import (
     InvalidRequestError,
     LockedError,
@@ -128,6 +128,11 @@ class Transactions:
     def recovery_window(self, cluster: ClusterState, now: float) -> RecoveryWindow | None:
         """Return the recovery window that is open; None if there is none."""
         return self._recovery.window(cluster, now)
+
+    def suspension(self, cluster: ClusterState, now: float) -> Refusal | None:
+        """Return why nothing is granted to anybody now: a recovery window, or a wrong configuration."""
+        window = self.recovery_window(cluster, now)
+        return self.misconfigured(cluster) if window is None else recovering(window)
 
     def with_dispatch(self, cluster: ClusterState, changes: Sequence[Change], now: float) -> list[Change]:
         """Return the changes and the grants to pending requests that they allow; none for no changes."""
@@ -237,13 +242,13 @@ class Transactions:
                 pass
         return self.read(reader)
 
-    def initialise(self, first: ClusterState, settings: ClusterSettings) -> bool:
+    def initialise(self, first: Snapshot, settings: ClusterSettings) -> bool:
         """Write that state with these settings to an empty store; return False if it is not empty."""
         with self._groups.mutex, self._replica:
             self._replica.refresh()
             if self._replica.is_stored:
                 return False
-            done = self.store.initialise(replace(first.snapshot(), settings=settings))
+            done = self.store.initialise(replace(first, settings=settings))
             self._replica.drop()
             return done
 

@@ -1,0 +1,72 @@
+"""Opening: what a manager was told of its cluster is for an empty store; another store keeps its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.cluster_settings import ClusterSettings
+from resource_manager.core.models import Node
+from resource_manager.errors import CorruptStateError, SettingsError, StateLostError
+from resource_manager.manager.cluster_change import NO_OPTIONS, plan
+from resource_manager.manager.cluster_file.sections import ClusterDefinition, settings_of
+from resource_manager.manager.commit.protocol import Transactions
+from resource_manager.scheduling.policies import get_policy, package_of
+from resource_manager.scheduling.queue_order import get_order
+
+logger = logging.getLogger(__name__)
+
+HOW_TO_CHANGE = "gpu-manager apply changes it"
+
+
+@dataclass(frozen=True, slots=True)
+class StatedCluster:
+    """What a manager was told of its cluster: servers, None if nothing, and fields of `ClusterSettings`.
+
+    `built_in` are the servers of an empty store for which it was told none.
+    """
+
+    nodes: tuple[Node, ...] | None
+    fields: Mapping[str, Any]
+    built_in: tuple[Node, ...] = ()
+
+    def snapshot(self) -> Snapshot:
+        """Return the state that an empty store gets."""
+        nodes = self.built_in if self.nodes is None else self.nodes
+        return replace(ClusterState(nodes).snapshot(), settings=settings_of(self.fields))
+
+
+def open_cluster(commits: Transactions, stated: StatedCluster) -> None:
+    """Give an empty store what the manager was told of its cluster; write nothing to another one.
+
+    Raises `SettingsError` if the stored cluster is not what the manager was told.
+    """
+    asked = settings_of(stated.fields)
+    get_policy(asked.policy), get_order(asked.order)
+    settings = replace(asked, policy_package=package_of(asked.policy))
+    if not (stated.fields or stated.nodes is not None or stated.built_in):
+        return
+    try:
+        is_first = commits.initialise(stated.snapshot(), settings)
+    except (CorruptStateError, StateLostError) as error:
+        # Every operation will raise the same error; only a reset helps, and that needs a manager.
+        logger.error("%s", error)
+        return
+    if not is_first:
+        commits.peek_replica(lambda cluster, now: _require_same(cluster, stated, settings, now))
+
+
+def _require_same(
+    cluster: ClusterState, stated: StatedCluster, settings: ClusterSettings, now: float
+) -> None:
+    for name in stated.fields:
+        given, stored = getattr(settings, name), getattr(cluster.settings, name)
+        if given != stored:
+            raise SettingsError(f"{name} is {stored!r} in the store, not {given!r}: {HOW_TO_CHANGE}")
+    found = plan(cluster, ClusterDefinition(nodes=stated.nodes), NO_OPTIONS, now).lines
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise SettingsError(f"the store has another inventory ({found[0]}{more}): {HOW_TO_CHANGE}")

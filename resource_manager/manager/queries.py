@@ -1,0 +1,293 @@
+"""Queries: leases, queue, servers, history and the cluster, as of now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, TypeVar, Unpack
+
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Lease, Node, Request
+from resource_manager.core.name_lookup import find
+from resource_manager.manager import maintenance, serializers, teams
+from resource_manager.manager.arguments import DemandArguments, Dumpable
+from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan
+from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
+from resource_manager.manager.commit.group import Reader
+from resource_manager.manager.commit.protocol import Transactions
+from resource_manager.manager.queue_view import QueueView, for_a_while
+from resource_manager.manager.requests import gpu_range, request_of, server_name
+from resource_manager.manager.results import (
+    Allocation,
+    ClusterDiff,
+    ClusterView,
+    ExpectedStart,
+    Explanation,
+    QueueEntry,
+    Recorded,
+    ServerDetail,
+    Submission,
+    Summary,
+    TeamsView,
+    WindowView,
+)
+from resource_manager.manager.server_gpus import server_detail
+from resource_manager.manager.wording import matches, what_of
+from resource_manager.scheduling.policies import nothing_fits
+from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.scheduling.start_estimates import Start, estimate_starts
+from resource_manager.settings import Settings
+from resource_manager.storage import Store, codec
+
+T = TypeVar("T")
+
+HISTORY_PAGE = 1000
+
+EXPIRE_EVERY_S = 1.0
+"""Time after which a process that waits for a request expires the leases that are due."""
+
+
+class Queries:
+    """Queries of the state that `Transactions` change; none of them changes it."""
+
+    _commits: Transactions
+    _queue: QueueView
+    store: Store
+    settings: Settings
+
+    def require_owner(self, entry: Mapping[str, Any]) -> None:
+        """Let this caller end the lease or pending request: with the store itself, any.
+
+        A `ServiceClient` raises where the service would refuse it.
+        """
+
+    def status_of(self, lease_id: str) -> Submission | None:
+        """Return the task's allocation (RUNNING, ERROR if quarantined), queue entry (WAITING), or None."""
+        return self._commits.read(lambda cluster, now: status_in(self._commits, cluster, lease_id, now))
+
+    def named(
+        self, name: str, *, pending: bool | None = None, fencing_token: int | None = None
+    ) -> Submission:
+        """Return what a full lease id, a short id, `dag.task[3]` or `dag.task` names, as `status_of` does.
+
+        With `pending` only a pending request, with False only a lease (of that fencing token). All methods
+        that change something take full ids alone: act on the id and number that this returns. Raises
+        `LeaseNotFoundError`, and `AmbiguousNameError`, which lists them, if there are several.
+        """
+
+        def view(cluster: ClusterState, now: float) -> Submission:
+            entry = find(cluster, name, pending=pending, fencing_token=fencing_token)
+            if isinstance(entry, Lease):
+                return serializers.allocation(cluster, entry)
+            found = status_in(self._commits, cluster, entry.lease_id, now)
+            assert found is not None
+            return found
+
+        return self._commits.read(view)
+
+    def wait(self, lease_id: str, timeout_s: float) -> Submission | None:
+        """Wait until a pending request is granted, at most that long; return as `status_of` does.
+
+        Meanwhile leases that are due expire. Raises `StoreUnavailableError`.
+        """
+        deadline = time.monotonic() + timeout_s
+
+        def is_decided() -> bool:
+            return self._commits.read(lambda cluster, now: lease_id not in cluster.pending)
+
+        while (left_s := deadline - time.monotonic()) > 0:
+            found = self.store.await_decision(lease_id, is_decided, min(left_s, EXPIRE_EVERY_S))
+            if isinstance(found, Lease):
+                return self._allocation_of(found)
+            if not found:
+                self._commits.expire_and_schedule()
+            elif is_decided():
+                break
+        return self.status_of(lease_id)
+
+    def leases(self) -> list[Allocation]:
+        """Return every live lease, and every remainder of a gang, as an allocation, oldest first."""
+        return self._commits.read(
+            lambda cluster, now: [
+                serializers.allocation(cluster, lease)
+                for lease in sorted(
+                    (*cluster.leases.values(), *cluster.remainders.values()),
+                    key=lambda lease: lease.fencing_token,
+                )
+            ]
+        )
+
+    def preempting(self) -> list[Allocation]:
+        """Return the leases that are being preempted as allocations; cheap while there are none."""
+        return self._commits.read(
+            lambda cluster, now: [
+                serializers.allocation(cluster, cluster.leases[lease_id])
+                for lease_id in sorted(cluster.preempting)
+            ]
+        )
+
+    def queue(self, *, estimated: bool = True) -> list[QueueEntry]:
+        """Return every pending request in queue order, with position, `kind` and `reason` of the wait.
+
+        `estimated` adds `estimated_start`, which costs more than all the rest. Who asks for the same is given
+        the same, of a long queue for some seconds.
+        """
+        if estimated:
+            return self._queue.entries()
+        return self._commits.read(lambda cluster, now: self._queue_in(cluster, now, estimated=False))
+
+    def expected_starts(self) -> dict[str, ExpectedStart]:
+        """Return the expected start of each pending request, as `estimated_start` of the queue."""
+        return {entry["task_id"]: entry["estimated_start"] for entry in self._queue.entries()}
+
+    def explain(
+        self,
+        lease_id: Dumpable | str | None = None,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        **options: Unpack[DemandArguments],
+    ) -> Explanation:
+        """Explain if and where the request would be granted now, or why not and when; changes nothing."""
+        request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, any_priority=True, **options)
+        return self._queue.look(lambda cluster, now: self._explanation_in(cluster, now, request))
+
+    def explain_named(self, name: str) -> Explanation:
+        """Explain why the pending request of that name waits, and when it should start.
+
+        It may be a full lease id, a short id, `dag.task[3]` or `dag.task`, as of `named`. What has a lease
+        has that as its reason.
+        """
+
+        def view(cluster: ClusterState, now: float) -> Explanation:
+            return self._explanation_in(cluster, now, find(cluster, name).request)
+
+        return self._queue.look(view)
+
+    def history(self, after: int = 0, limit: int = 1000, *, by: str = "", what: str = "") -> list[Recorded]:
+        """Return the changes after version `after`, oldest first: `version` and the change's own keys.
+
+        Only those that `by` asked for, where `*` stands for any text, and that do `what` (of `What`), as far
+        as they are given. Raises `InvalidRequestError` for another `what`.
+        """
+        wanted = what_of(what)
+        if not by and wanted is None:
+            return self._recorded(after, limit)
+        found: list[Recorded] = []
+        while len(found) < limit and (page := self._recorded(after, HISTORY_PAGE)):
+            found += (change for change in page if matches(change, by, wanted))
+            after = page[-1]["version"]
+        return found[:limit]
+
+    def _recorded(self, after: int, limit: int) -> list[Recorded]:
+        return [
+            {"version": version, **codec.change_to_dict(change)}
+            for version, change in self.store.history(after, limit)
+        ]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the whole state as plain values, as `schemas.snapshot_from_dict` reads it."""
+        return self._commits.read(lambda cluster, now: codec.snapshot_to_dict(cluster.snapshot()))
+
+    def teams(self) -> TeamsView:
+        """Return the rules of the teams, and what each holds."""
+        return self._commits.read(lambda cluster, now: teams.view(cluster))
+
+    # ---- maintenance ----
+
+    def maintenance(self) -> list[WindowView]:
+        """Return the maintenance windows, with what still runs on their servers."""
+        return self._commits.read(maintenance.view)
+
+    def get_resource_summary(self) -> Summary:
+        """Return the free and allocated capacity of every server; at most `cache_ttl_s` old."""
+
+        def view(cluster: ClusterState, now: float) -> Summary:
+            wrong = self._commits.misconfigured(cluster)
+            found = serializers.summary(cluster)
+            return found if wrong is None else {**found, "misconfigured": wrong.detail}
+
+        return self._commits.read(view, self.settings.cache_ttl_s)
+
+    def look(self, reader: Reader[T], max_age_s: float = 0.0) -> T:
+        """Return the reader's answer on the state as of now, or of at most `max_age_s` ago."""
+        return self._commits.read(reader, max_age_s)
+
+    def server(self, server: int | str) -> ServerDetail:
+        """Return one server with its GPUs and the leases on each; raises `UnknownNodeError`."""
+        return self._commits.read(
+            lambda cluster, now: server_detail(cluster.node(server_name(cluster, server)))
+        )
+
+    def cluster(self) -> ClusterView:
+        """Return the stored cluster: what `apply` takes again, and its revision."""
+        return self._commits.read(lambda cluster, now: cluster_view(cluster))
+
+    def diff(
+        self, definition: ClusterDefinition | ClusterForm, options: ApplyOptions | None = None
+    ) -> ClusterDiff:
+        """Return what `apply` would change; raises `InvalidRequestError`."""
+        defined = definition if isinstance(definition, ClusterDefinition) else definition.definition()
+        return self._commits.read(
+            lambda cluster, now: plan(cluster, defined, options or NO_OPTIONS, now).view()
+        )
+
+    def gpu_range(self) -> tuple[int, int]:
+        """Return the minimum and maximum of whole GPUs a task may request, on the replica's servers."""
+        return self._commits.peek_replica(lambda cluster, now: gpu_range(cluster))
+
+    @property
+    def inventory(self) -> tuple[Node, ...]:
+        """The servers of this process's replica, without those that left."""
+        return self._commits.peek_replica(lambda cluster, now: _inventory(cluster))
+
+    def order(self, cluster: ClusterState) -> QueueDiscipline:
+        """Return the order of the queue in that state."""
+        return self._commits.order(cluster)
+
+    def _queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[QueueEntry]:
+        rules = self._commits.rules(cluster)
+        entries = serializers.queue(cluster, *rules, now, self._commits.suspension(cluster, now))
+        if estimated and entries:
+            starts = self._starts_in(cluster, now)
+            for entry in entries:
+                entry["estimated_start"] = serializers.estimate(starts[entry["task_id"]])
+        return entries
+
+    def _starts_in(self, cluster: ClusterState, now: float, *extra: Request) -> dict[str, Start]:
+        """Return the expected starts in the caller's state, and of extra requests as if they were queued."""
+        resumes_at = now + max(self._commits.resumes_in_s(now), 0.0)
+        policy, order = self._commits.usual_policy(cluster), self.order(cluster)
+        return estimate_starts(cluster, policy, order, resumes_at, extra, for_a_while())
+
+    def _explanation_in(self, cluster: ClusterState, now: float, request: Request) -> Explanation:
+        suspension = self._commits.suspension(cluster, now)
+        policy, order = self._commits.rules(cluster)
+        policy = policy if suspension is None else nothing_fits
+        answer = serializers.explanation(cluster, request, policy, order, now, suspension)
+        if answer["could_ever_fit"] and answer["kind"] is not None:
+            extra = () if request.lease_id in cluster.pending else (request,)
+            start = self._starts_in(cluster, now, *extra)[request.lease_id]
+            answer["estimated_start"] = serializers.estimate(start)
+        return answer
+
+    def _allocation_of(self, lease: Lease) -> Allocation:
+        """Return a new lease as an allocation; this process may not have read the state that has it."""
+
+        def view(cluster: ClusterState, now: float) -> Allocation:
+            for member in lease.members:
+                cluster.node(member.node)  # an error here has the inventory read again
+            return serializers.allocation(cluster, lease)
+
+        return self._commits.peek_replica(view)
+
+
+def status_in(commits: Transactions, cluster: ClusterState, lease_id: str, now: float) -> Submission | None:
+    """Return the task's allocation or queue entry in that state, None if it has neither."""
+    return serializers.status(
+        cluster, lease_id, *commits.rules(cluster), now, commits.suspension(cluster, now)
+    )
+
+
+def _inventory(cluster: ClusterState) -> tuple[Node, ...]:
+    return tuple(state.node for state in cluster.nodes if not state.retired)
