@@ -8,17 +8,21 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from resource_manager import GPUResourceManager, Lease, Refusal
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit import recovery
-from resource_manager.storage.clock import ServerClock
+from resource_manager.storage import Store
+from resource_manager.storage.clock import ClockJump, ServerClock
 from resource_manager.storage.sql import sqlite
 from resource_manager.storage.sql.database import Line
 from resource_manager.storage.sql.store import SqlStore
+from resource_manager.storage.witnesses import MemoryWitnesses, Sighting
 from tests.eventually import wait_for
 from tests.redis_server import EMBEDDED, RedisServer
 from tests.shifted_clock import ShiftedClock
@@ -166,6 +170,19 @@ def test_a_jump_that_only_one_of_two_machines_could_see_counts_once_the_other_is
     moved.jump(HOUR_S)
     service.expire_and_schedule()
     assert isinstance(moved.user().allocate("next", 2), Refusal)
+
+
+def test_a_thread_that_read_the_clock_before_another_learnt_of_the_jump_dates_it_after_it() -> None:
+    """Else a second machine would not take it for the same one."""
+    now = 1_000.0
+    jump = ClockJump(HOUR_S, now + HOUR_S - 10)
+    witnesses = MemoryWitnesses()
+    witnesses.put("b", Sighting(now))
+    store = SimpleNamespace(clock_jump=jump, now=lambda: now + HOUR_S, witnesses=witnesses)
+    seen = recovery.Recovery(cast(Store, store))
+    assert seen.look(ClusterState(default_inventory()), now) is jump
+    told = witnesses.all()[seen.boot_id]
+    assert jump.is_known(told.jump_s, told.jumped_at)
 
 
 def test_the_lock_of_a_dead_holder_does_not_outlive_a_jump_back(moved: Moved) -> None:
