@@ -16,7 +16,7 @@ MJ_PER_KWH, W_S_PER_KWH = 3.6e9, 3.6e6
 """Millijoules and watt-seconds of a kilowatt-hour."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LeaseUse:
     """Use of a server's GPUs by one lease: how many utilizations were sampled, and since when all were idle.
 
@@ -37,7 +37,7 @@ class LeaseUse:
         return 1 - self.idle_s / self.measured_s if self.measured_s else None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class GpuSample:
     """Last sample of a GPU; None is what its library cannot say.
 
@@ -101,17 +101,23 @@ def sample_leases(
         if not known or len(known) < len(gpus):
             continue
         is_idle = all(_is_idle(gpu, lease, rules.below(lease)) for gpu in known.values())
-        use = before.get(lease.fencing_token)
-        after = LeaseUse(gpus=len(known)) if use is None else replace(use)
-        after.samples += sum(gpu.utilization_percent is not None for gpu in known.values())
-        after.idle_since = (now if after.idle_since is None else after.idle_since) if is_idle else None
-        if use is not None and after.samples:
-            after.measured_s += passed_s
-            after.idle_s += passed_s if use.idle_since is not None else 0.0  # a sample stands until the next
+        use = before.get(lease.fencing_token, LeaseUse(gpus=len(known)))
+        count = use.samples + sum(gpu.utilization_percent is not None for gpu in known.values())
+        since = (now if use.idle_since is None else use.idle_since) if is_idle else None
+        after = replace(use, samples=count, idle_since=since)
+        if lease.fencing_token in before and count:
+            idle_s = passed_s if use.idle_since is not None else 0.0  # a sample stands until the next
             share = lease.request.gpu_milli / MILLI_PER_GPU
+            energy_kwh = use.energy_kwh
             for gpu_id, gpu in known.items():
                 if (taken := _energy_kwh(samples.get(gpu_id), gpu, passed_s)) is not None:
-                    after.energy_kwh = (after.energy_kwh or 0.0) + share * taken
+                    energy_kwh = (energy_kwh or 0.0) + share * taken
+            after = replace(
+                after,
+                measured_s=use.measured_s + passed_s,
+                idle_s=use.idle_s + idle_s,
+                energy_kwh=energy_kwh,
+            )
         found[lease.fencing_token] = after
     return found
 

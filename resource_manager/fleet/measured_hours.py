@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from resource_manager.fleet.receiving import records_of
+from resource_manager.fleet.records import records_of
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.report import Accounts, Report, ReportQuery
 from resource_manager.scheduling.gpu_hours import Measure, measure_of

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from typing_extensions import TypedDict
 
-from resource_manager.agent.report_format import GpuReport, Report, ReportError, read_report
+from resource_manager.agent.report_format import GpuReport, Report
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import cleaning_on, leases_on
 from resource_manager.core.models import Gpu
@@ -17,13 +16,11 @@ from resource_manager.core.names import display_name, short_id
 from resource_manager.core.node_state import NodeState
 from resource_manager.fleet.health import HealthTable, findings, health_table
 from resource_manager.fleet.lease_use import LeaseUse, idle_leases
-from resource_manager.fleet.receiving import Record, records_of
+from resource_manager.fleet.records import records_of, reports_of
 from resource_manager.fleet.transitions import rogue_processes
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.serializers import closed_because, server_state
 from resource_manager.storage.base import Store
-
-logger = logging.getLogger(__name__)
 
 
 class GpuLease(TypedDict):
@@ -113,23 +110,15 @@ class KeptReport:
 
 
 def kept_reports(store: Store, servers: Iterable[str]) -> dict[str, KeptReport]:
-    """Return the reports that the store keeps of these servers; one that cannot be read is left out."""
+    """Return the reports that the store keeps of these servers."""
     names = list(servers)
-    records = store.reports.records(names)
-    found = {}
-    for name, text in store.reports.reports(names).items():
-        record = Record.from_json(records.get(name))
-        try:
-            report = read_report(text)
-        except ReportError as error:
-            logger.warning("the report of %s cannot be shown: %s", name, error)
-            continue
-        found[name] = (
-            KeptReport(report, report.at, {})
-            if record is None
-            else KeptReport(report, record.received_at, record.leases)
-        )
-    return found
+    records = records_of(store, names)
+    return {
+        name: KeptReport(report, record.received_at, record.leases)
+        if (record := records.get(name)) is not None
+        else KeptReport(report, report.at, {})
+        for name, report in reports_of(store, names).items()
+    }
 
 
 def use_of(manager: GPUResourceManager, servers: Sequence[str] | None = None) -> list[ServerUse]:

@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"-(\d+(?:\.\d+)?)$")
 """Fencing token, and the rank of a gang's member, at the end of a job's key."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Sightings:
     """What was seen so far of the placed jobs of one server.
 
@@ -53,8 +53,8 @@ def sightings_after(state: NodeState, report: Report, before: Sightings) -> Sigh
             continue
         numbers = {_number(lease, rank) for rank, _ in jobs}
         boot_id = report.boot_id or ""
-        after.seen |= {number: before.seen[number] for number in numbers & before.seen.keys()}
-        after.seen |= dict.fromkeys(numbers & present, boot_id)
+        after.seen.update({number: before.seen[number] for number in numbers & before.seen.keys()})
+        after.seen.update(dict.fromkeys(numbers & present, boot_id))
         if not _is_awaited(lease) or not numbers <= after.seen.keys():
             continue
         token, epoch = lease.fencing_token, _epoch(lease)

@@ -44,6 +44,8 @@ class SilenceWatch:
         self._most_held = 0
         self._counted_from: dict[str, float] = {}
         """Time from which the silence of a server counts that a hold has ended for."""
+        self._first_seen: dict[str, float] = {}
+        """Time of the first look at each agent: the report that made a server watched may not be kept yet."""
 
     @property
     def held(self) -> int:
@@ -54,7 +56,11 @@ class SilenceWatch:
         """Return which of these agents, all that are not lost already, are lost now; call it regularly."""
         self._follow(agents, now)
         began = {
-            name: max(agent.at, self._watching_since, self._counted_from.get(name, 0.0))
+            name: max(
+                agent.at if agent.at > -math.inf else self._first_seen[name],
+                self._watching_since,
+                self._counted_from.get(name, 0.0),
+            )
             for name, agent in agents.items()
         }
         missing = [
@@ -78,6 +84,7 @@ class SilenceWatch:
         if not 0 <= now - self._looked_at <= self.silent_after_s / 2:
             self._watching_since = now
         self._looked_at = now
+        self._first_seen = {name: self._first_seen.get(name, now) for name in agents}
         for name in [name for name, at in self._held.items() if name not in agents or agents[name].at > at]:
             del self._held[name]
         if self._most_held and 2 * len(self._held) <= self._most_held:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from resource_manager.core.changes import Change, Drained, Resumed
 from resource_manager.core.cluster import ClusterState, Snapshot
@@ -24,6 +25,7 @@ from resource_manager.manager import maintenance, repeats, serializers
 from resource_manager.manager.asking import Step
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, plan, revision_of
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
+from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.maintenance import WindowForm
 from resource_manager.manager.opening import StatedCluster
@@ -36,6 +38,8 @@ from resource_manager.storage.mark import Mark
 from resource_manager.storage.once import Once
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Administration:
@@ -151,6 +155,18 @@ class Administration:
             return self._commits.with_dispatch(cluster, changes, now)
 
         return self._server_step(name, step, once)
+
+    def decide(self, step: Step, reader: Reader[T], *, max_age_s: float = 0.0) -> T:
+        """Commit what `step` decides, and the grants that it allows; return the reader's answer right after.
+
+        The step may be called several times, and must not change the state; the last call counts. That it
+        changes nothing may be decided on a state of `max_age_s` ago.
+        """
+
+        def with_grants(cluster: ClusterState, now: float) -> list[Change]:
+            return self._commits.with_dispatch(cluster, step(cluster, now), now)
+
+        return self._commits.run(with_grants, reader, max_age_s=max_age_s)
 
     def commit(self, step: Step) -> list[Change]:
         """Commit what `step` decides on the newest state, and the grants that it allows; return all of it.

@@ -447,14 +447,13 @@ def remove_maintenance(
 )
 def reports(service: Service, caller: Identity) -> ReportAnswer:
     flask.request.max_content_length = MAX_REPORT_BYTES
-    text = raw_body()
     try:
-        report = read_report(text)
+        report = read_report(raw_body())
         if caller.server not in ("*", report.server):
             raise ProblemError(
                 403, f"this token is of server {caller.server}; the report is of {report.server}"
             )
-        return service.receiver.receive(report, text)
+        return service.receiver.receive(report)
     except ReportError as error:
         raise ProblemError(400, str(error)) from error
 

@@ -31,4 +31,4 @@ def ask(
 def report_of(manager: Any, **known: Any) -> None:
     """Receive a report of the lease's two GPUs from the server that holds it."""
     text = as_text(report(manager.store.now(), *(gpu(number, **known) for number in range(2))))
-    ReportReceiver(manager).receive(read_report(text), text)
+    ReportReceiver(manager).receive(read_report(text))

@@ -37,7 +37,7 @@ def manager() -> Iterator[GPUResourceManager]:
                 gpu(2, utilization_percent=99, processes=[process(4242)]),
             )
         )
-        ReportReceiver(manager).receive(read_report(text), text)
+        ReportReceiver(manager).receive(read_report(text))
         yield manager
 
 

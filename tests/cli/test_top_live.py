@@ -50,7 +50,7 @@ def top(manager: GPUResourceManager) -> Iterator[pexpect.spawn]:
 def report_use(manager: GPUResourceManager, percent: int) -> None:
     gpus = (gpu(number, utilization_percent=percent) for number in (0, 1))
     text = as_text(report(manager.store.now(), *gpus))
-    ReportReceiver(manager).receive(read_report(text), text)
+    ReportReceiver(manager).receive(read_report(text))
 
 
 def widths(drawn: str) -> set[int]:

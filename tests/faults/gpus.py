@@ -243,7 +243,7 @@ class Course:
         text = as_text(value)
         version = self.managers[0].get_resource_summary()["version"]  # it counts for its own commit's grants
         try:
-            self.rng.choice(self.receivers).receive(read_report(text), text)
+            self.rng.choice(self.receivers).receive(read_report(text))
         except ReportError:
             self.refused += 1
             return

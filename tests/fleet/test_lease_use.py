@@ -11,7 +11,7 @@ from resource_manager.core.changes import AgentLost
 from resource_manager.core.names import short_id
 from resource_manager.core.teams import Team, Teams
 from resource_manager.fleet.lease_use import idle_leases
-from resource_manager.fleet.receiving import records_of
+from resource_manager.fleet.records import records_of
 from resource_manager.fleet.server_use import use_of
 from resource_manager.rest.assemble import persistence_of, standalone
 from tests.agent.reporting import gpu, process, server, uuid

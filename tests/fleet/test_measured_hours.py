@@ -27,7 +27,7 @@ def test_a_lease_is_idle_from_when_it_computes_nothing() -> None:
             used = [gpu(0, utilization_percent=90, processes=mine[:1])]
             used.append(gpu(1, utilization_percent=second, processes=mine[1:]))
             text = as_text(report(clock.now, *used))
-            receiver.receive(read_report(text), text)
+            receiver.receive(read_report(text))
 
         sample(80)
         clock.now += 1800

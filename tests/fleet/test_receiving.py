@@ -14,7 +14,6 @@ from resource_manager.core.names import short_id
 from resource_manager.core.refusal import Refusal
 from resource_manager.errors import UnknownNodeError
 from resource_manager.fleet.receiving import ReportReceiver
-from resource_manager.manager.commit.group import Step
 from resource_manager.settings import Settings
 from tests.agent.reporting import as_text, gpu, process, report, server, uuid
 from tests.builders import Clock
@@ -50,7 +49,7 @@ class Service:
     def send(self, value: dict[str, Any]) -> dict[str, Any]:
         self.manager.look(lambda cluster, now: None)  # a test is faster than the age that a replica may have
         text = as_text(value)
-        return self.receiver.receive(read_report(text), text)
+        return self.receiver.receive(read_report(text))
 
     def allocate(self, task: str, gpus: int = 1, **more: Any) -> dict[str, Any]:
         lease = self.manager.allocate_resources(task, gpus, 1, **more)
@@ -85,22 +84,24 @@ def test_a_first_report_makes_the_server_watched_and_the_next_ones_change_nothin
     assert service.manager.store.reports.reports(["gpu-a"]).keys() == {"gpu-a"}
 
 
-def test_a_server_that_has_just_become_watched_is_not_silent(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever looks for silent agents in that moment finds the record of its report."""
-    silent: list[object] = []
-    commit = service.manager.commit
+def test_a_server_that_has_just_become_watched_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who looks for silent agents in that moment finds no record of it yet."""
+    pair = Service(server(), second())
+    for _ in range(20):
+        pair.report(gpu(8), gpu(9), name="gpu-b", after_s=0)
+        assert pair.pass_time(10) == []
+    lost: list[Change] = []
+    decide = pair.manager.decide
 
-    def commit_and_look(step: Step) -> list[Change]:
-        made = commit(step)
+    def decide_and_look(*given: Any, **more: Any) -> Any:
+        answer = decide(*given, **more)
         monkeypatch.undo()
-        silent.extend(service.receiver.note_silence())
-        return made
+        lost.extend(pair.receiver.note_silence())
+        return answer
 
-    monkeypatch.setattr(service.manager, "commit", commit_and_look)
-    assert service.report(gpu(0), gpu(1))["watched"]
-    assert silent == []
+    monkeypatch.setattr(pair.manager, "decide", decide_and_look)
+    assert pair.report(gpu(0), gpu(1))["watched"]
+    assert lost == []
 
 
 def test_reports_of_a_server_without_pinned_uuids_are_only_kept() -> None:

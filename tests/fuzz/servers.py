@@ -13,7 +13,7 @@ from resource_manager.agent.report_format import check_report, read_report
 from resource_manager.agent.running import NoReportError, read_answer
 from resource_manager.fleet.health import health_table
 from resource_manager.fleet.inventory_text import Discovered, inventory_toml
-from resource_manager.fleet.receiving import Record
+from resource_manager.fleet.records import Record, record_from_json, record_to_json
 from resource_manager.jobs.launchers import Job
 from resource_manager.jobs.launchers.ssh import SSHLauncher
 from resource_manager.manager.cluster_file.reading import load_health, load_inventory
@@ -144,7 +144,8 @@ def parsers() -> dict[str, Parser]:
         "nvidia_smi": Parser(tool(read_nvidia), (NVIDIA.encode(),)),
         "ssh": Parser(read_ssh, (ANSWERS,)),
         "record": Parser(
-            lambda data, folder: Record.from_json(data), (Record(2.0, 10.0, 1.0, "b", 3.0, "h").to_json(),)
+            lambda data, folder: record_from_json(data),
+            (record_to_json(Record(2.0, 10.0, 1.0, "b", 3.0, "h")),),
         ),
         "rocm_smi": Parser(tool(probe.read_rocm_smi), (texts.ROCM.encode(),)),
         "npu_smi": Parser(

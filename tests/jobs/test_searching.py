@@ -186,7 +186,7 @@ def test_a_server_with_an_agent_waits_for_its_list(tmp_path: Path) -> None:
     fleet = Restored(tmp_path, JobPlace("local", folder=str(tmp_path / "jobs")), "")
     with fleet.stack:
         text = as_text(report(fleet.clock.now, *map(gpu, range(4)), name="gpu-a"))
-        ReportReceiver(fleet.manager).receive(read_report(text), text)
+        ReportReceiver(fleet.manager).receive(read_report(text))
         fleet.stop(fleet.lost)
         assert fleet.look() == []
         fleet.manager.searched("gpu-a", [])

@@ -40,8 +40,8 @@ class Operation(Generic[T]):
 
     `by` names who asked for it, nobody if empty. `stored` is what the store had under its idempotency key, if
     the change had been made before. `refused` tells of a step without changes whether it may be decided again
-    in a later group. `turn` wakes the caller, who sleeps on it; `gone` tells that the caller is not there any
-    more.
+    in a later group; a state of at most `max_age_s` is new enough to decide that there are none. `turn` wakes
+    the caller, who sleeps on it; `gone` tells that the caller is not there any more.
     """
 
     __slots__ = (
@@ -52,6 +52,7 @@ class Operation(Generic[T]):
         "done",
         "error",
         "gone",
+        "max_age_s",
         "once",
         "reader",
         "refused",
@@ -67,12 +68,14 @@ class Operation(Generic[T]):
         by: str,
         once: Repeatable[T] | None = None,
         refused: Callable[[ClusterState], bool] | None = None,
+        max_age_s: float = 0.0,
     ) -> None:
         self.step = step
         self.reader = reader
         self.by = by
         self.once = once
         self.refused = refused
+        self.max_age_s = max_age_s
         self.asked_at = time.monotonic()
         self.stored: str | None = None
         self.changes: list[Change] = []

@@ -151,18 +151,20 @@ class Transactions:
         once: Repeatable[T] | None = None,
         refused: Callable[[ClusterState], bool] | None = None,
         held: str | None = None,
+        max_age_s: float = 0.0,
     ) -> T:
         """Decide, commit and return the answer of `reader` on the state right after.
 
         `exclusive` keeps a step out of groups that cannot be applied on trial (an inventory). With `once`
         the changes are made only if none were made under that key. A step without changes that `refused`
-        confirms is decided again for `LOOK_AGAIN_S` under contention. A step about the lease `held` alone,
-        whose fencing token the caller has, is carried out on a state that a newer version wrote, too. Raises
-        the step's errors, `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
+        confirms is decided again for `LOOK_AGAIN_S` under contention; that there are none may be decided on a
+        state of `max_age_s` ago. A step about the lease `held` alone, whose fencing token the caller has, is
+        carried out on a state that a newer version wrote, too. Raises the step's errors,
+        `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
         """
         who = asking()
         by, step = (self.by, step) if who is None else (who.by, who.noting(step))
-        operation = Operation(step, reader, by, once, refused)
+        operation = Operation(step, reader, by, once, refused, max_age_s)
         try:
             if once is not None and (reference := self.store.recall(once.key)) is not None:
                 return self._answer_again(once, reference)
@@ -333,7 +335,8 @@ class Transactions:
         if cluster is None:
             cluster = self._replica.refresh()
         decided = self._decide(cluster, group)
-        if not is_fresh and any(not operation.changes for operation in decided):
+        age_s = 0.0 if is_fresh else time.monotonic() - self._replica.refreshed_at
+        if any(not operation.changes and age_s > operation.max_age_s for operation in decided):
             # A refusal or an error decided on an old replica may be wrong: decide again on a fresh one.
             cluster = self._replica.refresh()
             decided = self._decide(cluster, group)

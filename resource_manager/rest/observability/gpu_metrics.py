@@ -11,7 +11,7 @@ from resource_manager.core.gpu_state import cleaning_milli, condition_of, leased
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.core.names import name_of
 from resource_manager.fleet.lease_use import idle_leases
-from resource_manager.fleet.receiving import Record, records_of
+from resource_manager.fleet.records import Record, records_of
 from resource_manager.fleet.silence import SilenceWatch
 from resource_manager.fleet.transitions import is_pinned
 from resource_manager.manager.manager import GPUResourceManager

@@ -42,7 +42,7 @@ def reported(service: Service, manager: GPUResourceManager) -> None:
             gpu(3, utilization_percent=99, processes=[process(4242)]),
         )
     )
-    service.receiver.receive(read_report(text), text)
+    service.receiver.receive(read_report(text))
 
 
 def text_of(client: FlaskClient, path: str) -> str:
@@ -141,7 +141,7 @@ def test_a_gpu_that_is_being_cleaned_says_so(
     service: Service, manager: GPUResourceManager, as_role: AsRole
 ) -> None:
     text = as_text(report(manager.store.now(), *(gpu(number) for number in range(5))))
-    service.receiver.receive(read_report(text), text)
+    service.receiver.receive(read_report(text))
     manager.submit("train", 1)
     manager.release("train")
     page = text_of(as_role(Role.READER), "/")

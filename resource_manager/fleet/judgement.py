@@ -1,0 +1,148 @@
+"""Judgement of one report: what it changes, and the record of the server's reports after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from resource_manager.agent.report_format import Report, ReportError
+from resource_manager.core.changes import Change, GpuCleaned, JobEnd, Outcome
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.cluster_settings import ClusterSettings
+from resource_manager.core.models import Lease
+from resource_manager.core.node_state import NodeState
+from resource_manager.fleet.health import health_table
+from resource_manager.fleet.lease_use import IdleRules, LeaseUse, sample_gpus, sample_leases
+from resource_manager.fleet.records import Record
+from resource_manager.fleet.search_answers import opened_by
+from resource_manager.fleet.sightings import Sightings, gone_in_words, leases_gone, sightings_after
+from resource_manager.fleet.silence import SILENT_INTERVALS
+from resource_manager.fleet.transitions import Rules, transitions
+from resource_manager.scheduling import allocator
+
+DEFAULT_INTERVAL_S = 10.0
+MAX_CLOCK_OFFSET_S = 6 * 3600.0
+"""Largest difference of a server's clock from the store's; a report with a larger one is old."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a report changes, the record after it, and the leases that became idle: how long each may be."""
+
+    changes: list[Change]
+    record: Record
+    became_idle: dict[str, float]
+
+
+def rules_of(settings: ClusterSettings) -> Rules:
+    """Return the rules of these settings."""
+    return Rules(health_table(settings.health), settings.rogue == "avoid", settings.clean_timeout_s)
+
+
+def judge(
+    cluster: ClusterState,
+    report: Report,
+    before: Record | None,
+    elsewhere: Mapping[str, Sightings],
+    now: float,
+) -> Judgement:
+    """Return what a report says of a state; it changes nothing. Raises `UnknownNodeError`.
+
+    `before` is the record of the server's reports before it, `elsewhere` are sightings on the servers of
+    other members of gangs.
+    """
+    state = cluster.node(report.server)
+    known = _first(report, now) if before is None else before
+    outcome = transitions(cluster, report, known.clean, rules_of(cluster.settings), now)
+    jobs = sightings_after(state, report, known.jobs)
+    record = replace(
+        _first(report, now),
+        clean=outcome.clean,
+        gpus=sample_gpus(state, report),
+        jobs=jobs,
+        listed_at=now if report.jobs is not None else known.listed_at,
+    )
+    if report.error is not None:
+        record = replace(record, received_at=known.received_at)  # nothing is known of its GPUs: it is silent
+    rules = IdleRules(cluster)
+    passed_s = min(record.received_at - known.received_at, SILENT_INTERVALS * known.interval_s)
+    leases = sample_leases(state, report, known.leases, known.gpus, rules, record.received_at, passed_s)
+    record = replace(record, leases=leases)
+    changes = [
+        *opened_by(state, report, cluster.settings, now),
+        *(_with_use(change, known.leases) for change in outcome.changes),
+        *_ends(leases_gone(cluster, report.server, {**elsewhere, report.server: jobs}), cluster, now),
+    ]
+    return Judgement(changes, record, _became_idle(state, record, before, rules))
+
+
+def _first(report: Report, now: float) -> Record:
+    """Return the record of a first report that is received now."""
+    interval_s = report.interval_s or DEFAULT_INTERVAL_S
+    return Record(now, interval_s, report.at, report.boot_id, report.uptime_s, report.hostname)
+
+
+def _became_idle(
+    state: NodeState, record: Record, before: Record | None, rules: IdleRules
+) -> dict[str, float]:
+    """Return the leases that have been idle for longer than they may, and had not at the report before."""
+    found: dict[str, float] = {}
+    for lease in state.leases.values():
+        use = record.leases.get(lease.fencing_token)
+        if use is None or use.idle_since is None:
+            continue
+        limit_s = rules.after_s(lease)
+        was_idle = before is not None and before.received_at - use.idle_since >= limit_s
+        if record.received_at - use.idle_since >= limit_s and not was_idle:
+            found[lease.lease_id] = limit_s
+    return found
+
+
+def check_order(report: Report, before: Record | None, now: float) -> None:
+    """Raise `ReportError` for a report that is older than the last one, or of another machine.
+
+    Reports are ordered by the time since the server's start, as its clock may be wrong. Another start counts
+    only if it was after the last report: else another machine reports under this name.
+    """
+    offset_s = report.at - now
+    if abs(offset_s) > MAX_CLOCK_OFFSET_S:
+        direction = "ahead of" if offset_s > 0 else "before"
+        raise ReportError(
+            f"report: made {abs(offset_s) / 3600:.0f} h {direction} the store's time: "
+            "it is an old one, or the server's clock is wrong"
+        )
+    if before is None:
+        return
+    if report.boot_id is None or report.uptime_s is None or before.uptime_s is None:
+        if report.at <= before.at:
+            raise ReportError("report: older than the last one of this server")
+    elif report.boot_id == before.boot_id:
+        if report.uptime_s <= before.uptime_s:
+            raise ReportError("report: older than the last one of this server")
+    elif now < before.silent_at and now - report.uptime_s < before.received_at:
+        raise ReportError(
+            f"report: of {report.hostname or 'another machine'}, but {before.hostname or 'another machine'} "
+            f"reports as {report.server}: one server, one agent"
+        )
+
+
+def _with_use(change: Change, uses: Mapping[int, LeaseUse]) -> Change:
+    """Return the change with what was measured of the lease, if it tells that a GPU is clean after one."""
+    if not isinstance(change, GpuCleaned) or (use := uses.get(change.fencing_token)) is None:
+        return change
+    energy_kwh = None if use.energy_kwh is None else round(use.energy_kwh / use.gpus, 6)
+    return replace(change, busy=None if use.busy is None else round(use.busy, 4), energy_kwh=energy_kwh)
+
+
+def _ends(gone: Iterable[Lease], cluster: ClusterState, now: float) -> Iterator[Change]:
+    """Yield the ends of leases whose jobs are gone."""
+    for lease in gone:
+        yield from allocator.release(
+            cluster,
+            lease.lease_id,
+            now,
+            fencing_token=lease.fencing_token,
+            outcome=Outcome.CANCELLED if lease.revoked else Outcome.FAILED,
+            job_end=JobEnd.ENDED,
+            reason=gone_in_words(lease, now),
+        )
