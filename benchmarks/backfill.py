@@ -21,7 +21,8 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import POLICIES
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.queue_order import fifo, get_order
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.replay.replay import Replay
 from simulator.replay.workload import Workload, read_workload
 
@@ -72,7 +73,9 @@ def passes_ms(seed: int = 1) -> list[float]:
             priority=draw.randrange(3),
             expected_runtime_s=runtime_s,
         )
-        changes = [] if cluster.pending else allocator.allocate(cluster, request, policy, 0.0)
+        changes = (
+            [] if cluster.pending else allocator.allocate(cluster, request, SchedulingPass(policy, fifo, 0.0))
+        )
         for change in changes or [Queued(request, 0.0, cluster.sequence + 1, 0.0)]:
             cluster.apply(change)
         if len(cluster.pending) == PENDING:
@@ -82,7 +85,7 @@ def passes_ms(seed: int = 1) -> list[float]:
         now = 1.0 + number / 10
         released = allocator.release(cluster, draw.choice(list(cluster.leases)), now)
         began = time.perf_counter()
-        changes = allocator.with_dispatch(cluster, released, policy, order, now)
+        changes = allocator.with_dispatch(cluster, released, SchedulingPass(policy, order, now))
         times.append(1000 * (time.perf_counter() - began))
         for change in changes:
             cluster.apply(change)

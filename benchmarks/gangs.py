@@ -17,7 +17,8 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import POLICIES
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.queue_order import fifo, get_order
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 SERVERS, RACK, GPUS = 10_000, 64, 8
 MEMBERS = 64
@@ -42,7 +43,7 @@ def cluster(servers: int = SERVERS) -> ClusterState:
             required_node=f"s{i:05}",
             expected_runtime_s=runtime_s,
         )
-        for change in allocator.allocate(state, request, POLICIES["first_fit"], 0.0):
+        for change in allocator.allocate(state, request, SchedulingPass(POLICIES["first_fit"], fifo, 0.0)):
             state.apply(change)
     return state
 
@@ -55,7 +56,9 @@ def grants(state: ClusterState, policy: str, **more: object) -> dict[str, float]
     """Return the milliseconds to decide and apply a grant; each gang is released again."""
 
     def one(number: int) -> None:
-        [granted] = allocator.allocate(state, gang(number, gpus=4, **more), POLICIES[policy], 1.0)
+        [granted] = allocator.allocate(
+            state, gang(number, gpus=4, **more), SchedulingPass(POLICIES[policy], fifo, 1.0)
+        )
         assert isinstance(granted, Granted)
         state.apply(granted)
 
@@ -79,7 +82,7 @@ def passes(state: ClusterState, order: str) -> dict[str, float]:
     discipline = get_order(order)
 
     def one() -> None:
-        assert allocator.schedule_pending(state, POLICIES["first_fit"], discipline, 1.0) == []
+        assert allocator.schedule_pending(state, SchedulingPass(POLICIES["first_fit"], discipline, 1.0)) == []
 
     times = [_ms(one) for _ in range(SAMPLES // 5)]
     return {"p50": round(median(times), 2), "max": round(max(times), 2)}

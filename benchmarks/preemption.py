@@ -20,7 +20,8 @@ from resource_manager.core.models import Gpu, Lease, Node, PendingRequest, Place
 from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.queue_order import fifo, get_order
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.scheduling.victims import find_victims
 
 LEASES, TEAMS, GPUS, SAMPLES = 10_000, 100, 8, 25
@@ -58,7 +59,7 @@ def choices(state: ClusterState, gpus: int) -> dict[str, float]:
 
     def one() -> None:
         nonlocal found
-        found = find_victims(state, pending, first_fit, order, 1e6)
+        found = find_victims(state, pending, SchedulingPass(first_fit, order, 1e6))
 
     times = [_ms(one) for _ in range(SAMPLES)]
     assert found
@@ -91,7 +92,7 @@ def passes(requests: int, gangs: int) -> dict[str, float]:
         for changes in ([released], allocator.enqueue(state, [asked], now + number)):
 
             def one(changes: Sequence[Change] = changes, at: float = now + number) -> None:
-                for change in allocator.with_dispatch(state, changes, first_fit, order, at):
+                for change in allocator.with_dispatch(state, changes, SchedulingPass(first_fit, order, at)):
                     state.apply(change)
 
             times.append(_ms(one))
@@ -108,7 +109,9 @@ def grants(teams: int) -> dict[str, float]:
         state.apply(TeamsChanged(Teams(rules, True), 0.0))
 
     def one(number: int) -> None:
-        [granted] = allocator.allocate(state, Request(f"t{number}", 1, team="team 1"), first_fit, 1.0)
+        [granted] = allocator.allocate(
+            state, Request(f"t{number}", 1, team="team 1"), SchedulingPass(first_fit, fifo, 1.0)
+        )
         state.apply(granted)
         state.apply(Released(f"t{number}", state.last_fencing_token, 2.0))
 

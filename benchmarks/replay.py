@@ -22,6 +22,8 @@ from resource_manager.scheduling.allocator import allocate, release
 from resource_manager.scheduling.policies.capacity import CPU_MILLI
 from resource_manager.scheduling.policies.fgd import Fragmentation
 from resource_manager.scheduling.policies.first_fit import first_fit
+from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.cli import InputErrors, print_json
 from simulator.replay import openb
 from simulator.replay.compiled_placement import POLICIES, CompiledPolicy
@@ -47,7 +49,7 @@ def first_fit_per_s(rounds: int = 10_000) -> float:
     requests = [Request(f"t{number}", 2, 1000, {"cpus": 4}) for number in range(rounds)]
     began = time.process_time()
     for request in requests:
-        cluster.apply(allocate(cluster, request, first_fit, 0.0)[0])
+        cluster.apply(allocate(cluster, request, SchedulingPass(first_fit, fifo, 0.0))[0])
         cluster.apply(release(cluster, request.lease_id, 0.0)[0])
     return 2 * rounds / (time.process_time() - began)
 

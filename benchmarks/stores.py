@@ -21,6 +21,8 @@ from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.errors import SettingsError, StaleStateError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
+from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage import MemoryStore, Store, open_store
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.redis.client import RedisClient
@@ -57,7 +59,9 @@ class Client:
 
     def pair(self, task_id: str) -> None:
         request = Request(task_id, 2, resources={"cpus": 8}, ttl_s=3600.0)
-        self.contended(lambda now: allocator.allocate(self.replica, request, POLICY, now))
+        self.contended(
+            lambda now: allocator.allocate(self.replica, request, SchedulingPass(POLICY, fifo, now))
+        )
         self.contended(lambda now: allocator.release(self.replica, task_id, now))
 
     def contended(self, step: Callable[[float], list[Any]]) -> None:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from resource_manager.core.models import USER_PRIORITY
 
+MAINTENANCE_GUARD_S = 28_800.0
+"""Assumed runtime of a request that states none, before a maintenance window."""
+
 
 @dataclass(frozen=True, slots=True)
 class HealthRule:
@@ -42,7 +45,7 @@ class ClusterSettings:
     max_gpus: int | None = None
     max_priority: int = USER_PRIORITY
     lease_ttl_s: float = 86_400.0
-    maintenance_guard_s: float = 28_800.0
+    maintenance_guard_s: float = MAINTENANCE_GUARD_S
     confirmation_window_s: float = 60.0
     clean_timeout_s: float = 60.0
     silent_after_s: float = 60.0

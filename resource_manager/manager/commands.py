@@ -154,7 +154,7 @@ class Commands:
         def step(cluster: ClusterState, now: float) -> list[Change]:
             if is_repeat(cluster, request):
                 return []
-            return allocator.submit(cluster, request, *self._commits.rules(cluster), now)
+            return allocator.submit(cluster, request, self._commits.deciding(cluster, now))
 
         def status(cluster: ClusterState, now: float) -> Submission:
             found = status_in(self._commits, cluster, request.lease_id, now)
@@ -360,8 +360,7 @@ class Commands:
             return allocator.preempt(
                 cluster,
                 lease_id,
-                *self._commits.rules(cluster),
-                now,
+                self._commits.deciding(cluster, now),
                 fencing_token=fencing_token,
                 preemptor=preemptor,
             )
@@ -407,7 +406,7 @@ class Commands:
             taken.clear()
             fresh = [request for request in requests if is_fresh(cluster, request)]
             return (
-                allocator.allocate_in_order(cluster, fresh, *self._commits.rules(cluster), now)
+                allocator.allocate_in_order(cluster, fresh, self._commits.deciding(cluster, now))
                 if fresh
                 else []
             )
@@ -499,5 +498,4 @@ def _refusals(
     commits: Transactions, cluster: ClusterState, requests: Sequence[Request], now: float
 ) -> dict[str, Refusal]:
     """Return the reasons why the requests were not granted in that state."""
-    suspension = commits.suspension(cluster, now)
-    return refusals_of(cluster, requests, *commits.rules(cluster), now, suspension)
+    return refusals_of(cluster, requests, commits.explaining(cluster, now))

@@ -33,8 +33,6 @@ from resource_manager.manager.results import (
 )
 from resource_manager.manager.server_gpus import server_detail
 from resource_manager.manager.wording import matches, what_of
-from resource_manager.scheduling.policies import nothing_fits
-from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.start_estimates import Start, estimate_starts
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, codec
@@ -241,13 +239,8 @@ class Queries:
         """The servers of this process's replica, without those that left."""
         return self._commits.peek_replica(lambda cluster, now: _inventory(cluster))
 
-    def order(self, cluster: ClusterState) -> QueueDiscipline:
-        """Return the order of the queue in that state."""
-        return self._commits.order(cluster)
-
     def _queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[QueueEntry]:
-        rules = self._commits.rules(cluster)
-        entries = serializers.queue(cluster, *rules, now, self._commits.suspension(cluster, now))
+        entries = serializers.queue(cluster, self._commits.explaining(cluster, now))
         if estimated and entries:
             starts = self._starts_in(cluster, now)
             for entry in entries:
@@ -256,15 +249,10 @@ class Queries:
 
     def _starts_in(self, cluster: ClusterState, now: float, *extra: Request) -> dict[str, Start]:
         """Return the expected starts in the caller's state, and of extra requests as if they were queued."""
-        resumes_at = now + max(self._commits.resumes_in_s(now), 0.0)
-        policy, order = self._commits.usual_policy(cluster), self.order(cluster)
-        return estimate_starts(cluster, policy, order, resumes_at, extra, for_a_while())
+        return estimate_starts(cluster, self._commits.resuming(cluster, now), extra, for_a_while())
 
     def _explanation_in(self, cluster: ClusterState, now: float, request: Request) -> Explanation:
-        suspension = self._commits.suspension(cluster, now)
-        policy, order = self._commits.rules(cluster)
-        policy = policy if suspension is None else nothing_fits
-        answer = serializers.explanation(cluster, request, policy, order, now, suspension)
+        answer = serializers.explanation(cluster, request, self._commits.explaining(cluster, now))
         if answer["could_ever_fit"] and answer["kind"] is not None:
             extra = () if request.lease_id in cluster.pending else (request,)
             start = self._starts_in(cluster, now, *extra)[request.lease_id]
@@ -284,9 +272,7 @@ class Queries:
 
 def status_in(commits: Transactions, cluster: ClusterState, lease_id: str, now: float) -> Submission | None:
     """Return the task's allocation or queue entry in that state, None if it has neither."""
-    return serializers.status(
-        cluster, lease_id, *commits.rules(cluster), now, commits.suspension(cluster, now)
-    )
+    return serializers.status(cluster, lease_id, commits.explaining(cluster, now))
 
 
 def _inventory(cluster: ClusterState) -> tuple[Node, ...]:

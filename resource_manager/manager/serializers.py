@@ -15,7 +15,7 @@ from resource_manager.core.models import MILLI_PER_GPU, Amount, JobPlace, Lease,
 from resource_manager.core.name_lookup import name_in
 from resource_manager.core.names import display_name, full_name, listed, name_of, short, short_id
 from resource_manager.core.node_state import Cleaning
-from resource_manager.core.refusal import Refusal, RefusalKind, silence_of
+from resource_manager.core.refusal import RefusalKind, silence_of
 from resource_manager.manager.results import (
     Allocation,
     CleaningGpu,
@@ -37,10 +37,10 @@ from resource_manager.scheduling.feasibility import Standing, Verdict, explain, 
 from resource_manager.scheduling.gangs import Members, select_members
 from resource_manager.scheduling.gpu_hours import WASTED
 from resource_manager.scheduling.maintenance import closed_for
-from resource_manager.scheduling.policies import Policy, scores_of
+from resource_manager.scheduling.policies import scores_of
 from resource_manager.scheduling.preemption import would_preempt
 from resource_manager.scheduling.price_admission import PriceAdmission
-from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.scheduling.start_estimates import Start
 from resource_manager.scheduling.victims import reasons_for
 
@@ -167,13 +167,10 @@ def pending(standing: Standing, now: float) -> QueueEntry:
 
 def queue(
     cluster: ClusterState,
-    policy: Policy,
-    order: QueueDiscipline,
-    now: float,
-    suspended: Refusal | None = None,
+    current: SchedulingPass,
 ) -> list[QueueEntry]:
     """Return every queue entry in queue order, with the reason of its wait."""
-    return [pending(standing, now) for standing in standings(cluster, policy, order, now, suspended)]
+    return [pending(standing, current.now) for standing in standings(cluster, current)]
 
 
 def estimate(start: Start) -> ExpectedStart:
@@ -189,10 +186,7 @@ def estimate(start: Start) -> ExpectedStart:
 def status(
     cluster: ClusterState,
     lease_id: str,
-    policy: Policy,
-    order: QueueDiscipline,
-    now: float,
-    suspended: Refusal | None = None,
+    current: SchedulingPass,
 ) -> Submission | None:
     """Return the task's allocation, its queue entry, or None if it has neither."""
     lease = cluster.leases.get(lease_id)
@@ -200,7 +194,7 @@ def status(
         return allocation(cluster, lease)
     if lease_id not in cluster.pending:
         return None
-    return pending(next(standings(cluster, policy, order, now, suspended, only=(lease_id,))), now)
+    return pending(next(standings(cluster, current, only=(lease_id,))), current.now)
 
 
 def _demand(request: Request) -> Requested:
@@ -406,37 +400,37 @@ def summary(cluster: ClusterState) -> Summary:
 def explanation(
     cluster: ClusterState,
     request: Request,
-    policy: Policy,
-    order: QueueDiscipline,
-    now: float,
-    suspended: Refusal | None = None,
+    current: SchedulingPass,
 ) -> Explanation:
     """Explain whether and where the request would be granted now, or why not: overall and per server."""
-    with closed_for(cluster, request, order, now):
+    with closed_for(cluster, request, current):
         verdicts = explain(cluster, request)
-        scores = scores_of(policy, cluster, request)
-        members = select_members(cluster, request, policy)
+        scores: dict[str, int] = {}
+        members = None
+        if current.suspended is None:
+            scores = scores_of(current.policy, cluster, request)
+            members = select_members(cluster, request, current.policy)
     granted, kind, reason = False, None, ""
     if request.lease_id in cluster.leases:
         reason = "the task has a lease already"
     elif request.lease_id not in cluster.pending:
         granted = any(
             isinstance(change, Granted) and change.lease.lease_id == request.lease_id
-            for change in allocator.allocate_in_order(cluster, [request], policy, order, now)
+            for change in allocator.allocate_in_order(cluster, [request], current)
         )
     if not granted and not reason:
-        refusal = refusals_of(cluster, [request], policy, order, now, suspended)[request.lease_id]
+        refusal = refusals_of(cluster, [request], current)[request.lease_id]
         kind, reason = str(refusal.kind), refusal.detail
     victims: list[Lease] = []
-    if not granted and kind is not None and suspended is None:
-        victims = would_preempt(cluster, request, policy, order, now)
+    if not granted and kind is not None and current.suspended is None:
+        victims = would_preempt(cluster, request, current)
     if victims:
         named = listed(list(map(name_of, victims)))
         reason = f"{reason}; would preempt {named}, {reasons_for(cluster, request, victims)}"
-    admission = order.admission
+    admission = current.limits.admission
     return {
         "task_id": request.lease_id,
-        "admission": None if admission is None else quotes(cluster, request, admission, members, now),
+        "admission": None if admission is None else quotes(cluster, request, admission, members, current.now),
         "fits": members is not None,
         "would_be_granted": granted,
         "kind": kind,

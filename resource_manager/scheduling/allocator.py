@@ -51,7 +51,6 @@ from resource_manager.scheduling.gang_refusals import never_fits
 from resource_manager.scheduling.gangs import Members, Prospects, could_start
 from resource_manager.scheduling.giving_back import given_back
 from resource_manager.scheduling.maintenance import closed_for, ending, is_restricted, place_now
-from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.preemption import (
     held_back,
     overdue,
@@ -62,31 +61,29 @@ from resource_manager.scheduling.preemption import (
     starting_early,
     taken_back,
 )
-from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.quotas import lease_end, may_start, stop_of
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.scheduling.victims import place_of
 
 CLOCK_JITTER_S = 1.0
 """Seconds by which two readings of a server's clock, estimated from its answers, may be out of order."""
 
 
-def allocate(
-    cluster: ClusterState, request: Request, policy: Policy, now: float, order: QueueDiscipline | None = None
-) -> list[Change]:
-    """Return one `Granted`, or nothing if the request does not fit now or `order` does not admit it.
+def allocate(cluster: ClusterState, request: Request, current: SchedulingPass) -> list[Change]:
+    """Return one `Granted`, or nothing if the request does not fit now or is not admitted.
 
     The queue is ignored: use `submit` for a request that must not overtake.
     """
     if cluster.ledger is not None and stop_of(cluster.ledger, request) is not None:
         return []
-    members = place_now(cluster, request, policy, order, now)
-    if members is None or not (order is None or order.admits(cluster, request, members, now, now)):
+    members = place_now(cluster, request, current)
+    if members is None or not current.admits(cluster, request, members, current.now):
         return []
-    return [grant(cluster, request, members, now)]
+    return [grant(cluster, request, members, current.now)]
 
 
 def allocate_in_order(
-    cluster: ClusterState, requests: Sequence[Request], policy: Policy, order: QueueDiscipline, now: float
+    cluster: ClusterState, requests: Sequence[Request], current: SchedulingPass
 ) -> list[Change]:
     """Return grants for the requests that fit now without overtaking a pending one; none for the others.
 
@@ -94,9 +91,9 @@ def allocate_in_order(
     request that does not wait.
     """
     if not cluster.pending and len(requests) == 1:
-        return allocate(cluster, requests[0], policy, now, order)
+        return allocate(cluster, requests[0], current)
     if cluster.pending:
-        return _allocate_beside_queue(cluster, requests, policy, order, now)
+        return _allocate_beside_queue(cluster, requests, current)
     changes: list[Change] = []
     without_place: list[Request] = []
     with cluster.trial():
@@ -104,12 +101,12 @@ def allocate_in_order(
             # Grants only take capacity: where one request has no place, an equal one after it has none.
             if any(_is_equal(request, other) for other in without_place):
                 continue
-            granted = allocate(cluster, request, policy, now, order)
+            granted = allocate(cluster, request, current)
             for change in granted:
                 cluster.apply(change)
             changes += granted
             is_plain = not granted and request.lease_id not in cluster.failed_starts
-            if is_plain and place_now(cluster, request, policy, order, now) is None:
+            if is_plain and place_now(cluster, request, current) is None:
                 without_place.append(request)
     return changes
 
@@ -122,12 +119,12 @@ def _is_equal(request: Request, other: Request) -> bool:
 
 
 def _allocate_beside_queue(
-    cluster: ClusterState, requests: Sequence[Request], policy: Policy, order: QueueDiscipline, now: float
+    cluster: ClusterState, requests: Sequence[Request], current: SchedulingPass
 ) -> list[Change]:
     while True:
         new = {request.lease_id for request in requests}
-        queued = enqueue(cluster, requests, now)
-        changes = _with_dispatch(cluster, queued, policy, order, now, preempts=False)
+        queued = enqueue(cluster, requests, current.now)
+        changes = _with_dispatch(cluster, queued, current, preempts=False)
         grants = [change for change in changes if type(change) is Granted]
         granted = new.intersection(change.lease.lease_id for change in grants)
         if not grants or granted == new:
@@ -168,9 +165,7 @@ def enqueue(cluster: ClusterState, requests: Iterable[Request], now: float) -> l
     ]
 
 
-def submit(
-    cluster: ClusterState, request: Request, policy: Policy, order: QueueDiscipline, now: float
-) -> list[Change]:
+def submit(cluster: ClusterState, request: Request, current: SchedulingPass) -> list[Change]:
     """Return a grant if the request fits and is next in queue order, else a `Queued`.
 
     Raises `DuplicateTaskError` if the task already holds a lease or is pending, `UnknownNodeError` if it
@@ -179,10 +174,10 @@ def submit(
     require_new_task(cluster, request)
     require_feasible(cluster, request)
     if not cluster.pending:
-        granted = allocate(cluster, request, policy, now, order)
+        granted = allocate(cluster, request, current)
         if granted:
             return granted
-    return with_dispatch(cluster, enqueue(cluster, [request], now), policy, order, now)
+    return with_dispatch(cluster, enqueue(cluster, [request], current.now), current)
 
 
 def release(
@@ -303,16 +298,14 @@ def renew(
 def preempt(
     cluster: ClusterState,
     lease_id: str,
-    policy: Policy,
-    order: QueueDiscipline,
-    now: float,
+    current: SchedulingPass,
     *,
     fencing_token: int | None = None,
     preemptor: str = "",
 ) -> list[Change]:
     """Return the preemption of a lease for a pending request; raises as `preemption_of` and `release`."""
     lease = _require_whole_lease(cluster, lease_id, fencing_token)
-    return [preemption_of(cluster, lease, policy, order, now, preemptor)]
+    return [preemption_of(cluster, lease, current, preemptor)]
 
 
 def _require_whole_lease(
@@ -409,29 +402,23 @@ def resume_gpu(cluster: ClusterState, node: str, gpu_id: int, now: float) -> lis
     return [*changes, GpuOpened(node, gpu_id, now)] if gpu_id in state.closed_gpus else changes
 
 
-def schedule_pending(
-    cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float
-) -> list[Change]:
+def schedule_pending(cluster: ClusterState, current: SchedulingPass) -> list[Change]:
     """Return grants for pending requests that fit, in queue order."""
-    return with_dispatch(cluster, [], policy, order, now)
+    return with_dispatch(cluster, [], current)
 
 
-def with_dispatch(
-    cluster: ClusterState, changes: Sequence[Change], policy: Policy, order: QueueDiscipline, now: float
-) -> list[Change]:
+def with_dispatch(cluster: ClusterState, changes: Sequence[Change], current: SchedulingPass) -> list[Change]:
     """Return the changes followed by the grants of pending requests that they make possible.
 
     Then follow preemptions for those that do not start, and the ends of those for requests that do not wait.
     """
-    return _with_dispatch(cluster, changes, policy, order, now, preempts=True)
+    return _with_dispatch(cluster, changes, current, preempts=True)
 
 
 def _with_dispatch(
     cluster: ClusterState,
     changes: Sequence[Change],
-    policy: Policy,
-    order: QueueDiscipline,
-    now: float,
+    current: SchedulingPass,
     *,
     preempts: bool,
 ) -> list[Change]:
@@ -443,14 +430,14 @@ def _with_dispatch(
     with cluster.trial():
         for change in changes:
             cluster.apply(change)
-        combined += _taken_back(cluster, now)
-        for pending, members in dispatch(cluster, policy, order, now, first):
-            granted = grant(cluster, pending.request, members, now)
+        combined += _taken_back(cluster, current.now)
+        for pending, members in dispatch(cluster, current, first):
+            granted = grant(cluster, pending.request, members, current.now)
             cluster.apply(granted)
             combined.append(granted)
-        combined += _taken_back(cluster, now)
+        combined += _taken_back(cluster, current.now)
         if preempts and cluster.teams.preemption and cluster.pending:
-            combined += preemptions(cluster, policy, order, now)
+            combined += preemptions(cluster, current)
     return combined
 
 
@@ -464,9 +451,7 @@ def _taken_back(cluster: ClusterState, now: float) -> list[Change]:
 
 def dispatch(
     cluster: ClusterState,
-    policy: Policy,
-    order: QueueDiscipline,
-    now: float,
+    current: SchedulingPass,
     first: Collection[str] = (),
 ) -> Iterator[tuple[PendingRequest, Members]]:
     """Yield the pending requests that start now, with their members; apply each grant before the next step.
@@ -474,21 +459,23 @@ def dispatch(
     Those whose ids are in `first` come first: leases were preempted for them. What leases that are still
     ending have freed for others is held back.
     """
+    if current.suspended is not None:
+        return
     for lease_id in first:
         if pending := cluster.pending.get(lease_id):
-            members = place_of(cluster, pending, policy, order, now)
+            members = place_of(cluster, pending, current)
             if members is not None:
                 yield pending, members
     if not cluster.preempting:
-        yield from _dispatch(cluster, policy, order, now, ())
+        yield from _dispatch(cluster, current, ())
         return
-    yield from starting_early(cluster, policy, order, now)
-    with held_back(cluster, policy, order, now) as waiting:
-        yield from _dispatch(cluster, policy, order, now, waiting)
+    yield from starting_early(cluster, current)
+    with held_back(cluster, current) as waiting:
+        yield from _dispatch(cluster, current, waiting)
 
 
 def _dispatch(
-    cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float, waiting: Collection[str]
+    cluster: ClusterState, current: SchedulingPass, waiting: Collection[str]
 ) -> Iterator[tuple[PendingRequest, Members]]:
     """Yield the pending requests that start now, but for those `waiting` for preempted leases to end.
 
@@ -500,7 +487,7 @@ def _dispatch(
     blocked: set[str] = set()
     too_large: set[tuple[object, ...]] = set()
     """Shapes that do not fit; nothing is freed during the pass."""
-    for pending in order.starting(cluster, now):
+    for pending in current.order.starting(cluster, current.now):
         request = pending.request
         if request.lease_id in waiting or request.lease_id in cluster.leases:
             continue
@@ -509,8 +496,8 @@ def _dispatch(
         restricted = is_restricted(cluster, request)
         members = None
         if restricted or (request.shape not in too_large and (planned is None or planned.may_start(request))):
-            members = place_now(cluster, request, policy, order, now)
-            if members is not None and not order.admits(cluster, request, members, pending.queued_at, now):
+            members = place_now(cluster, request, current)
+            if members is not None and not current.admits(cluster, request, members, pending.queued_at):
                 continue
             if members is not None and planned is not None:
                 members = planned.without_delay(request, members)
@@ -521,11 +508,11 @@ def _dispatch(
         if members is not None:
             yield pending, members
             continue
-        if not (blocks_queue(cluster, request, order, now) if restricted else prospects.could_start(request)):
+        if not (blocks_queue(cluster, request, current) if restricted else prospects.could_start(request)):
             continue  # it blocks nobody
-        if order.backfill:
+        if current.order.backfill:
             if planned is None:
-                planned = Reservations(cluster, now, order.maintenance_guard_s, prospects)
+                planned = Reservations(cluster, current, prospects)
             planned.put_ahead(request)
             if planned.is_over():
                 return
@@ -540,7 +527,7 @@ def _fits_nowhere(cluster: ClusterState, request: Request) -> bool:
     return request.nodes != 1 or next(cluster.candidates(request), None) is None
 
 
-def blocks_queue(cluster: ClusterState, request: Request, order: QueueDiscipline, now: float) -> bool:
+def blocks_queue(cluster: ClusterState, request: Request, current: SchedulingPass) -> bool:
     """Return True if a pending request that does not fit now blocks the queue behind it.
 
     It does not if no open node could ever fit it with its open GPUs: a request that only a drained server or
@@ -548,9 +535,9 @@ def blocks_queue(cluster: ClusterState, request: Request, order: QueueDiscipline
     windows or its failed starts keep from starting, unless the queue backfills: then it has a reservation
     after them.
     """
-    if order.backfill or not is_restricted(cluster, request):
+    if current.order.backfill or not is_restricted(cluster, request):
         return could_start(cluster, request)
-    with closed_for(cluster, request, order, now):
+    with closed_for(cluster, request, current):
         return could_start(cluster, request)
 
 

@@ -24,7 +24,7 @@ from resource_manager.scheduling.gangs import (
 )
 from resource_manager.scheduling.lease_timelines import LeaseTimelines, Reservation, Span, Timeline
 from resource_manager.scheduling.maintenance import MAX_OCCURRENCES, horizon_s, is_restricted, opens_at
-from resource_manager.scheduling.queue_order import MAINTENANCE_GUARD_S
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 MAX_RESERVATIONS = 32
 """Maximum number of requests with a reservation; those behind them hold back what they could use."""
@@ -50,10 +50,10 @@ class _Hold:
 class Reservations:
     """Free capacity of each node from now on, by the runtimes of leases and of reserved requests.
 
-    An unknown runtime is infinite, and `guard_s` before a maintenance window: none of those that start cross
-    one. A lease past its expected end is assumed to end at any moment. A request whose start is unknown, or
-    that comes after `MAX_RESERVATIONS`, may start at any moment: on each node that it could use, it holds
-    back the GPUs of its kind and its amounts.
+    An unknown runtime is infinite, and before a maintenance window as the limits say: none of those that
+    start cross one. A lease past its expected end is assumed to end at any moment. A request whose start is
+    unknown, or that comes after `MAX_RESERVATIONS`, may start at any moment: on each node that it could use,
+    it holds back the GPUs of its kind and its amounts.
 
     Nothing is freed while a pass goes on, so what cannot start once cannot start later in it.
     """
@@ -61,13 +61,12 @@ class Reservations:
     def __init__(
         self,
         cluster: ClusterState,
-        now: float,
-        guard_s: float = MAINTENANCE_GUARD_S,
+        current: SchedulingPass,
         prospects: Prospects | None = None,
     ) -> None:
         self._cluster = cluster
-        self._now = now
-        self._guard_s = guard_s
+        self._now = current.now
+        self._guard_s = current.limits.maintenance_guard_s
         self._prospects = prospects or Prospects.of(cluster)
         self._leases = LeaseTimelines.of(cluster)
         self._waiting: list[Request] = []

@@ -34,10 +34,9 @@ from resource_manager.scheduling.backfill import MAX_RESERVATIONS, Reservations
 from resource_manager.scheduling.gang_refusals import free_now, never_fits, no_capacity
 from resource_manager.scheduling.gangs import Prospects, fitting_node
 from resource_manager.scheduling.maintenance import closed_for, place_now
-from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.preemption import awaiting_release, ending_for, held_back
-from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.quotas import quota_refusal, stop_of
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 SHORTEST_RUN_S = 0.001
 """A request that could not even start with this runtime is not helped by stating one."""
@@ -57,34 +56,28 @@ class Standing:
 
 def standings(
     cluster: ClusterState,
-    policy: Policy,
-    order: QueueDiscipline,
-    now: float,
-    suspended: Refusal | None = None,
+    current: SchedulingPass,
     *,
     only: Collection[str] | None = None,
 ) -> Iterator[Standing]:
     """Yield the standing of every pending request, or of `only` those task ids, in queue order.
 
-    `suspended` says why nothing is granted now, if nothing is. Do not change the cluster while iterating.
+    Do not change the cluster while iterating.
     """
     if cluster.preempting:
-        with held_back(cluster, policy, order, now):
-            yield from list(_standings(cluster, policy, order, now, suspended, only))
+        with held_back(cluster, current):
+            yield from list(_standings(cluster, current, only))
     else:
-        yield from _standings(cluster, policy, order, now, suspended, only)
+        yield from _standings(cluster, current, only)
 
 
 def _standings(
     cluster: ClusterState,
-    policy: Policy,
-    order: QueueDiscipline,
-    now: float,
-    suspended: Refusal | None,
+    current: SchedulingPass,
     only: Collection[str] | None,
 ) -> Iterator[Standing]:
-    reasons = _Reasons(cluster, policy, order, now, suspended)
-    for position, entry in enumerate(order(cluster, now), 1):
+    reasons = _Reasons(cluster, current)
+    for position, entry in enumerate(current.order(cluster, current.now), 1):
         if only is None or entry.lease_id in only:
             yield Standing(position, entry, reasons.of(entry))
         reasons.advance(position, entry)
@@ -93,20 +86,16 @@ def _standings(
 def refusals_of(
     cluster: ClusterState,
     requests: Iterable[Request],
-    policy: Policy,
-    order: QueueDiscipline,
-    now: float,
-    suspended: Refusal | None = None,
+    current: SchedulingPass,
 ) -> dict[str, Refusal]:
     """Return the refusal of each request by task id, as if it was queued now; the cluster is unchanged."""
     with cluster.trial():
         asked = {request.lease_id: request for request in requests}
         new = [request for lease_id, request in asked.items() if lease_id not in cluster.pending]
-        for change in allocator.enqueue(cluster, new, now):
+        for change in allocator.enqueue(cluster, new, current.now):
             cluster.apply(change)
         return {
-            standing.entry.lease_id: standing.refusal
-            for standing in standings(cluster, policy, order, now, suspended, only=asked)
+            standing.entry.lease_id: standing.refusal for standing in standings(cluster, current, only=asked)
         }
 
 
@@ -116,16 +105,10 @@ class _Reasons:
     def __init__(
         self,
         cluster: ClusterState,
-        policy: Policy,
-        order: QueueDiscipline,
-        now: float,
-        suspended: Refusal | None,
+        current: SchedulingPass,
     ) -> None:
         self._cluster = cluster
-        self._policy = policy
-        self._order = order
-        self._now = now
-        self._suspended = suspended
+        self._current = current
         self._ahead: tuple[int, Request] | None = None
         """Position and request of the first one passed that blocks all behind it."""
         self._reservations: Reservations | None = None
@@ -147,14 +130,12 @@ class _Reasons:
         ):
             return
         if self._ahead is None:
-            if self._node(request) is None and allocator.blocks_queue(
-                self._cluster, request, self._order, self._now
-            ):
+            if self._node(request) is None and allocator.blocks_queue(self._cluster, request, self._current):
                 self._ahead = (position, request)
-        elif not self._order.backfill:
+        elif not self._current.order.backfill:
             return
         elif self._node(request) is None:
-            if not allocator.blocks_queue(self._cluster, request, self._order, self._now):
+            if not allocator.blocks_queue(self._cluster, request, self._current):
                 return
         elif self._by_price(entry):
             return
@@ -166,10 +147,10 @@ class _Reasons:
         node = self._node(request)
         if node is None and (never := never_fits(self._cluster, request)):
             return never
-        if self._suspended is not None:
-            return self._suspended
+        if self._current.suspended is not None:
+            return self._current.suspended
         if self._cluster.preempting and (
-            waits := awaiting_release(self._cluster, request.lease_id, self._now)
+            waits := awaiting_release(self._cluster, request.lease_id, self._current.now)
         ):
             return waits
         if node is None:
@@ -177,7 +158,7 @@ class _Reasons:
                 return stopped
             key = self._key(request)
             if key not in self._no_capacity:
-                with closed_for(self._cluster, request, self._order, self._now):
+                with closed_for(self._cluster, request, self._current):
                     self._no_capacity[key] = no_capacity(self._cluster, request)
             return self._no_capacity[key]
         return quota_refusal(self._cluster, request) or self._by_price(entry) or self._behind(request, node)
@@ -186,7 +167,7 @@ class _Reasons:
         """Return a node that the request fits now, or None."""
         key = self._key(request)
         if key not in self._nodes:
-            with closed_for(self._cluster, request, self._order, self._now):
+            with closed_for(self._cluster, request, self._current):
                 self._nodes[key] = fitting_node(self._cluster, request)
         return self._nodes[key]
 
@@ -204,13 +185,13 @@ class _Reasons:
         return (*shape, None if runtime is None else runtime.seconds, request.preemptible)
 
     def _by_price(self, entry: PendingRequest) -> Refusal | None:
-        admission, request = self._order.admission, entry.request
+        admission, request = self._current.limits.admission, entry.request
         if admission is None or request.utility is None:
             return None
-        members = place_now(self._cluster, request, self._policy, self._order, self._now)
+        members = place_now(self._cluster, request, self._current)
         if members is None:
             return None
-        quote = admission.quote(self._cluster, request, members, entry.queued_at, self._now)
+        quote = admission.quote(self._cluster, request, members, entry.queued_at, self._current.now)
         if quote.covered:
             return None
         return Refusal(
@@ -225,11 +206,11 @@ class _Reasons:
             detail = f"{free}; no request is ahead: {AT_THE_NEXT_PASS}"
             return Refusal(RefusalKind.BEHIND_QUEUE, detail)
         position, ahead = self._ahead
-        if self._order.backfill:
+        if self._current.order.backfill:
             detail = f"{free}; {self._delay(request, node)}"
         else:
             who = self._who(position, ahead)
-            rule = f", {self._order.rule}" if self._order.rule else ""
+            rule = f", {self._current.order.rule}" if self._current.order.rule else ""
             reserved = node.could_fit(ahead)
             detail = f"{free}; reserved for {who}{rule}" if reserved else f"{free}; {who} is ahead{rule}"
         return Refusal(RefusalKind.BEHIND_QUEUE, detail)
@@ -241,7 +222,7 @@ class _Reasons:
     def _delay(self, request: Request, node: NodeState) -> str:
         """Say why backfill does not start the request now, by the same steps as `allocator.dispatch`."""
         if self._reservations is None:
-            self._reservations = Reservations(self._cluster, self._now, self._order.maintenance_guard_s)
+            self._reservations = Reservations(self._cluster, self._current)
         for position, ahead in self._waiting[self._looked_at :]:
             if self._reservations.reserve(ahead) is not None:
                 self._reserved.append(ahead)
@@ -249,7 +230,7 @@ class _Reasons:
                 self._reservations.hold_back(ahead)
                 self._holding.append((position, ahead, len(self._reserved) == MAX_RESERVATIONS))
         self._looked_at = len(self._waiting)
-        members = place_now(self._cluster, request, self._policy, self._order, self._now)
+        members = place_now(self._cluster, request, self._current)
         if members is not None and self._reservations.without_delay(request, members):
             return AT_THE_NEXT_PASS
         usable = Prospects.of(self._cluster).usable

@@ -19,7 +19,7 @@ from resource_manager.core.models import (
     Request,
     Spread,
 )
-from resource_manager.scheduling.policies import Policy, nothing_fits, select_placement
+from resource_manager.scheduling.policies import Policy, select_placement
 from resource_manager.scheduling.policies.first_fit import first_fit
 
 T = TypeVar("T")
@@ -56,8 +56,6 @@ def select_members(cluster: ClusterState, request: Request, policy: Policy) -> M
     if request.nodes == 1:
         placement = select_placement(cluster, request, policy)
         return None if placement is None else (placement,)
-    if policy is nothing_fits:
-        return None
     without_port = 0
     while parts := plan(cluster, request, ~without_port):
         members = _place(cluster, request, policy, parts)

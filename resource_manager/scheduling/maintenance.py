@@ -19,8 +19,7 @@ from resource_manager.core.models import Lease, Request
 from resource_manager.core.node_state import ClosedToRequest
 from resource_manager.scheduling.avoidance import avoided, in_words
 from resource_manager.scheduling.gangs import Members, select_members
-from resource_manager.scheduling.policies import Policy
-from resource_manager.scheduling.queue_order import QueueDiscipline, fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 MAX_OCCURRENCES = 100
 """Maximum number of windows in a row after which a start is looked for."""
@@ -91,18 +90,15 @@ def is_restricted(cluster: ClusterState, request: Request) -> bool:
 
 
 @contextmanager
-def closed_for(
-    cluster: ClusterState, request: Request, order: QueueDiscipline | None, now: float
-) -> Iterator[None]:
+def closed_for(cluster: ClusterState, request: Request, current: SchedulingPass) -> Iterator[None]:
     """Close, inside, the servers that the request avoids, or whose windows it would cross, starting now."""
-    order = order or fifo
     closed = {
         node: ClosedToRequest(node, failed.at, in_words(failed), failed=True)
-        for node, failed in avoided(cluster, request, now).items()
+        for node, failed in avoided(cluster, request, current.now).items()
     }
     for window in cluster.windows:
-        length_s = horizon_s(cluster, request, window, order.maintenance_guard_s)
-        if found := window.crossed(now, length_s):
+        length_s = horizon_s(cluster, request, window, current.limits.maintenance_guard_s)
+        if found := window.crossed(current.now, length_s):
             for name in window.servers:
                 closed.setdefault(name, ClosedToRequest(name, found[0], window.in_words(*found)))
     if not closed:
@@ -114,11 +110,14 @@ def closed_for(
         yield
 
 
-def place_now(
-    cluster: ClusterState, request: Request, policy: Policy, order: QueueDiscipline | None, now: float
-) -> Members | None:
-    """Return the placements of all members on servers that are open to them, as `select_members`."""
+def place_now(cluster: ClusterState, request: Request, current: SchedulingPass) -> Members | None:
+    """Return the placements of all members on servers that are open to them, as `select_members`.
+
+    There are none while grants are suspended.
+    """
+    if current.suspended is not None:
+        return None
     if not is_restricted(cluster, request):
-        return select_members(cluster, request, policy)
-    with closed_for(cluster, request, order, now):
-        return select_members(cluster, request, policy)
+        return select_members(cluster, request, current.policy)
+    with closed_for(cluster, request, current):
+        return select_members(cluster, request, current.policy)

@@ -31,9 +31,8 @@ from resource_manager.core.team_ledger import TeamLedger
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError
 from resource_manager.scheduling.gangs import Members
 from resource_manager.scheduling.maintenance import is_restricted
-from resource_manager.scheduling.policies import Policy, nothing_fits
-from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.quotas import StopKind, stop_of
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.scheduling.victim_bounds import VictimBounds
 from resource_manager.scheduling.victims import Planned, find_victims, place_of
 
@@ -55,18 +54,18 @@ RESTARTS = "restart_count"
 """Label of a request: how often its job was preempted."""
 
 
-def would_preempt(
-    cluster: ClusterState, request: Request, policy: Policy, order: QueueDiscipline, now: float
-) -> list[Lease]:
+def would_preempt(cluster: ClusterState, request: Request, current: SchedulingPass) -> list[Lease]:
     """Return the leases that the request would preempt after its delay; empty if none, or none more."""
     if cluster.ledger is None or not cluster.ledger.rules.preemption:
         return []
-    pending = cluster.pending.get(request.lease_id) or PendingRequest(request, now, cluster.sequence + 1)
+    pending = cluster.pending.get(request.lease_id) or PendingRequest(
+        request, current.now, cluster.sequence + 1
+    )
     with cluster.trial():
-        plan = _plan(cluster, policy, order, now)
+        plan = _plan(cluster, current)
         if request.lease_id in plan.to_come:
             return []
-        return find_victims(cluster, pending, policy, order, now, plan.planned)
+        return find_victims(cluster, pending, current, plan.planned)
 
 
 def ending_for(cluster: ClusterState, lease_id: str) -> list[Lease]:
@@ -105,9 +104,7 @@ def awaiting_release(cluster: ClusterState, lease_id: str, now: float) -> Refusa
 def preemption_of(
     cluster: ClusterState,
     lease: Lease,
-    policy: Policy,
-    order: QueueDiscipline,
-    now: float,
+    current: SchedulingPass,
     preemptor: str = "",
 ) -> Preempting:
     """Return the preemption of one lease that a person decides on, for the pending request `preemptor`.
@@ -126,22 +123,21 @@ def preemption_of(
             f"preemptor must be a pending request, got {preemptor!r}", field="preemptor"
         )
     with cluster.trial():
-        served = _plan(cluster, policy, order, now).to_come
-        queue = order.starting(cluster, now)
+        served = _plan(cluster, current).to_come
+        queue = current.order.starting(cluster, current.now)
         if preemptor:
             queue = [] if preemptor in served else [cluster.pending[preemptor]]
         stuck = [
             pending
             for pending in queue
-            if pending.request.lease_id not in served
-            and place_of(cluster, pending, policy, order, now) is None
+            if pending.request.lease_id not in served and place_of(cluster, pending, current) is None
         ]
         cluster.suppose_ended(lease)
         for pending in stuck[:MAX_SEARCHES]:
-            if place_of(cluster, pending, policy, order, now) is not None:
-                until = now + lease.request.preempt_grace_s
+            if place_of(cluster, pending, current) is not None:
+                until = current.now + lease.request.preempt_grace_s
                 winner = pending.request.lease_id
-                return Preempting(lease_id, lease.fencing_token, winner, until, now, by_operator=True)
+                return Preempting(lease_id, lease.fencing_token, winner, until, current.now, by_operator=True)
     if preemptor:
         raise NotPreemptibleError(
             f"{name_in(cluster, preemptor)} would not start if {name} ended, or need not wait for it"
@@ -149,23 +145,23 @@ def preemption_of(
     raise NotPreemptibleError(f"nobody waits for what {name} holds: stop its job instead")
 
 
-def preemptions(cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float) -> list[Change]:
+def preemptions(cluster: ClusterState, current: SchedulingPass) -> list[Change]:
     """Return the preemptions for pending requests that did not start, in queue order.
 
     The cluster must be in a trial; all grants that are possible must have been applied to it.
     """
-    ledger = cluster.ledger
-    if ledger is None or policy is nothing_fits:
+    ledger, now = cluster.ledger, current.now
+    if ledger is None or current.suspended is not None:
         return []
     changes: list[Change] = []
     with cluster.trial():
-        plan = _plan(cluster, policy, order, now)
+        plan = _plan(cluster, current)
         kinds = _with_prospects(cluster, plan, now)
-        turn = _turn(cluster, order, kinds, now)
+        turn = _turn(cluster, kinds, current)
         in_vain: Counter[tuple[Kind, bool]] = Counter()
         searches: Counter[str] = Counter()
         found = 0
-        for pending in order.starting(cluster, now) if kinds else ():
+        for pending in current.order.starting(cluster, current.now) if kinds else ():
             request = pending.request
             team, delay_s = request.team, request.preemption_delay_s
             own_kind = kind_of(request)
@@ -177,15 +173,15 @@ def preemptions(cluster: ClusterState, policy: Policy, order: QueueDiscipline, n
             if now - pending.queued_at < (ledger.rules.preemption_delay_s if delay_s is None else delay_s):
                 continue
             # Windows, failed starts and prices speak of one request, and not of all of its kind.
-            is_alone = order.admission is not None or is_restricted(cluster, request)
+            is_alone = current.limits.admission is not None or is_restricted(cluster, request)
             so_far = in_vain[own_kind, is_alone]
             if so_far == (MAX_IN_VAIN if is_alone else 1) or _is_too_long(ledger, request):
                 continue
             bounds = VictimBounds.of(cluster, now)
             victims: list[Lease] = []
-            kind = (*own_kind, policy)
+            kind = (*own_kind, current.policy)
             if is_alone or not bounds.is_in_vain(kind):
-                victims = find_victims(cluster, pending, policy, order, now, plan.planned)
+                victims = find_victims(cluster, pending, current, plan.planned)
             if not victims:
                 in_vain[own_kind, is_alone] += 1
                 searches[team] += own_kind not in turn
@@ -196,7 +192,7 @@ def preemptions(cluster: ClusterState, policy: Policy, order: QueueDiscipline, n
                 until = now + lease.request.preempt_grace_s
                 changes.append(Preempting(lease.lease_id, lease.fencing_token, request.lease_id, until, now))
                 cluster.suppose_ended(lease)
-            plan.add(_place(cluster, pending, policy, order, now))
+            plan.add(_place(cluster, pending, current))
             found += 1
             if found == MAX_SEARCHES:
                 break
@@ -219,7 +215,7 @@ def _with_prospects(cluster: ClusterState, plan: _Plan, now: float) -> set[Kind]
     return found
 
 
-def _turn(cluster: ClusterState, order: QueueDiscipline, kinds: set[Kind], now: float) -> set[Kind]:
+def _turn(cluster: ClusterState, kinds: set[Kind], current: SchedulingPass) -> set[Kind]:
     """Return the kinds whose turn it is now, however many before them in the queue are in vain.
 
     It depends on the state and the time alone, so that all processes and a replay agree on it.
@@ -227,11 +223,13 @@ def _turn(cluster: ClusterState, order: QueueDiscipline, kinds: set[Kind], now: 
     if len(kinds) <= MAX_IN_VAIN:
         return kinds
     of_teams: dict[str, dict[Kind, None]] = {}
-    for pending in order.starting(cluster, now):
+    for pending in current.order.starting(cluster, current.now):
         if (kind := kind_of(pending.request)) in kinds:
             of_teams.setdefault(pending.request.team, {})[kind] = None
-    teams = _next([*of_teams], MAX_TEAMS, f"{now // TURN_S} teams")
-    return {kind for team in teams for kind in _next([*of_teams[team]], MAX_IN_VAIN, f"{now // TURN_S}")}
+    teams = _next([*of_teams], MAX_TEAMS, f"{current.now // TURN_S} teams")
+    return {
+        kind for team in teams for kind in _next([*of_teams[team]], MAX_IN_VAIN, f"{current.now // TURN_S}")
+    }
 
 
 def _next(each: Sequence[T], count: int, turn: str) -> Sequence[T]:
@@ -256,7 +254,7 @@ class _Plan:
             self.planned.add(lease)
 
 
-def _plan(cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float) -> _Plan:
+def _plan(cluster: ClusterState, current: SchedulingPass) -> _Plan:
     """Apply the ends of the preempted leases, and place those they end for; return what those are to get."""
     ending = _ending(cluster) if cluster.preempting else []
     plan = _Plan(cluster)
@@ -264,7 +262,7 @@ def _plan(cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: fl
         cluster.suppose_ended(lease)
     for by in dict.fromkeys(lease.preempted_by for lease in ending):
         if pending := cluster.pending.get(by):
-            plan.add(_place(cluster, pending, policy, order, now))
+            plan.add(_place(cluster, pending, current))
     return plan
 
 
@@ -277,7 +275,7 @@ def _ending(cluster: ClusterState) -> list[Lease]:
 
 
 def starting_early(
-    cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float
+    cluster: ClusterState, current: SchedulingPass
 ) -> Iterator[tuple[PendingRequest, Members]]:
     """Yield those for whom leases are ending and who fit already, with their members.
 
@@ -288,39 +286,35 @@ def starting_early(
         if pending is None:
             continue
         with cluster.trial():
-            to_come = _place(cluster, pending, policy, order, now)
-            after = {} if to_come is None else _plan(cluster, policy, order, now).to_come
+            to_come = _place(cluster, pending, current)
+            after = {} if to_come is None else _plan(cluster, current).to_come
         if to_come is None:
             continue
         with cluster.trial():
-            before = _plan(cluster, policy, order, now).to_come
+            before = _plan(cluster, current).to_come
         if before.keys() - {by} <= after.keys():
             yield pending, to_come.members
 
 
-def _place(
-    cluster: ClusterState, pending: PendingRequest, policy: Policy, order: QueueDiscipline, now: float
-) -> Lease | None:
+def _place(cluster: ClusterState, pending: PendingRequest, current: SchedulingPass) -> Lease | None:
     """Grant the request in the trial that the cluster is in; return its lease, None if it does not fit."""
-    members = place_of(cluster, pending, policy, order, now)
+    members = place_of(cluster, pending, current)
     if members is None:
         return None
     # Quarantined, since nobody can be given what is only planned.
-    lease = Lease(pending.request, members, cluster.last_fencing_token + 1, now, quarantined=True)
-    cluster.apply(Granted(lease, now))
+    lease = Lease(pending.request, members, cluster.last_fencing_token + 1, current.now, quarantined=True)
+    cluster.apply(Granted(lease, current.now))
     return lease
 
 
 @contextmanager
-def held_back(
-    cluster: ClusterState, policy: Policy, order: QueueDiscipline, now: float
-) -> Iterator[Collection[str]]:
+def held_back(cluster: ClusterState, current: SchedulingPass) -> Iterator[Collection[str]]:
     """Reserve what preempted leases have freed so far for those they ended for; yield the ids of those."""
     if not cluster.preempting:
         yield ()
         return
     with cluster.trial():
-        planned = _plan(cluster, policy, order, now).to_come
+        planned = _plan(cluster, current).to_come
     parts = [
         part
         for lease in planned.values()

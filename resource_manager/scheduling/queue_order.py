@@ -1,4 +1,4 @@
-"""Queue disciplines: the order of pending requests, backfill and admission, live and in replay alike."""
+"""Queue disciplines: the order of pending requests and backfill, live and in replay alike."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from resource_manager.core.runtimes import job_id_of
 from resource_manager.core.team_ledger import UNNAMED
 from resource_manager.errors import PolicyError
 from resource_manager.scheduling.decayed_use import by_fair_tree, by_fair_usage
-from resource_manager.scheduling.gangs import Members
-from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.scheduling.quotas import shares_by_weight
 from resource_manager.scheduling.team_order import between_teams, guaranteed_first
 
@@ -36,22 +34,17 @@ FIRST_QUEUE_GPU_S = 57_600.0
 UNKNOWN_RUNTIME_S = 86_400.0
 """Assumed runtime of a request that states none."""
 
-MAINTENANCE_GUARD_S = 28_800.0
-"""Assumed runtime of a request that states none, before a maintenance window."""
-
 BACKFILL_SUFFIX = "+backfill"
 """Suffix of a queue order's name: requests may overtake if they delay none before them."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueDiscipline:
-    """Queue discipline: the order of pending requests, backfill and admission.
+    """Queue discipline: the order of pending requests, and backfill.
 
     Without `backfill` the first request that does not fit blocks all behind it. With it, the others may
     start if that delays no request before them (conservative backfill; Mu'alem and Feitelson, IEEE TPDS
-    2001), by the runtimes that are stated or learnt. With `admission`, a request whose utility does not
-    exceed its price stays pending although it fits, and blocks no other. `rule` describes the order in words.
-    `maintenance_guard_s` is what an unknown runtime counts as before a maintenance window.
+    2001), by the runtimes that are stated or learnt. `rule` describes the order in words.
 
     Where teams have rules, those inside their guarantee come first, and the order applies inside a team. An
     order that `compares_teams` itself decides between the others too.
@@ -59,16 +52,8 @@ class QueueDiscipline:
 
     arrange: Ordering
     backfill: bool = False
-    admission: PriceAdmission | None = None
     rule: str = ""
     compares_teams: bool = False
-    maintenance_guard_s: float = MAINTENANCE_GUARD_S
-
-    def admits(
-        self, cluster: ClusterState, request: Request, members: Members, queued_at: float, now: float
-    ) -> bool:
-        """Return True if the request, which fits these placements, may start there."""
-        return self.admission is None or self.admission.admits(cluster, request, members, queued_at, now)
 
     def __call__(self, cluster: ClusterState, now: float) -> list[PendingRequest]:
         """Return the pending requests in queue order, the next to start first."""

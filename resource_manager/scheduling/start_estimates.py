@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from resource_manager.core.changes import GpuCleaned, Released
@@ -18,8 +18,7 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import standings
 from resource_manager.scheduling.gang_refusals import no_capacity
 from resource_manager.scheduling.gangs import could_start
-from resource_manager.scheduling.policies import Policy
-from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 MAX_STEPS = 500
 """Maximum number of simulated lease ends; a request that starts later gets no estimate."""
@@ -53,9 +52,7 @@ LATER = Start(None, None, Confidence.POOR, NOT_ESTIMATED)
 
 def estimate_starts(
     cluster: ClusterState,
-    policy: Policy,
-    order: QueueDiscipline,
-    now: float,
+    current: SchedulingPass,
     extra: Iterable[Request] = (),
     goes_on: Callable[[], bool] = lambda: True,
 ) -> dict[str, Start]:
@@ -65,6 +62,7 @@ def estimate_starts(
     the job runs and tells nothing about its end. Once `goes_on` returns False, the starts that are left
     are not estimated. The cluster is left unchanged. Times are seconds of the store's clock.
     """
+    now = current.now
     starts: dict[str, Start] = {}
     endless: set[str] = set()
     too_far = is_cut = False
@@ -96,7 +94,7 @@ def estimate_starts(
         for _ in range(MAX_STEPS):
             if is_cut := not goes_on():
                 break
-            for lease in _grant(cluster, policy, order, at):
+            for lease in _grant(cluster, replace(current, now=at)):
                 starts[lease.lease_id] = Start(at, lease.placement.node, confidence)
                 expect_end(lease, at)
             if cluster.pending and dirty:
@@ -115,7 +113,9 @@ def estimate_starts(
         if is_cut:
             why = [(entry.request, NOT_ESTIMATED) for entry in cluster.pending.values()]
         else:
-            why = list(_why_unknown(cluster, policy, order, at, endless, too_far=too_far))
+            why = list(
+                _why_unknown(cluster, replace(current, now=at, suspended=None), endless, too_far=too_far)
+            )
     for request, detail in why:
         if detail is None:  # what the closed servers have now, not what they will have
             detail = no_capacity(cluster, request).detail
@@ -154,9 +154,7 @@ def expected_end(lease: Lease, now: float, runtimes: LearntRuntimes) -> tuple[fl
 
 def _why_unknown(
     cluster: ClusterState,
-    policy: Policy,
-    order: QueueDiscipline,
-    at: float,
+    current: SchedulingPass,
     endless: Collection[str],
     *,
     too_far: bool,
@@ -165,7 +163,7 @@ def _why_unknown(
     in_the_way: dict[tuple[object, ...], str] = {}
     ahead: str | None = None
     """Reason for which the first request that blocks the queue has no start."""
-    for standing in standings(cluster, policy, order, at):
+    for standing in standings(cluster, current):
         request = standing.entry.request
         detail: str | None
         match standing.refusal.kind:
@@ -203,11 +201,11 @@ def _endless(cluster: ClusterState, request: Request, endless: Collection[str]) 
     )
 
 
-def _grant(cluster: ClusterState, policy: Policy, order: QueueDiscipline, at: float) -> list[Lease]:
-    """Apply the allocator's grants of that time to the cluster in its trial; return their leases."""
+def _grant(cluster: ClusterState, current: SchedulingPass) -> list[Lease]:
+    """Apply the allocator's grants of that pass to the cluster in its trial; return their leases."""
     granted: list[Lease] = []
-    for pending, members in allocator.dispatch(cluster, policy, order, at):
-        change = allocator.grant(cluster, pending.request, members, at)
+    for pending, members in allocator.dispatch(cluster, current):
+        change = allocator.grant(cluster, pending.request, members, current.now)
         cluster.apply(change)
         granted.append(change.lease)
     return granted

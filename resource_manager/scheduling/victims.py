@@ -21,9 +21,8 @@ from resource_manager.core.team_ledger import Account, TeamLedger, gpu_types_of,
 from resource_manager.errors import CapacityError
 from resource_manager.scheduling.gangs import Members
 from resource_manager.scheduling.maintenance import place_now
-from resource_manager.scheduling.policies import Policy
-from resource_manager.scheduling.queue_order import QueueDiscipline
 from resource_manager.scheduling.quotas import gpus, stays_inside, stop_of, team_words
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 MAX_EXACT = 10
 """Maximum number of leases on one node of which all rows are tried."""
@@ -69,9 +68,7 @@ class Planned:
 def find_victims(
     cluster: ClusterState,
     pending: PendingRequest,
-    policy: Policy,
-    order: QueueDiscipline,
-    now: float,
+    current: SchedulingPass,
     planned: Planned | None = None,
 ) -> list[Lease]:
     """Return the leases to preempt so that the request fits; empty if there are none, or none are needed.
@@ -84,11 +81,11 @@ def find_victims(
     ledger, request = cluster.ledger, pending.request
 
     def fits() -> bool:
-        return place_of(cluster, pending, policy, order, now) is not None
+        return place_of(cluster, pending, current) is not None
 
     if ledger is None or fits():
         return []
-    right = Right(cluster, request, now, planned)
+    right = Right(cluster, request, current.now, planned)
     leases = right.leases()
     found = _search(cluster, request, leases, right, fits) if leases else []
     if right.holds(found):
@@ -167,15 +164,13 @@ class _Useful:
         return any(self.node(member.node) for member in lease.members)
 
 
-def place_of(
-    cluster: ClusterState, pending: PendingRequest, policy: Policy, order: QueueDiscipline, now: float
-) -> Members | None:
+def place_of(cluster: ClusterState, pending: PendingRequest, current: SchedulingPass) -> Members | None:
     """Return the places where the request may start now, or None."""
     request = pending.request
     if cluster.ledger is not None and stop_of(cluster.ledger, request) is not None:
         return None
-    members = place_now(cluster, request, policy, order, now)
-    if members is None or not order.admits(cluster, request, members, pending.queued_at, now):
+    members = place_now(cluster, request, current)
+    if members is None or not current.admits(cluster, request, members, pending.queued_at):
         return None
     return members
 

@@ -12,6 +12,8 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Request
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.first_fit import first_fit
+from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.errors import SimulationError
 from simulator.oasis.model import GPU, Amounts, Instance, TrainingJob, Units, to_units
 
@@ -114,7 +116,7 @@ class Ledger:
             owner=job.job_id,
             labels={"role": role, "count": str(count)},
         )
-        changes = allocator.allocate(self.states[slot], request, first_fit, slot)
+        changes = allocator.allocate(self.states[slot], request, SchedulingPass(first_fit, fifo, slot))
         if not changes:
             raise SimulationError(
                 f"slot {slot}: {count} x {role} of job {job.job_id!r} do not fit on {request.required_node}"

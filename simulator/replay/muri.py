@@ -17,6 +17,8 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.scheduling.allocator import allocate
 from resource_manager.scheduling.policies.first_fit import first_fit
+from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.errors import InputError
 from simulator.io.rows import Row, read_csv
 from simulator.progress import Progress, no_progress
@@ -155,7 +157,7 @@ def _replan(cluster: ClusterState, active: list[Job]) -> None:
             for part in job.parts:
                 # Sizes are powers of two, so first fit leaves fewer than eight idle GPUs on partly used
                 # servers: what fits by total count fits by server, and a large job finds whole servers.
-                [granted] = allocate(cluster, part, first_fit, 0.0)
+                [granted] = allocate(cluster, part, SchedulingPass(first_fit, fifo, 0.0))
                 cluster.apply(granted)
 
 

@@ -17,6 +17,8 @@ from resource_manager.scheduling.policies.capacity import CPU_MILLI
 from resource_manager.scheduling.policies.dot_product import dot_product_for
 from resource_manager.scheduling.policies.fgd import Fragmentation, fgd_for
 from resource_manager.scheduling.policies.weighted_fit import weighted_fit_for
+from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.errors import InputError
 from simulator.io.rows import Row, read_csv, read_json
 from simulator.progress import Progress, no_progress
@@ -224,7 +226,7 @@ def place(trace: Trace, policy: Policy, progress: Progress = no_progress) -> Pla
         for request in trace.arrivals:
             milli = request.gpus * request.gpu_milli
             arrived += milli
-            changes = allocate(cluster, request, policy, 0.0)
+            changes = allocate(cluster, request, SchedulingPass(policy, fifo, 0.0))
             if changes:
                 cluster.apply(changes[0])
                 used += milli

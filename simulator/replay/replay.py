@@ -38,6 +38,7 @@ from resource_manager.scheduling.maintenance import ending
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.policies.fgd import Fragmentation
 from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.engine import EventQueue
 from simulator.errors import SimulationError
 from simulator.progress import Progress, no_progress
@@ -282,7 +283,7 @@ class Replay:
             if not self._is_as_recorded or len(made) == len(batch.decided):
                 break
             # Operations that change nothing but decide leave no trace of where they begin.
-            again = allocator.schedule_pending(self.cluster, self._policy, self._order, now)
+            again = allocator.schedule_pending(self.cluster, self._pass(now))
             self._is_as_recorded = bool(again)
             self._commit(again, now)
 
@@ -307,7 +308,7 @@ class Replay:
         requests = [job.request for job in batch.arrivals]
         while requests and not self.cluster.pending:
             request = requests.pop(0)
-            granted = allocator.allocate(self.cluster, request, self._policy, now, self._order)
+            granted = allocator.allocate(self.cluster, request, self._pass(now))
             if not granted:
                 queued = allocator.enqueue(self.cluster, [request], now)
                 granted = self._with_dispatch(queued, now)
@@ -391,8 +392,11 @@ class Replay:
         is_there = part.lease.members == job_run.members
         return ended if is_there else [*ended, *self._clean_later(lease, now)]
 
+    def _pass(self, now: float) -> SchedulingPass:
+        return SchedulingPass(self._policy, self._order, now)
+
     def _with_dispatch(self, changes: Sequence[Change], now: float) -> list[Change]:
-        return allocator.with_dispatch(self.cluster, changes, self._policy, self._order, now)
+        return allocator.with_dispatch(self.cluster, changes, self._pass(now))
 
     def _lease(self, task_id: str) -> Lease | None:
         key = self._remainders.get(task_id)

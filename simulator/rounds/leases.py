@@ -11,6 +11,8 @@ from resource_manager.core.models import MILLI_PER_GPU, Gpu, Node, Request
 from resource_manager.scheduling.allocator import allocate, grant
 from resource_manager.scheduling.gangs import could_start
 from resource_manager.scheduling.policies import Policy
+from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.rounds.job import Job
 
 
@@ -101,7 +103,7 @@ class RequestLeases:
 
     def grant(self, job: Job, gpus: float, now: float) -> bool:
         request = self._requests[job.name]
-        for change in (changes := allocate(self.cluster, request, self._policy, now)):
+        for change in (changes := allocate(self.cluster, request, SchedulingPass(self._policy, fifo, now))):
             self.cluster.apply(change)
         if changes:
             nodes = [member.node for member in self.cluster.leases[job.name].members]

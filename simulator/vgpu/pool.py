@@ -12,6 +12,8 @@ from resource_manager.core.fit import could_ever_fit
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Request
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.glb import glb, rank_vendors
+from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.errors import InputError
 from simulator.vgpu.scenario import Card, Scenario
 from simulator.vgpu.tasks import Profile
@@ -93,8 +95,9 @@ class Ledger:
 
     def admit(self, task_id: str, profile: Profile, now: float) -> Lease | None:
         """Grant a lease to the task; None while nothing fits."""
+        current = SchedulingPass(self.policy, fifo, now)
         for request in self._ranked_requests(profile):
-            for change in allocator.allocate(self.cluster, request.for_task(task_id), self.policy, now):
+            for change in allocator.allocate(self.cluster, request.for_task(task_id), current):
                 self.cluster.apply(change)
                 return self.cluster.leases[task_id]
         return None

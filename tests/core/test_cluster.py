@@ -26,7 +26,8 @@ from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFo
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import POLICIES
-from resource_manager.scheduling.queue_order import ORDERS
+from resource_manager.scheduling.queue_order import ORDERS, fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 
 def granted(request: Request, node: str, *gpu_ids: int, token: int = 1, ends: float = math.inf) -> Granted:
@@ -228,7 +229,9 @@ def test_policies_keep_inventory_order_at_ten_thousand_servers() -> None:
     cluster = ClusterState(default_inventory(10_000))
     cluster.apply(InventoryChanged(default_inventory(10_000), 0.0))
     for i in range(9_999):
-        change = allocator.allocate(cluster, Request(f"t{i}", gpus=8), POLICIES["first_fit"], 0.0)
+        change = allocator.allocate(
+            cluster, Request(f"t{i}", gpus=8), SchedulingPass(POLICIES["first_fit"], fifo, 0.0)
+        )
         cluster.apply(change[0])
     placement = POLICIES["first_fit"](cluster, Request("last", gpus=1))
     assert placement == Placement("gpu-server-9999", (0,))
@@ -242,7 +245,7 @@ def test_dispatch_grants_in_order_and_stops_at_the_first_that_does_not_fit(clust
     for task_id, gpus in (("a", 4), ("b", 8), ("c", 2)):
         cluster.apply(Queued(Request(task_id, gpus=gpus), 1.0, cluster.sequence + 1, 1.0))
     changes = allocator.with_dispatch(
-        cluster, [Released("t0", 1, 2.0)], POLICIES["first_fit"], ORDERS["fifo"], 2.0
+        cluster, [Released("t0", 1, 2.0)], SchedulingPass(POLICIES["first_fit"], ORDERS["fifo"], 2.0)
     )
     assert [type(change).__name__ for change in changes] == ["Released", "Granted"]
     assert cluster.version == 7  # nothing was applied

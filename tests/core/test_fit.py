@@ -21,6 +21,9 @@ from resource_manager.core.fit import (
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.scheduling.backfill import Reservations
 from resource_manager.scheduling.feasibility import verdict
+from resource_manager.scheduling.policies.first_fit import first_fit
+from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 TYPES = ["A100", "T4", ""]
 VENDORS = ["nvidia", "amd"]
@@ -68,7 +71,9 @@ def test_every_path_agrees_with_the_rule(node: Node, held: list[Request], reques
     assert not now or could_ever_fit(node, request)
     if now:
         placement = Placement("a", state.pick_gpus(request))
-        assert Reservations(cluster, 0.0).without_delay(request, (placement,)) == (placement,)
+        assert Reservations(cluster, SchedulingPass(first_fit, fifo, 0.0)).without_delay(
+            request, (placement,)
+        ) == (placement,)
         with cluster.trial():
             cluster.apply(Granted(Lease(request, (placement,), 99, 0.0), 0.0))
     elif request.required_node in (None, "a"):

@@ -12,6 +12,8 @@ from resource_manager.errors import CapacityError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import explain
 from resource_manager.scheduling.policies import POLICIES, get_policy, select_placement
+from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 FIRST_FIT = get_policy("first_fit")
 MIG_TYPE = "A100-SXM4-80GB:1g.10gb"
@@ -22,7 +24,7 @@ def server(*uuids: str, name: str = "a") -> Node:
 
 
 def grant(cluster: ClusterState, lease_id: str, gpus: int = 1) -> Placement:
-    [granted] = allocator.allocate(cluster, Request(lease_id, gpus), FIRST_FIT, 0.0)
+    [granted] = allocator.allocate(cluster, Request(lease_id, gpus), SchedulingPass(FIRST_FIT, fifo, 0.0))
     assert isinstance(granted, Granted)
     cluster.apply(granted)
     return granted.lease.placement

@@ -26,7 +26,8 @@ from resource_manager.core.models import Lease, Node, Placement, Request
 from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNodeError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import POLICIES
-from resource_manager.scheduling.queue_order import ORDERS
+from resource_manager.scheduling.queue_order import ORDERS, fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.builders import node, nodes
 
 
@@ -136,7 +137,9 @@ def test_indexes_follow_every_change(seed: int) -> None:
             gpus = rng.randrange(4)
             milli = rng.choice((1000, 300)) if gpus == 1 else 1000
             request = Request(f"t{step}", gpus, gpu_milli=milli, resources={"cpus": rng.randrange(3)})
-            changes = allocator.allocate(state, request, POLICIES["round_robin"], float(step))
+            changes = allocator.allocate(
+                state, request, SchedulingPass(POLICIES["round_robin"], fifo, float(step))
+            )
         elif kind < 8 and state.leases:
             changes = allocator.release(state, rng.choice(sorted(state.leases)), float(step))
         elif kind == 8:
@@ -511,6 +514,6 @@ def test_nodes_keep_the_order_of_the_inventory() -> None:
     request = Request("t", 1)
     assert [found.name for found in state.candidates(request)] == ["c", "a", "b"]
     state.apply(Queued(request, 0.0, 1, 0.0))
-    (granted,) = allocator.schedule_pending(state, POLICIES["first_fit"], ORDERS["fifo"], 1.0)
+    (granted,) = allocator.schedule_pending(state, SchedulingPass(POLICIES["first_fit"], ORDERS["fifo"], 1.0))
     assert isinstance(granted, Granted)
     assert granted.lease.placement == Placement("c", (0,))

@@ -36,6 +36,7 @@ from resource_manager.scheduling.feasibility import explain, refusals_of, standi
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.scheduling.queue_order import QueueDiscipline, get_order
+from resource_manager.scheduling.scheduling_pass import NO_LIMITS, Limits, SchedulingPass
 
 FIRST_FIT = get_policy("first_fit")
 FIFO = get_order("fifo")
@@ -61,11 +62,12 @@ def reason(
     request: Request,
     order: QueueDiscipline = FIFO,
     window: RecoveryWindow | None = None,
+    limits: Limits = NO_LIMITS,
 ) -> tuple[str, str]:
     before = cluster.snapshot()
-    refusal = refusals_of(cluster, [request], FIRST_FIT, order, 10.0, window and recovering(window))[
-        request.lease_id
-    ]
+    refusal = refusals_of(
+        cluster, [request], SchedulingPass(FIRST_FIT, order, 10.0, window and recovering(window), limits)
+    )[request.lease_id]
     assert cluster.snapshot() == before
     assert str(refusal) == refusal.detail
     return str(refusal.kind), refusal.detail
@@ -149,7 +151,7 @@ def test_free_but_reserved_capacity_names_the_request_ahead() -> None:
         "first come, first served",
     )
     cluster.apply(Queued(Request("t", 2), 2.0, 2, 2.0))
-    head, second = standings(cluster, FIRST_FIT, get_order("priority"), 10.0)
+    head, second = standings(cluster, SchedulingPass(FIRST_FIT, get_order("priority"), 10.0))
     assert (head.position, head.refusal) == (
         1,
         Refusal(RefusalKind.NO_CAPACITY, "no server with 6 GPUs: largest free is 2 on gpu-server-0"),
@@ -180,7 +182,7 @@ def test_under_backfill_the_reason_names_the_delayed_request_and_the_remedy() ->
     )
     assert reason(cluster, Request("t", 2, expected_runtime_s=500.0), order)[1].endswith("needs 8)")
     short_one = Request("t", 2, expected_runtime_s=60.0)
-    assert allocator.allocate_in_order(cluster, [short_one], FIRST_FIT, order, 10.0)
+    assert allocator.allocate_in_order(cluster, [short_one], SchedulingPass(FIRST_FIT, order, 10.0))
 
 
 def backfilled(*leases: Lease, head: Request | None = None) -> ClusterState:
@@ -207,7 +209,7 @@ def test_no_runtime_is_asked_for_where_none_would_help() -> None:
     )
     brief = Request("t", 2, expected_runtime_s=1.0)
     assert reason(cluster, Request("t", 2), order) == reason(cluster, brief, order) == said
-    assert not allocator.allocate_in_order(cluster, [brief], FIRST_FIT, order, 10.0)
+    assert not allocator.allocate_in_order(cluster, [brief], SchedulingPass(FIRST_FIT, order, 10.0))
 
 
 def test_a_pending_request_without_a_runtime_may_be_the_obstacle() -> None:
@@ -219,7 +221,7 @@ def test_a_pending_request_without_a_runtime_may_be_the_obstacle() -> None:
         "4 GPUs are free on s1; train_b f462 (position 2, needs 8) may start at any moment: the runtime of "
         "train_a vnpm is unknown, so nothing overtakes it"
     )
-    assert not allocator.allocate_in_order(cluster, [brief], FIRST_FIT, order, 10.0)
+    assert not allocator.allocate_in_order(cluster, [brief], SchedulingPass(FIRST_FIT, order, 10.0))
 
 
 def test_only_so_many_get_a_place_in_time() -> None:
@@ -258,7 +260,7 @@ def test_a_retired_server_never_takes_it() -> None:
     hold(cluster, "a", "s2", 1)
     cluster.apply(InventoryChanged((server("s1", 1, 2),), 2.0))
     request = Request("t", 8)
-    answer = explanation(cluster, request, FIRST_FIT, FIFO, 3.0)
+    answer = explanation(cluster, request, SchedulingPass(FIRST_FIT, FIFO, 3.0))
     assert (answer["kind"], answer["could_ever_fit"]) == ("never_fits", False)
     assert [row["could_fit"] for row in answer["servers"]] == [False, False]
 
@@ -313,9 +315,9 @@ def test_a_quarantined_lease_is_named_if_its_release_would_help() -> None:
 def test_a_utility_that_does_not_exceed_the_price() -> None:
     cluster = cluster_of(server("s1", 1))
     hold(cluster, "a", "s1", 4, 32)
-    order = replace(FIFO, admission=PriceAdmission(1.0, 100.0))
+    limits = Limits(PriceAdmission(1.0, 100.0))
     asked = Request("t", 4, resources={"cpus": 32}, expected_runtime_s=3600.0, utility=Utility(16.0, 7200.0))
-    assert reason(cluster, asked, order) == ("price", "utility 8 does not exceed the price 10 on s1")
+    assert reason(cluster, asked, limits=limits) == ("price", "utility 8 does not exceed the price 10 on s1")
 
 
 def test_a_request_that_never_fits_names_the_largest_server() -> None:
@@ -361,7 +363,7 @@ def test_a_pending_request_whose_only_server_left_never_fits() -> None:
     hold(cluster, "a", "s2", 8)
     cluster.apply(Queued(Request("t", 8, required_node="s2"), 1.0, 1, 1.0))
     cluster.apply(InventoryChanged((server("s1", 1),), 2.0))
-    (standing,) = standings(cluster, FIRST_FIT, FIFO, 3.0)
+    (standing,) = standings(cluster, SchedulingPass(FIRST_FIT, FIFO, 3.0))
     assert standing.refusal.kind is RefusalKind.NEVER_FITS
     assert standing.refusal.detail == "no server could ever satisfy 8 GPUs: s2 left the inventory"
 
@@ -384,7 +386,7 @@ def test_a_recovery_window_and_a_busy_lock_are_not_called_no_capacity() -> None:
 def test_a_request_that_the_next_pass_grants_says_so() -> None:
     cluster = cluster_of(server("s1", 1))
     cluster.apply(Queued(Request("t", 2), 1.0, 1, 1.0))
-    (standing,) = standings(cluster, FIRST_FIT, FIFO, 2.0)
+    (standing,) = standings(cluster, SchedulingPass(FIRST_FIT, FIFO, 2.0))
     assert standing.refusal.detail == (
         "8 GPUs are free on s1; no request is ahead: granted at the next pass over the queue, within seconds"
     )
@@ -428,7 +430,7 @@ def requests(draw: st.DrawFn, name: str) -> Request:
 
 
 def serve(cluster: ClusterState, order: QueueDiscipline) -> None:
-    for change in allocator.schedule_pending(cluster, FIRST_FIT, order, 30.0):
+    for change in allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, order, 30.0)):
         cluster.apply(change)
 
 
@@ -442,7 +444,7 @@ def test_every_reason_is_true_of_the_state(data: st.DataObject, name: str) -> No
     for number in range(data.draw(st.integers(0, 10))):
         request = data.draw(requests(f"t{number}"))
         if never_fits(cluster, request) is None:
-            for change in allocator.submit(cluster, request, FIRST_FIT, order, float(number)):
+            for change in allocator.submit(cluster, request, SchedulingPass(FIRST_FIT, order, float(number))):
                 cluster.apply(change)
     if data.draw(st.booleans()):
         cluster.apply(Drained(data.draw(st.sampled_from("avw")), 20.0, "fan"))
@@ -453,10 +455,10 @@ def test_every_reason_is_true_of_the_state(data: st.DataObject, name: str) -> No
             cluster.apply(GpuClosed(node, gpu_id, "", "xid 79", 20.0))
         serve(cluster, order)
     asking = data.draw(requests("asks"))
-    refused = refusals_of(cluster, [asking], FIRST_FIT, order, 30.0)["asks"]
+    refused = refusals_of(cluster, [asking], SchedulingPass(FIRST_FIT, order, 30.0))["asks"]
     cluster.apply(Queued(asking, 30.0, 1, 30.0))
     serve(cluster, order)
-    seen = list(standings(cluster, FIRST_FIT, order, 30.0))
+    seen = list(standings(cluster, SchedulingPass(FIRST_FIT, order, 30.0)))
     assert [standing.entry for standing in seen] == order(cluster, 30.0)
     for standing in seen:
         request, kind = standing.entry.request, standing.refusal.kind

@@ -11,6 +11,8 @@ from resource_manager.core.models import Node, Request
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
+from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.builders import redefine
 
 
@@ -19,7 +21,9 @@ def test_an_inventory_that_changes_one_node_leaves_the_others_as_they_are() -> N
     cluster = ClusterState(nodes)
     for i in range(3):
         request = Request(f"t{i}", resources={"cpus": 5}, required_node=f"n{i}")
-        for change in allocator.allocate(cluster, request, get_policy("first_fit"), 0.0):
+        for change in allocator.allocate(
+            cluster, request, SchedulingPass(get_policy("first_fit"), fifo, 0.0)
+        ):
             cluster.apply(change)
     cluster.apply(Drained("n2", 1.0))
     kept = cluster.by_name["n2"]
@@ -50,7 +54,7 @@ def test_the_largest_amount_of_any_node_follows_a_resized_node() -> None:
 def test_an_inventory_that_moves_nodes_is_indexed_again() -> None:
     cluster = ClusterState((Node("a", 0, {"cpus": 8}), Node("b", 1, {"cpus": 8})))
     for change in allocator.allocate(
-        cluster, Request("t", resources={"cpus": 5}), get_policy("first_fit"), 0
+        cluster, Request("t", resources={"cpus": 5}), SchedulingPass(get_policy("first_fit"), fifo, 0)
     ):
         cluster.apply(change)
     mark = cluster.mark

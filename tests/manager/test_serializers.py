@@ -16,6 +16,7 @@ from resource_manager.core.runtimes import Confidence
 from resource_manager.manager import serializers
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.scheduling.start_estimates import Start
 from tests.builders import nodes
 
@@ -84,7 +85,7 @@ def test_the_status_of_a_task_is_its_lease_its_place_in_the_queue_or_nothing() -
         cluster.apply(Queued(Request(name, 1, team="vision"), 20.0, number, 20.0))
 
     def of(lease_id: str) -> dict[str, object] | None:
-        return serializers.status(cluster, lease_id, FIRST_FIT, FIFO, 25.0)
+        return serializers.status(cluster, lease_id, SchedulingPass(FIRST_FIT, FIFO, 25.0))
 
     running, second = of("running"), of("second")
     assert running is not None
@@ -98,13 +99,13 @@ def test_the_status_of_a_task_is_its_lease_its_place_in_the_queue_or_nothing() -
     )
     assert second["team"] == "vision"
     assert of("unknown") is None
-    assert serializers.queue(cluster, FIRST_FIT, FIFO, 25.0) == [of("first"), second]
+    assert serializers.queue(cluster, SchedulingPass(FIRST_FIT, FIFO, 25.0)) == [of("first"), second]
 
 
 def test_a_wait_is_not_negative_if_the_clock_was_set_back() -> None:
     cluster = ClusterState(nodes("a", 0))
     cluster.apply(Queued(Request("t", 1), 20.0, 1, 20.0))
-    [entry] = serializers.queue(cluster, FIRST_FIT, FIFO, 15.0)
+    [entry] = serializers.queue(cluster, SchedulingPass(FIRST_FIT, FIFO, 15.0))
     assert entry["waited_s"] == 0.0
 
 
@@ -187,7 +188,7 @@ def test_an_explanation_agrees_with_the_allocator_and_has_every_server() -> None
 
     def explain(request: Request) -> dict[str, object]:
         before = cluster.snapshot()
-        answer = serializers.explanation(cluster, request, FIRST_FIT, FIFO, 5.0)
+        answer = serializers.explanation(cluster, request, SchedulingPass(FIRST_FIT, FIFO, 5.0))
         assert cluster.snapshot() == before
         return answer
 

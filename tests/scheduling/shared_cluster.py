@@ -10,6 +10,7 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import standings
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import QueueDiscipline, fifo, get_order
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.builders import nodes
 
 GREEDY = get_order("fifo+backfill")
@@ -44,21 +45,25 @@ class Shared:
     def submit(self, lease_id: str, gpus: int = 1, team: str = "", **more: object) -> list[Change]:
         request = Request(lease_id, gpus, team=team, resources={"cpus": 1}, **more)  # type: ignore[arg-type]
         self.now += 1.0
-        return self.do(allocator.submit(self.state, request, first_fit, self.order, self.now))
+        return self.do(allocator.submit(self.state, request, SchedulingPass(first_fit, self.order, self.now)))
 
     def tick(self, seconds: float = 1.0) -> list[Change]:
         self.now += seconds
         due = allocator.expire(self.state, self.now)
-        return self.do(allocator.with_dispatch(self.state, due, first_fit, self.order, self.now))
+        return self.do(
+            allocator.with_dispatch(self.state, due, SchedulingPass(first_fit, self.order, self.now))
+        )
 
     def release(self, lease_id: str, outcome: str = Outcome.PREEMPTED) -> list[Change]:
         self.now += 1.0
         ended = allocator.release(self.state, lease_id, self.now, outcome=outcome)
-        return self.do(allocator.with_dispatch(self.state, ended, first_fit, self.order, self.now))
+        return self.do(
+            allocator.with_dispatch(self.state, ended, SchedulingPass(first_fit, self.order, self.now))
+        )
 
     def preempting(self) -> dict[str, str]:
         return {name: self.state.leases[name].preempted_by for name in self.state.preempting}
 
     def refusal(self, lease_id: str) -> tuple[str, str]:
-        (standing,) = standings(self.state, first_fit, self.order, self.now, only=[lease_id])
+        (standing,) = standings(self.state, SchedulingPass(first_fit, self.order, self.now), only=[lease_id])
         return str(standing.refusal.kind), standing.refusal.detail

@@ -34,8 +34,9 @@ from resource_manager.errors import (
 )
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.gangs import Members
-from resource_manager.scheduling.policies import POLICIES, nothing_fits, select_placement
-from resource_manager.scheduling.queue_order import QueueDiscipline, get_order
+from resource_manager.scheduling.policies import POLICIES, select_placement
+from resource_manager.scheduling.queue_order import QueueDiscipline, fifo, get_order
+from resource_manager.scheduling.scheduling_pass import Limits, SchedulingPass
 from tests.builders import node, nodes
 
 FIRST_FIT = POLICIES["first_fit"]
@@ -98,7 +99,7 @@ def kinds(changes: list[Change]) -> list[tuple[str, str]]:
     ]
 
 
-def admits_all_but(*task_ids: str) -> QueueDiscipline:
+def admits_all_but(*task_ids: str) -> Limits:
     @dataclass(frozen=True, slots=True)
     class Choosy:
         def admits(
@@ -108,7 +109,7 @@ def admits_all_but(*task_ids: str) -> QueueDiscipline:
             assert queued_at <= now
             return request.lease_id not in task_ids
 
-    return QueueDiscipline(FIFO.arrange, admission=Choosy())
+    return Limits(Choosy())  # type: ignore[arg-type]
 
 
 # ---- selection of a placement ----
@@ -120,7 +121,6 @@ def test_the_preferred_node_comes_before_the_policys_choice(cluster: Untouched) 
     assert select_placement(cluster, Request("t", 1, preferred_node="x"), FIRST_FIT) == Placement("a", (0,))
     cluster.move(held("full", "b"))
     assert select_placement(cluster, Request("t", 1, preferred_node="b"), FIRST_FIT) == Placement("a", (0,))
-    assert select_placement(cluster, Request("t", 1, preferred_node="a"), nothing_fits) is None
 
 
 # ---- grants ----
@@ -140,8 +140,8 @@ def test_a_grant_sets_every_field_of_the_lease(cluster: Untouched) -> None:
 
 
 def test_allocate_grants_a_request_that_fits_and_returns_nothing_otherwise(cluster: Untouched) -> None:
-    assert allocator.allocate(cluster, Request("t", 5), FIRST_FIT, 1.0) == []
-    (granted,) = allocator.allocate(cluster, Request("t", 4), FIRST_FIT, 1.0)
+    assert allocator.allocate(cluster, Request("t", 5), SchedulingPass(FIRST_FIT, fifo, 1.0)) == []
+    (granted,) = allocator.allocate(cluster, Request("t", 4), SchedulingPass(FIRST_FIT, fifo, 1.0))
     assert granted == allocator.grant(cluster, Request("t", 4), (Placement("a", (0, 1, 2, 3)),), 1.0)
 
 
@@ -155,9 +155,9 @@ def test_leases_granted_at_once_and_given_back_wait_in_the_order_of_their_arriva
             cluster.apply(change)
 
     batch = [Request("first", 1), Request("second", 1)]
-    apply(allocator.allocate_in_order(cluster, batch, FIRST_FIT, FIFO, 1.0))
-    apply(allocator.submit(cluster, Request("third", 2), FIRST_FIT, FIFO, 2.0))
-    apply(allocator.submit(cluster, Request("waits", 4), FIRST_FIT, FIFO, 3.0))
+    apply(allocator.allocate_in_order(cluster, batch, SchedulingPass(FIRST_FIT, FIFO, 1.0)))
+    apply(allocator.submit(cluster, Request("third", 2), SchedulingPass(FIRST_FIT, FIFO, 2.0)))
+    apply(allocator.submit(cluster, Request("waits", 4), SchedulingPass(FIRST_FIT, FIFO, 3.0)))
     for name in ("third", "second", "first"):
         apply(allocator.release(cluster, name, 4.0, outcome=Outcome.NOT_STARTED))
     assert [entry.lease_id for entry in FIFO(cluster, 4.0)] == ["first", "second", "third", "waits"]
@@ -169,13 +169,13 @@ def test_a_refused_request_does_not_change_who_is_granted_beside_it() -> None:
     cluster = ClusterState(nodes("ab", 4))
     for name, gpus, node_name, runtime_s in (("x", 3, "a", 90.0), ("y", 3, "b", 50.0)):
         request = Request(name, gpus, required_node=node_name, expected_runtime_s=runtime_s)
-        cluster.apply(*allocator.submit(cluster, request, FIRST_FIT, PRIORITY, 0.0))
+        cluster.apply(*allocator.submit(cluster, request, SchedulingPass(FIRST_FIT, PRIORITY, 0.0)))
     waits = Request("waits", 4, required_node="a", expected_runtime_s=60.0)
-    cluster.apply(*allocator.submit(cluster, waits, FIRST_FIT, PRIORITY, 0.0))
+    cluster.apply(*allocator.submit(cluster, waits, SchedulingPass(FIRST_FIT, PRIORITY, 0.0)))
     small = Request("small", 1, preferred_node="b", expected_runtime_s=60.0)
     urgent = Request("urgent", 4, required_node="b", priority=9, expected_runtime_s=60.0)
-    alone = allocator.allocate_in_order(cluster, [small], FIRST_FIT, PRIORITY, 1.0)
-    beside = allocator.allocate_in_order(cluster, [urgent, small], FIRST_FIT, PRIORITY, 1.0)
+    alone = allocator.allocate_in_order(cluster, [small], SchedulingPass(FIRST_FIT, PRIORITY, 1.0))
+    beside = allocator.allocate_in_order(cluster, [urgent, small], SchedulingPass(FIRST_FIT, PRIORITY, 1.0))
     assert beside == alone
     (granted,) = alone
     assert isinstance(granted, Granted)
@@ -186,9 +186,9 @@ def test_a_grant_beside_the_queue_takes_a_number_that_no_later_request_gets() ->
     cluster = ClusterState(nodes("a", 4))
     for name, gpus in (("runs", 2), ("waits", 4)):
         request = Request(name, gpus, expected_runtime_s=60.0)
-        cluster.apply(*allocator.submit(cluster, request, FIRST_FIT, BACKFILL, 0.0))
+        cluster.apply(*allocator.submit(cluster, request, SchedulingPass(FIRST_FIT, BACKFILL, 0.0)))
     asked = [Request("large", 4, expected_runtime_s=9.0), Request("small", 1, expected_runtime_s=9.0)]
-    (granted,) = allocator.allocate_in_order(cluster, asked, FIRST_FIT, BACKFILL, 1.0)
+    (granted,) = allocator.allocate_in_order(cluster, asked, SchedulingPass(FIRST_FIT, BACKFILL, 1.0))
     assert isinstance(granted, Granted)
     cluster.apply(granted)
     (queued,) = allocator.enqueue(cluster, [Request("later", 1)], 2.0)
@@ -198,13 +198,15 @@ def test_a_grant_beside_the_queue_takes_a_number_that_no_later_request_gets() ->
 
 def test_admission_may_refuse_a_request_that_fits(cluster: Untouched) -> None:
     for task_id, count in (("t", 1), ("dear", 0)):
-        granted = allocator.allocate(cluster, Request(task_id, 1), FIRST_FIT, 1.0, admits_all_but("dear"))
+        granted = allocator.allocate(
+            cluster, Request(task_id, 1), SchedulingPass(FIRST_FIT, FIFO, 1.0, limits=admits_all_but("dear"))
+        )
         assert len(granted) == count
 
 
 def test_a_batch_is_decided_in_sequence_on_the_remaining_capacity(cluster: Untouched) -> None:
     requests = [Request("x", 3), Request("y", 3), Request("z", 3), Request("w", 1)]
-    changes = allocator.allocate_in_order(cluster, requests, FIRST_FIT, FIFO, 1.0)
+    changes = allocator.allocate_in_order(cluster, requests, SchedulingPass(FIRST_FIT, FIFO, 1.0))
     assert kinds(changes) == [("Granted", "x"), ("Granted", "y"), ("Granted", "w")]
     assert [change.lease.placement.node for change in changes if isinstance(change, Granted)] == list("aba")
     assert [change.lease.fencing_token for change in changes if isinstance(change, Granted)] == [1, 2, 3]
@@ -212,22 +214,29 @@ def test_a_batch_is_decided_in_sequence_on_the_remaining_capacity(cluster: Untou
 
 def test_each_request_of_a_batch_is_admitted_separately(cluster: Untouched) -> None:
     requests = [Request("dear", 1), Request("x", 1)]
-    order = admits_all_but("dear")
-    assert kinds(allocator.allocate_in_order(cluster, requests, FIRST_FIT, order, 1.0)) == [("Granted", "x")]
-    assert allocator.allocate_in_order(cluster, requests[:1], FIRST_FIT, order, 1.0) == []
+    limits = admits_all_but("dear")
+    assert kinds(
+        allocator.allocate_in_order(cluster, requests, SchedulingPass(FIRST_FIT, FIFO, 1.0, limits=limits))
+    ) == [("Granted", "x")]
+    assert (
+        allocator.allocate_in_order(
+            cluster, requests[:1], SchedulingPass(FIRST_FIT, FIFO, 1.0, limits=limits)
+        )
+        == []
+    )
 
 
 def test_a_batch_overtakes_no_pending_request(cluster: Untouched) -> None:
     cluster.move(held("full", "a"), held("half", "b", 2, token=2), Queued(Request("first", 4), 1.0, 1, 1.0))
     requests = [Request("x", 1), Request("y", 1)]
-    assert allocator.allocate_in_order(cluster, requests, FIRST_FIT, FIFO, 2.0) == []
-    assert allocator.allocate_in_order(cluster, requests[:1], FIRST_FIT, FIFO, 2.0) == []
+    assert allocator.allocate_in_order(cluster, requests, SchedulingPass(FIRST_FIT, FIFO, 2.0)) == []
+    assert allocator.allocate_in_order(cluster, requests[:1], SchedulingPass(FIRST_FIT, FIFO, 2.0)) == []
 
 
 def test_a_batch_gets_the_capacity_that_the_queue_leaves(cluster: Untouched) -> None:
     cluster.move(held("full", "a"), Queued(Request("first", 2), 1.0, 1, 1.0))
     requests = [Request("x", 1), Request("y", 2), Request("z", 1)]
-    changes = allocator.allocate_in_order(cluster, requests, FIRST_FIT, FIFO, 2.0)
+    changes = allocator.allocate_in_order(cluster, requests, SchedulingPass(FIRST_FIT, FIFO, 2.0))
     assert kinds(changes) == [("Granted", "first"), ("Granted", "x")]
     (first, x) = (change.lease for change in changes if isinstance(change, Granted))
     assert (first.queued_at, x.queued_at, x.granted_at) == (1.0, 2.0, 2.0)
@@ -237,21 +246,27 @@ def test_a_batch_gets_the_capacity_that_the_queue_leaves(cluster: Untouched) -> 
 
 
 def test_a_submitted_request_is_granted_or_queued(cluster: Untouched) -> None:
-    assert kinds(allocator.submit(cluster, Request("t", 4), FIRST_FIT, FIFO, 1.0)) == [("Granted", "t")]
+    assert kinds(allocator.submit(cluster, Request("t", 4), SchedulingPass(FIRST_FIT, FIFO, 1.0))) == [
+        ("Granted", "t")
+    ]
     cluster.move(held("x", "a"), held("y", "b", token=2))
-    assert allocator.submit(cluster, Request("t", 4), FIRST_FIT, FIFO, 1.0) == [
+    assert allocator.submit(cluster, Request("t", 4), SchedulingPass(FIRST_FIT, FIFO, 1.0)) == [
         Queued(Request("t", 4), 1.0, 1, 1.0)
     ]
 
 
 def test_a_submitted_request_that_is_not_admitted_is_queued(cluster: Untouched) -> None:
-    changes = allocator.submit(cluster, Request("dear", 1), FIRST_FIT, admits_all_but("dear"), 1.0)
+    changes = allocator.submit(
+        cluster, Request("dear", 1), SchedulingPass(FIRST_FIT, FIFO, 1.0, limits=admits_all_but("dear"))
+    )
     assert kinds(changes) == [("Queued", "dear")]
 
 
 def test_a_submitted_request_overtakes_no_pending_request(cluster: Untouched) -> None:
     cluster.move(held("x", "a"), held("y", "b", 2, token=2), Queued(Request("first", 4), 1.0, 1, 1.0))
-    assert kinds(allocator.submit(cluster, Request("t", 1), FIRST_FIT, FIFO, 2.0)) == [("Queued", "t")]
+    assert kinds(allocator.submit(cluster, Request("t", 1), SchedulingPass(FIRST_FIT, FIFO, 2.0))) == [
+        ("Queued", "t")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +275,7 @@ def test_a_submitted_request_overtakes_no_pending_request(cluster: Untouched) ->
 def test_a_second_request_of_a_task_is_refused(cluster: Untouched, task_id: str, detail: str) -> None:
     cluster.move(held("runs", "a"), Queued(Request("waits", 4), 1.0, 1, 1.0))
     with pytest.raises(DuplicateTaskError, match=f"task '{task_id}' {detail}") as caught:
-        allocator.submit(cluster, Request(task_id, 1), FIRST_FIT, FIFO, 2.0)
+        allocator.submit(cluster, Request(task_id, 1), SchedulingPass(FIRST_FIT, FIFO, 2.0))
     assert caught.value.lease_id == task_id
 
 
@@ -269,10 +284,12 @@ def test_a_request_that_never_fits_is_refused_with_a_reason(cluster: Untouched) 
     for possible in (Request("t", 4), Request("t", 4, required_node="b")):
         allocator.require_feasible(cluster, possible)
     with pytest.raises(InvalidRequestError, match=r"satisfy 5 GPUs and 1 cpu: the largest, a, has 4$"):
-        allocator.submit(cluster, Request("t", 5, resources={"cpus": 1}), FIRST_FIT, FIFO, 1.0)
+        allocator.submit(
+            cluster, Request("t", 5, resources={"cpus": 1}), SchedulingPass(FIRST_FIT, FIFO, 1.0)
+        )
     for unknown in (Request("t", 1, preferred_node="x"), Request("t", 1, required_node="x")):
         with pytest.raises(UnknownNodeError, match="'x' is not in the inventory of 2 servers"):
-            allocator.submit(cluster, unknown, FIRST_FIT, FIFO, 1.0)
+            allocator.submit(cluster, unknown, SchedulingPass(FIRST_FIT, FIFO, 1.0))
 
 
 def test_a_retired_node_does_not_count_for_what_could_ever_fit(cluster: Untouched) -> None:
@@ -347,31 +364,35 @@ def test_a_release_includes_the_grants_it_makes_possible(cluster: Untouched) -> 
     cluster.move(held("x", "a"), held("y", "b", token=2))
     cluster.move(Queued(Request("first", 3), 1.0, 1, 1.0), Queued(Request("second", 1), 1.0, 2, 1.0))
     ended = allocator.release(cluster, "y", 2.0)
-    changes = allocator.with_dispatch(cluster, ended, FIRST_FIT, FIFO, 2.0)
+    changes = allocator.with_dispatch(cluster, ended, SchedulingPass(FIRST_FIT, FIFO, 2.0))
     assert kinds(changes) == [("Released", "y"), ("Granted", "first"), ("Granted", "second")]
-    assert allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 2.0) == []
+    assert allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 2.0)) == []
     cluster.move(*ended)
-    assert kinds(allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 2.0)) == [
+    assert kinds(allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 2.0))) == [
         ("Granted", "first"),
         ("Granted", "second"),
     ]
 
 
 def test_a_queued_request_that_fits_is_granted_in_the_same_commit(cluster: Untouched) -> None:
-    changes = allocator.with_dispatch(cluster, [Queued(Request("t", 1), 1.0, 1, 1.0)], FIRST_FIT, FIFO, 1.0)
+    changes = allocator.with_dispatch(
+        cluster, [Queued(Request("t", 1), 1.0, 1, 1.0)], SchedulingPass(FIRST_FIT, FIFO, 1.0)
+    )
     assert kinds(changes) == [("Queued", "t"), ("Granted", "t")]
 
 
 def test_without_pending_requests_the_changes_are_returned_alone(cluster: Untouched) -> None:
     cluster.move(held("x", "a"))
     ended = tuple(allocator.release(cluster, "x", 2.0))
-    assert allocator.with_dispatch(cluster, ended, FIRST_FIT, FIFO, 2.0) == list(ended)
+    assert allocator.with_dispatch(cluster, ended, SchedulingPass(FIRST_FIT, FIFO, 2.0)) == list(ended)
 
 
 def test_a_request_that_is_not_admitted_does_not_block_the_queue(cluster: Untouched) -> None:
     cluster.move(Queued(Request("dear", 4), 1.0, 1, 1.0), Queued(Request("t", 4), 2.0, 2, 2.0))
-    order = admits_all_but("dear")
-    assert kinds(allocator.schedule_pending(cluster, FIRST_FIT, order, 3.0)) == [("Granted", "t")]
+    limits = admits_all_but("dear")
+    assert kinds(
+        allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 3.0, limits=limits))
+    ) == [("Granted", "t")]
 
 
 def test_admission_gets_the_time_at_which_the_request_was_queued(cluster: Untouched) -> None:
@@ -384,10 +405,10 @@ def test_admission_gets_the_time_at_which_the_request_was_queued(cluster: Untouc
             seen.append((request.lease_id, queued_at, now))
             return True
 
-    order = QueueDiscipline(FIFO.arrange, admission=Watching())
+    limits = Limits(Watching())  # type: ignore[arg-type]
     cluster.move(Queued(Request("t", 1), 1.0, 1, 1.0))
-    allocator.schedule_pending(cluster, FIRST_FIT, order, 3.0)
-    allocator.allocate(cluster, Request("u", 1), FIRST_FIT, 4.0, order)
+    allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 3.0, limits=limits))
+    allocator.allocate(cluster, Request("u", 1), SchedulingPass(FIRST_FIT, FIFO, 4.0, limits=limits))
     assert seen == [("t", 1.0, 3.0), ("u", 4.0, 4.0)]
 
 
@@ -400,10 +421,16 @@ def test_a_request_for_a_closed_node_does_not_block_the_queue(
         Queued(Request("t", 1, required_node="b"), 1.0, 1, 1.0),
         Queued(Request("u", 1), 2.0, 2, 2.0),
     )
-    assert kinds(allocator.schedule_pending(cluster, FIRST_FIT, order, 3.0)) == [("Granted", "u")]
-    assert not allocator.blocks_queue(cluster, Request("t", 1, required_node="b"), order, 3.0)
-    assert allocator.blocks_queue(cluster, Request("t", 1, required_node="a"), order, 3.0)
-    assert not allocator.blocks_queue(cluster, Request("t", 5), order, 3.0)
+    assert kinds(allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, order, 3.0))) == [
+        ("Granted", "u")
+    ]
+    assert not allocator.blocks_queue(
+        cluster, Request("t", 1, required_node="b"), SchedulingPass(FIRST_FIT, order, 3.0)
+    )
+    assert allocator.blocks_queue(
+        cluster, Request("t", 1, required_node="a"), SchedulingPass(FIRST_FIT, order, 3.0)
+    )
+    assert not allocator.blocks_queue(cluster, Request("t", 5), SchedulingPass(FIRST_FIT, order, 3.0))
 
 
 def test_backfill_starts_requests_that_delay_no_reservation(cluster: Untouched) -> None:
@@ -421,9 +448,9 @@ def test_backfill_starts_requests_that_delay_no_reservation(cluster: Untouched) 
         cluster.move(
             Queued(Request(task_id, gpus, expected_runtime_s=runtime_s), 0.0, cluster.sequence + 1, 0.0)
         )
-    changes = allocator.schedule_pending(cluster, FIRST_FIT, BACKFILL, 0.0)
+    changes = allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, BACKFILL, 0.0))
     assert kinds(changes) == [("Granted", "short"), ("Granted", "brief")]
-    assert allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 0.0) == []
+    assert allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 0.0)) == []
 
 
 def test_backfill_counts_requests_started_in_the_same_pass(cluster: Untouched) -> None:
@@ -434,7 +461,7 @@ def test_backfill_counts_requests_started_in_the_same_pass(cluster: Untouched) -
         cluster.move(
             Queued(Request(task_id, gpus, expected_runtime_s=runtime_s), 0.0, cluster.sequence + 1, 0.0)
         )
-    changes = allocator.schedule_pending(cluster, FIRST_FIT, BACKFILL, 0.0)
+    changes = allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, BACKFILL, 0.0))
     assert kinds(changes) == [("Granted", "first")]
 
 

@@ -20,6 +20,7 @@ from resource_manager.scheduling.avoidance import avoided
 from resource_manager.scheduling.feasibility import refusals_of
 from resource_manager.scheduling.policies import POLICIES, get_policy
 from resource_manager.scheduling.queue_order import QueueDiscipline, get_order
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.scheduling.start_estimates import estimate_starts
 from tests.builders import nodes
 
@@ -50,7 +51,7 @@ def apply(cluster: ClusterState, changes: list[Change]) -> dict[str, list[str]]:
 def submit(
     cluster: ClusterState, request: Request, now: float, order: QueueDiscipline = FIFO
 ) -> dict[str, list[str]]:
-    return apply(cluster, allocator.submit(cluster, request, FIRST_FIT, order, now))
+    return apply(cluster, allocator.submit(cluster, request, SchedulingPass(FIRST_FIT, order, now)))
 
 
 def fail(cluster: ClusterState, lease_id: str, now: float = 90.0) -> None:
@@ -76,7 +77,7 @@ def test_the_next_try_goes_elsewhere_and_other_requests_do_not_care() -> None:
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"none"}))
 def test_every_policy_keeps_away_from_it(policy: str) -> None:
     cluster = tried(cluster_of("ab"), Request("t", 1))
-    changes = allocator.submit(cluster, Request("t", 1), get_policy(policy), FIFO, 91.0)
+    changes = allocator.submit(cluster, Request("t", 1), SchedulingPass(get_policy(policy), FIFO, 91.0))
     assert apply(cluster, changes) == {"t": ["b"]}
 
 
@@ -84,18 +85,22 @@ def test_while_the_others_are_full_it_waits_and_the_reason_names_the_server_and_
     cluster = tried(cluster_of("ab"), Request("t", 4))
     submit(cluster, Request("runs", 4, required_node="b"), 90.0)
     assert submit(cluster, Request("t", 4), 100.0) == {}
-    refusal = refusals_of(cluster, [cluster.pending["t"].request], FIRST_FIT, FIFO, 100.0)["t"]
+    refusal = refusals_of(cluster, [cluster.pending["t"].request], SchedulingPass(FIRST_FIT, FIFO, 100.0))[
+        "t"
+    ]
     assert (refusal.kind, refusal.detail) == (
         RefusalKind.NO_CAPACITY,
         f"no server with 4 GPUs: none is free anywhere; a has 4 but is closed to it: {AVOIDED}",
     )
-    answer = explanation(cluster, cluster.pending["t"].request, FIRST_FIT, FIFO, 100.0)
+    answer = explanation(cluster, cluster.pending["t"].request, SchedulingPass(FIRST_FIT, FIFO, 100.0))
     assert [server["reasons"] for server in answer["servers"]] == [
         [AVOIDED],
         ["0 of 4 GPUs free, 4 requested"],
     ]
-    assert apply(cluster, allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 689.0)) == {}
-    assert apply(cluster, allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 690.0)) == {"t": ["a"]}
+    assert apply(cluster, allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 689.0))) == {}
+    assert apply(cluster, allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 690.0))) == {
+        "t": ["a"]
+    }
 
 
 def test_a_try_that_is_queued_again_by_its_release_avoids_it_in_the_same_commit() -> None:
@@ -104,7 +109,9 @@ def test_a_try_that_is_queued_again_by_its_release_avoids_it_in_the_same_commit(
     released = allocator.release(
         cluster, "t", 90.0, outcome=Outcome.NOT_STARTED, reason=WHY, failed_nodes=["a"]
     )
-    assert apply(cluster, allocator.with_dispatch(cluster, released, FIRST_FIT, FIFO, 90.0)) == {"t": ["b"]}
+    assert apply(
+        cluster, allocator.with_dispatch(cluster, released, SchedulingPass(FIRST_FIT, FIFO, 90.0))
+    ) == {"t": ["b"]}
 
 
 def test_a_server_that_alone_could_take_it_is_not_avoided() -> None:
@@ -124,7 +131,7 @@ def test_one_that_is_closed_could_take_it_some_day() -> None:
     cluster.apply(Drained("b", 91.0))
     cluster.apply(AgentLost("c", 91.0, 31.0))
     assert submit(cluster, Request("t", 1), 92.0) == {}
-    refusal = refusals_of(cluster, [cluster.pending["t"].request], FIRST_FIT, FIFO, 92.0)["t"]
+    refusal = refusals_of(cluster, [cluster.pending["t"].request], SchedulingPass(FIRST_FIT, FIFO, 92.0))["t"]
     assert refusal.kind is RefusalKind.NO_CAPACITY
     assert refusal.detail == (
         f"a has 4 but is closed to it: {AVOIDED}; b has 4 but is drained; "
@@ -166,7 +173,7 @@ def test_its_start_is_estimated_for_when_a_server_is_free_or_no_longer_avoided(
         cluster = tried(cluster_of("ab"), Request("t", 4))
         submit(cluster, Request("runs", 4, required_node="b", expected_runtime_s=runtime_s), 90.0)
         submit(cluster, Request("t", 4), 100.0, order)
-        start = estimate_starts(cluster, FIRST_FIT, order, 100.0)["t"]
+        start = estimate_starts(cluster, SchedulingPass(FIRST_FIT, order, 100.0))["t"]
         assert (start.at, start.node) == (at, node)
 
 
@@ -192,7 +199,9 @@ def test_backfill_reserves_servers_for_a_gang_from_then_on() -> None:
 def test_a_request_ahead_of_others_of_its_shape_does_not_answer_for_them() -> None:
     cluster = tried(cluster_of("ab"), Request("t", 4))
     submit(cluster, Request("runs", 4, required_node="b"), 90.0)
-    refusals = refusals_of(cluster, [Request("t", 4), Request("u", 4)], FIRST_FIT, FIFO, 100.0)
+    refusals = refusals_of(
+        cluster, [Request("t", 4), Request("u", 4)], SchedulingPass(FIRST_FIT, FIFO, 100.0)
+    )
     assert AVOIDED in refusals["t"].detail
     assert AVOIDED not in refusals["u"].detail
 
@@ -205,7 +214,7 @@ def test_no_lease_is_preempted_for_a_place_on_a_server_that_it_avoids() -> None:
     submit(cluster, Request("kept", 4, team="vision", required_node="b", priority=9), 91.0)
     for name in "tu":
         cluster.apply(allocator.enqueue(cluster, [Request(name, 4, team="vision", priority=9)], 92.0)[0])
-    [change] = allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 689.0)
+    [change] = allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 689.0))
     assert (change.lease_id, change.preemptor) == ("low", "u")  # type: ignore[union-attr]
 
 
@@ -233,11 +242,11 @@ def test_no_grant_is_on_a_server_that_its_request_avoids(
         if name in cluster.leases:
             failed = [member.node for member in cluster.leases[name].members] if is_failed else []
             changes = allocator.release(cluster, name, now, failed_nodes=failed)
-            changes = allocator.with_dispatch(cluster, changes, FIRST_FIT, order, now)
+            changes = allocator.with_dispatch(cluster, changes, SchedulingPass(FIRST_FIT, order, now))
         elif name in cluster.pending:
-            changes = allocator.schedule_pending(cluster, FIRST_FIT, order, now)
+            changes = allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, order, now))
         else:
-            changes = allocator.submit(cluster, Request(name, gpus), FIRST_FIT, order, now)
+            changes = allocator.submit(cluster, Request(name, gpus), SchedulingPass(FIRST_FIT, order, now))
         for change in changes:
             if isinstance(change, Granted):
                 request = change.lease.request

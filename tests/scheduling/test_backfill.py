@@ -16,7 +16,8 @@ from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.backfill import MAX_RESERVATIONS, Reservations
 from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.queue_order import fifo, get_order
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.builders import node, nodes
 from tests.scheduling.plain_backfill import plain_pass, random_queue
 
@@ -36,6 +37,10 @@ def hold(cluster: ClusterState, request: Request, on: str, *gpu_ids: int, at: fl
     cluster.apply(Granted(lease, at))
 
 
+def at(now: float) -> SchedulingPass:
+    return SchedulingPass(first_fit, fifo, now)
+
+
 def one_busy_node() -> ClusterState:
     """Node a with 4 GPUs: two are held until 100, one until 200, one is free."""
     cluster = ClusterState([node("a", 4, 8)])
@@ -45,7 +50,7 @@ def one_busy_node() -> ClusterState:
 
 
 def test_what_ends_before_a_reservation_or_runs_beside_it_may_start() -> None:
-    planned = Reservations(one_busy_node(), 10.0)
+    planned = Reservations(one_busy_node(), at(10.0))
     assert planned.reserve(ask("head", 3, 50.0)) == 100.0, "on GPUs 1, 2 and 3"
     last = Placement("a", (3,))
     assert without_delay(planned, ask("brief", 1, 90.0), last) == last
@@ -55,7 +60,7 @@ def test_what_ends_before_a_reservation_or_runs_beside_it_may_start() -> None:
 
 def test_a_started_request_takes_its_part_of_the_plan() -> None:
     cluster = one_busy_node()
-    planned = Reservations(cluster, 10.0)
+    planned = Reservations(cluster, at(10.0))
     assert planned.reserve(ask("head", 3, 50.0)) == 100.0
     brief = ask("brief", 1, 20.0)
     placement = without_delay(planned, brief, Placement("a", (3,)))
@@ -66,7 +71,7 @@ def test_a_started_request_takes_its_part_of_the_plan() -> None:
 
 def test_a_later_reservation_delays_no_earlier_one() -> None:
     """The second would fit at once if the first did not need the node at 100."""
-    planned = Reservations(one_busy_node(), 10.0)
+    planned = Reservations(one_busy_node(), at(10.0))
     assert planned.reserve(ask("first", 4, 100.0)) == 200.0, "until 300"
     assert planned.reserve(ask("second", 3, 200.0)) == 300.0, "from 100 on it would run into the first"
     assert without_delay(planned, ask("until 200", 1, 190.0), Placement("a", (3,))) is not None
@@ -76,7 +81,7 @@ def test_a_later_reservation_delays_no_earlier_one() -> None:
 def test_the_placement_is_kept_if_it_delays_nothing_and_replaced_if_another_does() -> None:
     cluster = ClusterState(nodes("ab", 2))
     hold(cluster, ask("t", 1, 100.0), "a", 0)
-    planned = Reservations(cluster, 0.0)
+    planned = Reservations(cluster, at(0.0))
     assert planned.reserve(ask("head", 2, 50.0, required_node="a")) == 100.0
     on_a = Placement("a", (1,))
     assert without_delay(planned, ask("brief", 1, 100.0), on_a) == on_a
@@ -86,7 +91,7 @@ def test_the_placement_is_kept_if_it_delays_nothing_and_replaced_if_another_does
 def test_the_lowest_gpus_and_for_a_fraction_the_tightest_are_taken() -> None:
     cluster = ClusterState([node("a", 3)])
     hold(cluster, replace(ask("part", 1), gpu_milli=600), "a", 1)
-    planned = Reservations(cluster, 0.0)
+    planned = Reservations(cluster, at(0.0))
     taken = Placement("a", (1,))
     assert without_delay(planned, ask("whole", 1, 5.0), taken) == Placement("a", (0,))
     part = replace(ask("other part", 1, 5.0), gpu_milli=400)
@@ -97,7 +102,7 @@ def test_the_lowest_gpus_and_for_a_fraction_the_tightest_are_taken() -> None:
 def test_a_lease_past_its_expected_end_may_end_at_any_moment_but_holds_its_gpus() -> None:
     cluster = ClusterState([node("a", 2)])
     hold(cluster, ask("overdue", 2, 100.0), "a", 0, 1)
-    planned = Reservations(cluster, 500.0)
+    planned = Reservations(cluster, at(500.0))
     assert without_delay(planned, ask("t", 1, 1.0), Placement("a", (0,))) is None, "not free yet"
     assert planned.reserve(ask("head", 2, 10.0)) == 500.0, "from now on"
 
@@ -105,14 +110,14 @@ def test_a_lease_past_its_expected_end_may_end_at_any_moment_but_holds_its_gpus(
 def test_behind_an_overdue_lease_the_reservation_begins_now() -> None:
     cluster = ClusterState([node("a", 2)])
     hold(cluster, ask("overdue", 1, 100.0), "a", 0)
-    planned = Reservations(cluster, 500.0)
+    planned = Reservations(cluster, at(500.0))
     assert planned.reserve(ask("head", 2, 10.0)) == 500.0, "not from 100"
     assert without_delay(planned, ask("brief", 1, 1.0), Placement("a", (1,))) is None
 
 
 def test_a_request_for_all_cpus_of_a_node_is_reserved_and_let_through() -> None:
     cluster = ClusterState(nodes("ab", 2, 8))
-    planned = Reservations(cluster, 0.0)
+    planned = Reservations(cluster, at(0.0))
     assert planned.reserve(ask("head", 0, 10.0, cpus=8)) == 0.0
     assert without_delay(planned, ask("all", 0, cpus=8), Placement("b")) == Placement("b")
     hold(cluster, ask("all", 0, cpus=8), "b")
@@ -122,7 +127,7 @@ def test_a_request_for_all_cpus_of_a_node_is_reserved_and_let_through() -> None:
 def test_gpus_of_another_type_are_not_taken() -> None:
     mixed = Node("a", 0, {}, (Gpu(0, "V100"), Gpu(1, "A100"), Gpu(2, "A100")))
     cluster = ClusterState([mixed])
-    planned = Reservations(cluster, 0.0)
+    planned = Reservations(cluster, at(0.0))
     assert planned.reserve(ask("ahead", 1, 5.0, gpu_types=("A100",))) == 0.0, "on GPU 1"
     typed = ask("t", 1, 5.0, gpu_types=("A100",))
     assert without_delay(planned, typed, Placement("a", (1,))) == Placement("a", (2,))
@@ -135,7 +140,7 @@ def test_a_fraction_that_must_move_goes_to_the_tightest_gpu() -> None:
     hold(cluster, replace(ask("half", 1), gpu_milli=500), "a", 2)
     hold(cluster, ask("whole", 1), "a", 0)
     part = replace(ask("part", 1, 5.0), gpu_milli=400)
-    planned = Reservations(cluster, 0.0)
+    planned = Reservations(cluster, at(0.0))
     assert planned.reserve(ask("ahead", 1, 5.0)) == 0.0, "on GPU 1"
     assert without_delay(planned, part, Placement("a", (1,))) == Placement("a", (2,))
 
@@ -144,9 +149,9 @@ def test_an_unknown_runtime_has_no_end_unless_it_was_learnt() -> None:
     cluster = ClusterState([node("a", 2), node("b", 0)])
     hold(cluster, ask("train_1", 0), "b")
     hold(cluster, ask("train_2", 2), "a", 0, 1)
-    assert Reservations(cluster, 0.0).reserve(ask("head", 1, 10.0)) is None
+    assert Reservations(cluster, at(0.0)).reserve(ask("head", 1, 10.0)) is None
     cluster.apply(Released("train_1", 1, 60.0, "SUCCESS"))
-    assert Reservations(cluster, 0.0).reserve(ask("head", 1)) == 60.0
+    assert Reservations(cluster, at(0.0)).reserve(ask("head", 1)) == 60.0
 
 
 def test_nothing_is_reserved_where_it_can_never_start() -> None:
@@ -157,22 +162,22 @@ def test_nothing_is_reserved_where_it_can_never_start() -> None:
         ask("type", 1, 1.0, gpu_types=("A100",)),
         ask("elsewhere", 1, 1.0, required_node="b"),
     ):
-        assert Reservations(cluster, 0.0).reserve(never) is None, never.lease_id
-    assert Reservations(cluster, 0.0).reserve(ask("typed", 1, 1.0, gpu_types=("V100",))) == 0.0
+        assert Reservations(cluster, at(0.0)).reserve(never) is None, never.lease_id
+    assert Reservations(cluster, at(0.0)).reserve(ask("typed", 1, 1.0, gpu_types=("V100",))) == 0.0
     cluster.apply(Drained("a", 0.0))
-    assert Reservations(cluster, 0.0).reserve(ask("two", 2, 1.0)) is None, "the only node is closed"
+    assert Reservations(cluster, at(0.0)).reserve(ask("two", 2, 1.0)) is None, "the only node is closed"
 
 
 def test_a_retired_node_gets_no_reservation() -> None:
     cluster = ClusterState(nodes("ab", 2))
     hold(cluster, ask("t", 1, 10.0), "b", 0)
     cluster.apply(InventoryChanged((node("a", 1),), 1.0))
-    assert Reservations(cluster, 1.0).reserve(ask("two", 2, 5.0)) is None
-    assert Reservations(cluster, 1.0).reserve(ask("one", 1, 5.0)) == 1.0
+    assert Reservations(cluster, at(1.0)).reserve(ask("two", 2, 5.0)) is None
+    assert Reservations(cluster, at(1.0)).reserve(ask("one", 1, 5.0)) == 1.0
 
 
 def test_only_so_many_requests_get_a_reservation() -> None:
-    planned = Reservations(ClusterState([node("a", 1)]), 0.0)
+    planned = Reservations(ClusterState([node("a", 1)]), at(0.0))
     for number in range(MAX_RESERVATIONS):
         assert planned.reserve(ask(f"t{number}", 1, 10.0)) == 10.0 * number
     assert planned.reserve(ask("one too many", 1, 10.0)) is None
@@ -216,7 +221,7 @@ def test_what_is_let_through_delays_nobody_whose_runtimes_are_right(
 
     waiting = [ask(f"w{number}", gpus, float(runtime)) for number, (gpus, runtime) in enumerate(queue)]
     cluster, newcomer = busy(), ask("late", late[0], float(late[1]))
-    planned = Reservations(cluster, 0.0)
+    planned = Reservations(cluster, at(0.0))
     assert None not in [planned.reserve(request) for request in waiting]
     placement = without_delay(planned, newcomer, Placement("a", (2,)))
     if placement is None:
@@ -243,13 +248,13 @@ def test_on_several_servers_the_plan_of_those_ahead_stays_as_it_is(
     newcomer = ask("late", late[0], float(late[1]))
     if (found := next(cluster.candidates(newcomer), None)) is None:
         return
-    planned = Reservations(cluster, 0.0)
+    planned = Reservations(cluster, at(0.0))
     before = [planned.reserve(request) for request in waiting]
     placement = without_delay(planned, newcomer, found.place(newcomer))
     if placement is None:
         return
     hold(cluster, newcomer, placement.node, *placement.gpu_ids)
-    again = Reservations(cluster, 0.0)
+    again = Reservations(cluster, at(0.0))
     assert [again.reserve(request) for request in waiting] == before
 
 
@@ -262,7 +267,9 @@ def passes(cluster: ClusterState, *waiting: Request) -> list[str]:
         cluster.apply(Queued(request, 0.0, cluster.sequence + 1, 0.0))
     return [
         change.lease.lease_id
-        for change in allocator.schedule_pending(cluster, first_fit, get_order("priority+backfill"), 0.0)
+        for change in allocator.schedule_pending(
+            cluster, SchedulingPass(first_fit, get_order("priority+backfill"), 0.0)
+        )
         if isinstance(change, Granted)
     ]
 
@@ -335,9 +342,12 @@ def test_decisions_are_those_of_the_plain_rule_whatever_was_decided_before(seeds
         cluster, now = random_queue(draw), 5.0
         order = get_order(draw.choice(("priority", "fifo", "srtf")) + "+backfill")
         for _ in range(4):
-            changes = allocator.schedule_pending(cluster, first_fit, order, now)
+            changes = allocator.schedule_pending(cluster, SchedulingPass(first_fit, order, now))
             fresh = ClusterState.from_snapshot(cluster.snapshot())
-            assert changes == allocator.schedule_pending(fresh, first_fit, order, now), (seed, now)
+            assert changes == allocator.schedule_pending(fresh, SchedulingPass(first_fit, order, now)), (
+                seed,
+                now,
+            )
             grants = [change for change in changes if isinstance(change, Granted)]
             assert [(grant.lease.lease_id, grant.lease.members) for grant in grants] == plain_pass(
                 fresh, order, now

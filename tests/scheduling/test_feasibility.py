@@ -14,6 +14,7 @@ from resource_manager.core.refusal import RecoveryWindow, RefusalKind, recoverin
 from resource_manager.scheduling.feasibility import explain, refusals_of, standings, verdict
 from resource_manager.scheduling.policies import get_policy, select_placement
 from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.builders import node, nodes
 
 FIRST_FIT = get_policy("first_fit")
@@ -48,11 +49,18 @@ def full() -> ClusterState:
 
 
 def test_standings_number_the_queue_in_its_order(full: ClusterState) -> None:
-    by_arrival = [(each.position, each.entry.lease_id) for each in standings(full, FIRST_FIT, FIFO, 5.0)]
+    by_arrival = [
+        (each.position, each.entry.lease_id) for each in standings(full, SchedulingPass(FIRST_FIT, FIFO, 5.0))
+    ]
     assert by_arrival == [(1, "slow"), (2, "never"), (3, "quick")]
-    by_runtime = [(each.position, each.entry.lease_id) for each in standings(full, FIRST_FIT, SRTF, 5.0)]
+    by_runtime = [
+        (each.position, each.entry.lease_id) for each in standings(full, SchedulingPass(FIRST_FIT, SRTF, 5.0))
+    ]
     assert by_runtime == [(1, "quick"), (2, "never"), (3, "slow")]
-    kinds = {each.entry.lease_id: each.refusal.kind for each in standings(full, FIRST_FIT, FIFO, 5.0)}
+    kinds = {
+        each.entry.lease_id: each.refusal.kind
+        for each in standings(full, SchedulingPass(FIRST_FIT, FIFO, 5.0))
+    }
     assert kinds == {
         "slow": RefusalKind.NO_CAPACITY,
         "never": RefusalKind.NEVER_FITS,
@@ -61,21 +69,21 @@ def test_standings_number_the_queue_in_its_order(full: ClusterState) -> None:
 
 
 def test_standings_of_some_are_those_among_all(full: ClusterState) -> None:
-    everyone = list(standings(full, FIRST_FIT, FIFO, 5.0))
-    some = list(standings(full, FIRST_FIT, FIFO, 5.0, only={"quick", "unknown"}))
+    everyone = list(standings(full, SchedulingPass(FIRST_FIT, FIFO, 5.0)))
+    some = list(standings(full, SchedulingPass(FIRST_FIT, FIFO, 5.0), only={"quick", "unknown"}))
     assert some == [each for each in everyone if each.entry.lease_id == "quick"]
 
 
 def test_in_a_recovery_window_all_wait_for_it_but_what_never_fits(full: ClusterState) -> None:
     window = recovering(RecoveryWindow(5.0, 55.0))
-    kinds = [each.refusal.kind for each in standings(full, FIRST_FIT, FIFO, 5.0, window)]
+    kinds = [each.refusal.kind for each in standings(full, SchedulingPass(FIRST_FIT, FIFO, 5.0, window))]
     assert kinds == [RefusalKind.RECOVERING, RefusalKind.NEVER_FITS, RefusalKind.RECOVERING]
 
 
 def test_a_refusal_is_that_of_the_request_at_the_end_of_the_queue(full: ClusterState) -> None:
     before = full.snapshot()
     new = [Request("new", 1), Request("slow", 2, expected_runtime_s=100.0), Request("big", 9)]
-    refusals = refusals_of(full, new, FIRST_FIT, FIFO, 9.0)
+    refusals = refusals_of(full, new, SchedulingPass(FIRST_FIT, FIFO, 9.0))
     assert {name: refusal.kind for name, refusal in refusals.items()} == {
         "new": RefusalKind.NO_CAPACITY,
         "slow": RefusalKind.NO_CAPACITY,
@@ -88,7 +96,7 @@ def test_a_request_that_fits_but_is_not_first_is_behind_the_queue() -> None:
     cluster = ClusterState(nodes("a"))
     hold(cluster, "x", "a", 1)
     queue(cluster, Request("head", 2))
-    refusal = refusals_of(cluster, [Request("t", 1)], FIRST_FIT, FIFO, 9.0)["t"]
+    refusal = refusals_of(cluster, [Request("t", 1)], SchedulingPass(FIRST_FIT, FIFO, 9.0))["t"]
     assert refusal.kind is RefusalKind.BEHIND_QUEUE
     assert "head bbbb (position 1" in refusal.detail
 

@@ -15,6 +15,7 @@ from resource_manager.scheduling.feasibility import explain, refusals_of
 from resource_manager.scheduling.gang_refusals import never_fits, no_capacity
 from resource_manager.scheduling.policies import POLICIES
 from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.scheduling.test_gangs import cluster_of, gang, server, start
 
 PACK = Spread.PACK
@@ -115,4 +116,4 @@ def test_every_pending_gang_has_a_reason() -> None:
         (gang("h", 2, 1), RefusalKind.NO_CAPACITY),
         (gang("h", 3, 1), RefusalKind.NEVER_FITS),
     ):
-        assert refusals_of(cluster, [request], policy, order, 1.0)["h"].kind is kind
+        assert refusals_of(cluster, [request], SchedulingPass(policy, order, 1.0))["h"].kind is kind

@@ -36,12 +36,12 @@ from resource_manager.scheduling.gangs import (
     fitting_node,
     plan,
     positions,
-    select_members,
     slots,
     takes_ever,
 )
-from resource_manager.scheduling.policies import POLICIES, nothing_fits
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.policies import POLICIES
+from resource_manager.scheduling.queue_order import fifo, get_order
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 FIRST_FIT = POLICIES["first_fit"]
 
@@ -64,7 +64,7 @@ def gang(lease_id: str, nodes: int, gpus: int = 2, **more: Any) -> Request:
 
 
 def start(cluster: ClusterState, request: Request, policy: Any = FIRST_FIT, now: float = 0.0) -> Lease | None:
-    changes = allocator.allocate(cluster, request, policy, now)
+    changes = allocator.allocate(cluster, request, SchedulingPass(policy, fifo, now))
     for change in changes:
         cluster.apply(change)
     return cluster.leases.get(request.lease_id)
@@ -93,7 +93,6 @@ def test_nothing_is_allocated_unless_all_members_fit() -> None:
     start(cluster, Request("single", 1))
     before = cluster.snapshot()
     assert start(cluster, gang("g", 3)) is None
-    assert select_members(cluster, gang("g", 2), nothing_fits) is None
     assert cluster.snapshot() == before
 
 
@@ -401,7 +400,7 @@ def test_the_rest_of_a_gang_keeps_its_capacity_and_frees_the_id() -> None:
     with pytest.raises(LeaseNotFoundError):
         allocator.renew(cluster, "g", 6.0, fencing_token=1)
     with pytest.raises(LeaseNotFoundError):
-        allocator.preempt(cluster, "g", FIRST_FIT, get_order("fifo"), 6.0, fencing_token=1)
+        allocator.preempt(cluster, "g", SchedulingPass(FIRST_FIT, get_order("fifo"), 6.0), fencing_token=1)
     [ended] = allocator.release(cluster, "g", 6.0, fencing_token=1)
     assert ended == MembersReleased("g", 1, (1,), 6.0)
     cluster.apply(ended)
@@ -460,7 +459,7 @@ def test_packed_members_of_one_server_end_one_by_one() -> None:
 
 
 def pass_over(cluster: ClusterState, order: str, now: float) -> list[str]:
-    changes = allocator.schedule_pending(cluster, FIRST_FIT, get_order(order), now)
+    changes = allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, get_order(order), now))
     for change in changes:
         cluster.apply(change)
     return [change.lease.lease_id for change in changes if isinstance(change, Granted)]
@@ -636,7 +635,9 @@ def test_whatever_happens_members_are_whole_ports_unique_and_capacity_kept(
             )
         elif f"g{step % 3}" not in cluster.leases:
             policy = POLICIES[data.draw(st.sampled_from(sorted(POLICIES)))]
-            made = allocator.allocate(cluster, request.for_task(f"g{step % 3}"), policy, float(step))
+            made = allocator.allocate(
+                cluster, request.for_task(f"g{step % 3}"), SchedulingPass(policy, fifo, float(step))
+            )
         for change in made:
             cluster.apply(change)
         changes += made

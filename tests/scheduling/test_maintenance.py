@@ -29,6 +29,7 @@ from resource_manager.scheduling.feasibility import explain, refusals_of
 from resource_manager.scheduling.maintenance import closed_for, ending, opens_at, under_maintenance
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.scheduling.start_estimates import estimate_starts
 from tests.builders import nodes
 
@@ -48,7 +49,7 @@ def job(name: str, runtime_s: float | None = None, gpus: int = 2, **more: object
 
 
 def submit(cluster: ClusterState, request: Request, now: float, order: object = FIFO) -> list[str]:
-    changes = allocator.submit(cluster, request, FIRST_FIT, order, now)  # type: ignore[arg-type]
+    changes = allocator.submit(cluster, request, SchedulingPass(FIRST_FIT, order, now))  # type: ignore[arg-type]
     return apply(cluster, changes)
 
 
@@ -61,12 +62,16 @@ def apply(cluster: ClusterState, changes: list[Change]) -> list[str]:
 def test_a_job_that_crosses_waits_with_the_window_in_the_sentence_and_starts_at_its_end() -> None:
     cluster = cluster_with(Window(1, ("a",), 3600.0, 7200.0, reason="new fans"))
     assert submit(cluster, job("long", 3601.0), 0.0) == []
-    refusal = refusals_of(cluster, [cluster.pending["long"].request], FIRST_FIT, FIFO, 0.0)["long"]
+    refusal = refusals_of(cluster, [cluster.pending["long"].request], SchedulingPass(FIRST_FIT, FIFO, 0.0))[
+        "long"
+    ]
     assert refusal.kind is RefusalKind.MAINTENANCE
     assert "maintenance from 1970-01-01T01:00Z until 1970-01-01T02:00Z: new fans" in refusal.detail
     assert submit(cluster, job("short", 3600.0), 0.0) == ["short"]  # it blocks nobody
-    assert apply(cluster, allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 7199.0)) == []
-    assert apply(cluster, allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 7200.0)) == ["long"]
+    assert apply(cluster, allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 7199.0))) == []
+    assert apply(cluster, allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 7200.0))) == [
+        "long"
+    ]
     assert cluster.by_name["a"].is_open
 
 
@@ -84,7 +89,7 @@ def test_what_runs_on_servers_of_open_windows_is_named_once() -> None:
 
 def test_another_server_is_taken_and_the_verdict_names_the_window() -> None:
     cluster = cluster_with(Window(1, ("a",), 3600.0, 7200.0), names="ab")
-    with closed_for(cluster, job("x", 4000.0), FIFO, 0.0):
+    with closed_for(cluster, job("x", 4000.0), SchedulingPass(FIRST_FIT, FIFO, 0.0)):
         first, second = explain(cluster, job("x", 4000.0))
     assert (first.fits, second.fits) == (False, True)
     assert first.reasons == ("maintenance from 1970-01-01T01:00Z until 1970-01-01T02:00Z",)
@@ -110,8 +115,8 @@ def test_an_unknown_runtime_counts_as_the_guard_unless_the_window_preempts_it(
     if preemption:
         cluster.apply(TeamsChanged(Teams(preemption=True), 0.0))
     asked = job("x", None, gpus=0 if not preemptible else 2, preemptible=preemptible)
-    assert bool(allocator.allocate(cluster, asked, FIRST_FIT, 0.0, FIFO)) == starts
-    assert not allocator.allocate(cluster, asked, FIRST_FIT, begin, FIFO)
+    assert bool(allocator.allocate(cluster, asked, SchedulingPass(FIRST_FIT, FIFO, 0.0))) == starts
+    assert not allocator.allocate(cluster, asked, SchedulingPass(FIRST_FIT, FIFO, begin))
 
 
 def test_what_still_runs_at_the_begin_is_preempted_once_and_waits_at_its_old_place() -> None:
@@ -125,9 +130,13 @@ def test_what_still_runs_at_the_begin_is_preempted_once_and_waits_at_its_old_pla
     apply(cluster, allocator.expire(cluster, 3600.0))
     assert allocator.expire(cluster, 3601.0) == []
     gone = allocator.release(cluster, "x", 3610.0, outcome="PREEMPTED")
-    assert apply(cluster, allocator.with_dispatch(cluster, gone, FIRST_FIT, FIFO, 3610.0)) == []
+    assert (
+        apply(cluster, allocator.with_dispatch(cluster, gone, SchedulingPass(FIRST_FIT, FIFO, 3610.0))) == []
+    )
     assert cluster.pending["x"].queued_at == 0.0
-    assert apply(cluster, allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 7200.0)) == ["x"]
+    assert apply(cluster, allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 7200.0))) == [
+        "x"
+    ]
 
 
 def test_a_lease_given_back_before_its_job_began_waits_at_its_old_place_until_the_window_is_over() -> None:
@@ -135,11 +144,15 @@ def test_a_lease_given_back_before_its_job_began_waits_at_its_old_place_until_th
     assert submit(cluster, job("x", 3500.0, gpus=8), 100.0) == ["x"]
     assert submit(cluster, job("y", 5000.0, gpus=8), 110.0) == []
     gone = allocator.release(cluster, "x", 125.0, outcome=Outcome.NOT_STARTED)
-    assert apply(cluster, allocator.with_dispatch(cluster, gone, FIRST_FIT, FIFO, 125.0)) == []
+    assert (
+        apply(cluster, allocator.with_dispatch(cluster, gone, SchedulingPass(FIRST_FIT, FIFO, 125.0))) == []
+    )
     waiting = cluster.pending["x"]
     assert (waiting.queued_at, waiting.sequence, waiting.request.labels) == (100.0, 1, {})
     assert [entry.lease_id for entry in FIFO(cluster, 125.0)] == ["x", "y"]
-    assert apply(cluster, allocator.schedule_pending(cluster, FIRST_FIT, FIFO, 7200.0)) == ["x"]
+    assert apply(cluster, allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 7200.0))) == [
+        "x"
+    ]
 
 
 def test_a_request_named_like_a_window_gets_nothing_of_what_it_preempts() -> None:
@@ -150,7 +163,9 @@ def test_a_request_named_like_a_window_gets_nothing_of_what_it_preempts() -> Non
     submit(cluster, job("x", gpus=8), 0.0)
     submit(cluster, job("maintenance 7", 10.0, gpus=8), 0.0)
     apply(cluster, allocator.expire(cluster, 3600.0))
-    refusals = refusals_of(cluster, [cluster.pending["maintenance 7"].request], FIRST_FIT, FIFO, 3600.0)
+    refusals = refusals_of(
+        cluster, [cluster.pending["maintenance 7"].request], SchedulingPass(FIRST_FIT, FIFO, 3600.0)
+    )
     assert refusals["maintenance 7"].kind is RefusalKind.MAINTENANCE
     with pytest.raises(ValidationError):
         Demand(lease_id=window.preemptor, gpus=1)
@@ -158,7 +173,7 @@ def test_a_request_named_like_a_window_gets_nothing_of_what_it_preempts() -> Non
 
 def test_a_ttl_tells_nothing_about_the_runtime() -> None:
     cluster = cluster_with(Window(1, ("a",), 3600.0, 7200.0))
-    assert not allocator.allocate(cluster, job("x", None, ttl_s=60.0), FIRST_FIT, 0.0, FIFO)
+    assert not allocator.allocate(cluster, job("x", None, ttl_s=60.0), SchedulingPass(FIRST_FIT, FIFO, 0.0))
 
 
 def test_a_reservation_begins_after_the_window_and_a_short_job_fills_the_time_before_it() -> None:
@@ -166,7 +181,7 @@ def test_a_reservation_begins_after_the_window_and_a_short_job_fills_the_time_be
     assert submit(cluster, job("long", 5000.0, gpus=8), 0.0, BACKFILL) == []
     assert submit(cluster, job("later", 5000.0, gpus=1), 0.0, BACKFILL) == []
     assert submit(cluster, job("short", 3000.0, gpus=1), 0.0, BACKFILL) == ["short"]
-    starts = estimate_starts(cluster, FIRST_FIT, BACKFILL, 0.0)
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, BACKFILL, 0.0))
     assert starts["long"].at == 7200.0
 
 
@@ -188,7 +203,9 @@ def test_a_gang_is_reserved_where_no_server_of_it_has_a_window() -> None:
     assert submit(cluster, job("gang", 5000.0, gpus=2, nodes=2), 0.0, BACKFILL) == []
     assert submit(cluster, job("short", 3000.0, gpus=8), 0.0, BACKFILL) == ["short"]
     assert apply(cluster, allocator.release(cluster, "short", 3000.0)) == []
-    assert apply(cluster, allocator.schedule_pending(cluster, FIRST_FIT, BACKFILL, 7200.0)) == ["gang"]
+    assert apply(
+        cluster, allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, BACKFILL, 7200.0))
+    ) == ["gang"]
 
 
 @settings(max_examples=60, deadline=None)
@@ -230,9 +247,10 @@ def test_no_lease_with_a_known_runtime_crosses_a_window(
 def test_a_cluster_without_windows_does_not_try_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = cluster_with()
     monkeypatch.setattr(ClusterState, "trial", None)
-    assert allocator.allocate(cluster, job("x"), FIRST_FIT, 0.0, FIFO)
+    assert allocator.allocate(cluster, job("x"), SchedulingPass(FIRST_FIT, FIFO, 0.0))
     assert not any(
-        isinstance(change, Queued) for change in allocator.allocate(cluster, job("y"), FIRST_FIT, 0.0, FIFO)
+        isinstance(change, Queued)
+        for change in allocator.allocate(cluster, job("y"), SchedulingPass(FIRST_FIT, FIFO, 0.0))
     )
 
 

@@ -32,6 +32,7 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.preemption import held_back, restarts_of, would_preempt
 from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.scheduling.victims import find_victims
 from tests.scheduling.shared_cluster import GREEDY, Shared
 
@@ -176,7 +177,10 @@ def test_a_request_that_does_not_wait_preempts_nobody() -> None:
     shared.submit("x", 4, team="nlp")
     shared.submit("waits", 4, team="nlp")
     asked = Request("asks", 2, team="vision", preemption_delay_s=0.0)
-    assert allocator.allocate_in_order(shared.state, [asked], first_fit, fifo, shared.now + 60.0) == []
+    assert (
+        allocator.allocate_in_order(shared.state, [asked], SchedulingPass(first_fit, fifo, shared.now + 60.0))
+        == []
+    )
 
 
 def test_victims_are_of_the_team_most_over_then_of_low_priority_little_lost_and_new() -> None:
@@ -250,12 +254,12 @@ def test_of_what_is_free_a_preemptor_keeps_its_need_less_what_its_victims_hold(
     shared = Shared(Team("vision", 4), order=GREEDY)
     for name in sorted("xy", key=lambda name: name != first):
         lent = Request(name, 2, team="nlp", resources={"cpus": {"x": 40, "y": 10}[name]})
-        shared.do(allocator.submit(shared.state, lent, first_fit, GREEDY, shared.now))
-    shared.do(allocator.submit(shared.state, asked, first_fit, GREEDY, shared.now))
+        shared.do(allocator.submit(shared.state, lent, SchedulingPass(first_fit, GREEDY, shared.now)))
+    shared.do(allocator.submit(shared.state, asked, SchedulingPass(first_fit, GREEDY, shared.now)))
     assert set(shared.preempting()) == {"x", "y"}
     shared.release("x")
     assert "mine" in shared.state.pending
-    with held_back(shared.state, first_fit, GREEDY, shared.now) as kept_for:
+    with held_back(shared.state, SchedulingPass(first_fit, GREEDY, shared.now)) as kept_for:
         assert list(kept_for) == ["mine"]
         for gpus, cpus, fits in ((0, free_cpus, True), (0, free_cpus + 1, False)):
             asked = Request("other", gpus, resources={"cpus": cpus})
@@ -299,7 +303,7 @@ def test_requests_in_vain_keep_neither_other_teams_nor_their_own_from_what_is_th
     shared.submit("hers", 1, team="audio", required_node="b")
     assert shared.preempting() == {"lent-1": "hers"}
     asked = Request("mine", 2, team="vision", required_node="b")
-    would = would_preempt(shared.state, asked, first_fit, fifo, shared.now)
+    would = would_preempt(shared.state, asked, SchedulingPass(first_fit, fifo, shared.now))
     assert [lease.lease_id for lease in would] == ["lent-0"]
     shared.submit("mine", 2, team="vision", required_node="b")
     for _ in range(40):
@@ -413,12 +417,14 @@ def test_an_operator_takes_nothing_for_a_request_that_is_to_get_its_place_alread
     (victim,) = shared.preempting()
     (other,) = {"x", "y"} - {victim}
     with pytest.raises(NotPreemptibleError, match="need not wait"):
-        allocator.preempt(shared.state, other, first_fit, fifo, shared.now, preemptor="mine")
+        allocator.preempt(shared.state, other, SchedulingPass(first_fit, fifo, shared.now), preemptor="mine")
 
 
 def cancel(shared: Shared, lease_id: str) -> list[Change]:
     cancelled = [Cancelled(lease_id, shared.now)]
-    return shared.do(allocator.with_dispatch(shared.state, cancelled, first_fit, shared.order, shared.now))
+    return shared.do(
+        allocator.with_dispatch(shared.state, cancelled, SchedulingPass(first_fit, shared.order, shared.now))
+    )
 
 
 def test_a_cancelled_preemptor_keeps_nothing_and_its_victims_run_on() -> None:
@@ -526,9 +532,11 @@ def test_a_guarantee_by_type_takes_back_gpus_of_that_type_only() -> None:
     state.apply(TeamsChanged(rules, 0.0))
     for name, place in (("x", "a"), ("y", "h")):
         request = Request(name, 2, team="nlp", required_node=place)
-        for change in allocator.submit(state, request, first_fit, fifo, 1.0):
+        for change in allocator.submit(state, request, SchedulingPass(first_fit, fifo, 1.0)):
             state.apply(change)
-    for change in allocator.submit(state, Request("mine", 2, team="vision"), first_fit, fifo, 2.0):
+    for change in allocator.submit(
+        state, Request("mine", 2, team="vision"), SchedulingPass(first_fit, fifo, 2.0)
+    ):
         state.apply(change)
     assert state.preempting == {"x"}
 
@@ -555,7 +563,7 @@ def test_what_would_be_preempted_is_said_without_doing_it() -> None:
     shared.submit("x", 2, team="nlp")
     request = Request("mine", 4, team="vision")
     before = shared.state.snapshot()
-    victims = would_preempt(shared.state, request, first_fit, fifo, shared.now)
+    victims = would_preempt(shared.state, request, SchedulingPass(first_fit, fifo, shared.now))
     assert [lease.lease_id for lease in victims] == ["x"]
     assert shared.state.snapshot() == before
 
@@ -570,7 +578,7 @@ def test_who_is_served_already_would_preempt_nobody_and_another_would_take_the_r
         (shared.state.pending["mine"].request, []),
         (Request("b", 4, team="vision"), ["x"]),
     ):
-        victims = would_preempt(shared.state, request, first_fit, fifo, shared.now)
+        victims = would_preempt(shared.state, request, SchedulingPass(first_fit, fifo, shared.now))
         assert [lease.lease_id for lease in victims] == taken
 
 
@@ -604,7 +612,9 @@ def test_a_placement_in_the_trial_is_not_left_behind() -> None:
 
 def by_hand(shared: Shared, lease_id: str, by: str = "") -> str:
     """Preempt a lease and return the request for which it ends."""
-    [change] = shared.do(allocator.preempt(shared.state, lease_id, first_fit, fifo, shared.now, preemptor=by))
+    [change] = shared.do(
+        allocator.preempt(shared.state, lease_id, SchedulingPass(first_fit, fifo, shared.now), preemptor=by)
+    )
     assert isinstance(change, Preempting)
     return change.preemptor
 
@@ -629,7 +639,7 @@ def test_by_hand_a_lease_has_its_grace_and_ends_for_the_request_that_is_named() 
     for name in ("first", "second"):
         shared.submit(name, 4, team="nlp")
     token, now = shared.state.leases["x"].fencing_token, shared.now
-    changes = allocator.preempt(shared.state, "x", first_fit, fifo, now, preemptor="second")
+    changes = allocator.preempt(shared.state, "x", SchedulingPass(first_fit, fifo, now), preemptor="second")
     assert changes == [Preempting("x", token, "second", now + 7.0, now, by_operator=True)]
 
 

@@ -25,6 +25,7 @@ from resource_manager.scheduling.queue_order import (
     QueueDiscipline,
     get_order,
 )
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.builders import node
 
 NAMES = [name + suffix for name in ORDERS for suffix in ("", "+backfill")]
@@ -56,13 +57,15 @@ class Running:
         self._tickets = count()
 
     def submit(self, request: Request) -> None:
-        self._apply(allocator.submit(self.state, request, first_fit, self.order, self.now))
+        self._apply(allocator.submit(self.state, request, SchedulingPass(first_fit, self.order, self.now)))
 
     def run_until(self, time: float) -> None:
         while self.ends and self.ends[0][0] <= time:
             self.now, _, task_id = heapq.heappop(self.ends)
             over = allocator.release(self.state, task_id, self.now)
-            self._apply(allocator.with_dispatch(self.state, over, first_fit, self.order, self.now))
+            self._apply(
+                allocator.with_dispatch(self.state, over, SchedulingPass(first_fit, self.order, self.now))
+            )
         self.now = time
 
     def _apply(self, changes: list[object]) -> None:

@@ -27,6 +27,7 @@ from resource_manager.scheduling.quotas import (
     stop_of,
     types_inside,
 )
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.builders import node, nodes
 
 
@@ -37,12 +38,12 @@ def cluster_of(*teams: Team, gpus: int = 8, preemption: bool = False) -> Cluster
 
 
 def submit(cluster: ClusterState, request: Request, now: float = 1.0) -> None:
-    for change in allocator.submit(cluster, request, first_fit, fifo, now):
+    for change in allocator.submit(cluster, request, SchedulingPass(first_fit, fifo, now)):
         cluster.apply(change)
 
 
 def refused(cluster: ClusterState, request: Request) -> tuple[str, str]:
-    refusal = refusals_of(cluster, [request], first_fit, fifo, 1.0)[request.lease_id]
+    refusal = refusals_of(cluster, [request], SchedulingPass(first_fit, fifo, 1.0))[request.lease_id]
     return str(refusal.kind), refusal.detail
 
 
@@ -94,7 +95,7 @@ def test_the_limit_of_a_parent_bounds_all_below_it() -> None:
         "quota",
         "team research may hold 3 GPUs (limit) and holds 2: 2 more exceed it; used by team vision (2)",
     )
-    assert allocator.allocate(cluster, request, first_fit, 1.0) == []
+    assert allocator.allocate(cluster, request, SchedulingPass(first_fit, fifo, 1.0)) == []
 
 
 def test_an_owner_may_hold_so_many_gpus_of_a_team() -> None:
@@ -198,7 +199,9 @@ def test_fair_share_reads_the_weights() -> None:
             request = Request(f"{team}-{number}", 1, team=team)
             cluster.apply(Queued(request, 1.0, cluster.sequence + 1, 1.0))
     changes = allocator.with_dispatch(
-        cluster, allocator.release(cluster, "all", 2.0), first_fit, get_order("fair_share"), 2.0
+        cluster,
+        allocator.release(cluster, "all", 2.0),
+        SchedulingPass(first_fit, get_order("fair_share"), 2.0),
     )
     started = [change.lease.request.team for change in changes if isinstance(change, Granted)]
     assert sorted(started) == ["nlp", "vision", "vision", "vision"]

@@ -16,6 +16,7 @@ from resource_manager.manager.serializers import estimate
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.scheduling_pass import Limits, SchedulingPass
 from resource_manager.scheduling.start_estimates import MAX_STEPS, estimate_starts
 from tests.builders import Clock
 
@@ -36,7 +37,7 @@ def test_a_ttl_is_not_taken_as_the_end_of_a_lease() -> None:
     cluster = busy(None, None)
     for number in range(3):
         cluster.apply(Queued(Request(f"w{number}", 8, ttl_s=100.0), 1.0, number, 1.0))
-    starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))
     assert [starts[f"w{number}"].at for number in range(3)] == [None] * 3
     assert estimate(starts["w0"]) == {
         "at": None,
@@ -52,7 +53,7 @@ def test_only_starts_that_depend_on_known_runtimes_are_estimated(order: str) -> 
     cluster = busy(600.0, None)
     cluster.apply(Queued(Request("first", 8), 1.0, 1, 1.0))
     cluster.apply(Queued(Request("second", 8), 2.0, 2, 2.0))
-    starts = estimate_starts(cluster, FIRST_FIT, get_order(order), 10.0)
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, get_order(order), 10.0))
     assert (starts["first"].at, starts["first"].node, starts["first"].confidence) == (
         600.0,
         "gpu-server-0",
@@ -66,7 +67,7 @@ def test_an_estimate_leaves_the_state_unchanged() -> None:
     for number in range(3):
         cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=100.0), 1.0, number, 1.0))
     before, ends = cluster.snapshot(), cluster.expired(1e9)
-    starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0, [Request("extra", 2)])
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0), [Request("extra", 2)])
     assert [starts[name].at for name in ("w0", "w1", "w2", "extra")] == [600.0, 700.0, 800.0, 900.0]
     after = cluster.snapshot()
     assert replace(after, pending=()) == replace(before, pending=())
@@ -78,9 +79,9 @@ def test_a_learnt_runtime_passes_on_its_confidence_and_an_overdue_job_a_poor_one
     cluster = busy(None)
     cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
     cluster.runtimes = LearntRuntimes({"runs#": (300.0,)})
-    start = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)["w"]
+    start = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))["w"]
     assert (start.at, start.confidence) == (300.0, Confidence.FAIR)
-    overdue = estimate_starts(cluster, FIRST_FIT, FIFO, 1_000.0)["w"]
+    overdue = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 1_000.0))["w"]
     assert (overdue.at, overdue.confidence) == (1_100.0, Confidence.POOR)
 
 
@@ -88,18 +89,18 @@ def test_other_reasons_for_an_unknown_start() -> None:
     cluster = busy(10.0)
     cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
     cluster.apply(Quarantined("runs0", 1, 5.0))
-    assert estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)["w"].detail == (
+    assert estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))["w"].detail == (
         "runs0 bbbb on gpu-server-0 was not renewed, but its job may still run: release the lease once the "
         "job is known to be gone"
     )
     cluster = busy(10.0)
     cluster.apply(Queued(Request("w", 9), 1.0, 2, 1.0))
-    detail = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)["w"].detail
+    detail = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))["w"].detail
     assert detail == "no server could ever satisfy 9 GPUs: the largest, gpu-server-0, has 8"
     cluster = busy(10.0)
     for number in range(MAX_STEPS + 2):
         cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=1.0), 1.0, number, 1.0))
-    starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))
     assert starts[f"w{MAX_STEPS + 1}"].detail == f"more than {MAX_STEPS} leases end before it"
 
 
@@ -109,7 +110,7 @@ def test_the_lease_that_is_named_is_on_a_server_that_could_take_the_request() ->
     cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
     cluster.apply(Queued(Request("here", 8, required_node="gpu-server-2"), 2.0, 2, 2.0))
     cluster.apply(Queued(Request("closed", 8, required_node="gpu-server-0"), 3.0, 3, 3.0))
-    starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))
     assert starts["w"].detail.startswith("the end of runs1 bbbb and 1 more is unknown; ")
     assert starts["here"].detail.startswith("the end of runs2 bbbb is unknown; ")
     assert starts["closed"].detail == "gpu-server-0 has 0 but is drained"
@@ -120,7 +121,7 @@ def test_a_request_that_only_a_silent_server_could_take_has_no_estimate_and_is_t
     cluster.apply(AgentLost("gpu-server-0", 70.0, 10.0))
     cluster.apply(Queued(Request("w", 8, required_node="gpu-server-0"), 71.0, 1, 71.0))
     cluster.apply(Queued(Request("x", 8), 72.0, 2, 72.0))
-    starts = estimate_starts(cluster, FIRST_FIT, FIFO, 80.0)
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 80.0))
     assert (starts["w"].at, starts["w"].detail) == (
         None,
         "gpu-server-0 has 0 but has been silent since 1970-01-01T00:00Z",
@@ -132,7 +133,7 @@ def test_a_request_behind_another_has_the_same_detail() -> None:
     cluster = busy(None, 600.0)
     cluster.apply(Queued(Request("head", 8, required_node="gpu-server-0"), 1.0, 1, 1.0))
     cluster.apply(Queued(Request("behind", 2), 2.0, 2, 2.0))
-    starts = estimate_starts(cluster, FIRST_FIT, FIFO, 10.0)
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))
     assert starts["behind"].detail == starts["head"].detail
     assert "the end of runs0 bbbb is unknown" in starts["head"].detail
 
@@ -144,8 +145,8 @@ def test_a_price_that_is_not_covered_names_no_lease() -> None:
     worth = Utility(16.0, 7200.0)
     asks = Request("w", 4, resources={"cpus": 32}, expected_runtime_s=3600.0, utility=worth)
     cluster.apply(Queued(asks, 1.0, 1, 1.0))
-    order = replace(FIFO, admission=PriceAdmission(1.0, 100.0))
-    detail = estimate_starts(cluster, FIRST_FIT, order, 10.0)["w"].detail
+    limits = Limits(PriceAdmission(1.0, 100.0))
+    detail = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0, limits=limits))["w"].detail
     assert detail == "it is unknown when its utility will exceed its price"
 
 

@@ -14,6 +14,7 @@ from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.scheduling.team_order import guaranteed_first
 from tests.builders import node
 
@@ -58,8 +59,10 @@ def test_in_a_team_the_queue_order_applies_and_with_preemption_the_priority_lead
 
 def test_only_what_started_counts_while_granting() -> None:
     cluster = queued(RULES, ("big", "b", 2, 0), ("x", "a", 1, 0), ("y", "free", 1, 0))
-    cluster.apply(allocator.allocate(cluster, Request("r", 7, team="other"), first_fit, 0.0)[0])
-    changes = allocator.schedule_pending(cluster, first_fit, fifo, 1.0)
+    cluster.apply(
+        allocator.allocate(cluster, Request("r", 7, team="other"), SchedulingPass(first_fit, fifo, 0.0))[0]
+    )
+    changes = allocator.schedule_pending(cluster, SchedulingPass(first_fit, fifo, 1.0))
     assert [change.lease.lease_id for change in changes] == ["x"]  # type: ignore[union-attr]
 
 

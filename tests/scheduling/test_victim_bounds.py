@@ -14,6 +14,7 @@ from resource_manager.core.pending import kind_of
 from resource_manager.core.teams import Team
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies.first_fit import first_fit
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.scheduling.victim_bounds import VictimBounds
 from resource_manager.scheduling.victims import Planned, find_victims
 from tests.scheduling.shared_cluster import GREEDY, Shared
@@ -82,7 +83,9 @@ def step(shared: Shared, draw: st.DrawFn, number: int) -> None:
             shared.now += 1.0
             request = draw(asked).for_task(f"t{number}")
             queued = allocator.enqueue(shared.state, [request], shared.now)
-            shared.do(allocator.with_dispatch(shared.state, queued, first_fit, GREEDY, shared.now))
+            shared.do(
+                allocator.with_dispatch(shared.state, queued, SchedulingPass(first_fit, GREEDY, shared.now))
+            )
 
 
 @given(st.data())
@@ -95,7 +98,7 @@ def test_what_bounds_exclude_has_no_victims(data: st.DataObject) -> None:
         pending = PendingRequest(request, 0.0, 999)
         bounds = VictimBounds.of(shared.state, shared.now)
         if bounds.exclude(kind_of(request), request, Planned(shared.state)):
-            assert find_victims(shared.state, pending, first_fit, GREEDY, shared.now) == []
+            assert find_victims(shared.state, pending, SchedulingPass(first_fit, GREEDY, shared.now)) == []
 
 
 @given(st.data())
@@ -108,6 +111,7 @@ def test_what_is_remembered_changes_no_decision(data: st.DataObject) -> None:
         at = shared.now + data.draw(st.sampled_from([0.0, 3.0, 25.0]))
         fresh = ClusterState.from_snapshot(shared.state.snapshot())
         here, there = (
-            allocator.schedule_pending(cluster, first_fit, GREEDY, at) for cluster in (shared.state, fresh)
+            allocator.schedule_pending(cluster, SchedulingPass(first_fit, GREEDY, at))
+            for cluster in (shared.state, fresh)
         )
         assert here == there

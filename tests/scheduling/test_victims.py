@@ -23,7 +23,8 @@ from resource_manager.core.models import Gpu, Lease, Node, PendingRequest, Place
 from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling.policies.best_fit import best_fit
 from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.queue_order import QueueDiscipline, fifo
+from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.scheduling_pass import NO_LIMITS, Limits, SchedulingPass
 from resource_manager.scheduling.victims import Planned, find_victims, place_of, reasons_for
 from tests.scheduling.shared_cluster import GREEDY, Shared
 
@@ -113,14 +114,14 @@ def test_a_start_is_found_if_and_only_if_some_allowed_preemptions_make_room(
 ) -> None:
     assume(not fits(shared, request))
     pending = PendingRequest(request, 0.0, 99)
-    victims = find_victims(shared.state, pending, first_fit, GREEDY, shared.now)
+    victims = find_victims(shared.state, pending, SchedulingPass(first_fit, GREEDY, shared.now))
     assert bool(victims) == reachable(shared, request)
 
 
 @given(clusters(), asked)
 def test_no_victim_can_be_left_out_and_each_was_allowed(shared: Shared, request: Request) -> None:
     pending = PendingRequest(request, 0.0, 99)
-    victims = find_victims(shared.state, pending, first_fit, GREEDY, shared.now)
+    victims = find_victims(shared.state, pending, SchedulingPass(first_fit, GREEDY, shared.now))
     assert not victims or makes_room(shared, request, victims)
     for spared in victims:
         assert not makes_room(shared, request, [lease for lease in victims if lease is not spared])
@@ -174,7 +175,7 @@ def test_a_guarantee_is_reachable_within_the_grace(shared: Shared, team: str) ->
 
 def victims_of(shared: Shared, request: Request) -> list[str]:
     pending = PendingRequest(request, 0.0, 99)
-    found = find_victims(shared.state, pending, first_fit, GREEDY, shared.now)
+    found = find_victims(shared.state, pending, SchedulingPass(first_fit, GREEDY, shared.now))
     return [lease.lease_id for lease in found]
 
 
@@ -301,9 +302,9 @@ def test_leases_planned_for_a_colleague_cost_a_team_none_that_are_inside_its_gua
         cluster.suppose_ended(ending)
         plan = Lease(Request("plan", 1, team="nlp"), (Placement("a", (1,)),), 9, 0.0, quarantined=True)
         cluster.apply(Granted(plan, 0.0))
-        assert find_victims(cluster, pending, first_fit, fifo, shared.now)
+        assert find_victims(cluster, pending, SchedulingPass(first_fit, fifo, shared.now))
         planned.add(plan)
-        assert find_victims(cluster, pending, first_fit, fifo, shared.now, planned) == []
+        assert find_victims(cluster, pending, SchedulingPass(first_fit, fifo, shared.now), planned) == []
 
 
 def reachable_servers(shared: Shared, *more: Node) -> None:
@@ -432,8 +433,8 @@ def test_the_reasons_name_both_rights() -> None:
     assert "its priority" not in reasons_for(shared.state, request, only_others)
 
 
-def placed(shared: Shared, pending: PendingRequest, order: QueueDiscipline = fifo) -> str | None:
-    members = place_of(shared.state, pending, first_fit, order, shared.now)
+def placed(shared: Shared, pending: PendingRequest, limits: Limits = NO_LIMITS) -> str | None:
+    members = place_of(shared.state, pending, SchedulingPass(first_fit, fifo, shared.now, limits=limits))
     return None if members is None else members[0].node
 
 
@@ -446,8 +447,8 @@ def test_a_request_may_start_where_it_fits_unless_a_quota_a_window_or_its_price_
     assert placed(shared, replace(two, request=replace(two.request, team="nlp"))) == "a"
     assert placed(shared, replace(two, request=replace(two.request, team="nlp", gpus=5))) is None
     shared.do([MaintenanceChanged((Window(1, ("a",), shared.now + 100.0, shared.now + 200.0),), 0.0)])
-    assert placed(shared, one) == "b"  # an unknown runtime counts as the order's guard
-    assert placed(shared, one, replace(fifo, maintenance_guard_s=99.0)) == "a"
+    assert placed(shared, one) == "b"  # an unknown runtime counts as the guard
+    assert placed(shared, one, Limits(maintenance_guard_s=99.0)) == "a"
     shared.now += 200.0
     assert placed(shared, one) == "a"
     looked: list[tuple[object, ...]] = []
@@ -457,7 +458,7 @@ def test_a_request_may_start_where_it_fits_unless_a_quota_a_window_or_its_price_
             looked.append(about)
             return False
 
-    assert placed(shared, one, replace(fifo, admission=Price())) is None  # type: ignore[arg-type]
+    assert placed(shared, one, Limits(Price())) is None  # type: ignore[arg-type]
     ((cluster, request, members, queued_at, now),) = looked
     assert (cluster, request, queued_at, now) == (shared.state, one.request, 5.0, shared.now)
     assert [member.node for member in members] == ["a"]  # type: ignore[attr-defined]

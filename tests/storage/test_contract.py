@@ -50,6 +50,7 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.decayed_use import with_use
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import fifo, get_order
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage import Store
 from resource_manager.storage.base import NO_SUSPENSION
 from resource_manager.storage.clock import ClockJump
@@ -426,7 +427,9 @@ def test_a_lease_given_back_has_its_old_number_and_takes_none_from_later_request
         return normal(cluster.snapshot())
 
     def submit(request: Request) -> Snapshot:
-        return next_step(lambda cluster, now: allocator.submit(cluster, request, policy, fifo, now))
+        return next_step(
+            lambda cluster, now: allocator.submit(cluster, request, SchedulingPass(policy, fifo, now))
+        )
 
     def release(lease_id: str, outcome: str) -> Snapshot:
         return next_step(lambda cluster, now: allocator.release(cluster, lease_id, now, outcome=outcome))
@@ -438,7 +441,9 @@ def test_a_lease_given_back_has_its_old_number_and_takes_none_from_later_request
     state = release("first", Outcome.NOT_STARTED)
     assert [(entry.lease_id, entry.sequence) for entry in state.pending] == [("first", 1), ("second", 2)]
     assert state.sequence == 2
-    state = next_step(lambda cluster, now: allocator.schedule_pending(cluster, policy, fifo, now))
+    state = next_step(
+        lambda cluster, now: allocator.schedule_pending(cluster, SchedulingPass(policy, fifo, now))
+    )
     assert ([lease.sequence for lease in state.leases], state.sequence) == ([1, 2], 2)
     assert submit(Request("third", 8)).leases[-1].sequence == 3
     assert release("first", Outcome.NOT_STARTED).sequence == 4  # given back again: at the end of the queue

@@ -31,6 +31,7 @@ from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage import Store
 
 
@@ -132,9 +133,9 @@ class Walk:
         rng = self.rng
         step = rng.choice(STEPS)
         if step == "allocate":
-            return allocator.allocate(cluster, self.request(), self.policy, now)
+            return allocator.allocate(cluster, self.request(), SchedulingPass(self.policy, fifo, now))
         if step == "submit":
-            return allocator.submit(cluster, self.request(), self.policy, fifo, now)
+            return allocator.submit(cluster, self.request(), SchedulingPass(self.policy, fifo, now))
         if step == "expire":
             return self._with_dispatch(cluster, allocator.expire(cluster, now + rng.choice((0.0, 30.0))), now)
         if step == "cancel" and cluster.pending:
@@ -191,7 +192,7 @@ class Walk:
         return []
 
     def _with_dispatch(self, cluster: ClusterState, changes: list[Change], now: float) -> list[Change]:
-        return allocator.with_dispatch(cluster, changes, self.policy, fifo, now)
+        return allocator.with_dispatch(cluster, changes, SchedulingPass(self.policy, fifo, now))
 
     def _gpu(self, cluster: ClusterState, now: float) -> list[Change]:
         rng = self.rng

@@ -31,6 +31,7 @@ from resource_manager.errors import ResourceManagerError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import BACKFILL_SUFFIX, QueueDiscipline, get_order
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "vectors"
 """Folder of the cases, beside the repository; they are not part of it."""
@@ -104,7 +105,7 @@ class Case:
 
     def pass_over(self, order: QueueDiscipline) -> bool:
         """Return True if one pass over the queue, and the release of what it preempts, changed anything."""
-        changes = allocator.schedule_pending(self.cluster, BEST_FIT, order, NOW)
+        changes = allocator.schedule_pending(self.cluster, SchedulingPass(BEST_FIT, order, NOW))
         for change in changes:
             self.cluster.apply(change)
         for change in changes:
@@ -112,7 +113,7 @@ class Case:
                 continue
             self.lost.add(change.lease_id)
             ended = allocator.release(self.cluster, change.lease_id, NOW, outcome=Outcome.PREEMPTED)
-            for step in allocator.with_dispatch(self.cluster, ended, BEST_FIT, order, NOW):
+            for step in allocator.with_dispatch(self.cluster, ended, SchedulingPass(BEST_FIT, order, NOW)):
                 self.cluster.apply(step)
         return bool(changes)
 

@@ -22,6 +22,8 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.policies import get_policy
+from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage.redis.client import RedisClient
 
 NAMESPACE = "gpu_manager_bench"
@@ -72,7 +74,7 @@ def allocations_per_s(policy_name: str, servers: int, live: int, seconds: float)
     policy = get_policy(policy_name)
     requests = [Request(f"t{i}", gpus=2 + i % 3, resources={"cpus": 8}, ttl_s=300.0) for i in range(4 * live)]
     for request in requests[:live]:
-        for change in allocator.allocate(cluster, request, policy, 0.0):
+        for change in allocator.allocate(cluster, request, SchedulingPass(policy, fifo, 0.0)):
             cluster.apply(change)
     done, at = 0, live
     started = time.process_time()
@@ -80,7 +82,11 @@ def allocations_per_s(policy_name: str, servers: int, live: int, seconds: float)
         for _ in range(200):
             oldest = requests[(at - live) % len(requests)].lease_id
             cluster.apply(allocator.release(cluster, oldest, 1.0)[0])
-            cluster.apply(allocator.allocate(cluster, requests[at % len(requests)], policy, 1.0)[0])
+            cluster.apply(
+                allocator.allocate(cluster, requests[at % len(requests)], SchedulingPass(policy, fifo, 1.0))[
+                    0
+                ]
+            )
             at += 1
         done += 200
     allocator.check(cluster)

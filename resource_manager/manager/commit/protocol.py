@@ -25,7 +25,7 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.name_lookup import name_in
-from resource_manager.core.refusal import RecoveryWindow, Refusal, no_servers, recovering
+from resource_manager.core.refusal import Refusal, no_servers, recovering
 from resource_manager.errors import (
     InvalidRequestError,
     LockedError,
@@ -44,8 +44,7 @@ from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.commit.rules import RuleBook
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.decayed_use import with_use
-from resource_manager.scheduling.policies import Policy, nothing_fits
-from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage import Store
 from resource_manager.storage.locks import Lock, Meanwhile, nothing
 from resource_manager.storage.once import Once
@@ -98,22 +97,28 @@ class Transactions:
 
     # ---- used by steps ----
 
-    def usual_policy(self, cluster: ClusterState) -> Policy:
-        """Return the placement policy of the state's settings."""
-        return self._rules.of(cluster).policy
+    def deciding(self, cluster: ClusterState, now: float) -> SchedulingPass:
+        """Return the circumstances of a decision now; nothing is granted while this process knows why not."""
+        suspended = self.distrusted
+        if self._recovery.suspends_grants:
+            suspended = self._in_recovery(cluster, now) or suspended
+        return self._rules.of(cluster).at(now, suspended)
 
-    def policy(self, cluster: ClusterState) -> Policy:
-        """Return the same policy, by which nothing fits in a recovery window or on a distrusted state."""
-        is_suspended = self._recovery.suspends_grants or self.distrusted is not None
-        return nothing_fits if is_suspended else self.usual_policy(cluster)
+    def explaining(self, cluster: ClusterState, now: float) -> SchedulingPass:
+        """Return the circumstances for a reader, who also learns of a window that no decision has met yet.
 
-    def order(self, cluster: ClusterState) -> QueueDiscipline:
-        """Return the order of the queue, by the state's settings."""
-        return self._rules.of(cluster).order
+        Another reason is that the cluster has no servers.
+        """
+        suspended = self._in_recovery(cluster, now) or self.misconfigured(cluster)
+        return self._rules.of(cluster).at(now, suspended)
 
-    def rules(self, cluster: ClusterState) -> tuple[Policy, QueueDiscipline]:
-        """Return `policy` and `order`."""
-        return self.policy(cluster), self.order(cluster)
+    def resuming(self, cluster: ClusterState, now: float) -> SchedulingPass:
+        """Return the circumstances once grants resume, for an outlook on what starts then."""
+        return self._rules.of(cluster).at(now + max(self._recovery.remaining_s(now), 0.0))
+
+    def _in_recovery(self, cluster: ClusterState, now: float) -> Refusal | None:
+        window = self._recovery.window(cluster, now)
+        return None if window is None else recovering(window)
 
     def misconfigured(self, cluster: ClusterState) -> Refusal | None:
         """Return why this process can grant nothing in that state; None if it can."""
@@ -121,24 +126,11 @@ class Transactions:
             return self.distrusted
         return self._rules.of(cluster).refusal if cluster.nodes else no_servers()
 
-    def resumes_in_s(self, now: float) -> float:
-        """Return the seconds until grants resume in a recovery window; 0 or less if not paused."""
-        return self._recovery.remaining_s(now)
-
-    def recovery_window(self, cluster: ClusterState, now: float) -> RecoveryWindow | None:
-        """Return the recovery window that is open; None if there is none."""
-        return self._recovery.window(cluster, now)
-
-    def suspension(self, cluster: ClusterState, now: float) -> Refusal | None:
-        """Return why nothing is granted to anybody now: a recovery window, or a wrong configuration."""
-        window = self.recovery_window(cluster, now)
-        return self.misconfigured(cluster) if window is None else recovering(window)
-
     def with_dispatch(self, cluster: ClusterState, changes: Sequence[Change], now: float) -> list[Change]:
         """Return the changes and the grants to pending requests that they allow; none for no changes."""
         if not changes:  # what time alone allows is nobody's doing
             return []
-        return allocator.with_dispatch(cluster, changes, *self.rules(cluster), now)
+        return allocator.with_dispatch(cluster, changes, self.deciding(cluster, now))
 
     # ---- changing and reading ----
 
@@ -475,7 +467,7 @@ class _Expirations(Operation[None]):
     def __init__(self, transactions: Transactions) -> None:
         super().__init__(
             lambda cluster, now: allocator.with_dispatch(
-                cluster, self.due, *transactions.rules(cluster), now
+                cluster, self.due, transactions.deciding(cluster, now)
             ),
             lambda cluster, now: None,
             by="",

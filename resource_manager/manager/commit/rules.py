@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.refusal import Refusal, misconfigured
 from resource_manager.errors import PolicyError
-from resource_manager.scheduling.policies import Policy, get_policy, nothing_fits
+from resource_manager.scheduling.policies import Policy, get_policy
+from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.scheduling.queue_order import QueueDiscipline, get_order, priority
+from resource_manager.scheduling.scheduling_pass import Limits, SchedulingPass
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Policy and order of a cluster; with `refusal` this process lacks one of them and grants nothing."""
+    """Policy, order and limits of a cluster; with `refusal` this process lacks one and grants nothing."""
 
     policy: Policy
     order: QueueDiscipline
+    limits: Limits
     refusal: Refusal | None = None
+
+    def at(self, now: float, suspended: Refusal | None = None) -> SchedulingPass:
+        """Return the circumstances of a decision at that time."""
+        return SchedulingPass(self.policy, self.order, now, suspended or self.refusal, self.limits)
 
 
 class RuleBook:
@@ -42,7 +49,7 @@ class RuleBook:
 
     def _look_up(self, settings: ClusterSettings) -> Rules:
         refusal = None
-        policy: Policy = nothing_fits
+        policy: Policy = first_fit
         order = priority
         try:
             order = get_order(settings.order)
@@ -50,12 +57,7 @@ class RuleBook:
         except PolicyError as error:
             package = settings.policy_package or "another version of this software"
             refusal = misconfigured(f"{error}: install {package} where process {_this_process()} runs")
-        order = replace(
-            order,
-            admission=price_admission(settings),
-            maintenance_guard_s=settings.maintenance_guard_s,
-        )
-        return Rules(policy, order, refusal)
+        return Rules(policy, order, Limits(price_admission(settings), settings.maintenance_guard_s), refusal)
 
 
 def price_admission(settings: ClusterSettings) -> PriceAdmission | None:

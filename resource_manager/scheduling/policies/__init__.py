@@ -37,14 +37,9 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def nothing_fits(cluster: ClusterState, request: Request) -> Placement | None:
-    """Return no placement: the policy while grants are suspended."""
-    return None
-
-
 def select_placement(cluster: ClusterState, request: Request, policy: Policy) -> Placement | None:
     """Return a placement on the preferred node if the request fits there, else the policy's choice."""
-    if request.preferred_node is not None and policy is not nothing_fits:
+    if request.preferred_node is not None:
         preferred = cluster.by_name.get(request.preferred_node)
         if preferred is not None and preferred.fits(request):
             return preferred.place(request)
@@ -91,7 +86,6 @@ __all__ = [
     "POLICIES",
     "Policy",
     "get_policy",
-    "nothing_fits",
     "package_of",
     "scores_of",
     "select_placement",

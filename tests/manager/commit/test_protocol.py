@@ -71,13 +71,13 @@ class Notes:
 def on(store: MemoryStore, lock_timeout_s: float = 20.0, observer: Notes | None = None) -> Transactions:
     """Transactions of a manager of one server with 8 GPUs."""
     made = Transactions(store, lock_timeout_s, observer=observer)
-    made.initialise(ClusterState(default_inventory(1, GPUS, 64)), ClusterSettings(order="fifo"))
+    made.initialise(ClusterState(default_inventory(1, GPUS, 64)).snapshot(), ClusterSettings(order="fifo"))
     return made
 
 
 def granting(state: Transactions, task_id: str, gpus: int = 1, ttl_s: float = 60.0) -> Step:
     request = Request(task_id, gpus=gpus, ttl_s=ttl_s)
-    return lambda cluster, now: allocator.allocate(cluster, request, state.policy(cluster), now)
+    return lambda cluster, now: allocator.allocate(cluster, request, state.deciding(cluster, now))
 
 
 def releasing(state: Transactions, task_id: str) -> Step:

@@ -25,7 +25,8 @@ from resource_manager.scheduling.policies.measured import Measure
 from resource_manager.scheduling.policies.random import random
 from resource_manager.scheduling.policies.scoring import Scored
 from resource_manager.scheduling.policies.weighted_fit import weighted_fit_for
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.queue_order import fifo, get_order
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 NODES = (
     Node("a", 1, {"cpus": 16}, tuple(Gpu(i, "T4") for i in range(2))),
@@ -98,7 +99,9 @@ def play(cluster: ClusterState, policy: Policy, script: list[tuple[str, object]]
         changes: list[Change] = []
         if what == "ask":
             assert isinstance(argument, Request)
-            changes = allocator.allocate(cluster, named(argument, f"t{number}"), policy, float(number))
+            changes = allocator.allocate(
+                cluster, named(argument, f"t{number}"), SchedulingPass(policy, fifo, float(number))
+            )
             chosen.append(changes[0].lease.placement if changes else None)  # type: ignore[union-attr]
         elif what == "end":
             assert isinstance(argument, int)
@@ -112,7 +115,9 @@ def play(cluster: ClusterState, policy: Policy, script: list[tuple[str, object]]
         elif what == "try":
             assert isinstance(argument, Request)
             with cluster.trial():
-                for change in allocator.allocate(cluster, named(argument, f"t{number}"), policy, 0.0):
+                for change in allocator.allocate(
+                    cluster, named(argument, f"t{number}"), SchedulingPass(policy, fifo, 0.0)
+                ):
                     cluster.apply(change)
                 again = policy(cluster, argument)
             chosen += [again, policy(cluster, argument)]
@@ -226,7 +231,9 @@ def test_scores_follow_the_undoing_of_a_trial() -> None:
     first = policy(cluster, request)
     with cluster.trial():
         for number in range(4):
-            for change in allocator.allocate(cluster, named(request, f"y{number}"), policy, 0.0):
+            for change in allocator.allocate(
+                cluster, named(request, f"y{number}"), SchedulingPass(policy, fifo, 0.0)
+            ):
                 cluster.apply(change)
     assert policy(cluster, request) == first
 
@@ -277,7 +284,9 @@ def test_fgd_packs_gpu_fractions_to_keep_whole_gpus_free() -> None:
     cluster = ClusterState(NODES[:1])
     policy = fgd_for(Fragmentation({TaskClass(1, 1000, 1, ()): 1, TaskClass(1, 300, 1, ()): 1}))
     for number in range(3):
-        for change in allocator.allocate(cluster, Request(f"t{number}", 1, 300, {"cpus": 1}), policy, 0.0):
+        for change in allocator.allocate(
+            cluster, Request(f"t{number}", 1, 300, {"cpus": 1}), SchedulingPass(policy, fifo, 0.0)
+        ):
             cluster.apply(change)
     assert [lease.placement.gpu_ids for lease in cluster.leases.values()] == [(0,)] * 3
 
@@ -300,7 +309,9 @@ def test_required_labels_are_kept_also_between_nodes_in_equal_states(name: str) 
     cluster = ClusterState(labelled)
     for number in (3, 1, 2, 0):
         request = Request(f"t{number}", 2, resources={"cpus": 1}, labels_required={"slot": f"twin{number}"})
-        [change] = allocator.allocate_in_order(cluster, [request], get_policy(name), get_order("fifo"), 0.0)
+        [change] = allocator.allocate_in_order(
+            cluster, [request], SchedulingPass(get_policy(name), get_order("fifo"), 0.0)
+        )
         assert isinstance(change, Granted)
         assert change.lease.placement.node == f"twin{number}"
         cluster.apply(change)
