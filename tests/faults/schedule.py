@@ -85,10 +85,9 @@ class Schedule:
     def wait_until(self, moment: float) -> None:
         """Sleeps, doing what is due on the way."""
         while True:
-            due = [item for item in self.later if item[0] <= time.monotonic()]
-            for item in due:
-                self.later.remove(item)
-                item[1]()
+            while due := [item for item in self.later if item[0] <= time.monotonic()]:
+                self.later.remove(due[0])
+                due[0][1]()  # it may wait, and do others of them
             self.crew.tend()
             if time.monotonic() >= moment:
                 return
@@ -155,7 +154,10 @@ class Schedule:
         self.after(self.rng.uniform(1.0, 2.0) * TTL_S, self.crew.upgrade)
 
     def insist(self, step: Callable[[GPUResourceManager], object]) -> None:
-        """Does what an operator repeats while the store does not answer."""
+        """Does what an operator repeats while the store does not answer; faults end meanwhile.
+
+        Else a process that was stopped in its transaction kept the file of SQLite locked for good.
+        """
         deadline = time.monotonic() + 60.0
         while True:
             try:
@@ -165,6 +167,7 @@ class Schedule:
             except (StoreUnavailableError, LockTimeoutError):
                 if time.monotonic() > deadline:
                     raise
+                self.wait_until(time.monotonic())
 
     # ---- the way to Redis ----
 
