@@ -29,6 +29,10 @@ from resource_manager.scheduling.scheduling_pass import SchedulingPass
 MAX_RESERVATIONS = 32
 """Maximum number of requests with a reservation; those behind them hold back what they could use."""
 
+MAX_SWEPT = 1000
+"""Maximum number of nodes at which the reservations of gangs look, beyond the first. Each looks at all nodes
+that it could use, in every pass: a few dozen gangs on hundreds of nodes would take a tenth of a second."""
+
 
 @dataclass(slots=True)
 class _Hold:
@@ -52,8 +56,8 @@ class Reservations:
 
     An unknown runtime is infinite, and before a maintenance window as the limits say: none of those that
     start cross one. A lease past its expected end is assumed to end at any moment. A request whose start is
-    unknown, or that comes after `MAX_RESERVATIONS`, may start at any moment: on each node that it could use,
-    it holds back the GPUs of its kind and its amounts.
+    unknown, or that is one too many, may start at any moment: on each node that it could use, it holds back
+    the GPUs of its kind and its amounts.
 
     Nothing is freed while a pass goes on, so what cannot start once cannot start later in it.
     """
@@ -71,6 +75,11 @@ class Reservations:
         self._leases = LeaseTimelines.of(cluster)
         self._waiting: list[Request] = []
         self._count = 0
+        self._swept = 0
+        """The nodes at which reservations of gangs have looked."""
+        self._gangs_ahead = 0
+        self._to_sweep = 0
+        """Those at which reservations for all gangs put ahead would look."""
         self._planned: dict[int, list[Reservation]] = {}
         """What is reserved, by position of the node."""
         self._timelines: dict[int, tuple[Timeline, Timeline]] = {}
@@ -96,12 +105,20 @@ class Reservations:
     def put_ahead(self, request: Request) -> None:
         """Put a request that does not start ahead of those that are asked about next."""
         self._waiting.append(request)
-        self._common_mask &= self._prospects.usable(request) if request.gpus else 0
+        usable = self._prospects.usable(request)
+        self._common_mask &= usable if request.gpus else 0
+        if request.nodes != 1:
+            self._gangs_ahead += 1
+            self._to_sweep += usable.bit_count()
 
     def is_over(self) -> bool:
         """Return True if it is known that no pending request behind those put ahead can start now."""
         shapes = self._cluster.pending.shapes
-        is_full = len(self._waiting) + self._count > MAX_RESERVATIONS or bool(self._holds)
+        is_full = (
+            len(self._waiting) + self._count > MAX_RESERVATIONS
+            or (self._gangs_ahead > 1 and self._to_sweep > MAX_SWEPT)
+            or bool(self._holds)
+        )
         if self._startable is None and (is_full or len(shapes) <= MAX_RESERVATIONS):
             self._startable = {
                 shape: request
@@ -159,12 +176,20 @@ class Reservations:
             is_new = is_new or bool(amount)
         return is_new
 
+    def is_one_too_many(self, request: Request) -> bool:
+        """Return True if the request gets no reservation: those before it have all that a pass makes."""
+        if self._count == MAX_RESERVATIONS:
+            return True
+        if request.nodes == 1 or not self._swept:
+            return False
+        return self._swept + self._prospects.usable(request).bit_count() > MAX_SWEPT
+
     def reserve(self, request: Request) -> float | None:
         """Reserve the earliest start that delays no earlier reservation, on nodes of which nothing is held.
 
-        Returns it, or None if none is known or `MAX_RESERVATIONS` is reached.
+        Returns it, or None if none is known or the request is one too many.
         """
-        if self._count == MAX_RESERVATIONS:
+        if self.is_one_too_many(request):
             return None
         if request.nodes != 1:
             return self._reserve_gang(request)
@@ -258,6 +283,7 @@ class Reservations:
 
     def _reserve_gang(self, request: Request) -> float | None:
         """Reserve nodes for all members at the first time at which they are free together for the runtime."""
+        self._swept += self._prospects.usable(request).bit_count()
         before, runtime_s = self._as_before(request), self._leases.runtime_s(request)
         if before is not None and self._dirty is not None:
             self._dirty.add(before.position)

@@ -30,7 +30,7 @@ from resource_manager.core.refusal import (
     silence_of,
 )
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.backfill import MAX_RESERVATIONS, Reservations
+from resource_manager.scheduling.backfill import Reservations
 from resource_manager.scheduling.gang_refusals import free_now, never_fits, no_capacity
 from resource_manager.scheduling.gangs import Prospects, fitting_node
 from resource_manager.scheduling.maintenance import closed_for, place_now
@@ -117,8 +117,8 @@ class _Reasons:
         self._looked_at = 0
         """How many of them have a reservation, or hold back what they could use."""
         self._reserved: list[Request] = []
-        self._holding: list[tuple[int, Request, bool]] = []
-        """Position and request of those that hold something back; True if that is for their number."""
+        self._holding: list[tuple[int, Request, int]] = []
+        """Position and request of those that hold something back; how many have all places in time, or 0."""
         self._nodes: dict[tuple[object, ...], NodeState | None] = {}
         self._no_capacity: dict[tuple[object, ...], Refusal] = {}
 
@@ -224,19 +224,20 @@ class _Reasons:
         if self._reservations is None:
             self._reservations = Reservations(self._cluster, self._current)
         for position, ahead in self._waiting[self._looked_at :]:
+            too_late_for = len(self._reserved) if self._reservations.is_one_too_many(ahead) else 0
             if self._reservations.reserve(ahead) is not None:
                 self._reserved.append(ahead)
             else:
                 self._reservations.hold_back(ahead)
-                self._holding.append((position, ahead, len(self._reserved) == MAX_RESERVATIONS))
+                self._holding.append((position, ahead, too_late_for))
         self._looked_at = len(self._waiting)
         members = place_now(self._cluster, request, self._current)
         if members is not None and self._reservations.without_delay(request, members):
             return AT_THE_NEXT_PASS
         usable = Prospects.of(self._cluster).usable
-        for position, ahead, is_one_too_many in self._holding:
+        for position, ahead, too_late_for in self._holding:
             if usable(ahead) >> node.index & 1:
-                return self._no_place(position, ahead, is_one_too_many=is_one_too_many)
+                return self._no_place(position, ahead, too_late_for)
         delayed = (each for each in self._waiting if usable(each[1]) >> node.index & 1)
         assert self._ahead is not None
         detail = f"starting now could delay {self._who(*next(delayed, self._ahead))}"
@@ -246,11 +247,11 @@ class _Reasons:
                 return f"{detail}, because its runtime is unknown: state expected_runtime"
         return detail
 
-    def _no_place(self, position: int, ahead: Request, *, is_one_too_many: bool) -> str:
+    def _no_place(self, position: int, ahead: Request, too_late_for: int) -> str:
         """Say why a request ahead has no reservation, so that nothing overtakes it where it could start."""
         who = self._who(position, ahead)
-        if is_one_too_many:
-            return f"nothing overtakes {who}: only the {MAX_RESERVATIONS} before it have a place in time"
+        if too_late_for:
+            return f"nothing overtakes {who}: only {too_late_for} before it have a place in time"
         leased = [lease.request for lease in leases_in_the_way(self._cluster, ahead)]
         unknown = (
             one for one in (*leased, *self._reserved) if self._cluster.runtimes.runtime_of(one) is None

@@ -231,7 +231,7 @@ def test_only_so_many_get_a_place_in_time() -> None:
         cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=5.0), 2.0, number, 2.0))
     assert reason(cluster, Request("t", 2, expected_runtime_s=1.0), order)[1] == (
         f"4 GPUs are free on s1; nothing overtakes w{MAX_RESERVATIONS - 1} c274 (position "
-        f"{MAX_RESERVATIONS + 1}, needs 8): only the {MAX_RESERVATIONS} before it have a place in time"
+        f"{MAX_RESERVATIONS + 1}, needs 8): only {MAX_RESERVATIONS} before it have a place in time"
     )
 
 

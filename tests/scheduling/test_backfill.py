@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from resource_manager.core.changes import Drained, Granted, InventoryChanged, Queued, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
-from resource_manager.scheduling import allocator
+from resource_manager.scheduling import allocator, backfill
 from resource_manager.scheduling.backfill import MAX_RESERVATIONS, Reservations
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import fifo, get_order
@@ -181,6 +181,45 @@ def test_only_so_many_requests_get_a_reservation() -> None:
     for number in range(MAX_RESERVATIONS):
         assert planned.reserve(ask(f"t{number}", 1, 10.0)) == 10.0 * number
     assert planned.reserve(ask("one too many", 1, 10.0)) is None
+
+
+def test_the_reservations_of_gangs_look_at_so_many_nodes_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dozens of gangs on hundreds of nodes took a tenth of a second in each pass, and with it each call."""
+    monkeypatch.setattr(backfill, "MAX_SWEPT", 9)
+    cluster = ClusterState([replace(each, address=each.name) for each in nodes("abcd", 1)])
+    planned = Reservations(cluster, at(0.0))
+    assert [planned.reserve(ask(f"g{number}", 1, 10.0, nodes=4)) for number in range(3)] == [0.0, 10.0, None]
+    assert planned.is_one_too_many(ask("g", 1, 10.0, nodes=4))
+    assert planned.reserve(ask("one", 1, 10.0)) == 20.0
+    monkeypatch.setattr(backfill, "MAX_SWEPT", 3)
+    assert Reservations(cluster, at(0.0)).reserve(ask("first", 1, 10.0, nodes=4)) == 0.0
+
+
+@pytest.mark.parametrize("swept", [1, 8, 20])
+def test_where_a_pass_ends_early_nothing_behind_could_start(
+    swept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backfill, "MAX_SWEPT", swept)
+    for seed in range(40):
+        draw = random.Random(seed)
+        cluster = ClusterState([replace(each, address=each.name) for each in nodes("abcde", 4)])
+        for number, name in enumerate("abcde"):
+            gpus = draw.randint(1, 4)
+            held = ask(f"held{number}", gpus, draw.choice((None, 20.0, 40.0)))
+            hold(cluster, held, name, *range(gpus))
+        for number in range(14):
+            count = draw.choice((1, 2, 3, 5))
+            place = draw.choice("abcde") if count == 1 and draw.random() < 0.3 else None
+            runtime_s = draw.choice((None, 5.0, 15.0, 60.0))
+            request = ask(f"w{number}", draw.randint(1, 4), runtime_s, nodes=count, required_node=place)
+            cluster.apply(Queued(request, 0.0, cluster.sequence + 1, 0.0))
+        now = SchedulingPass(first_fit, get_order("fifo+backfill"), 0.0)
+        found = allocator.schedule_pending(cluster, now)
+        with monkeypatch.context() as whole:
+            whole.setattr(Reservations, "is_over", lambda self: False)
+            whole.setattr(Reservations, "may_start", lambda self, request: True)
+            fresh = ClusterState.from_snapshot(cluster.snapshot())
+            assert allocator.schedule_pending(fresh, now) == found, seed
 
 
 def starts(cluster: ClusterState, waiting: Iterable[Request], now: float) -> dict[str, float]:
