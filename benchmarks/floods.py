@@ -32,6 +32,7 @@ from resource_manager.rest.tokens import Role
 SERVERS = 200
 CONNECTIONS = 24
 GANGS = 800
+IN_VAIN = 500
 LEASES = 300
 WARM_UP_S = 1.0
 CALLS = ("renew", "release", "allocate")
@@ -47,6 +48,8 @@ class Attack:
     call: Callable[[httpx.Client, int], httpx.Response]
     gangs: int = 0
     """Gangs that wait in the queue."""
+    in_vain: int = 0
+    """Requests in the queue that would preempt, each of another kind, and find nobody whom they may."""
 
 
 def a_batch(http: httpx.Client, number: int) -> httpx.Response:
@@ -65,6 +68,11 @@ def an_explanation(http: httpx.Client, number: int) -> httpx.Response:
     return http.get("/api/explain?required_gpus=8&required_cpus=1")
 
 
+def one_more_in_vain(http: httpx.Client, number: int) -> httpx.Response:
+    http.post("/api/submit", json=in_vain(f"eve-{number}", number))
+    return http.post("/api/cancel", json={"task_id": f"eve-{number}"})
+
+
 def all_leases(http: httpx.Client, number: int) -> httpx.Response:
     return http.get("/api/leases?limit=1000")
 
@@ -75,6 +83,13 @@ ATTACKS = (
     Attack(f"the queue of {GANGS} gangs, 16 readers", Role.READER, 16, the_queue, GANGS),
     Attack(f"explain beside {GANGS} gangs, 16 readers", Role.READER, 16, an_explanation, GANGS),
     Attack("all leases, 16 readers", Role.READER, 16, all_leases),
+    Attack(
+        f"submit and cancel beside {IN_VAIN} in vain, {CONNECTIONS} connections",
+        Role.USER,
+        CONNECTIONS,
+        one_more_in_vain,
+        in_vain=IN_VAIN,
+    ),
 )
 
 
@@ -224,6 +239,28 @@ def queue_gangs(http: httpx.Client, count: int) -> None:
         http.post("/api/submit", json=body).raise_for_status()
 
 
+def in_vain(task_id: str, number: int) -> dict[str, Any]:
+    """Return a request for a whole server, which has a lease that is inside its team's guarantee."""
+    body = {"task_id": task_id, "required_gpus": 8, "required_cpus": 1 + number // SERVERS}
+    return body | {"server": number % SERVERS, "team": "owed"}
+
+
+def hold(root: httpx.Client) -> None:
+    """Hold six GPUs of each server for a team inside its guarantee; another is owed the rest."""
+    teams = {"held": {"guaranteed": 6 * SERVERS}, "owed": {"guaranteed": 2 * SERVERS}}
+    rules = {"preemption": True, "min_runtime": 0, "preemption_delay": 0, "teams": teams}
+    root.put("/api/cluster", json={"sections": rules}).raise_for_status()
+    held = {"task_id": "held", "required_gpus": 6, "required_cpus": 8, "nodes": SERVERS, "team": "held"}
+    root.post("/api/allocate", json={**held, "expected_runtime": 7200}).raise_for_status()
+
+
+def fill_queue(root: httpx.Client, attack: Attack, most: int = IN_VAIN + GANGS) -> None:
+    """Queue what the attack needs, or at most so many of each."""
+    queue_gangs(root, min(attack.gangs, most))
+    for number in range(min(attack.in_vain, most)):
+        root.post("/api/submit", json=in_vain(f"vain-{number}", number)).raise_for_status()
+
+
 def quantile(taken: list[float], part: float) -> float:
     """Return the quantile in milliseconds."""
     return 1000 * sorted(taken)[min(int(part * len(taken)), len(taken) - 1)]
@@ -234,10 +271,9 @@ def row(attack: Attack, seconds: float) -> str:
     with ExitStack() as stack:
         service = Service(Path(stack.enter_context(tempfile.TemporaryDirectory())), stack)
         with service.client("root-2", Role.OPERATOR) as root, service.client("ada", Role.USER) as ada:
-            held = {"task_id": "held", "required_gpus": 6, "required_cpus": 8, "nodes": SERVERS}
-            root.post("/api/allocate", json={**held, "expected_runtime": 7200}).raise_for_status()
+            hold(root)
             leases = lease(ada, LEASES)
-            queue_gangs(root, attack.gangs)
+            fill_queue(root, attack)
             with service.attacked(attack):
                 taken = measure(ada, leases, seconds)
     figures = [f"{quantile(taken[call], part):.0f}" for call in CALLS for part in (0.5, 0.99)]

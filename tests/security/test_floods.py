@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from benchmarks.floods import ATTACKS, CALLS, Service, lease, measure, quantile, queue_gangs
+from benchmarks.floods import ATTACKS, CALLS, Service, fill_queue, hold, lease, measure, quantile
 from resource_manager import GPUResourceManager, MemoryStore, Refusal, Settings
 from resource_manager.core.cluster import ClusterState
 from resource_manager.manager import queue_view
@@ -46,10 +46,9 @@ def test_a_flood_of_one_caller_delays_no_call_of_another(attack: Any) -> None:
         service = Service(folder, stack)
         root = stack.enter_context(service.client("root-2", Role.OPERATOR))
         ada = stack.enter_context(service.client("ada", Role.USER, timeout_s=20.0))
-        held = {"task_id": "held", "required_gpus": 6, "required_cpus": 8, "nodes": 200}
-        root.post("/api/allocate", json={**held, "expected_runtime": 7200}).raise_for_status()
+        hold(root)
         leases = lease(ada, 100)
-        queue_gangs(root, min(attack.gangs, 200))
+        fill_queue(root, attack, most=200)
         with service.attacked(attack):
             taken = measure(ada, leases, 5.0)
             began = time.monotonic()
