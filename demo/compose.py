@@ -2,7 +2,7 @@
 
 It needs a Docker engine with Compose. It uses a separate project, ports and secrets, and removes all of them
 at the end. `--store postgresql` keeps the manager's state in PostgreSQL, which is killed too, and the manager
-must work without Redis afterwards. `--sentinel` adds a fail-over of Redis.
+must work without its Redis afterwards. `--sentinel` adds a fail-over of Redis.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Compose:
         ports = dict(zip(("AIRFLOW_PORT", "GPU_MANAGER_PORT"), free_ports(2), strict=True))
         self.values = {
             "REDIS_PASSWORD": self._redis_password,
+            "BROKER_PASSWORD": secrets.token_hex(16),
             "POSTGRES_PASSWORD": secrets.token_hex(16),
             "AIRFLOW_ADMIN_PASSWORD": password,
             "AIRFLOW_JWT_SECRET": secrets.token_hex(32),
@@ -128,7 +129,7 @@ class Compose:
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Call the manager's service with the operator's token; return the JSON answer."""
-        token = self.run("exec", "-T", "gpu-manager", "cat", "auth/operator.token").strip()
+        token = self.run("exec", "-T", "gpu-manager", "cat", "tokens/operator.token").strip()
         answer = httpx.request(
             method,
             f"{self._service_url}{path}",
@@ -196,7 +197,7 @@ def check(stack: Compose) -> None:
 
 
 def check_without_redis(stack: Compose) -> None:
-    """Stop Redis, which only Celery needs: the service must grant and release."""
+    """Stop the manager's Redis: the service must grant and release without it."""
     stack.run("stop", "redis")
     payload = {"task_id": "without-redis", "required_gpus": 2, "required_cpus": 2}
     lease = stack.call("POST", "/api/allocate", payload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import stat
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 from flask.testing import FlaskClient
 
@@ -22,6 +24,7 @@ from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role, TokenFile
 
+ROOT = Path(__file__).parents[2]
 SECRET = "hunter2"  # pragma: allowlist secret
 URLS = (
     f"redis://:{SECRET}@127.0.0.1:1/0",
@@ -178,3 +181,17 @@ def test_a_known_fencing_token_gives_no_right_to_the_lease(as_role: Callable[...
         known = {"task_id": "t", "fencing_token": lease["fencing_token"]}
         assert bob.post(path, json=known).status_code == 403
     assert as_role(None).get("/api/leases").status_code == 401
+
+
+def test_compose_gives_no_dag_a_secret_of_the_manager() -> None:
+    """A DAG reads what its worker has: an operator's token and the store's password were among that."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    with_store = {name for name, service in services.items() if "REDIS_PASSWORD" in json.dumps(service)}
+    sentinels = {"sentinel-1", "sentinel-2", "sentinel-3"}
+    assert with_store == {"redis", "redis-replica", "gpu-cluster", "gpu-manager", *sentinels}
+    with_tokens = {name for name, service in services.items() if "gpu-tokens:" in json.dumps(service)}
+    assert with_tokens == {"airflow-init", "gpu-manager", "gpu-connection", "prometheus"}
+    assert "tokens/user.token" in json.dumps(services["gpu-connection"])
+    of_airflow = {name for name in services if "AIRFLOW__CORE__EXECUTOR" in json.dumps(services[name])}
+    assert of_airflow >= {"airflow-worker", "airflow-triggerer", "airflow-apiserver"}
+    assert not of_airflow & with_store
