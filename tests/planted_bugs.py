@@ -300,7 +300,7 @@ BUGS += [
     *of_python(
         "jobs/launchers/directory_job",
         OF_ENDING,
-        (' and not _exists(told):', ":"),
+        (' and not exists(told):', ":"),
         ("if kill_at is not None and time.time() >= kill_at:", "if kill_at is not None:"),
         ('f"{grace_s:g}\\n"', '"0\\n"'),
     ),
@@ -464,13 +464,13 @@ BUGS += [
         "jobs/launchers/directory_job",
         ("tests/jobs/launchers/test_places.py",),
         ('if place["machine"] != here:', "if False:"),
-        ('if _text(mark) != place["mark"]:', "if False:"),
+        ('if text_of(mark) != place["mark"]:', "if False:"),
         ("elif os.stat(mark).st_uid == os.geteuid():", "else:"),
     ),
     *of_python(
         "jobs/launchers/directory_job",
         OF_ENDED_JOBS,
-        ("if not _exists(_tombstone(root, key)):", "if True:"),
+        ("if not exists(tombstone_of(root, key)):", "if True:"),
         ("if ttl_s and time.monotonic() - silent_since >= ttl_s:", "if False:"),
         ("if _is_told_to_end(woken, ttl_s / 20 if ttl_s else None):", "if False:"),
     ),
@@ -582,7 +582,7 @@ BUGS += [
         OF_SEARCHES,
         ("if key in marked or not _is_free(", "if not _is_free("),
         ('if user not in ("", _user()):', "if False:"),
-        ('if not _exists(os.path.join(folder, "mark")):', "if False:"),
+        ('if not exists(os.path.join(folder, "mark")):', "if False:"),
     ),
     *of_python(
         "manager/state_marks",

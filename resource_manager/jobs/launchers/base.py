@@ -63,6 +63,25 @@ class Output(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """What a job asks Slurm for: GPUs, CPUs and MiB a node, its longest time, and sbatch's own options.
+
+    `grace_s` is the time between SIGTERM and the end at the time limit. `about` is kept for those who list
+    the jobs.
+    """
+
+    gpus: int = 0
+    gpu_type: str = ""
+    nodes: int = 1
+    cpus: float = 1
+    memory_mib: int = 0
+    time_s: float | None = None
+    grace_s: float = 60.0
+    options: Mapping[str, str] | None = None
+    about: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """Job of one lease; `key` (see `job_key`) names it on every machine.
 
@@ -70,7 +89,7 @@ class Job:
     `gpu_uuids` where they are known, else by `gpu_ids`. `gpu_memory_mib` is the memory it may use of each
     GPU, 0 if unknown. `container` has further options for a container, by the names of Docker's
     `create_host_config`. `files` are texts by the variable that gets the path of a file with the
-    text; `port` is one that the job will listen on, 0 if none.
+    text; `port` is one that the job will listen on, 0 if none. `batch` is what Slurm is asked for.
     """
 
     key: str
@@ -87,6 +106,7 @@ class Job:
     container: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
+    batch: BatchRequest | None = None
 
 
 class Launcher(Protocol):

@@ -29,7 +29,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, BinaryIO
 
@@ -97,16 +97,19 @@ def machine() -> str:
         return socket.gethostname()
 
 
-def verify(key: str, place: Mapping[str, str]) -> None:
-    """Raise `ElsewhereError` unless the job's place, as `prepare` returns it, is this machine and folder."""
-    here, reason = machine(), ""
+def verify(key: str, place: Mapping[str, str], here: str = "") -> None:
+    """Raise `ElsewhereError` unless the job's place, as `prepare` returns it, is this machine and folder.
+
+    `here` is what stands for the machine where several share the folder.
+    """
+    here, reason = here or machine(), ""
     there, asked = (name.partition("/")[0] for name in (place["machine"], here))
     if place["machine"] != here:
         reason = ", another machine of that name" if there == asked else ""
     else:
         mark = os.path.join(place["folder"], "mark")
         try:
-            if _text(mark) != place["mark"]:
+            if text_of(mark) != place["mark"]:
                 reason = ", where that folder is another one"
             elif os.stat(mark).st_uid == os.geteuid():
                 return
@@ -126,11 +129,11 @@ def prepare(root: str, key: str, port: int = 0) -> dict[str, Any]:
     "mark" and "user". Raises `OSError`, or `RefusedError` for a job that was stopped.
     """
     _refuse_ended(root, key)
-    directory = _directory(root, key)
+    directory = directory_of(root, key)
     folder = os.path.dirname(directory)
     for path in (directory, _folder(root, ENDED)):
         os.makedirs(path, mode=0o700, exist_ok=True)
-    _write(os.path.join(directory, "prepared"), "1\n")
+    write_file(os.path.join(directory, "prepared"), "1\n")
     if port:
         with closing(socket.socket()) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections take no port
@@ -139,7 +142,9 @@ def prepare(root: str, key: str, port: int = 0) -> dict[str, Any]:
             except OSError as error:
                 raise OSError(f"port {port} cannot be bound: {error.strerror}") from error
     return {
-        "running": [name for name in _jobs(root) if name != key and status(root, name)["state"] == "running"],
+        "running": [
+            name for name in jobs_in(root) if name != key and status(root, name)["state"] == "running"
+        ],
         "machine": machine(),
         "folder": folder,
         "mark": _mark(folder),
@@ -160,7 +165,7 @@ def start(
     Each of the variables in `files` has the path of a file with the text given there. Raises
     `NotStartedError` if no process of the job runs; after any other error it is unknown.
     """
-    directory = _directory(root, key)
+    directory = directory_of(root, key)
     _refuse_ended(root, key)
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -169,7 +174,7 @@ def start(
                 return
             started = _spawn(root, key, lock, command, environment, working_dir, files or {})
     except OSError as error:
-        if _exists(os.path.join(directory, "lock")):
+        if exists(os.path.join(directory, "lock")):
             raise
         _refuse_ended(root, key)  # another process has just stopped the job
         raise NotStartedError(str(error)) from error
@@ -190,14 +195,14 @@ def _spawn(
     files: Mapping[str, str],
 ) -> subprocess.CompletedProcess[bytes]:
     """Start the job's shells, with the lock; raises `NotStartedError` if there are none."""
-    directory, own = _directory(root, key), _own_directory(root, key)
+    directory, own = directory_of(root, key), own_directory_of(root, key)
     paths = {variable: os.path.join(directory, variable.lower()) for variable in files}
     try:
         os.makedirs(own, mode=0o700, exist_ok=True)
         for variable, path in paths.items():
-            _write(path, files[variable])
+            write_file(path, files[variable])
         return subprocess.run(
-            ["/bin/sh", "-c", WRAPPER, "sh", _tombstone(root, key), *command],
+            ["/bin/sh", "-c", WRAPPER, "sh", tombstone_of(root, key), *command],
             cwd=directory,
             env={
                 **os.environ,
@@ -243,10 +248,10 @@ def attend(
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGHUP)  # PR_SET_PDEATHSIG
     terminal = next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
-    directory = _directory(root, key)
+    directory = directory_of(root, key)
     _refuse_ended(root, key)
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    _write(os.path.join(directory, SIGN), "")
+    write_file(os.path.join(directory, SIGN), "")
     with _lock_of_unstarted(directory) as lock:
         if lock is None:
             raise RuntimeError(f"job {key} was started before")
@@ -255,8 +260,8 @@ def attend(
 
         def own_group() -> None:
             os.setpgid(0, 0)
-            _write(os.path.join(directory, "group"), str(os.getpid()))
-            if _exists(_tombstone(root, key)):
+            write_file(os.path.join(directory, "group"), str(os.getpid()))
+            if exists(tombstone_of(root, key)):
                 os._exit(ENDED_CODE)
             if terminal is not None:
                 os.tcsetpgrp(terminal, os.getpid())
@@ -285,11 +290,11 @@ def attend(
         with suppress(OSError):  # the terminal is gone
             os.tcsetpgrp(terminal, os.getpgrp())
     terminate(root, key)
-    if _exists(_tombstone(root, key)):
+    if exists(tombstone_of(root, key)):
         shutil.rmtree(directory, ignore_errors=True)  # it may have been made after `stop`
     else:
         with suppress(OSError):  # another process has just stopped the job
-            _write(os.path.join(directory, "exit_code"), str(code))
+            write_file(os.path.join(directory, "exit_code"), str(code))
     return code
 
 
@@ -298,7 +303,7 @@ def _wait(process: int, woken: int, sign_path: str, ttl_s: float) -> int:
 
     One that Ctrl-Z stopped goes on, since its lease would be idle.
     """
-    signed, silent_since = _modified_at(sign_path), time.monotonic()
+    signed, silent_since = modified_at(sign_path), time.monotonic()
     while True:
         found, status = os.waitpid(process, os.WNOHANG | os.WUNTRACED)
         if found and os.WIFSTOPPED(status):
@@ -307,8 +312,8 @@ def _wait(process: int, woken: int, sign_path: str, ttl_s: float) -> int:
             return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         if _is_told_to_end(woken, ttl_s / 20 if ttl_s else None):
             return ENDED_CODE
-        if _modified_at(sign_path) != signed:
-            signed, silent_since = _modified_at(sign_path), time.monotonic()
+        if modified_at(sign_path) != signed:
+            signed, silent_since = modified_at(sign_path), time.monotonic()
         if ttl_s and time.monotonic() - silent_since >= ttl_s:
             return ENDED_CODE
 
@@ -319,24 +324,32 @@ def _is_told_to_end(woken: int, timeout_s: float | None) -> bool:
     return bool(ready) and any(number in ENDING for number in os.read(woken, 4096))
 
 
+def folder_of(root: str, user: str = "") -> str:
+    """Return the folder of a root that was used by this user; raises `ElsewhereError`."""
+    folder = os.path.abspath(os.path.expanduser(root))
+    if user not in ("", _user()):
+        raise ElsewhereError(f"jobs of user {user} cannot be seen as {_user()}: ask as that user")
+    if not exists(os.path.join(folder, "mark")):
+        raise ElsewhereError(f"{machine().partition('/')[0]} has no jobs folder {folder}")
+    return folder
+
+
 def running(root: str, user: str = "") -> dict[str, Any]:
     """Return {"running": the jobs of this root of which a process is left}.
 
     Raises `ElsewhereError` where the root was never used, or this is not that user: nothing is known there.
     """
-    folder = os.path.abspath(os.path.expanduser(root))
-    if user not in ("", _user()):
-        raise ElsewhereError(f"jobs of user {user} cannot be seen as {_user()}: ask as that user")
-    if not _exists(os.path.join(folder, "mark")):
-        raise ElsewhereError(f"{machine().partition('/')[0]} has no jobs folder {folder}")
+    folder = folder_of(root, user)
     marked = _marked(folder)
-    return {"running": [key for key in _jobs(root) if key in marked or not _is_free(_directory(root, key))]}
+    return {
+        "running": [key for key in jobs_in(root) if key in marked or not _is_free(directory_of(root, key))]
+    }
 
 
 def sign(root: str, key: str) -> None:
     """Tell `attend` of the job, if it still runs, that its caller is there."""
     with suppress(FileNotFoundError):
-        os.utime(os.path.join(_directory(root, key), SIGN))
+        os.utime(os.path.join(directory_of(root, key), SIGN))
 
 
 def status(root: str, key: str) -> dict[str, Any]:
@@ -345,24 +358,24 @@ def status(root: str, key: str) -> dict[str, Any]:
     `ended_at`, and `checkpoint_at` of the last checkpoint or None, are in seconds since the epoch, by the
     server's clock. `preempted`: the job was told that its lease is taken.
     """
-    directory = _directory(root, key)
+    directory = directory_of(root, key)
     found: dict[str, Any] = {
         "state": "absent",
         "exit_code": None,
         "ended_at": None,
-        "checkpoint_at": _modified_at(os.path.join(_own_directory(root, key), CHECKPOINT)),
-        "preempted": _exists(_told(root, key)),
+        "checkpoint_at": modified_at(os.path.join(own_directory_of(root, key), CHECKPOINT)),
+        "preempted": exists(told_file_of(root, key)),
     }
-    if not _exists(directory):
+    if not exists(directory):
         return found
     gone = _is_free(directory)
-    exit_code = _number(directory, "exit_code")
+    exit_code = number_in(directory, "exit_code")
     if exit_code is None and not gone:
         return {**found, "state": "running"}
-    if exit_code is None and not _exists(os.path.join(directory, "group")):
+    if exit_code is None and not exists(os.path.join(directory, "group")):
         return found
     # A killed job writes no exit code.
-    ended_at = _modified_at(os.path.join(directory, "exit_code"))
+    ended_at = modified_at(os.path.join(directory, "exit_code"))
     return {**found, "state": "finished", "exit_code": exit_code, "ended_at": ended_at}
 
 
@@ -373,21 +386,28 @@ def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:
     buffers its output leaves half a line until its buffer is full again or it ends.
     """
     found = status(root, key)  # read before the log, so that all output of a job that has ended is there
+    return {**log_from(root, key, offset, found["state"] == "running"), "status": found}
+
+
+def log_from(
+    root: str, key: str, offset: int, is_running: bool, size: int = LOG_CHUNK_BYTES
+) -> dict[str, Any]:
+    """Return "text" and "offset" as `logs` does, of at most `size` bytes."""
     try:
-        with _open(os.path.join(_directory(root, key), "log")) as log:
+        with _open(os.path.join(directory_of(root, key), "log")) as log:
             log.seek(offset)
-            data = log.read(LOG_CHUNK_BYTES)
+            data = log.read(size)
     except FileNotFoundError:
-        return {"text": "", "offset": offset, "status": found}
+        return {"text": "", "offset": offset}
     whole = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]  # a progress bar ends its lines with \r
-    data = whole or (data if found["state"] != "running" or len(data) == LOG_CHUNK_BYTES else b"")
-    return {"text": data.decode("utf-8", "replace"), "offset": offset + len(data), "status": found}
+    data = whole or (data if not is_running or len(data) == size else b"")
+    return {"text": data.decode("utf-8", "replace"), "offset": offset + len(data)}
 
 
 def tail(root: str, key: str, size: int) -> dict[str, Any]:
     """Return the last `size` bytes of the output."""
     try:
-        with _open(os.path.join(_directory(root, key), "log")) as log:
+        with _open(os.path.join(directory_of(root, key), "log")) as log:
             log.seek(max(os.fstat(log.fileno()).st_size - size, 0))
             return {"text": log.read(size).decode("utf-8", "replace")}
     except FileNotFoundError:
@@ -400,8 +420,8 @@ def terminate(root: str, key: str, grace_s: float = 10.0) -> None:
     SIGTERM comes first, SIGKILL after `grace_s`; with a grace of 0, SIGKILL alone. Raises `RuntimeError` if a
     process survives SIGKILL.
     """
-    directory = _directory(root, key)
-    if not _exists(directory):
+    directory = directory_of(root, key)
+    if not exists(directory):
         return
     # A SIGTERM just before SIGKILL would only run a handler that was done, or leave it in its middle.
     steps = ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_TIMEOUT_S))
@@ -429,18 +449,18 @@ def preempt(
     call and counts from then, whichever process calls again. Returns once the job has ended, or after
     `wait_s`.
     """
-    told = _told(root, key)
-    if status(root, key)["state"] == "running" and not _exists(told):
+    told = told_file_of(root, key)
+    if status(root, key)["state"] == "running" and not exists(told):
         os.makedirs(_folder(root, TOLD), mode=0o700, exist_ok=True)
-        _write(told, "", dated=time.time() + grace_s)
-        directory = _directory(root, key)
+        write_file(told, "", dated=time.time() + grace_s)
+        directory = directory_of(root, key)
         with suppress(OSError):  # another process has just stopped the job, or it put a folder there
-            _write_grace(os.path.join(directory, PREEMPTED), grace_s)
+            write_grace(os.path.join(directory, PREEMPTED), grace_s)
         _signal(directory, getattr(signal, f"SIG{signal_name}"))
     deadline = time.monotonic() + wait_s
     found = status(root, key)
     while found["state"] == "running":
-        kill_at = _modified_at(told)
+        kill_at = modified_at(told)
         if kill_at is not None and time.time() >= kill_at:
             terminate(root, key, 0.0)
         elif time.monotonic() >= deadline:
@@ -457,35 +477,41 @@ def stop(root: str, key: str, grace_s: float = 10.0) -> None:
 
     Its tombstone comes first, also where no job was, so that a start that comes later starts nothing.
     """
-    directory = _directory(root, key)
+    directory = directory_of(root, key)
     try:
-        _bury(root, key)
+        bury(root, key)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
         terminate(root, key, grace_s)
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(directory, "log"))
-        _bury(root, key)
+        bury(root, key)
     terminate(root, key, grace_s)
+    remove(root, key)
+
+
+def remove(root: str, key: str) -> None:
+    """Remove the files of a job that is gone, with its own directory if it has succeeded."""
+    directory = directory_of(root, key)
     with suppress(OSError):  # the job put something else there
-        if _number(directory, "exit_code") == 0:  # nothing has to go on from there
-            own = _own_directory(root, key)
-            if all(_own_directory(root, name) != own for name in _jobs(root) if name != key):
+        if number_in(directory, "exit_code") == 0:  # nothing has to go on from there
+            own = own_directory_of(root, key)
+            if all(own_directory_of(root, name) != own for name in jobs_in(root) if name != key):
                 shutil.rmtree(own, ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)
     with suppress(FileNotFoundError):
-        os.unlink(_told(root, key))
+        os.unlink(told_file_of(root, key))
 
 
-def _bury(root: str, key: str) -> None:
+def bury(root: str, key: str) -> None:
     """Write the job's tombstone, and remove those that are older than a day."""
-    _prune(root)
+    prune_tombstones(root)
     os.makedirs(_folder(root, ENDED), mode=0o700, exist_ok=True)
-    _write(_tombstone(root, key), "")
+    write_file(tombstone_of(root, key), "")
 
 
-def _prune(root: str) -> None:
+def prune_tombstones(root: str) -> None:
     with suppress(FileNotFoundError):
         for entry in os.scandir(_folder(root, ENDED)):
             with suppress(FileNotFoundError):  # another process prunes, too
@@ -498,31 +524,36 @@ def _refuse_ended(root: str, key: str) -> None:
 
     A folder without a job is removed: a start that came too late had made it again.
     """
-    _prune(root)
-    directory = _directory(root, key)
-    if not _exists(_tombstone(root, key)):
+    prune_tombstones(root)
+    directory = directory_of(root, key)
+    if not exists(tombstone_of(root, key)):
         return
-    if _exists(directory):
+    if exists(directory):
         if not _is_gone(directory):
             raise StillRunsError(f"job {key} is being ended and still runs")
-        if not _exists(os.path.join(directory, "group")):
+        if not exists(os.path.join(directory, "group")):
             shutil.rmtree(directory, ignore_errors=True)
-    raise AlreadyEndedError(f"job {key} has ended already; it is not started again")
+    raise already_ended(key)
+
+
+def already_ended(key: str) -> AlreadyEndedError:
+    """Return the error for a job that was stopped."""
+    return AlreadyEndedError(f"job {key} has ended already; it is not started again")
 
 
 def _folder(root: str, name: str) -> str:
     return os.path.abspath(os.path.join(os.path.expanduser(root), name))
 
 
-def _tombstone(root: str, key: str) -> str:
+def tombstone_of(root: str, key: str) -> str:
     return os.path.join(_folder(root, ENDED), key)
 
 
-def _told(root: str, key: str) -> str:
+def told_file_of(root: str, key: str) -> str:
     return os.path.join(_folder(root, TOLD), key)
 
 
-def _jobs(root: str) -> Iterator[str]:
+def jobs_in(root: str) -> Iterator[str]:
     """Yield the keys of the jobs that have a directory."""
     with suppress(FileNotFoundError):
         for entry in os.scandir(os.path.expanduser(root)):
@@ -551,7 +582,7 @@ def _user() -> str:
         return str(os.geteuid())
 
 
-def _exists(path: str) -> bool:
+def exists(path: str) -> bool:
     """Return whether there is such a file; raises `OSError` if it cannot be known."""
     try:
         os.stat(path)
@@ -575,13 +606,19 @@ def _open(path: str) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def _text(path: str) -> str:
+def text_of(path: str) -> str:
     """Return what a short file says."""
     with _open(path) as file:
         return file.read(MAX_SHORT_BYTES).decode("ascii", "replace")
 
 
-def _write(path: str, text: str, dated: float | None = None) -> None:
+def whole_text_of(path: str) -> str:
+    """Return what a file of at most `LOG_CHUNK_BYTES` says."""
+    with _open(path) as file:
+        return file.read(LOG_CHUNK_BYTES).decode("utf-8", "replace")
+
+
+def write_file(path: str, text: str, dated: float | None = None) -> None:
     """Write a file that no reader sees half, in place of what is there; `dated` is when it was changed."""
     new = f"{path}.{os.urandom(4).hex()}"  # a name of its own: others may write the same file now
     try:
@@ -596,30 +633,30 @@ def _write(path: str, text: str, dated: float | None = None) -> None:
         raise
 
 
-def _directory(root: str, key: str) -> str:
+def directory_of(root: str, key: str) -> str:
     return os.path.abspath(os.path.join(os.path.expanduser(root), key))
 
 
-def _own_directory(root: str, key: str) -> str:
+def own_directory_of(root: str, key: str) -> str:
     """Return the directory of all leases of the same id and rank: the key without the fencing token."""
     lease = re.sub(r"-\d+(\.\d+)?$", lambda found: found[1] or "", key)
     return os.path.abspath(os.path.join(os.path.expanduser(root), KEPT, lease))
 
 
-def _modified_at(path: str) -> float | None:
+def modified_at(path: str) -> float | None:
     with suppress(OSError):
         return os.stat(path).st_mtime
     return None
 
 
-def _write_grace(path: str, grace_s: float) -> None:
+def write_grace(path: str, grace_s: float) -> None:
     """Write the file that tells a job its grace, an empty one on a full disk."""
     try:
-        _write(path, f"{grace_s:g}\n")
+        write_file(path, f"{grace_s:g}\n")
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        _write(path, "")
+        write_file(path, "")
 
 
 def _signal(directory: str, signal_number: int) -> bool:
@@ -629,7 +666,7 @@ def _signal(directory: str, signal_number: int) -> bool:
     """
     group = None
     with suppress(IsADirectoryError):
-        group = _number(directory, "group")
+        group = number_in(directory, "group")
     if group is not None and (group <= 1 or group == os.getpgrp()):
         group = None  # the job wrote it, to end others
     if group is not None:
@@ -682,7 +719,7 @@ def _marked(folder: str) -> set[str]:
 def _is_inherited(process: str, descriptor: str) -> bool:
     """Return whether programs that the process starts get this descriptor: those that test a lock keep it."""
     flags = next(
-        line for line in _text(f"/proc/{process}/fdinfo/{descriptor}").splitlines() if "flags" in line
+        line for line in text_of(f"/proc/{process}/fdinfo/{descriptor}").splitlines() if "flags" in line
     )
     return not int(flags.split()[1], 8) & os.O_CLOEXEC
 
@@ -711,7 +748,7 @@ def _lock_of_unstarted(directory: str) -> Iterator[int | None]:
     deadline = time.monotonic() + STARTER_TIMEOUT_S
     while True:
         with _locked(directory, fcntl.LOCK_EX, os.O_CREAT) as lock:
-            was_started = _exists(os.path.join(directory, "group"))
+            was_started = exists(os.path.join(directory, "group"))
             if was_started or lock is not None:
                 yield None if was_started else lock
                 return
@@ -732,24 +769,30 @@ def _is_gone(directory: str) -> bool:
     return _is_free(directory) and not any(_processes(directory))
 
 
-def _number(directory: str, name: str) -> int | None:
+def number_in(directory: str, name: str) -> int | None:
     try:
-        return int(_text(os.path.join(directory, name)))
+        return int(text_of(os.path.join(directory, name)))
     except (FileNotFoundError, ValueError):
         return None
 
 
-def answer(call: dict[str, Any]) -> None:
+ACTS = (prepare, start, status, logs, tail, terminate, preempt, stop, running, sign)
+
+
+def answer(
+    call: dict[str, Any],
+    acts: Sequence[Callable[..., Any]] = ACTS,
+    here: Callable[[], str] = machine,
+) -> None:
     """Execute a remote call {"do": name, "place": its place or None, ...arguments}; print a line of JSON.
 
     It is {"refused": class of the error, "reason": its text} for a `RefusedError`.
     """
-    acts = (prepare, start, status, logs, tail, terminate, preempt, stop, running, sign)
-    by_name: dict[str, Any] = {act.__name__: act for act in acts}
+    by_name = {act.__name__: act for act in acts}
     act, place = by_name[call.pop("do")], call.pop("place")
     try:
         if place is not None:
-            verify(call.get("key", ANY), place)
+            verify(call.get("key", ANY), place, here())
         found = act(**call) or {}
     except RefusedError as error:
         found = {"refused": type(error).__name__, "reason": str(error)}

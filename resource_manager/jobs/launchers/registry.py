@@ -32,6 +32,12 @@ def _docker(place: JobPlace) -> Launcher:
     return DockerLauncher(place)
 
 
+def _slurm(place: JobPlace) -> Launcher:
+    from resource_manager.jobs.launchers.slurm import SlurmLauncher
+
+    return SlurmLauncher(place)
+
+
 def _terminal(place: JobPlace) -> Launcher:
     from resource_manager.jobs.launchers.terminal import open_terminal
 
@@ -42,6 +48,7 @@ LAUNCHERS: dict[str, Callable[[JobPlace], Launcher]] = {
     "local": _local,
     "ssh": _ssh,
     "docker": _docker,
+    "slurm": _slurm,
 }
 """Functions by name that open the launcher of a place; one without a machine is known by its address."""
 

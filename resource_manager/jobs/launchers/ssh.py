@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
@@ -39,11 +39,13 @@ MAX_ANSWER_BYTES = 8 * 1024 * 1024
 """Most bytes that are read of a program's output: a job may have put another in its account."""
 
 
-class _Answer(BaseModel):
+class Answer(BaseModel):
+    """What a server answers; each kind of call has a form of its own."""
+
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class _Status(_Answer):
+class StatusAnswer(Answer):
     state: JobState
     exit_code: int | None
     ended_at: float | None
@@ -51,16 +53,16 @@ class _Status(_Answer):
     preempted: bool
 
 
-class _Tail(_Answer):
+class _Tail(Answer):
     text: str
 
 
 class _Output(_Tail):
     offset: NonNegativeInt
-    status: _Status
+    status: StatusAnswer
 
 
-class _Running(_Answer):
+class _Running(Answer):
     running: list[str]
 
 
@@ -71,14 +73,14 @@ class _Prepared(_Running):
     user: str
 
 
-class _Refused(_Answer):
+class _Refused(Answer):
     refused: Literal["AlreadyEndedError", "ElsewhereError", "NotStartedError", "StillRunsError"]
     reason: str
 
 
-_ANSWERS: dict[str, type[_Answer]] = {
-    **dict.fromkeys(("status", "preempt"), _Status),
-    **dict.fromkeys(("start", "terminate", "stop", "sign"), _Answer),
+ANSWERS: dict[str, type[Answer]] = {
+    **dict.fromkeys(("status", "preempt"), StatusAnswer),
+    **dict.fromkeys(("start", "terminate", "stop", "sign"), Answer),
     "prepare": _Prepared,
     "running": _Running,
     "logs": _Output,
@@ -173,6 +175,8 @@ class SSHLauncher:
     `server` is one that is reached in another way. `place` is that of the job, if it was prepared before.
     """
 
+    answers: ClassVar[dict[str, type[Answer]]] = ANSWERS
+
     def __init__(
         self,
         address: str = "",
@@ -195,7 +199,7 @@ class SSHLauncher:
     def prepare(self, job: Job) -> JobPlace:
         check_image(self._place.launcher, job)
         job_environment(job)
-        found = self._ask("prepare", key=job.key, port=job.port)
+        found = self.ask("prepare", key=job.key, port=job.port)
         check_no_other_lease(job.key, found["running"], self._server.host)
         self._place = placed(self._place, found)
         self.root = self._place.folder
@@ -204,39 +208,43 @@ class SSHLauncher:
     def start(self, job: Job) -> None:
         check_image(self._place.launcher, job)
         call = {"command": list(job.command), "environment": job_environment(job), "files": dict(job.files)}
-        self._ask("start", key=job.key, **call)
+        self.ask("start", key=job.key, **call)
 
     def status(self, key: str) -> JobStatus:
-        return status_of(self._ask("status", key=key))
+        return status_of(self.ask("status", key=key))
 
     def logs(self, key: str, offset: int = 0) -> Output:
-        found = self._ask("logs", key=key, offset=offset)
+        found = self.ask("logs", key=key, offset=offset)
         return Output(found["text"], found["offset"], status_of(found["status"]))
 
     def tail(self, key: str) -> str:
-        return str(self._ask("tail", key=key, size=TAIL_BYTES)["text"])
+        return str(self.ask("tail", key=key, size=TAIL_BYTES)["text"])
 
     def terminate(self, key: str, grace_s: float = 10.0) -> None:
-        self._ask("terminate", key=key, grace_s=grace_s)
+        self.ask("terminate", key=key, grace_s=grace_s)
 
     def preempt(self, key: str, grace_s: float, signal_name: str = "TERM", wait_s: float = 0.0) -> JobStatus:
         told = {"grace_s": grace_s, "signal_name": signal_name, "wait_s": wait_s}
-        return status_of(self._ask("preempt", key=key, **told))
+        return status_of(self.ask("preempt", key=key, **told))
 
     def stop(self, key: str, grace_s: float = 10.0) -> None:
-        self._ask("stop", key=key, grace_s=grace_s)
+        self.ask("stop", key=key, grace_s=grace_s)
 
     def running(self) -> list[str]:
-        return list(self._ask("running", user=self._place.user)["running"])
+        return list(self.ask("running", user=self._place.user)["running"])
 
     def sign(self, key: str) -> None:
         """Tell the job, which runs in a terminal, that its caller is there."""
-        self._ask("sign", key=key)
+        self.ask("sign", key=key)
 
     def close(self) -> None:
         self._server.close()
 
-    def _ask(self, act: str, **arguments: Any) -> dict[str, Any]:
+    def program(self, call: str) -> str:
+        """Return the Python program that executes a call, which is JSON."""
+        return f"{inspect.getsource(directory_job)}\nanswer(json.loads({call!r}))\n"
+
+    def ask(self, act: str, **arguments: Any) -> dict[str, Any]:
         """Call a function of `directory_job` on the server; program and secrets go over standard input.
 
         Raises `LauncherUnreachableError` if the job's state is unknown, else `LauncherError`.
@@ -247,7 +255,7 @@ class SSHLauncher:
         kind = LauncherError if act == "prepare" else LauncherUnreachableError
         try:
             exit_code, answer, complaint = self._server.run(
-                f"{inspect.getsource(directory_job)}\nanswer(json.loads({call!r}))\n",
+                self.program(call),
                 ANSWER_TIMEOUT_S + arguments.get("wait_s", arguments.get("grace_s", 0.0)),
             )
         except LauncherUnreachableError:
@@ -264,7 +272,7 @@ class SSHLauncher:
             refused = _Refused.model_validate_json(last)
             raise refusal(refused.refused, refused.reason, failed)
         try:
-            return _ANSWERS[act].model_validate_json(last).model_dump()
+            return self.answers[act].model_validate_json(last).model_dump()
         except ValidationError as error:
             raise LauncherUnreachableError(
                 f"server {self._server.host} answers to {act} of job {key} in an unknown form"

@@ -12,8 +12,9 @@ from resource_manager.jobs.launchers import Job, LauncherUnreachableError, open_
 from resource_manager.jobs.launchers.docker import ENDED_LABEL
 from resource_manager.jobs.launchers.local import LocalLauncher
 from tests.e2e.servers import ssh_server
+from tests.slurm_cluster import slurm
 
-__all__ = ["ssh_server"]
+__all__ = ["slurm", "ssh_server"]
 
 IMAGE = os.environ.get("TEST_IMAGE", "python:3.11-slim")
 
@@ -23,11 +24,20 @@ IMAGE = os.environ.get("TEST_IMAGE", "python:3.11-slim")
         "local",
         pytest.param("ssh", marks=pytest.mark.e2e),
         pytest.param("docker", marks=pytest.mark.e2e),
+        pytest.param("slurm", marks=pytest.mark.e2e),
     ]
 )
 def launcher(request, tmp_path, monkeypatch):
     if request.param == "local":
         yield LocalLauncher(str(tmp_path))
+        return
+    if request.param == "slurm":
+        cluster = request.getfixturevalue("slurm")
+        with pytest.MonkeyPatch.context() as patched:  # a test may undo its own changes before the end
+            patched.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+            launcher = open_launcher("slurm")
+            launcher.root = str(tmp_path)
+            yield launcher
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

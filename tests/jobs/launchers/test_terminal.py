@@ -186,7 +186,7 @@ def test_a_signal_at_any_moment_of_the_start_leaves_nothing_behind(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("moment", ["_refuse_ended", "_locked", "_write", "subprocess.Popen", "_wait"])
+@pytest.mark.parametrize("moment", ["_refuse_ended", "_locked", "write_file", "subprocess.Popen", "_wait"])
 def test_a_signal_at_each_step_of_the_start_leaves_nothing_behind(tmp_path, moment, number):
     changes = (
         "def signalled(act):\n"
@@ -204,8 +204,8 @@ def test_a_signal_at_each_step_of_the_start_leaves_nothing_behind(tmp_path, mome
 def test_a_job_halted_between_its_fork_and_its_command_is_ended_by_stop(tmp_path):
     """`stop` finds the process before it has become the command."""
     changes = (
-        "write = _write\n"
-        "def _write(path, text, dated=None):\n"
+        "write = write_file\n"
+        "def write_file(path, text, dated=None):\n"
         "    write(path, text, dated)\n"
         "    if path.endswith('/group'): os.kill(os.getpid(), signal.SIGSTOP)\n"
     )
@@ -224,11 +224,11 @@ def test_a_job_halted_between_its_fork_and_its_command_is_ended_by_stop(tmp_path
 
 def test_a_job_halted_before_it_looked_for_the_tombstone_starts_nothing(tmp_path):
     changes = (
-        "exists = _exists\n"
-        "def _exists(path):\n"
+        "really = exists\n"
+        "def exists(path):\n"
         "    if os.getpid() != attending and 'ended' in path:\n"
         "        open(path, 'w').close()\n"
-        "    return exists(path)\n"
+        "    return really(path)\n"
         "attending = os.getpid()\n"
     )
     (tmp_path / "ended").mkdir()
