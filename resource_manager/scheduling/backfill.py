@@ -77,6 +77,10 @@ class Reservations:
         self._count = 0
         self._swept = 0
         """The nodes at which reservations of gangs have looked."""
+        self._ahead = 0
+        """The requests put ahead."""
+        self._look_from = 0
+        """Their number from which another look at what may still start is worth its time."""
         self._gangs_ahead = 0
         self._to_sweep = 0
         """Those at which reservations for all gangs put ahead would look."""
@@ -105,6 +109,7 @@ class Reservations:
     def put_ahead(self, request: Request) -> None:
         """Put a request that does not start ahead of those that are asked about next."""
         self._waiting.append(request)
+        self._ahead += 1
         usable = self._prospects.usable(request)
         self._common_mask &= usable if request.gpus else 0
         if request.nodes != 1:
@@ -125,7 +130,9 @@ class Reservations:
                 for shape, request in shapes.items()
                 if next(self._cluster.candidates(request), None) is not None
             }
-        if is_full and self._startable:
+        if is_full and self._startable and self._ahead >= self._look_from:
+            # A look at all shapes for each of a long queue would take longer than the queue itself.
+            self._look_from = self._ahead + self._ahead // 8 + 1
             # One of those put ahead gets no reservation, whichever it is: it holds back what all could use.
             self._keep_startable(self._common_mask & uniform(self._cluster))
             if self._startable and self._settle():

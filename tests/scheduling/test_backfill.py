@@ -15,6 +15,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.scheduling import allocator, backfill
 from resource_manager.scheduling.backfill import MAX_RESERVATIONS, Reservations
+from resource_manager.scheduling.gangs import uniform
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import fifo, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -193,6 +194,23 @@ def test_the_reservations_of_gangs_look_at_so_many_nodes_in_all(monkeypatch: pyt
     assert planned.reserve(ask("one", 1, 10.0)) == 20.0
     monkeypatch.setattr(backfill, "MAX_SWEPT", 3)
     assert Reservations(cluster, at(0.0)).reserve(ask("first", 1, 10.0, nodes=4)) == 0.0
+
+
+def test_a_long_queue_is_not_looked_through_again_for_each_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside 500 requests for full servers, each allocation of others looked at all shapes 380 times."""
+    looks: list[int] = []
+
+    def counting(cluster: ClusterState) -> int:
+        looks.append(1)
+        return uniform(cluster)
+
+    monkeypatch.setattr(backfill, "uniform", counting)
+    cluster = ClusterState(nodes("abcd", 8, 500))
+    for name in "abcd":
+        hold(cluster, ask(f"held-{name}", 6), name, *range(6))
+    waiting = [ask(f"w{n}", 8, cpus=n, required_node="abc"[n % 3]) for n in range(300)]
+    assert passes(cluster, *waiting, ask("free", 1)) == ["free"]
+    assert len(looks) < 40
 
 
 @pytest.mark.parametrize("swept", [1, 8, 20])
