@@ -161,11 +161,17 @@ def check_beliefs(
     """That no GPU is held twice by what owners were told.
 
     A lease is believed in from the answer that granted it until its release is asked for, a renewal is
-    refused, or its last known end comes, less the tolerance of clocks. Once members were released, the others
-    have no such end, unless that release may be lost. A fencing number with other members is found too.
+    refused, or its last known end comes, less the tolerance of clocks. That is the end told last: a renewal
+    after a jump back of the store's clock brings it forward. Once members were released, the others have no
+    such end, unless that release may be lost. A fencing number with other members is found too.
     """
     begins: dict[tuple[str, int], float] = {}
     places: dict[tuple[str, int], dict[int, Told]] = {}
+    operations = list(operations)
+    renewed_at: dict[tuple[str, int], float] = defaultdict(lambda: -math.inf)
+    for operation in operations:
+        if operation.result == "renewed":
+            renewed_at[operation.owner] = max(renewed_at[operation.owner], operation.begin)
     known_end: dict[tuple[str, int], float] = defaultdict(lambda: -math.inf)
     ended: dict[tuple[str, int], dict[int, float]] = defaultdict(lambda: defaultdict(lambda: math.inf))
     complaints = []
@@ -177,7 +183,7 @@ def check_beliefs(
             members = told_members(answer)
             if places.setdefault(lease, members) != members:
                 complaints.append(f"{lease} had the members {places[lease]}, then {members}")
-        if operation.result in {"granted", "renewed"}:
+        if operation.result in {"granted", "renewed"} and operation.end >= renewed_at[lease]:
             known_end[lease] = max(known_end[lease], answer["expires_at"])
         if operation.kind == "release_members" and operation.result == "released" and not may_lose:
             known_end[lease] = math.inf

@@ -33,7 +33,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.redis.client import RedisClient
 from tests.faults.access_paths import ACCESS_PATHS
 from tests.faults.bugs import BUGS, OF_PREEMPTION, OF_TERMINALS
-from tests.faults.checker import Operation, check, check_older
+from tests.faults.checker import Operation, check, check_beliefs, check_older
 from tests.faults.commit_points import POINTS
 from tests.faults.members import Members
 from tests.faults.namespaces import what_is_missing
@@ -218,6 +218,18 @@ def test_a_gpu_granted_twice_is_found() -> None:
     found = complaints([told("a", 0, 1, a), told("b", 2, 3, b)], [Granted(a, 0), Granted(b, 2)])
     assert any("not legal" in complaint for complaint in found)
     assert any("was held by" in complaint for complaint in found)
+
+
+def test_an_owner_believes_in_the_end_that_it_was_told_last() -> None:
+    """After a jump back of the store's clock a renewal ends sooner than the grant said."""
+    a, b = replace(lease("a", 1), expires_at=3610.0), lease("b", 2, at=20.0)
+    renewed = {"result": "renewed", "expires_at": 12.0}
+    renewal = Operation("a2", "renew", "a", 2, {"fencing_token": 1}, 3, renewed)
+    asked = [told("a", 0, 1, a), renewal, told("b", 20, 21, b)]
+    assert check_beliefs(asked, 0.0) == []
+    assert check_beliefs([asked[0], asked[2]], 0.0) != []
+    late = replace(renewal, begin=0.5)
+    assert check_beliefs([asked[0], late, asked[2]], 0.0) != [], "either may have been told last"
 
 
 def test_an_answer_that_is_not_in_the_history_is_found() -> None:
