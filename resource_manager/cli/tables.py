@@ -24,7 +24,7 @@ from resource_manager.manager.serializers import (
 )
 from resource_manager.manager.wording import describe
 from resource_manager.rest.console.colours import Colour, Holder, assign
-from resource_manager.scheduling.gpu_hours import WASTED
+from resource_manager.scheduling.accounting.gpu_hours import WASTED
 
 STATE_STYLES = {"IDLE": "green", "ERROR": "bold red", "DRAINED": "dim"}
 Row = Mapping[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from resource_manager.fleet.records import records_of
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.report import Accounts, Report, ReportQuery
-from resource_manager.scheduling.gpu_hours import Measure, measure_of
+from resource_manager.scheduling.accounting.gpu_hours import Measure, measure_of
 
 
 def accounts_of(manager: GPUResourceManager) -> Accounts:

@@ -9,7 +9,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from resource_manager.manager.cluster_file.durations import Duration
-from resource_manager.scheduling.gpu_hours import CATEGORIES, GpuHours, Hours, Measure, account, hours_by
+from resource_manager.scheduling.accounting.gpu_hours import (
+    CATEGORIES,
+    GpuHours,
+    Hours,
+    Measure,
+    account,
+    hours_by,
+)
 from resource_manager.storage.history_file import HistorySource, collect
 
 DAY_S = 86_400.0

@@ -33,9 +33,9 @@ from resource_manager.manager.results import (
     Summary,
 )
 from resource_manager.scheduling import allocator
+from resource_manager.scheduling.accounting.gpu_hours import WASTED
 from resource_manager.scheduling.feasibility import Standing, Verdict, explain, refusals_of, standings
 from resource_manager.scheduling.gangs import Members, select_members
-from resource_manager.scheduling.gpu_hours import WASTED
 from resource_manager.scheduling.maintenance import closed_for
 from resource_manager.scheduling.policies import scores_of
 from resource_manager.scheduling.preemption import would_preempt

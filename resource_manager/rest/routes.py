@@ -604,7 +604,7 @@ def explain_task(service: Service, caller: Identity, query: NameQuery) -> Explan
     tags=("history",),
 )
 def usage_history(service: Service, caller: Identity, query: UsageHistoryQuery) -> Trend:
-    return service.watch.look(lambda cluster, now: service.watch.usage_history.series(query.hours, now))
+    return service.watch.usage_history(query.hours)
 
 
 @routes.add(

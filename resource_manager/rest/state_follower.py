@@ -1,4 +1,4 @@
-"""Follower of the store: a replica for readers, trends from the history, change notices for open pages."""
+"""Follower of the store: a replica for readers, lives and trends from the history, notices for open pages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from resource_manager.core.changes import Change, Granted, Queued
+from resource_manager.core.changes import Change, Granted
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import MILLI_PER_GPU, Lease
 from resource_manager.errors import ResourceManagerError, StoreUnavailableError
+from resource_manager.rest.answers import Trend
 from resource_manager.rest.observability.usage_history import UsageHistory
+from resource_manager.scheduling.accounting.lives import Life, Lives
 from resource_manager.storage import Store
+from resource_manager.storage.history_file import before_changes
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +29,11 @@ CHECK_S = 0.2
 KEPT_NOTICES = 500
 HISTORY_PAGE = 1000
 
-Listener = Callable[[Change], None]
+KEPT_LIVES = 20_000
+"""Leases that are over whose lives are known, for the timeline."""
+
+Listener = Callable[[Change, Life | None], None]
+"""It gets a change and the life that it is about, as it is after the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +47,13 @@ class ChangeNotice:
 class StateFollower:
     """Follower of a store: reads it every `interval_s` while pages are open and reports changes.
 
-    It has its own replica, so that a slow page does not delay an allocation.
+    It has its own replica, so that a slow page does not delay an allocation. `lives` are those of leases up
+    to the replica's version: to be read by a reader of `look` only.
     """
 
     def __init__(self, store: Store, *, interval_s: float = INTERVAL_S) -> None:
-        self.usage_history = UsageHistory()
+        self.lives = Lives(ClusterState().snapshot())
+        self._usage_history = UsageHistory()
         self._store = store
         self._interval_s = interval_s
         self._lock = threading.RLock()
@@ -54,6 +62,7 @@ class StateFollower:
         self._read_at = float("-inf")
         self._mark = 0
         self._folded = 0
+        self._is_walking = False
         self._notices: deque[ChangeNotice] = deque(maxlen=KEPT_NOTICES)
         self._oldest_notice = 0
         self._listeners: list[Listener] = []
@@ -65,6 +74,10 @@ class StateFollower:
         with self._lock:
             cluster = self._refresh()
             return reader(cluster, self._store.now())
+
+    def usage_history(self, hours: float) -> Trend:
+        """Return what was in use and waited in the last hours."""
+        return self.look(lambda cluster, now: self._usage_history.series(self.lives, hours, now))
 
     def check(self) -> None:
         """Raise `StoreError` if the store cannot be read; do not wait for who reads the replica.
@@ -160,47 +173,29 @@ class StateFollower:
             self._notices.append(ChangeNotice(cluster.version, ids))
         self._fold(cluster)
         if cluster is not before:  # the history does not record the leases that a reset ended
-            self.usage_history.start_from(cluster.leases.values(), cluster.pending, _capacity_milli(cluster))
+            held = (*cluster.leases.values(), *cluster.remainders.values())
+            self.lives.resume(held, cluster.pending.values())
         with self._changed:
             self._changed.notify_all()
         return cluster
 
     def _fold(self, cluster: ClusterState) -> None:
-        """Bring the trends to the replica's version with the changes of the history."""
-        first = not self._folded
+        """Bring the lives to the replica's version with the changes of the history."""
+        changes: list[Change] = []
         while self._folded < cluster.version:
             page = self._store.history(self._folded, HISTORY_PAGE)
             if not page:
                 break
-            if first:
-                self._begin(cluster, page[0][0])
-                first = False
-            for version, change in page:
-                self.usage_history.add(change)
-                for listener in self._listeners:
-                    listener(change)
-                self._folded = version
-        if first:
-            self._begin(cluster, cluster.version + 1)
+            changes += [change for _, change in page]
+            self._folded = page[-1][0]
+        if not self._is_walking:
+            self.lives = Lives(before_changes(cluster.snapshot(), changes).before, KEPT_LIVES)
+            self._is_walking = True
+        for change in changes:
+            self._usage_history.advance(self.lives, change.at)
+            life = self.lives.add(change)
+            if isinstance(change, Granted) and life is not None:
+                self._usage_history.note_wait(change.at, life.waited_s)
+            for listener in self._listeners:
+                listener(change, life)
         self._folded = max(self._folded, cluster.version)
-
-    def _begin(self, cluster: ClusterState, first_version: int) -> None:
-        """Start the trends before the first change in the history: the state now, without what came since."""
-        began_later: set[str] = set()
-        queued_later: set[str] = set()
-        after = first_version - 1
-        while page := self._store.history(after, HISTORY_PAGE):
-            for _, change in page:
-                if isinstance(change, Granted):
-                    began_later.add(change.lease.lease_id)
-                elif isinstance(change, Queued):
-                    queued_later.add(change.request.lease_id)
-            after = page[-1][0]
-        before: list[Lease] = [
-            lease for lease in cluster.leases.values() if lease.lease_id not in began_later
-        ]
-        self.usage_history.start_from(before, set(cluster.pending) - queued_later, _capacity_milli(cluster))
-
-
-def _capacity_milli(cluster: ClusterState) -> int:
-    return MILLI_PER_GPU * sum(len(state.gpu_free) for state in cluster.nodes)

@@ -23,6 +23,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.models import Lease, Request
 from resource_manager.errors import CorruptStateError
+from resource_manager.scheduling.accounting.lives import lives_of
 from resource_manager.scheduling.giving_back import times_given_back
 from resource_manager.storage import SQL_SCHEMES, open_store
 from resource_manager.storage.history_file import History, StoreHistory, change_of, collect, snapshot_of
@@ -83,14 +84,11 @@ def workload_of(history: History, name: str) -> Workload:
             replace(entry, request=endless_request(entry.request)) for entry in history.before.pending
         ),
     )
-    held = (*before.leases, *before.remainders)
-    parts = Parts(held, again)
-    for change in history.changes:
-        parts.add(change)
+    parts = Parts(lives_of(before, history.changes).lives.values(), again)
     operations = Operations(before, parts)
     for change in history.changes:
         operations.add(change)
-    present = [parts.job(lease.request, lease.granted_at) for lease in held]
+    present = [parts.job(lease.request, lease.granted_at) for lease in (*before.leases, *before.remainders)]
     present += [parts.job(entry.request, entry.queued_at) for entry in before.pending]
     return Workload(name, before, operations.batches(), tuple(present), is_recorded=True)
 

@@ -23,7 +23,6 @@ from resource_manager.core.changes import (
     InventoryChanged,
     JobPlaced,
     MaintenanceChanged,
-    MembersReleased,
     Outcome,
     Preempting,
     Quarantined,
@@ -36,6 +35,7 @@ from resource_manager.core.changes import (
 from resource_manager.core.cluster import Snapshot
 from resource_manager.core.maintenance import is_window
 from resource_manager.core.models import Lease, Request
+from resource_manager.scheduling.accounting.lives import Life
 from simulator.replay.workload import EventBatch, Job, Part, decisions_of
 
 ClusterChange = InventoryChanged | TeamsChanged | ClusterSettingsChanged | MaintenanceChanged
@@ -47,61 +47,39 @@ def endless_request(request: Request) -> Request:
 
 
 class Parts:
-    """The leases of each job of a recording, followed change by change.
+    """The leases of each job of a recording.
 
     `again` are the fencing tokens of the leases whose requests were queued again with their end.
     """
 
-    def __init__(self, present: Iterable[Lease], again: Collection[int]) -> None:
+    def __init__(self, lives: Iterable[Life], again: Collection[int]) -> None:
         self.again = again
-        self._parts: dict[int, Part] = {}
-        self._left: dict[int, int] = {}
-        """Number of members that each lease still has."""
-        self._of_job: dict[str, list[int]] = {}
-        for lease in present:
-            self._begin(lease)
+        self._of_job: dict[str, list[Part]] = {}
+        for life in lives:
+            part = _part(life, waits_again=life.is_over and life.fencing_token in again)
+            self._of_job.setdefault(life.lease.lease_id, []).append(part)
 
     def job(self, request: Request, submitted_at: float) -> Job:
         """Return the job of that request, with all its leases."""
-        found = tuple(self._parts[token] for token in self._of_job.get(request.lease_id, ()))
+        found = tuple(self._of_job.get(request.lease_id, ()))
         is_over = bool(found) and not found[-1].waits_again
         runtime_s = sum(part.ran_s for part in found) if is_over else math.inf
         outcome = found[-1].outcome if is_over else ""
         return Job(endless_request(request), submitted_at, runtime_s, found, outcome)
 
-    def add(self, change: Change) -> None:
-        """Follow the next change."""
-        match change:
-            case Granted(lease=lease):
-                self._begin(lease)
-            case Preempting(fencing_token=token, preemptor=by) if part := self._parts.get(token):
-                self._parts[token] = replace(
-                    part,
-                    preempted_at=change.at if by else None,
-                    preempted_by=by,
-                    decided_at=(*part.decided_at, change.at),
-                )
-            case Released(fencing_token=token, outcome=outcome):
-                self._end(token, change.at, outcome)
-            case Expired(fencing_token=token):
-                self._end(token, change.at, Outcome.FAILED)
-            case MembersReleased(fencing_token=token, outcome=outcome) if token in self._left:
-                self._left[token] -= len(change.ranks)
-                if not self._left[token]:
-                    self._end(token, change.at, outcome)
-            case GpuCleaned(fencing_token=token) if part := self._parts.get(token):
-                cleaned_s = max(change.at - part.ended_at, part.cleaned_s)
-                self._parts[token] = replace(part, cleaned_s=cleaned_s)
 
-    def _begin(self, lease: Lease) -> None:
-        self._parts[lease.fencing_token] = Part(lease)
-        self._left[lease.fencing_token] = len(lease.members)
-        self._of_job.setdefault(lease.lease_id, []).append(lease.fencing_token)
-
-    def _end(self, token: int, at: float, outcome: str) -> None:
-        if part := self._parts.get(token):
-            again = token in self.again
-            self._parts[token] = replace(part, ended_at=at, outcome=outcome, waits_again=again)
+def _part(life: Life, *, waits_again: bool) -> Part:
+    last = life.ends[-1] if life.is_over else None
+    return Part(
+        life.granted,
+        life.preempted_at,
+        life.preempted_by,
+        life.ended_at,
+        "" if last is None else Outcome.FAILED if last.expired else last.outcome,
+        waits_again,
+        max(life.cleaned_at - life.ended_at, 0.0),
+        life.preemptions,
+    )
 
 
 class Kind(Enum):

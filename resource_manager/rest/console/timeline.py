@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.models import Lease
 from resource_manager.core.names import name_of
 from resource_manager.core.runtimes import LearntRuntimes
-from resource_manager.manager.results import Recorded
-from resource_manager.manager.serializers import duration, name_in_words, recorded_name
+from resource_manager.manager.serializers import duration, name_in_words
 from resource_manager.rest.console import cells
 from resource_manager.rest.console.colours import Colour
-from resource_manager.rest.console.history_pages import newest
 from resource_manager.rest.service import Service
+from resource_manager.scheduling.accounting.lives import Lives
 from resource_manager.scheduling.start_estimates import expected_end
 
 AHEAD = 0.5
@@ -124,36 +122,24 @@ def _words(away_s: float) -> str:
     return f"in {amount:g} {unit}" if away_s > 0 else f"{amount:g} {unit} ago"
 
 
-def past(changes: Iterable[Recorded], live: Mapping[int, Lease], start: float) -> list[Span]:
-    """Return the leases that ended after `start`, from changes of which the newest comes first."""
-    ended: dict[int, tuple[float, str]] = {}
-    found: list[Span] = []
-    for change in changes:
-        if change["at"] < start and not ended:
-            break
-        kind = change["change"]
-        if kind in ("released", "expired") and change["at"] >= start:
-            if change["fencing_token"] not in live:
-                outcome = "expired" if kind == "expired" else str(change.get("outcome", ""))
-                ended[change["fencing_token"]] = (float(change["at"]), outcome or "ended")
-        elif kind == "granted" and change["lease"]["fencing_token"] in ended:
-            lease = change["lease"]
-            request = lease["request"]
-            ended_at, outcome = ended.pop(lease["fencing_token"])
-            found += [
-                Span(
-                    request["lease_id"],
-                    recorded_name(change),
-                    member["node"],
-                    tuple(member.get("gpu_ids", ())),
-                    change["at"],
-                    ended_at,
-                    outcome,
-                    request.get("team", ""),
-                )
-                for member in lease["members"]
-            ]
-    return found
+def past(lives: Lives, start: float) -> list[Span]:
+    """Return the members of leases that ended after `start`."""
+    return [
+        Span(
+            life.lease.lease_id,
+            name_of(life.lease),
+            member.node,
+            member.gpu_ids,
+            life.granted.granted_at,
+            end.at,
+            "expired" if end.expired else end.outcome or "ended",
+            life.lease.request.team,
+        )
+        for life in lives.lives.values()
+        for end in life.ends
+        if end.at >= start
+        for _, member in end.ranked
+    ]
 
 
 def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, Any]:
@@ -162,21 +148,20 @@ def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, A
     entries = service.manager.queue()
 
     def look(cluster: ClusterState, now: float) -> Any:
-        leases = [*cluster.leases.values(), *cluster.remainders.values()]
         states = [cluster.by_name[name] for name in names if name in cluster.by_name]
         colours = cells.colours_of(cluster, [lease for state in states for lease in state.leases.values()])
         running = [each for state in states for each in _running(state, colours, now, cluster.runtimes)]
-        live = {lease.fencing_token: lease for lease in leases}
+        ended = past(service.watch.lives, now - 3600 * hours)
         rows = {state.name: _row(state) for state in states}
         lanes = {state.name: {gpu_id: i for i, gpu_id in enumerate(state.gpu_free)} for state in states}
         windows = [
             window for window in cells.coming_maintenance(cluster, now) if rows.keys() & set(window.servers)
         ]
-        return cluster.version, now, running, live, rows, lanes, windows
+        return now, running, ended, rows, lanes, windows
 
-    version, now, running, live, rows, lanes, windows = service.watch.look(look)
+    now, running, ended, rows, lanes, windows = service.watch.look(look)
     since = now - 3600 * hours
-    ended = [span for span in past(newest(service.manager, version), live, since) if span.node in rows]
+    ended = [span for span in ended if span.node in rows]
     begun = [span.start for span in ended] + [span.start for span, _, _ in running]
     coming = [end for _, _, end in running if end is not None] + [each.end for each in windows]
     coming += [entry["estimated_start"]["at"] or now for entry in entries]

@@ -11,7 +11,7 @@ from resource_manager.fleet.measured_hours import accounts_of, measures_of, pric
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.report import Accounts, ReportQuery
 from resource_manager.manager.serializers import most_wasted, wasted
-from resource_manager.scheduling.gpu_hours import CATEGORIES
+from resource_manager.scheduling.accounting.gpu_hours import CATEGORIES
 
 HEIGHT = 180
 """Height of the chart in pixels."""

@@ -11,23 +11,22 @@ from prometheus_client.process_collector import ProcessCollector
 
 from resource_manager import STORED_FORMAT, __version__
 from resource_manager.core.changes import (
-    Cancelled,
     Change,
     Expired,
     Granted,
     MembersReleased,
     Preempting,
     Quarantined,
-    Queued,
     Released,
 )
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.maintenance import is_window
-from resource_manager.core.models import MILLI_PER_GPU, Lease
+from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.serializers import cpu_usage
 from resource_manager.rest.state_follower import StateFollower
+from resource_manager.scheduling.accounting.lives import Life
 from resource_manager.scheduling.maintenance import under_maintenance
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -133,70 +132,39 @@ class Metrics:
         )
         for reason in ("guarantee", "priority", "maintenance"):
             self._preemptions.labels(reason)
-        self.leases: dict[str, Lease] = {}
-        self._pending: dict[str, tuple[str, float]] = {}
-        """Team of each pending request, and since when it waits, by id."""
         for quarantined in ("true", "false"):
             self._expirations.labels(quarantined)
         self._watch = watch
         watch.on_change(self._count)
-        self.leases.update(watch.look(lambda cluster, now: dict(cluster.leases)))
-        self._pending.update(watch.look(_pending_of))
         registry.register(_State(watch))
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
 
     def text(self) -> bytes:
         """Return the metrics in the exposition format, with all changes up to now counted."""
-        self._watch.look(lambda cluster, now: self._forget(cluster))
+        self._watch.look(lambda cluster, now: None)
         return generate_latest(self.registry)
 
-    def _count(self, change: Change) -> None:
+    def _count(self, change: Change, life: Life | None) -> None:
+        if life is None:
+            return
         match change:
-            case Granted(lease=lease):
-                self.leases[lease.lease_id] = lease
-                for node in {member.node for member in lease.members}:
+            case Granted():
+                for node in {member.node for member in life.granted.members}:
                     self._allocations.labels(node).inc()
-                _, since = self._pending.pop(lease.lease_id, ("", lease.queued_at))
-                self._waits.observe(0.0 if since is None else max(lease.granted_at - since, 0.0))
-            case Released(lease_id=lease_id, at=at):
+                self._waits.observe(life.waited_s)
+            case Released():
                 self._releases.inc()
-                self._ended(lease_id, at)
-            case MembersReleased(lease_id=lease_id, fencing_token=fencing_token, at=at):
-                lease_of = self.leases.get(lease_id)
-                if lease_of is not None and lease_of.fencing_token == fencing_token:
-                    self._ended(lease_id, at)
-            case Expired(lease_id=lease_id, at=at):
+            case Expired():
                 self._expirations.labels("false").inc()
-                self._ended(lease_id, at)
             case Quarantined():
                 self._expirations.labels("true").inc()
-            case Queued(request=request, at=at):  # of a preempted lease a second time
-                self._pending[request.lease_id] = request.team, at
-            case Cancelled(lease_id=lease_id):
-                self._pending.pop(lease_id, None)
-            case Preempting(lease_id=lease_id, preemptor=preemptor) if preemptor:
-                victim = self.leases.get(lease_id)
-                team, _ = self._pending.get(preemptor, (None, 0.0))
-                is_own = victim is not None and victim.request.team == team
-                reason = "priority" if is_own else "guarantee"
-                self._preemptions.labels("maintenance" if is_window(preemptor) else reason).inc()
-
-    def _forget(self, cluster: ClusterState) -> None:
-        """Forget leases that a reset ended, which the history does not record."""
-        if len(self.leases) != len(cluster.leases):
-            self.leases = dict(cluster.leases)
-        if len(self._pending) != len(cluster.pending):
-            self._pending = _pending_of(cluster)
-
-    def _ended(self, lease_id: str, at: float) -> None:
-        lease = self.leases.pop(lease_id, None)
-        if lease is not None:
-            self._durations.observe(max(at - lease.granted_at, 0.0))
-
-
-def _pending_of(cluster: ClusterState, now: float = 0.0) -> dict[str, tuple[str, float]]:
-    return {lease_id: (entry.request.team, entry.queued_at) for lease_id, entry in cluster.pending.items()}
+            case Preempting() if change.preemptor:
+                own = life.preemptor is not None and life.preemptor.team == life.lease.request.team
+                reason = "priority" if own else "guarantee"
+                self._preemptions.labels("maintenance" if is_window(change.preemptor) else reason).inc()
+        if isinstance(change, Released | Expired | MembersReleased) and len(life.ends) == 1:
+            self._durations.observe(max(change.at - life.granted.granted_at, 0.0))
 
 
 class _State:

@@ -8,14 +8,16 @@ from itertools import pairwise
 import pytest
 
 from resource_manager import MemoryStore, Request, Settings
-from resource_manager.core.changes import Granted, Queued, Released
+from resource_manager.core.changes import Change, Granted, Queued, Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Lease, Placement
+from resource_manager.core.models import Gpu, Lease, Node, Placement
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest import state_follower
+from resource_manager.rest.answers import Trend
 from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.observability.usage_history import UsageHistory
 from resource_manager.rest.state_follower import StateFollower
+from resource_manager.scheduling.accounting.lives import Lives
 from tests.builders import Clock
 
 START = 1_000_000 * 60.0
@@ -27,11 +29,25 @@ def lease(task_id: str, gpus: int, at: float, queued_at: float | None = None, to
     return Lease(request, (placement,), token, at, at + 1e6, queued_at)
 
 
+class Walked:
+    """Usage of a history on one server of eight GPUs."""
+
+    def __init__(self, *changes: Change) -> None:
+        self.usage = UsageHistory()
+        self.lives = Lives(ClusterState([Node("s", 0, {}, tuple(map(Gpu, range(8))))]).snapshot())
+        for change in changes:
+            self.usage.advance(self.lives, change.at)
+            life = self.lives.add(change)
+            if isinstance(change, Granted) and life is not None:
+                self.usage.note_wait(change.at, life.waited_s)
+
+    def series(self, hours: float, now: float) -> Trend:
+        return self.usage.series(self.lives, hours, now)
+
+
 def test_utilisation_is_the_fraction_of_gpu_time_allocated() -> None:
-    usage_history = UsageHistory(capacity_milli=8000)
-    usage_history.add(Granted(lease("a", 4, START), START))
-    usage_history.add(Released("a", 1, START + 90))
-    series = usage_history.series(0.1, START + 180)
+    walked = Walked(Granted(lease("a", 4, START), START), Released("a", 1, START + 90))
+    series = walked.series(0.1, START + 180)
     known = [
         (t - START, held)
         for t, held in zip(series["time"], series["allocated"], strict=True)
@@ -41,25 +57,27 @@ def test_utilisation_is_the_fraction_of_gpu_time_allocated() -> None:
 
 
 def test_waits_are_counted_in_the_minute_in_which_they_end() -> None:
-    usage_history = UsageHistory(capacity_milli=8000)
-    for i, wait_s in enumerate((10.0, 30.0)):
-        usage_history.add(Queued(Request(f"t{i}", gpus=2), START - wait_s, i, START - wait_s))
-    for i, wait_s in enumerate((10.0, 30.0)):
-        usage_history.add(Granted(lease(f"t{i}", 2, START, START - wait_s, i), START))
-    series = usage_history.series(0.1, START + 30)
+    waits = list(enumerate((10.0, 30.0)))
+    walked = Walked(
+        *(Queued(Request(f"t{i}", gpus=2), START - wait_s, i, START - wait_s) for i, wait_s in waits),
+        *(Granted(lease(f"t{i}", 2, START, START - wait_s, i), START) for i, wait_s in waits),
+    )
+    series = walked.series(0.1, START + 30)
     assert (series["wait"][-1], series["longest"][-1]) == (20.0, 30.0)
     assert series["queue"][-1] == 0.0
     assert max(value for value in series["queue"] if value is not None) > 0
 
 
 def test_the_wait_of_a_preempted_request_is_without_the_time_that_its_job_ran() -> None:
-    usage_history, request, first = UsageHistory(capacity_milli=8000), Request("t", gpus=2), START - 600
-    usage_history.add(Queued(request, first, 0, first))
-    usage_history.add(Granted(lease("t", 2, first + 10, first, 1), first + 10))
-    usage_history.add(Released("t", 1, START - 20, "PREEMPTED"))
-    usage_history.add(Queued(request, first, 0, START - 20))
-    usage_history.add(Granted(lease("t", 2, START, first, 2), START))
-    assert usage_history.series(0.1, START + 30)["longest"][-1] == 20.0
+    request, first = Request("t", gpus=2), START - 600
+    walked = Walked(
+        Queued(request, first, 0, first),
+        Granted(lease("t", 2, first + 10, first, 1), first + 10),
+        Released("t", 1, START - 20, "PREEMPTED"),
+        Queued(request, first, 0, START - 20),
+        Granted(lease("t", 2, START, first, 2), START),
+    )
+    assert walked.series(0.1, START + 30)["longest"][-1] == 20.0
 
 
 def test_the_metric_of_waits_is_without_the_time_for_which_a_lease_was_held() -> None:
@@ -100,10 +118,7 @@ def test_a_follower_sees_the_changes_of_a_manager_and_its_reset() -> None:
         assert (ahead.version, ahead.server_ids) == (version, None)
         manager.reset_resources()
         assert watch.look(lambda cluster, now: len(cluster.leases)) == 0
-        usage = watch.usage_history
-        counted = sum(bucket.allocated_milli_s for bucket in usage.bins.values())
-        usage.advance(store.now() + 60.0)
-        assert sum(bucket.allocated_milli_s for bucket in usage.bins.values()) == counted
+        assert watch.look(lambda cluster, now: watch.lives.allocated_milli) == 0
         notice = watch.wait(version, 0.1)
         assert notice is not None
         assert notice.server_ids is None
@@ -133,6 +148,6 @@ def test_a_follower_goes_on_after_an_error_of_any_kind(monkeypatch: pytest.Monke
 
 
 def test_points_are_evenly_spaced() -> None:
-    series = UsageHistory(8000).series(168, START)
+    series = Walked().series(168, START)
     assert len(series["time"]) <= 361
     assert len({b - a for a, b in pairwise(series["time"])}) == 1

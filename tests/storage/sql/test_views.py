@@ -14,13 +14,14 @@ import pytest
 from resource_manager.core.cluster import ClusterState
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.scheduling.accounting.lives import Lives
 from resource_manager.storage import Store, open_store
 from resource_manager.storage.sql import store as sql_store
 from resource_manager.storage.sql.dialect import Connection
 from resource_manager.storage.sql.store import SqlStore
 from tests.builders import redefine
 from tests.sql_servers import DATABASES
-from tests.storage.walk import Walk, started
+from tests.storage.walk import Walk, first_state, started
 
 
 @pytest.fixture(params=["sqlite", *DATABASES])
@@ -99,8 +100,12 @@ def test_allocations_have_their_state_and_times(manager: GPUResourceManager) -> 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_views_follow_every_kind_of_change(store: SqlStore, seed: int) -> None:
-    """A random walk with gangs, preemption, agents and inventories, by the state that its changes lead to."""
+    """A random walk with gangs, preemption, agents and inventories, by the state that its changes lead to.
+
+    Of what is over the views say what the walk over the history says.
+    """
     cluster, walk = started(store), Walk(seed)
+    lives = Lives(first_state())
     for step in range(60):
         now = store.now()
         changes = walk.changes(cluster, now)
@@ -108,9 +113,32 @@ def test_views_follow_every_kind_of_change(store: SqlStore, seed: int) -> None:
             store.commit(cluster.version, changes, now=now)
             for change in changes:
                 cluster.apply(change)
+                lives.add(change)
             store.tidy_up(cluster)
         if step % 4 == 0:
             compare(store, cluster)
+            assert ended_in_view(store) == ended_in(lives)
+    assert ended_in(lives)
+
+
+def ended_in(lives: Lives) -> dict[tuple[int, int], tuple[str, list[int]]]:
+    return {
+        (token, rank): (
+            end.outcome or ("EXPIRED" if end.expired else "RELEASED"),
+            list(member.gpu_ids),
+        )
+        for token, life in lives.lives.items()
+        for end in life.ends
+        for rank, member in end.ranked
+    }
+
+
+def ended_in_view(store: SqlStore) -> dict[tuple[int, int], tuple[str, list[int]]]:
+    return {
+        (row["fencing_token"], int(row["member_rank"])): (row["status"], loaded(row["allocated_gpus"]))
+        for row in rows(store, "task_allocations")
+        if row["end_time"] is not None
+    }
 
 
 def compare(store: SqlStore, cluster: ClusterState) -> None:

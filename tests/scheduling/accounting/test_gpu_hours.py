@@ -21,7 +21,15 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
-from resource_manager.scheduling.gpu_hours import CATEGORIES, HOUR_S, KEYS, Hours, Measure, account, hours_by
+from resource_manager.scheduling.accounting.gpu_hours import (
+    CATEGORIES,
+    HOUR_S,
+    KEYS,
+    Hours,
+    Measure,
+    account,
+    hours_by,
+)
 from tests.storage.walk import Walk, first_state
 
 OUTCOMES = ("SUCCESS", "FAILED", "CANCELLED", "PREEMPTED", "NOT_STARTED", "", "odd")

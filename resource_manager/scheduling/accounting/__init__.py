@@ -1,0 +1,1 @@
+"""Accounting: the lives of leases in a history, and their GPU-hours."""
