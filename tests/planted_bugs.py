@@ -519,7 +519,14 @@ BUGS += [
         OF_PREEMPTION,
         ("lease.arrived_at, lease.sequence, now", "lease.arrived_at, cluster.sequence + 1, now"),
     ),
-    Bug("simulator/replay/operations.py", "again = token in self.again", "again = False", OF_REPLAY),
+    Bug("simulator/replay/operations.py", "life.is_over and life.fencing_token in again", "False", OF_REPLAY),
+    *of_python(
+        "scheduling/accounting/lives",
+        ("tests/scheduling/accounting/test_lives.py",),
+        ("quarantined = change.at > life.lease.preempt_until", "quarantined = False"),
+        ("held_milli(life.lease) - (0 if rest is None else held_milli(rest))", "held_milli(life.lease)"),
+        ("since = lease.queued_at if wait is None else wait.start", "since = lease.queued_at"),
+    ),
 ]
 
 
