@@ -155,6 +155,18 @@ def test_every_module_of_a_pure_room_has_a_test_file_of_its_name(path: Path) -> 
     assert (ROOT / "tests" / path.parent.name / f"test_{path.name}").is_file()
 
 
+def test_nobody_asks_which_lease_service_they_have() -> None:
+    """What differs between a store and a service is answered by a method of both."""
+    for path in PRODUCT:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"isinstance", "hasattr"}:
+                asked = ast.unparse(node)
+                kinds = ("GPUResourceManager", "ServiceClient", "LeaseService", "hasattr(manager")
+                assert not any(kind in asked for kind in kinds), f"{path}:{node.lineno}: {asked}"
+            elif isinstance(node, ast.BinOp):
+                assert not {"GPUResourceManager", "ServiceClient"} <= {*ast.unparse(node).split(" | ")}, path
+
+
 TESTS = modules("tests")
 
 

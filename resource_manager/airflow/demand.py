@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from airflow.sdk import Param
 
-from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import (
@@ -24,7 +23,8 @@ from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.demand import KINDS, Demand, from_texts, given_value
 from resource_manager.manager.results import Submission
 from resource_manager.manager.serializers import name_in_words
-from resource_manager.rest.client import ServiceClient, ServiceError
+from resource_manager.manager.service import LeaseService
+from resource_manager.rest.client import ServiceError
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def demand_templates() -> dict[str, str]:
 
 
 def submit(
-    manager: Manager, demand: Demand, identity: TaskIdentity, *, is_weight: bool = False
+    manager: LeaseService, demand: Demand, identity: TaskIdentity, *, is_weight: bool = False
 ) -> Submission:
     """Return the task's lease (state RUNNING) or its pending request (WAITING), an existing one if any.
 
@@ -103,8 +103,7 @@ def submit(
     may pass.
     """
     owner = demand.owner
-    if isinstance(manager, ServiceClient):  # the service takes the owner from the token
-        demand = demand.model_copy(update={"owner": ""})
+    demand = demand.model_copy(update={"owner": manager.stated_owner(owner) or ""})
     try:
         try:
             status = manager.submit(demand)
@@ -135,7 +134,7 @@ def submit(
 
 
 def end_lease(
-    manager: Manager,
+    manager: LeaseService,
     identity: TaskIdentity,
     owner: str,
     outcome: Outcome | None = Outcome.CANCELLED,
@@ -158,9 +157,9 @@ def end_lease(
     return end_entry(manager, entry, outcome, **why)
 
 
-def _require_owner(manager: Manager, entry: Mapping[str, Any], owner: str) -> None:
+def _require_owner(manager: LeaseService, entry: Mapping[str, Any], owner: str) -> None:
     """Raise `AirflowException` if the lease is of another owner; the service itself compares its callers."""
-    if not isinstance(manager, ServiceClient) and entry.get("owner", "") != owner:
+    if manager.stated_owner(owner) not in (None, entry.get("owner", "")):
         raise AirflowException(
             f"lease {name_in_words(entry)} belongs to owner {entry.get('owner')!r}, not to {owner!r}; "
             "it was not requested by this task: release it"
@@ -172,7 +171,7 @@ def is_of(entry: Mapping[str, Any], identity: TaskIdentity) -> bool:
     return all(entry["labels"].get(name) == value for name, value in identity.labels.items())
 
 
-def end_entry(manager: Manager, entry: Mapping[str, Any], outcome: Outcome | None, **why: Any) -> Action:
+def end_entry(manager: LeaseService, entry: Mapping[str, Any], outcome: Outcome | None, **why: Any) -> Action:
     """End a lease or pending request; raises `AirflowException` if it is another's or its job may run."""
     try:
         done = reconcile.end(manager, entry, outcome, **why)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from resource_manager.airflow.provider_info import get_provider_info
@@ -12,23 +13,27 @@ from resource_manager.airflow.version_compat import (
     AirflowNotFoundException,
     BaseHook,
 )
-from resource_manager.errors import LockTimeoutError, ResourceManagerError, StoreUnavailableError
+from resource_manager.errors import LockTimeoutError, ResourceManagerError, StoreUnavailableError, redact
+from resource_manager.fleet.opening import open_manager
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.task_identity import task_as_caller
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.service import LeaseService
 from resource_manager.rest.client import ServiceClient, ServiceUnavailableError
 from resource_manager.settings import Settings
 
 if TYPE_CHECKING:
-    from airflow.sdk import BaseOperator
+    from airflow.sdk import BaseOperator, Connection
+
+T = TypeVar("T")
 
 DEFAULT_CONNECTION = "gpu_manager_default"
 
+SERVICE = ("http://", "https://")
+"""Beginnings of the URL of a service; others are of stores."""
+
 WITH_PASSWORD = ("postgresql", "mysql", "redis", "rediss", "redis+sentinel")
 """Stores with a login."""
-
-Manager = GPUResourceManager | ServiceClient
-"""Manager on the store itself, or client of the REST service; both have the same methods."""
 
 
 class GPUManagerHook(BaseHook):
@@ -57,29 +62,37 @@ class GPUManagerHook(BaseHook):
         super().__init__(**kwargs)
         self.gpu_conn_id = gpu_conn_id
         self._task = task
-        self._manager: Manager | None = None
+        self._manager: LeaseService | None = None
 
-    def get_conn(self) -> Manager:
-        """Return the manager, opened once; raises `AirflowException` if it cannot be opened."""
+    def get_conn(self) -> LeaseService:
+        """Return the lease service, opened once; raises `AirflowException` if it cannot be opened."""
         if self._manager is None:
-            try:
-                self._manager = self._connect()
-            except ResourceManagerError as error:
-                raise AirflowException(f"connection {self.gpu_conn_id!r}: {error}") from error
+            connection = self._connection()
+            url = "" if connection is None else connection.host or ""
+            if connection is not None and url.startswith(SERVICE):
+                self._manager = self._opened(lambda: ServiceClient(url, connection.password))
+            else:
+                self._manager = self._opened(lambda: self._on_store(connection))
         return self._manager
 
-    def _connect(self) -> Manager:
+    def on_store(self) -> GPUResourceManager:
+        """Return a manager on the store itself; raises `ResourceManagerError` if that is a service's."""
+        return self._on_store(self._connection())
+
+    def _opened(self, opening: Callable[[], T]) -> T:
         try:
-            connection = self.get_connection(self.gpu_conn_id)
-        except AirflowNotFoundException as error:
-            if self.gpu_conn_id == DEFAULT_CONNECTION:
-                return GPUResourceManager(Settings.load(), by=self._by())
-            raise AirflowException(
-                f"connection {self.gpu_conn_id!r} is not defined; add it with type gpu_manager"
-            ) from error
+            return opening()
+        except ResourceManagerError as error:
+            raise AirflowException(f"connection {self.gpu_conn_id!r}: {error}") from error
+
+    def _on_store(self, connection: Connection | None) -> GPUResourceManager:
+        if connection is None:
+            return open_manager(Settings.load(), by=self._by())
         url = connection.host or ""
-        if url.startswith(("http://", "https://")):
-            return ServiceClient(url, connection.password)
+        if url.startswith(SERVICE):
+            raise ResourceManagerError(
+                f"connection {self.gpu_conn_id!r} names the service at {redact(url)}: use the console there"
+            )
         if "://" not in url:
             raise AirflowException(
                 f"connection {self.gpu_conn_id!r}: its host must be the URL of a store or of the service, "
@@ -87,7 +100,18 @@ class GPUManagerHook(BaseHook):
             )
         options = {name: value for name, value in connection.extra_dejson.items() if value not in (None, "")}
         url = with_password(url, connection.password)
-        return GPUResourceManager(Settings.of({"store": url, **options}), by=self._by())
+        return open_manager(Settings.of({"store": url, **options}), by=self._by())
+
+    def _connection(self) -> Connection | None:
+        """Return the connection, None for the default one that is not defined: the settings are used."""
+        try:
+            return self.get_connection(self.gpu_conn_id)
+        except AirflowNotFoundException as error:
+            if self.gpu_conn_id == DEFAULT_CONNECTION:
+                return None
+            raise AirflowException(
+                f"connection {self.gpu_conn_id!r} is not defined; add it with type gpu_manager"
+            ) from error
 
     def _by(self) -> str | None:
         if self._task is None:
@@ -97,10 +121,9 @@ class GPUManagerHook(BaseHook):
     def test_connection(self) -> tuple[bool, str]:
         """Return whether the manager answers, and a line about it, for Airflow's connection form."""
         try:
-            summary = self.get_conn().get_resource_summary()
+            servers = self.get_conn().servers()
         except Exception as error:
             return False, str(error)
-        servers = summary["servers"]
         free = sum(server["available_gpus"] for server in servers)
         closed = sum(server["closed_gpus"] for server in servers)
         total = sum(server["total_gpus"] for server in servers)

@@ -17,11 +17,12 @@ from typing import Any
 from airflow.listeners import hookimpl
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-from resource_manager.airflow.hook import GPUManagerHook, Manager
+from resource_manager.airflow.hook import GPUManagerHook
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.task_identity import TaskIdentity, task_as_caller
 from resource_manager.manager.asking import asked_by
+from resource_manager.manager.service import LeaseService
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def _task_ended(task_instance: Any) -> None:
     # The instance id is read in the other thread: this one may be inside a database session of the scheduler.
     identity = TaskIdentity.of(task_instance, "")
 
-    def end(manager: Manager) -> None:
+    def end(manager: LeaseService) -> None:
         ended = replace(identity, instance=instance_id())
         entry = manager.status_of(ended.lease_id)
         if entry is None or TaskIdentity.from_labels(entry["labels"]) != ended:
@@ -81,7 +82,7 @@ def _task_ended(task_instance: Any) -> None:
 def _run_ended(dag_run: Any) -> None:
     dag_id, run_id = dag_run.dag_id, dag_run.run_id
 
-    def end(manager: Manager) -> None:
+    def end(manager: LeaseService) -> None:
         for entry in [*manager.leases(), *manager.queue()]:
             labels = entry["labels"]
             names = tuple(labels.get(name) for name in ("instance", "dag_id", "run_id"))
@@ -91,7 +92,7 @@ def _run_ended(dag_run: Any) -> None:
     _thread().submit(_safely, end)
 
 
-def _end(manager: Manager, entry: Mapping[str, Any], by: str) -> None:
+def _end(manager: LeaseService, entry: Mapping[str, Any], by: str) -> None:
     with asked_by(by):
         done = reconcile.end(manager, entry)
     logger.info("%s %s: %s", done.action, done.name, done.detail)
@@ -102,7 +103,7 @@ def finish() -> None:
     _thread().submit(_manager.cache_clear).result()
 
 
-def _safely(act: Callable[[Manager], None]) -> None:
+def _safely(act: Callable[[LeaseService], None]) -> None:
     try:
         act(_manager())
     except Exception as error:
@@ -115,5 +116,5 @@ def _thread() -> ThreadPoolExecutor:
 
 
 @cache
-def _manager() -> Manager:
+def _manager() -> LeaseService:
     return GPUManagerHook().get_conn()

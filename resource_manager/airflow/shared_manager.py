@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
-from resource_manager.airflow.hook import GPUManagerHook, Manager
+from resource_manager.airflow.hook import GPUManagerHook
 from resource_manager.airflow.version_compat import in_thread
 from resource_manager.jobs.running_job import is_remainder
-from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Allocation, ExpectedStart, Submission, WindowView
+from resource_manager.manager.service import LeaseService
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class SharedManager:
             managers[gpu_conn_id] = cls(gpu_conn_id)
         return managers[gpu_conn_id]
 
-    async def call(self, act: Callable[[Manager], T]) -> T:
+    async def call(self, act: Callable[[LeaseService], T]) -> T:
         """Call a function with the manager, without blocking the event loop."""
         return await in_thread(lambda: act(self._hook.get_conn()), executor=self._thread)
 
@@ -91,21 +91,21 @@ class SharedManager:
                 self._windows_at = clock()
         return self._windows
 
-    def _read(self, manager: Manager) -> list[Submission]:
+    def _read(self, manager: LeaseService) -> list[Submission]:
         """Return the queue, with estimated starts, and the leases; the queue first, to miss no grant.
 
         What is left of a gang is none of them: its task has a new request or none.
         """
-        if not isinstance(manager, GPUResourceManager):  # the service expires, schedules and estimates itself
-            return manager.queue() + _whole(manager.leases())
         now = time.monotonic()
         if now - self._expired_at > EXPIRE_EVERY_S:
             manager.expire_and_schedule()
             self._expired_at = now
         queue = manager.queue(estimated=False)
-        if queue and now - self._estimated_at > ESTIMATE_EVERY_S:
-            self._starts, self._estimated_at = manager.expected_starts(), now
-        for entry in queue:
+        missing = [entry for entry in queue if "estimated_start" not in entry]
+        if missing and now - self._estimated_at > ESTIMATE_EVERY_S:
+            self._starts = {entry["task_id"]: entry["estimated_start"] for entry in manager.queue()}
+            self._estimated_at = now
+        for entry in missing:
             if entry["task_id"] in self._starts:  # otherwise it was queued after the last estimate
                 entry["estimated_start"] = self._starts[entry["task_id"]]
         return queue + _whole(manager.leases())

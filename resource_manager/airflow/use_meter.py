@@ -6,10 +6,9 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from resource_manager.airflow.hook import Manager
-from resource_manager.fleet.server_use import GpuUse, use_of
-from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Allocation
+from resource_manager.manager.service import LeaseService
+from resource_manager.manager.use_results import GpuUse
 
 LOOK_EVERY_S = 60.0
 """Time between two looks of a task's process at whether its lease is idle."""
@@ -18,12 +17,11 @@ GPU_USAGE = "gpu_usage"
 """XCom with a summary of `UseMeter`, and its key in a trigger's event."""
 
 
-def gpus_of(manager: Manager, servers: Sequence[str], lease_id: str) -> list[GpuUse]:
+def gpus_of(manager: LeaseService, servers: Sequence[str], lease_id: str) -> list[GpuUse]:
     """Return the GPUs of the lease on these servers as they last reported them."""
-    rows = use_of(manager, servers) if isinstance(manager, GPUResourceManager) else manager.gpus(servers)
     return [
         gpu
-        for row in rows
+        for row in manager.gpus(servers)
         for gpu in row["gpus"]
         if any(lease["task_id"] == lease_id for lease in gpu["leases"])
     ]
@@ -53,7 +51,7 @@ class IdleWarning:
         self._is_idle = idle_s is not None
 
 
-def warn_when_idle(manager: Manager, allocation: Allocation, log: Any) -> threading.Event:
+def warn_when_idle(manager: LeaseService, allocation: Allocation, log: Any) -> threading.Event:
     """Watch the lease in a thread of this process, until the returned event is set or the process ends."""
     over = threading.Event()
     lease_id = allocation["task_id"]

@@ -20,7 +20,7 @@ from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
+from resource_manager.airflow.hook import GPUManagerHook
 from resource_manager.airflow.version_compat import AirflowException, in_thread, user_of
 from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs.airflow_instance import publish_instance
@@ -170,12 +170,7 @@ def _bridge() -> Any:
 
 def manager_of_tasks() -> GPUResourceManager:
     """Return the manager that tasks use: of the default connection, else of the settings."""
-    manager = GPUManagerHook().get_conn()
-    if not isinstance(manager, GPUResourceManager):
-        raise ResourceManagerError(
-            f"connection {DEFAULT_CONNECTION!r} names the service at {manager.url}: use the console there"
-        )
-    return manager
+    return GPUManagerHook().on_store()
 
 
 async def _identify(request: Request) -> Identity:

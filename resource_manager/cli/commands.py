@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -23,7 +23,7 @@ from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.cli.waiting import wait_for_grant
 from resource_manager.core.changes import JobEnd, ReleaseResult
-from resource_manager.errors import UnknownNodeError
+from resource_manager.errors import LockTimeoutError, UnknownNodeError
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.lazy import lazy_module
 from resource_manager.manager.serializers import name_in_words
@@ -32,6 +32,7 @@ from resource_manager.manager.wording import What, matches, what_of
 if TYPE_CHECKING:
     from resource_manager.cli import tables
     from resource_manager.manager.demand import Demand
+    from resource_manager.manager.results import Allocation, QueueEntry
 else:  # loads rich, which no command with --json needs
     tables = lazy_module("resource_manager.cli.tables")
 
@@ -97,7 +98,7 @@ def status(target: Target, interval_s: float | None, wide: bool, as_json: bool) 
 
 def _show_status(target: Target, wide: bool, as_json: bool) -> None:
     if as_json:
-        print_json(target.manager.get_resource_summary())
+        print_json(target.manager.summary())
     else:
         shown = _status(target)  # before rich is loaded, since this may fail
         _show_notices(target)
@@ -106,12 +107,12 @@ def _show_status(target: Target, wide: bool, as_json: bool) -> None:
 
 def _status(target: Target) -> Any:
     manager = target.manager
-    return tables.status(manager.get_resource_summary(), manager.leases(), manager.queue())
+    return tables.status(manager.summary(), manager.leases(), manager.queue())
 
 
 def _show_notices(target: Target) -> None:
     """Print on standard error what is wrong with the cluster, or with the file that this process names."""
-    summary, path = target.manager.get_resource_summary(), target.configured().inventory
+    summary, path = target.manager.summary(), target.configured().inventory
     if path is None and not summary.get("misconfigured"):
         return
     from resource_manager.manager.notices import notices_of
@@ -226,14 +227,22 @@ def release(
     job_end = JobEnd.FORCED if force else JobEnd.GONE if gone else JobEnd.UNKNOWN
     if ranks and fencing_token is None:
         raise Failure("--rank needs --fencing-token: the lease whose members end", BAD_INPUT)
-    lease = target.manager.named(name, pending=False, fencing_token=fencing_token)
-    of_lease = {"fencing_token": lease["fencing_token"], "outcome": outcome, "job_end": job_end}
+    lease = _lease_named(target, name, fencing_token)
+    lease_id, token = lease["task_id"], lease["fencing_token"]
     if ranks:
-        result = target.manager.release_members(lease["task_id"], ranks, **of_lease)
+        result = target.manager.release_members(
+            lease_id, ranks, fencing_token=token, outcome=outcome, job_end=job_end
+        )
     else:
-        result = target.manager.release(lease["task_id"], reason=reason, **of_lease)
+        result = target.manager.release(
+            lease_id, fencing_token=token, outcome=outcome, job_end=job_end, reason=reason
+        )
     done = result in (ReleaseResult.RELEASED, ReleaseResult.QUARANTINED)
     _done(done, as_json, lease, str(result), "has ended meanwhile")
+
+
+def _lease_named(target: Target, name: str, fencing_token: int | None = None) -> Allocation:
+    return cast("Allocation", target.manager.named(name, pending=False, fencing_token=fencing_token))
 
 
 @main.command()
@@ -244,7 +253,7 @@ def release(
 @exit_codes
 def renew(target: Target, name: str, fencing_token: int | None, as_json: bool) -> None:
     """Renew a lease: its TTL starts again from now."""
-    lease = target.manager.named(name, pending=False, fencing_token=fencing_token)
+    lease = _lease_named(target, name, fencing_token)
     lease = target.manager.renew(lease["task_id"], fencing_token=lease["fencing_token"])
     print_json(lease) if as_json else click.echo(tables.lease_line(lease))
 
@@ -264,7 +273,7 @@ def renew(target: Target, name: str, fencing_token: int | None, as_json: bool) -
 @exit_codes
 def preempt(target: Target, name: str, preemptor: str, dry_run: bool, as_json: bool) -> None:
     """Take a lease for a pending request: its job saves what it did, then waits again."""
-    lease = target.manager.named(name, pending=False)
+    lease = _lease_named(target, name)
     for_id = target.manager.named(preemptor, pending=True)["task_id"] if preemptor else ""
     taken = target.manager.preempt(
         lease["task_id"], preemptor=for_id, fencing_token=lease["fencing_token"], dry_run=dry_run
@@ -282,7 +291,7 @@ def preempt(target: Target, name: str, preemptor: str, dry_run: bool, as_json: b
 @exit_codes
 def cancel(target: Target, name: str, reason: str, as_json: bool) -> None:
     """Remove a pending request from the queue."""
-    entry = target.manager.named(name, pending=True)
+    entry = cast("QueueEntry", target.manager.named(name, pending=True))
     done = target.manager.cancel(entry["task_id"], sequence=entry["sequence"], reason=reason)
     _done(done, as_json, entry, "cancelled", "has left the queue meanwhile")
 
@@ -367,7 +376,7 @@ def history(
     if archive is not None:
         from resource_manager.storage.archive import extend
 
-        changes = extend(archive, target.manager)
+        changes = extend(archive, target.on_store())
         print_json({"file": str(archive), "changes": changes}) if as_json else click.echo(
             f"{archive}: {changes} new changes"
         )
@@ -375,7 +384,7 @@ def history(
     if export is not None:
         from resource_manager.storage.history_file import collect, write_file
 
-        recorded = collect(target.manager)
+        recorded = collect(target.on_store())
         write_file(recorded, export)
         written = {"file": str(export), "changes": len(recorded.changes), "forgotten": recorded.forgotten}
         print_json(written) if as_json else click.echo(f"{export}: {len(recorded.changes)} changes")
@@ -407,7 +416,7 @@ def _changes(
             found += filter(is_shown, page)
             after = page[-1]["version"]
         return found[:limit]
-    changes = newest_changes(manager.history, manager.get_resource_summary()["version"])
+    changes = newest_changes(manager.history, manager.summary()["version"])
     return list(islice(filter(is_shown, changes), limit))[::-1]
 
 
@@ -464,8 +473,10 @@ def reset(target: Target, yes: bool, as_json: bool) -> None:
         if as_json:
             raise Failure("--json cannot ask for confirmation: add --yes", BAD_INPUT)
         click.confirm("End every lease and empty the queue?", abort=True, err=True)
-    if not target.manager.reset_resources():
-        raise Failure("the lock was not free: try again", REFUSED)
+    try:
+        target.manager.reset()
+    except LockTimeoutError as error:
+        raise Failure("the lock was not free: try again", REFUSED) from error
     print_json({"success": True}) if as_json else click.echo("reset")
 
 

@@ -51,7 +51,7 @@ def _names(entries: Iterable[Any], incomplete: str) -> list[CompletionItem]:
 
 
 def _servers(manager: Any, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(each["server_name"]) for each in manager.get_resource_summary()["servers"]]
+    return [CompletionItem(each["server_name"]) for each in manager.servers()]
 
 
 leases = _completes(lambda manager, incomplete: _names(manager.leases(), incomplete))

@@ -56,11 +56,7 @@ def _report(target: Target, by: str, since: str) -> Any:
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         raise Failure(f"--{wrong['loc'][0]}: {wrong['msg']}", BAD_INPUT) from error
-    if target.url:
-        return target.manager.report(query.by, query.since)
-    from resource_manager.fleet.measured_hours import report_of
-
-    return report_of(target.manager, query)
+    return target.manager.report(query.by, query.since)
 
 
 def _print_csv(found: Any) -> None:

@@ -25,7 +25,6 @@ from resource_manager.rest import tokens
 from resource_manager.rest.tokens import Role, TokenFile, TokenStore
 
 if TYPE_CHECKING:  # imported at run time only by the commands that need them
-    from resource_manager.manager.manager import GPUResourceManager
     from resource_manager.rest.service import Service
     from resource_manager.settings import Settings
 
@@ -116,7 +115,7 @@ def serve(
     opening = _opening(kept.tokens, host, insecure)
     if example:
         _add_example(settings)
-    manager: GPUResourceManager = target.manager
+    manager = target.on_store()
     if archive is not None:
         extend(archive, manager)
     logs.configure(log_format or ("text" if sys.stderr.isatty() else "json"), log_level)

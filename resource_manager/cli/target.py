@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -27,6 +27,7 @@ from resource_manager.errors import (
 
 if TYPE_CHECKING:  # importing them takes half of the time allowed for the shortest command
     from resource_manager.manager.manager import GPUResourceManager
+    from resource_manager.manager.service import LeaseService
     from resource_manager.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,7 +57,7 @@ class Target:
     token: str | None = field(repr=False)
     overrides: dict[str, Any]
     connect_timeout_s: float = CONNECT_TIMEOUT_S
-    _opened: Any = field(default=None, repr=False)
+    _opened: LeaseService | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **more: Any) -> Target:
@@ -82,8 +83,8 @@ class Target:
         return Settings.load().model_copy(update=self.overrides)
 
     @property
-    def manager(self) -> Any:
-        """`GPUResourceManager` or `ServiceClient`, which have the same methods."""
+    def manager(self) -> LeaseService:
+        """The lease service, opened at first use."""
         if self._opened is None:
             if self.url:
                 from resource_manager.rest.client import ServiceClient
@@ -92,6 +93,11 @@ class Target:
             else:
                 self._opened = _open(self.settings())
         return self._opened
+
+    def on_store(self) -> GPUResourceManager:
+        """Return the manager on the store itself, for a command that has refused `--url`."""
+        assert not self.url
+        return cast("GPUResourceManager", self.manager)
 
     def close(self) -> None:
         if self._opened is not None:
@@ -153,10 +159,10 @@ def _open(settings: Settings) -> GPUResourceManager:
     # Importing creates no garbage, but collecting while it runs takes a tenth of the time.
     gc.disable()
     try:
-        from resource_manager.manager.manager import GPUResourceManager
+        from resource_manager.fleet.opening import open_manager
     finally:
         gc.enable()
-    return GPUResourceManager(settings)
+    return open_manager(settings)
 
 
 def in_airflow() -> bool:

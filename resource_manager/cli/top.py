@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,7 +20,7 @@ from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
 
 if TYPE_CHECKING:
-    from resource_manager.fleet.server_use import ServerUse
+    from resource_manager.manager.use_results import ServerUse
 
 
 RESIZE_S = 0.5
@@ -95,15 +95,9 @@ def _is_q_pressed(within_s: float) -> bool:
 
 
 def _use(target: Target, servers: Sequence[str]) -> list[ServerUse]:
-    manager: Any = target.manager
-    if target.url:
-        found = manager.gpus()
-    else:
-        from resource_manager.fleet.server_use import use_of
-
-        found = use_of(manager)
+    found = target.manager.gpus()
     if not servers:
-        return list(found)
+        return found
     known = {name: row for row in found for name in (row["server_name"], str(row["server_id"]))}
     for name in servers:
         if name not in known:

@@ -56,7 +56,7 @@ def verify(
 
     manager = target.manager
     if server is None:
-        rows = [manager.server(row["server_id"]) for row in manager.get_resource_summary()["servers"]]
+        rows = [manager.server(row["server_id"]) for row in manager.servers()]
     else:
         rows = [known_server(lambda: manager.server(server_of(server)))]
     compared = []

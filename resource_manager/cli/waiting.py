@@ -15,6 +15,7 @@ from resource_manager.manager.serializers import name_in_words
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
+    from resource_manager.manager.service import LeaseService
 else:  # loads rich
     tables = lazy_module("resource_manager.cli.tables")
 
@@ -58,9 +59,9 @@ def _wait_of(entry: Mapping[str, Any]) -> str:
     return f"waits at position {entry['position']}: {entry['reason']}{expected}"
 
 
-def _look(manager: Any, *, lease_id: str, schedules: bool) -> Any:
+def _look(manager: LeaseService, *, lease_id: str, schedules: bool) -> Any:
     """Return what became of a request; with the store itself, other requests' leases expire meanwhile."""
-    if schedules and hasattr(manager, "expire_and_schedule"):
+    if schedules:
         manager.expire_and_schedule()
     found = manager.status_of(lease_id)
     if found is None:
@@ -68,7 +69,7 @@ def _look(manager: Any, *, lease_id: str, schedules: bool) -> Any:
     return found
 
 
-def _give_back(manager: Any, *, lease_id: str) -> None:
+def _give_back(manager: LeaseService, *, lease_id: str) -> None:
     """Take the request out of the queue, or end the lease that it has become."""
     if not manager.cancel(lease_id):
         manager.release(lease_id, outcome=Outcome.CANCELLED)

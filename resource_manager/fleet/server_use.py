@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from typing_extensions import TypedDict
-
 from resource_manager.agent.report_format import GpuReport, Report
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import cleaning_on, leases_on
@@ -18,86 +16,10 @@ from resource_manager.fleet.health import HealthTable, findings, health_table
 from resource_manager.fleet.lease_use import LeaseUse, idle_leases
 from resource_manager.fleet.records import records_of, reports_of
 from resource_manager.fleet.transitions import rogue_processes
-from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.queries import Queries
 from resource_manager.manager.serializers import closed_because, server_state
+from resource_manager.manager.use_results import GpuUse, ServerUse
 from resource_manager.storage.base import Store
-
-
-class GpuLease(TypedDict):
-    """Lease on a GPU; `idle_s` is the time for which it has computed nothing, once that is too long."""
-
-    task_id: str
-    name: str
-    short_id: str
-    team: str
-    owner: str
-    gpu_milli: int
-    fencing_token: int
-    idle_s: float | None
-
-
-class GpuProcess(TypedDict):
-    """Process on a GPU; None is what the agent may not read. `rogue`: it belongs to no lease there."""
-
-    pid: int
-    user: str | None
-    command: str | None
-    memory_mib: int | None
-    lease_id: str | None
-    rogue: bool
-
-
-class GpuFinding(TypedDict):
-    """Condition of a GPU, what the manager does about it, and what a person should do."""
-
-    condition: str
-    action: str
-    text: str
-    todo: str
-
-
-class GpuUse(TypedDict):
-    """One GPU of the inventory; None is what its server did not report.
-
-    `closed` is the reason why it takes no new leases, `cleaning` names the ended leases whose processes may
-    be left. `idle`: a lease on it has computed nothing for longer than it may.
-    """
-
-    gpu_id: int
-    uuid: str
-    type: str
-    memory_mib: int | None
-    memory_used_mib: int | None
-    utilization_percent: int | None
-    temperature_c: int | None
-    power_w: float | None
-    leases: list[GpuLease]
-    processes: list[GpuProcess] | None
-    health: list[GpuFinding]
-    closed: str
-    cleaning: list[str]
-    rogue: bool
-    idle: bool
-
-
-class ServerUse(TypedDict):
-    """One server, which takes new leases if `is_open`; `age_s` is the time since its last report, or None.
-
-    `drain_reason` is why it was drained, or since when its agent is silent. `error` is the report's,
-    `agent_version` that of the agent that sent it.
-    """
-
-    server_id: int
-    server_name: str
-    state: str
-    is_open: bool
-    drain_reason: str
-    watched: bool
-    age_s: float | None
-    error: str
-    driver: str | None
-    agent_version: str | None
-    gpus: list[GpuUse]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +43,7 @@ def kept_reports(store: Store, servers: Iterable[str]) -> dict[str, KeptReport]:
     }
 
 
-def use_of(manager: GPUResourceManager, servers: Sequence[str] | None = None) -> list[ServerUse]:
+def use_of(manager: Queries, servers: Sequence[str] | None = None) -> list[ServerUse]:
     """Return the use of these servers, by default of all, in the inventory's order."""
     asked = None if servers is None else set(servers)
 

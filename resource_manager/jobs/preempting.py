@@ -8,25 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from resource_manager.core.changes import JobEnd, Outcome, ReleaseResult
 from resource_manager.jobs.gang_job import GangJob, Preempted
-from resource_manager.manager.results import Allocation
+from resource_manager.manager.service import LeaseService
 
 STEP_S = 5.0
 """Time after which the lease is renewed while its jobs save what they did."""
-
-
-class Manager(Protocol):
-    """Methods that this needs of a `GPUResourceManager` or a `ServiceClient`."""
-
-    def release(
-        self, lease_id: str, *, fencing_token: int | None = None, outcome: str = "", job_end: JobEnd = ...
-    ) -> ReleaseResult: ...
-    def renew(
-        self, lease_id: str, *, fencing_token: int | None = None, checkpoint_at: float | None = None
-    ) -> Allocation: ...
 
 
 def grace_of(allocation: Mapping[str, Any]) -> float:
@@ -38,7 +27,7 @@ def grace_of(allocation: Mapping[str, Any]) -> float:
     return min(max(until - time.time(), grace_s / 2), grace_s)
 
 
-def end_jobs(manager: Manager, allocation: Mapping[str, Any], gang: GangJob) -> Preempted:
+def end_jobs(manager: LeaseService, allocation: Mapping[str, Any], gang: GangJob) -> Preempted:
     """Tell the jobs that their lease is taken, end them when the grace is over, and renew meanwhile.
 
     Returns once all have ended, or once it is unknown whether one has.
@@ -53,7 +42,7 @@ def end_jobs(manager: Manager, allocation: Mapping[str, Any], gang: GangJob) -> 
 
 
 def queue_again(
-    manager: Manager,
+    manager: LeaseService,
     allocation: Mapping[str, Any],
     gang: GangJob | None,
     outcome: Outcome = Outcome.PREEMPTED,

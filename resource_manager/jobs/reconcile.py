@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -18,8 +18,9 @@ from resource_manager.jobs.preempting import STEP_S, grace_of, queue_again
 from resource_manager.jobs.running_job import is_remainder
 from resource_manager.jobs.searching import jobs_on
 from resource_manager.jobs.task_identity import TaskIdentity
-from resource_manager.manager.results import Allocation, QueueEntry, ServerSummary, Submission, Summary
+from resource_manager.manager.results import Allocation, ServerSummary, Submission
 from resource_manager.manager.serializers import name_in_words
+from resource_manager.manager.service import LeaseService
 
 logger = logging.getLogger(__name__)
 
@@ -32,41 +33,6 @@ PROCESS_SCOPE = "process"
 
 OPERATOR_TIMEOUT_S = 30.0
 """Time after the end of a preemption from which the reconciler ends the job, as its operator has not."""
-
-
-class Manager(Protocol):
-    """Methods that reconciling needs of a `GPUResourceManager` or a `ServiceClient`."""
-
-    def leases(self) -> list[Allocation]: ...
-    def queue(self) -> list[QueueEntry]: ...
-    def get_resource_summary(self) -> Summary: ...
-    def searched(self, server: int | str, jobs: Sequence[str], *, age_s: float = 0.0) -> ServerSummary: ...
-    def require_owner(self, entry: Mapping[str, Any]) -> None:
-        """Raise `ResourceManagerError` if this caller may not end the lease or pending request."""
-
-    def cancel(self, lease_id: str, *, sequence: int | None = None) -> bool: ...
-    def release(
-        self,
-        lease_id: str,
-        *,
-        fencing_token: int | None = None,
-        outcome: str = "",
-        job_end: JobEnd = ...,
-        reason: str = "",
-        failed_nodes: Collection[str] = (),
-    ) -> ReleaseResult: ...
-    def release_members(
-        self,
-        lease_id: str,
-        ranks: Collection[int],
-        *,
-        fencing_token: int,
-        outcome: str = "",
-        job_end: JobEnd = ...,
-    ) -> ReleaseResult: ...
-    def renew(
-        self, lease_id: str, *, fencing_token: int | None = None, checkpoint_at: float | None = None
-    ) -> Allocation: ...
 
 
 class TaskStates(Protocol):
@@ -109,7 +75,7 @@ def _action(entry: Mapping[str, Any], action: ActionKind, detail: str = "") -> A
 
 
 def end(
-    manager: Manager,
+    manager: LeaseService,
     entry: Mapping[str, Any],
     outcome: Outcome | None = Outcome.CANCELLED,
     *,
@@ -151,7 +117,7 @@ def end(
 
 
 def _end_those_stopped(
-    manager: Manager, entry: Mapping[str, Any], stopped: Stopped, outcome: Outcome | None
+    manager: LeaseService, entry: Mapping[str, Any], stopped: Stopped, outcome: Outcome | None
 ) -> Action:
     """Release the members whose jobs are gone; the rest, if not all, becomes a quarantined remainder."""
     task_id, error = entry["task_id"], next(iter(stopped.left.values()))
@@ -189,7 +155,7 @@ class Reconciliation:
     other_instances: int
 
 
-def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconciliation:
+def reconcile(manager: LeaseService, states: TaskStates, instance: str) -> Reconciliation:
     """Compare the leases and pending requests of the Airflow with this instance id with its task instances.
 
     The leases are read before the tasks: a task that has ended after its lease was read will not use it
@@ -243,9 +209,9 @@ def reconcile(manager: Manager, states: TaskStates, instance: str) -> Reconcilia
     return Reconciliation(actions, len(of_tasks) - len(owned))
 
 
-def _search(manager: Manager) -> list[Action]:
+def _search(manager: LeaseService) -> list[Action]:
     """Look at the servers without an agent that are closed until they were searched; open those that may."""
-    servers = manager.get_resource_summary()["servers"]
+    servers = manager.servers()
     waiting = [
         server
         for server in servers
@@ -257,7 +223,7 @@ def _search(manager: Manager) -> list[Action]:
     return [_searched(manager, server, leases) for server in waiting]
 
 
-def _searched(manager: Manager, server: ServerSummary, leases: Iterable[Allocation]) -> Action:
+def _searched(manager: LeaseService, server: ServerSummary, leases: Iterable[Allocation]) -> Action:
     name, began = server["server_name"], time.monotonic()
     try:
         jobs = jobs_on(server, leases)
@@ -273,7 +239,7 @@ def _searched(manager: Manager, server: ServerSummary, leases: Iterable[Allocati
     return Action("", name, ActionKind.OPENED, f"each of its {len(jobs)} jobs has a lease")
 
 
-def _end_if_over(manager: Manager, entry: Mapping[str, Any]) -> list[Action]:
+def _end_if_over(manager: LeaseService, entry: Mapping[str, Any]) -> list[Action]:
     """End a quarantined lease of no task if its placed job is known to be over; else leave it."""
     gang = GangJob.of(entry)
     try:
@@ -294,7 +260,7 @@ def is_overdue(entry: Mapping[str, Any]) -> bool:
     return until is not None and time.time() > until + OPERATOR_TIMEOUT_S
 
 
-def _preempt(manager: Manager, entry: Mapping[str, Any]) -> Action:
+def _preempt(manager: LeaseService, entry: Mapping[str, Any]) -> Action:
     """End the jobs of a preempted lease and queue its request again, as the operator does."""
     gang = GangJob.of(entry)
     if gang is None:

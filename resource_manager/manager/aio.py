@@ -10,17 +10,19 @@ from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.original import OriginalNames
+from resource_manager.manager.service import LeaseService
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def _awaitable(
-    method: Callable[Concatenate[GPUResourceManager, P], R],
+    method: Callable[Concatenate[Any, P], R],
 ) -> Callable[Concatenate[AsyncGPUResourceManager, P], Coroutine[Any, Any, R]]:
     @wraps(method)
     async def call(self: AsyncGPUResourceManager, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        bound = partial(method, self.manager, *args, **kwargs)
+        bound = partial(getattr(self.manager, method.__name__), *args, **kwargs)
         # In a copy of this task's context: it may say who asks.
         return await asyncio.get_running_loop().run_in_executor(self.executor, copy_context().run, bound)
 
@@ -28,45 +30,61 @@ def _awaitable(
 
 
 class AsyncGPUResourceManager:
-    """An awaitable wrapper of a manager, by default `GPUResourceManager()`, which documents each method.
+    """A lease service, awaitable: a client of a service, or a manager, by default `GPUResourceManager()`.
 
     A cancelled call may still be carried out.
     """
 
-    def __init__(self, manager: GPUResourceManager | None = None, *, max_workers: int = 10) -> None:
-        self.manager = GPUResourceManager() if manager is None else manager
+    def __init__(self, manager: LeaseService | None = None, *, max_workers: int = 10) -> None:
+        self.manager = manager or GPUResourceManager()
         self.executor = ThreadPoolExecutor(max_workers, thread_name_prefix="gpu-manager")
 
-    allocate_resources = _awaitable(GPUResourceManager.allocate_resources)
+    allocate = _awaitable(GPUResourceManager.allocate)  # with a store only
+    try_allocate = _awaitable(LeaseService.try_allocate)
+    try_allocate_batch = _awaitable(LeaseService.try_allocate_batch)
+    submit = _awaitable(LeaseService.submit)
+    cancel = _awaitable(LeaseService.cancel)
+    renew = _awaitable(LeaseService.renew)
+    place_job = _awaitable(LeaseService.place_job)
+    release = _awaitable(LeaseService.release)
+    release_members = _awaitable(LeaseService.release_members)
+    preempt = _awaitable(LeaseService.preempt)
+    expire_and_schedule = _awaitable(LeaseService.expire_and_schedule)
+    status_of = _awaitable(LeaseService.status_of)
+    named = _awaitable(LeaseService.named)
+    wait = _awaitable(LeaseService.wait)
+    leases = _awaitable(LeaseService.leases)
+    preempting = _awaitable(LeaseService.preempting)
+    queue = _awaitable(LeaseService.queue)
+    explain = _awaitable(LeaseService.explain)
+    explain_named = _awaitable(LeaseService.explain_named)
+    stated_owner = _awaitable(LeaseService.stated_owner)
+    require_owner = _awaitable(LeaseService.require_owner)
+    summary = _awaitable(LeaseService.summary)
+    servers = _awaitable(LeaseService.servers)
+    server = _awaitable(LeaseService.server)
+    gpus = _awaitable(LeaseService.gpus)
+    drain = _awaitable(LeaseService.drain)
+    resume = _awaitable(LeaseService.resume)
+    searched = _awaitable(LeaseService.searched)
+    adopt = _awaitable(LeaseService.adopt)
+    cluster = _awaitable(LeaseService.cluster)
+    diff = _awaitable(LeaseService.diff)
+    apply = _awaitable(LeaseService.apply)
+    teams = _awaitable(LeaseService.teams)
+    maintenance = _awaitable(LeaseService.maintenance)
+    add_maintenance = _awaitable(LeaseService.add_maintenance)
+    remove_maintenance = _awaitable(LeaseService.remove_maintenance)
+    history = _awaitable(LeaseService.history)
+    report = _awaitable(LeaseService.report)
+    reset = _awaitable(LeaseService.reset)
+
+    allocate_resources = _awaitable(OriginalNames.allocate_resources)
+    release_resources = _awaitable(OriginalNames.release_resources)
+    get_resource_summary = _awaitable(OriginalNames.get_resource_summary)
+    reset_resources = _awaitable(OriginalNames.reset_resources)
+    allocate_batch = _awaitable(OriginalNames.allocate_batch)
     allocate_resources_async = allocate_resources  # the original's name (section 10.2.4)
-    allocate = _awaitable(GPUResourceManager.allocate)
-    release_resources = _awaitable(GPUResourceManager.release_resources)
-    get_resource_summary = _awaitable(GPUResourceManager.get_resource_summary)
-    reset_resources = _awaitable(GPUResourceManager.reset_resources)
-    allocate_batch = _awaitable(GPUResourceManager.allocate_batch)
-    submit = _awaitable(GPUResourceManager.submit)
-    release = _awaitable(GPUResourceManager.release)
-    place_job = _awaitable(GPUResourceManager.place_job)
-    release_members = _awaitable(GPUResourceManager.release_members)
-    cancel = _awaitable(GPUResourceManager.cancel)
-    renew = _awaitable(GPUResourceManager.renew)
-    status_of = _awaitable(GPUResourceManager.status_of)
-    named = _awaitable(GPUResourceManager.named)
-    explain_named = _awaitable(GPUResourceManager.explain_named)
-    wait = _awaitable(GPUResourceManager.wait)
-    leases = _awaitable(GPUResourceManager.leases)
-    queue = _awaitable(GPUResourceManager.queue)
-    explain = _awaitable(GPUResourceManager.explain)
-    history = _awaitable(GPUResourceManager.history)
-    cluster = _awaitable(GPUResourceManager.cluster)
-    diff = _awaitable(GPUResourceManager.diff)
-    apply = _awaitable(GPUResourceManager.apply)
-    drain = _awaitable(GPUResourceManager.drain)
-    resume = _awaitable(GPUResourceManager.resume)
-    searched = _awaitable(GPUResourceManager.searched)
-    server = _awaitable(GPUResourceManager.server)
-    adopt = _awaitable(GPUResourceManager.adopt)
-    expire_and_schedule = _awaitable(GPUResourceManager.expire_and_schedule)
 
     async def close(self) -> None:
         """Wait for running calls, then close the manager."""

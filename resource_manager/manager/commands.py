@@ -32,7 +32,6 @@ from resource_manager.manager import repeats, serializers
 from resource_manager.manager.arguments import DemandArguments, Dumpable
 from resource_manager.manager.asking import Step
 from resource_manager.manager.commit.protocol import Transactions
-from resource_manager.manager.demand import Demand
 from resource_manager.manager.queries import status_in
 from resource_manager.manager.requests import checked, is_repeat, request_of
 from resource_manager.manager.results import Allocation, Recorded, Submission
@@ -100,7 +99,7 @@ class Commands:
         return self._allocate([request], serializers.allocation, once)[0]
 
     def try_allocate_batch(
-        self, requests: Iterable[Mapping[str, Any] | Demand | Request], *, once: Once | None = None
+        self, requests: Iterable[Mapping[str, Any] | Dumpable | Request], *, once: Once | None = None
     ) -> list[Allocation | Refusal]:
         """Answer as `allocate_batch`, with a refusal in the place of each None.
 
@@ -112,9 +111,9 @@ class Commands:
             asked = [
                 checked(item)
                 if isinstance(item, Request)
-                else request_of(self._commits, item)
-                if isinstance(item, Demand)
                 else request_of(self._commits, **item)
+                if isinstance(item, Mapping)
+                else request_of(self._commits, item)
                 for item in items
             ]
         except NoServersError as error:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Node
@@ -19,7 +18,7 @@ from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.opening import StatedCluster, open_cluster
 from resource_manager.manager.original import OriginalNames
-from resource_manager.manager.queries import Queries
+from resource_manager.manager.queries import Queries, ServerReports
 from resource_manager.manager.queue_view import QueueView
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
@@ -63,6 +62,7 @@ class GPUResourceManager(Commands, Queries, Administration, OriginalNames):
         who = this_user() if by is None else checked_by(by)
         self._commits = Transactions(self.store, self.settings.lock_timeout_s, who, observer)
         self._queue = QueueView(self.store, self._queue_in)
+        self._reads: ServerReports | None = None
         scheme = self.settings.store.partition("://")[0]
         has_servers = scheme == "memory" or (is_original and scheme == "airflow")
         self._stated = StatedCluster(
@@ -109,16 +109,18 @@ class GPUResourceManager(Commands, Queries, Administration, OriginalNames):
         """Have reads answered by that function of a reader, with a replica of its own."""
         self._commits.look = look
 
+    def read_reports_by(self, reports: ServerReports) -> None:
+        """Have `gpus` and `report` answered from what the servers reported."""
+        self._reads = reports
+
     def close(self) -> None:
         """Close the store's connections."""
         self.store.close()
 
-    def __enter__(self) -> GPUResourceManager:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -4,48 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 from resource_manager.core.changes import ReleaseResult
-from resource_manager.core.models import Request
 from resource_manager.core.refusal import Refusal
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, LockTimeoutError
-from resource_manager.manager.arguments import ORIGINAL_NAMES, DemandArguments, DemandOptions, Dumpable
-from resource_manager.manager.demand import Demand
-from resource_manager.manager.results import Allocation
-from resource_manager.storage.once import Once
+from resource_manager.manager.arguments import ORIGINAL_NAMES, DemandOptions, Dumpable
+from resource_manager.manager.results import Allocation, Summary
+from resource_manager.manager.service import LeaseService
 
 logger = logging.getLogger(__name__)
 
 
-class Originally(Protocol):
-    """Methods to which the original's names lead."""
-
-    def try_allocate(
-        self,
-        lease_id: Dumpable | str | None = None,
-        gpus: int | None = None,
-        cpus: int | None = None,
-        prefer_server: int | str | None = None,
-        **options: Unpack[DemandArguments],
-    ) -> Allocation | Refusal: ...
-
-    def try_allocate_batch(
-        self, requests: Iterable[Mapping[str, Any] | Demand | Request]
-    ) -> list[Allocation | Refusal]: ...
-
-    def release(
-        self, lease_id: str, *, fencing_token: int | None = None, outcome: str = ""
-    ) -> ReleaseResult: ...
-
-    def reset(self, *, once: Once | None = None) -> None: ...
-
-
 class OriginalNames:
-    """Methods of the original design."""
+    """Methods of the original design, of any lease service."""
 
     def allocate_resources(
-        self: Originally,
+        self: LeaseService,
         task_id: str,
         required_gpus: int,
         required_cpus: int,
@@ -68,7 +43,7 @@ class OriginalNames:
         return _granted(answer)
 
     def release_resources(
-        self: Originally, task_id: str, *, fencing_token: int | None = None, outcome: str = ""
+        self: LeaseService, task_id: str, *, fencing_token: int | None = None, outcome: str = ""
     ) -> bool:
         """End the task's lease; return False without one (of that fencing token), or if the lock is not free.
 
@@ -81,17 +56,21 @@ class OriginalNames:
             return False
         return result is ReleaseResult.RELEASED
 
-    def reset_resources(self: Originally, *, once: Once | None = None) -> bool:
+    def get_resource_summary(self: LeaseService) -> Summary:
+        """Return the free and allocated capacity of every server."""
+        return self.summary()
+
+    def reset_resources(self: LeaseService) -> bool:
         """Drop all leases and the queue, keep the cluster; return False if the lock is not free."""
         try:
-            self.reset(once=once)
+            self.reset()
         except LockTimeoutError as error:
             logger.error("not reset: %s", error)
             return False
         return True
 
     def allocate_batch(
-        self: Originally, requests: Iterable[Mapping[str, Any] | Demand | Request]
+        self: LeaseService, requests: Iterable[Mapping[str, Any] | Dumpable]
     ) -> list[Allocation | None]:
         """Allocate as `allocate_resources` for each, a few in a commit; each is granted or None by itself.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Node, Request
 from resource_manager.core.name_lookup import find
+from resource_manager.errors import ResourceManagerError
 from resource_manager.manager import maintenance, serializers, teams
 from resource_manager.manager.arguments import DemandArguments, Dumpable
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan
@@ -16,23 +18,26 @@ from resource_manager.manager.cluster_file.sections import ClusterDefinition, Cl
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.queue_view import QueueView, for_a_while
+from resource_manager.manager.report import Accounts, Report, ReportQuery
 from resource_manager.manager.requests import gpu_range, request_of, server_name
 from resource_manager.manager.results import (
     Allocation,
     ClusterDiff,
     ClusterView,
-    ExpectedStart,
     Explanation,
     QueueEntry,
     Recorded,
     ServerDetail,
+    ServerSummary,
     Submission,
     Summary,
     TeamsView,
     WindowView,
 )
 from resource_manager.manager.server_gpus import server_detail
+from resource_manager.manager.use_results import ServerUse
 from resource_manager.manager.wording import matches, what_of
+from resource_manager.scheduling.accounting.gpu_hours import Measure
 from resource_manager.scheduling.start_estimates import Start, estimate_starts
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, codec
@@ -45,19 +50,41 @@ EXPIRE_EVERY_S = 1.0
 """Time after which a process that waits for a request expires the leases that are due."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServerReports:
+    """Functions of a manager that read what its servers reported, which stands above this room.
+
+    `use_of` returns the use of the GPUs of these servers, by default of all; `measures_of` what was measured
+    of the leases that run, by fencing token.
+    """
+
+    use_of: Callable[[Queries, Sequence[str] | None], list[ServerUse]]
+    measures_of: Callable[[Queries], Mapping[int, Measure]]
+
+
 class Queries:
     """Queries of the state that `Transactions` change; none of them changes it."""
 
     _commits: Transactions
     _queue: QueueView
+    _reads: ServerReports | None
     store: Store
     settings: Settings
 
-    def require_owner(self, entry: Mapping[str, Any]) -> None:
-        """Let this caller end the lease or pending request: with the store itself, any.
+    @property
+    def _reports(self) -> ServerReports:
+        if self._reads is None:
+            raise ResourceManagerError(
+                "this manager reads no reports of servers: resource_manager.fleet.opening opens one that does"
+            )
+        return self._reads
 
-        A `ServiceClient` raises where the service would refuse it.
-        """
+    def stated_owner(self, owner: str) -> str | None:
+        """Return `owner`: who has the store itself is whom they say they are."""
+        return owner
+
+    def require_owner(self, entry: Mapping[str, Any]) -> None:
+        """Let this caller end the lease or pending request: with the store itself, any."""
 
     def status_of(self, lease_id: str) -> Submission | None:
         """Return the task's allocation (RUNNING, ERROR if quarantined), queue entry (WAITING), or None."""
@@ -134,10 +161,6 @@ class Queries:
             return self._queue.entries()
         return self._commits.read(lambda cluster, now: self._queue_in(cluster, now, estimated=False))
 
-    def expected_starts(self) -> dict[str, ExpectedStart]:
-        """Return the expected start of each pending request, as `estimated_start` of the queue."""
-        return {entry["task_id"]: entry["estimated_start"] for entry in self._queue.entries()}
-
     def explain(
         self,
         lease_id: Dumpable | str | None = None,
@@ -183,6 +206,27 @@ class Queries:
             for version, change in self.store.history(after, limit)
         ]
 
+    def gpus(self, servers: Sequence[str] = ()) -> list[ServerUse]:
+        """Return the use of every GPU as last reported, by server: of these servers, by default of all."""
+        return self._reports.use_of(self, servers or None)
+
+    def report(self, by: Sequence[str] = ("team",), since: float | str = "30d") -> Report:
+        """Return the GPU-hours of the last time, in seconds or as `30d`, by these keys.
+
+        Raises `InvalidRequestError` for another key or time.
+        """
+        query = ReportQuery.of(by, since)
+        measures = self._reports.measures_of(self)
+        return self.accounts().report(query, measures=measures, prices=self.prices())
+
+    def accounts(self) -> Accounts:
+        """Return the account of the kept history, of which reports are made."""
+        return Accounts(self, self.store.now())
+
+    def prices(self) -> Mapping[str, float]:
+        """Return the cluster's price of an hour of a GPU by type."""
+        return self._commits.read(lambda cluster, now: cluster.settings.prices)
+
     def snapshot(self) -> dict[str, Any]:
         """Return the whole state as plain values, as `schemas.snapshot_from_dict` reads it."""
         return self._commits.read(lambda cluster, now: codec.snapshot_to_dict(cluster.snapshot()))
@@ -197,7 +241,7 @@ class Queries:
         """Return the maintenance windows, with what still runs on their servers."""
         return self._commits.read(maintenance.view)
 
-    def get_resource_summary(self) -> Summary:
+    def summary(self) -> Summary:
         """Return the free and allocated capacity of every server; at most `cache_ttl_s` old."""
 
         def view(cluster: ClusterState, now: float) -> Summary:
@@ -210,6 +254,10 @@ class Queries:
     def look(self, reader: Reader[T], max_age_s: float = 0.0) -> T:
         """Return the reader's answer on the state as of now, or of at most `max_age_s` ago."""
         return self._commits.read(reader, max_age_s)
+
+    def servers(self) -> list[ServerSummary]:
+        """Return the servers of the summary."""
+        return self.summary()["servers"]
 
     def server(self, server: int | str) -> ServerDetail:
         """Return one server with its GPUs and the leases on each; raises `UnknownNodeError`."""

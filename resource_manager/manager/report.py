@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
+from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.durations import Duration
 from resource_manager.scheduling.accounting.gpu_hours import (
     CATEGORIES,
@@ -44,6 +45,16 @@ class ReportQuery(BaseModel):
     since: Annotated[Duration, Field(gt=0)] = Field(
         default=30 * DAY_S, description="How far back, in seconds or as 45min, 12h, 30d."
     )
+
+    @classmethod
+    def of(cls, by: Sequence[str], since: float | str) -> Self:
+        """Return the query; raises `InvalidRequestError`."""
+        try:
+            return cls.model_validate({"by": list(by), "since": since})
+        except ValidationError as error:
+            wrong = error.errors(include_url=False)[0]
+            field = ".".join(map(str, wrong["loc"]))
+            raise InvalidRequestError(f"{field}: {wrong['msg']}", field=field) from error
 
 
 class ReportRow(TypedDict):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from resource_manager.fleet.opening import REPORTS
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest import redis_persistence
@@ -130,6 +131,7 @@ def build(
     metrics = Metrics(watch)
     manager.observer = metrics.manager
     manager.read_from(watch.look)
+    manager.read_reports_by(REPORTS)
     receiver = ReportReceiver(manager)
     metrics.registry.register(GpuGauges(watch, manager, receiver.silence))
     return Service(manager, authenticator, Limits(rate, threads), watch, metrics, receiver, secret, **more)

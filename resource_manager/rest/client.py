@@ -1,4 +1,4 @@
-"""Methods of `GPUResourceManager` over HTTP, executed by a service."""
+"""`ServiceClient`: a lease service over HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 import httpx
 
@@ -28,6 +28,7 @@ from resource_manager.errors import (
     InvalidRequestError,
     JobPlacedError,
     LeaseNotFoundError,
+    LockTimeoutError,
     NeverFitsError,
     NotPreemptibleError,
     PriorityError,
@@ -35,7 +36,8 @@ from resource_manager.errors import (
     UnknownNodeError,
     redact,
 )
-from resource_manager.manager.arguments import DemandArguments, DemandOptions, Dumpable, arguments_of
+from resource_manager.manager.arguments import DemandArguments, Dumpable, arguments_of
+from resource_manager.manager.original import OriginalNames
 from resource_manager.manager.results import (
     Allocation,
     ClusterDiff,
@@ -66,12 +68,11 @@ from resource_manager.rest.answers import (
 
 if TYPE_CHECKING:
     from resource_manager.core.models import Gpu, JobPlace
-    from resource_manager.fleet.server_use import ServerUse
     from resource_manager.manager.cluster_change import ApplyOptions
     from resource_manager.manager.cluster_file.sections import ClusterForm
-    from resource_manager.manager.demand import Demand
     from resource_manager.manager.maintenance import WindowForm
     from resource_manager.manager.report import Report
+    from resource_manager.manager.use_results import ServerUse
 
 _spread = random.Random()
 """Of its own, so that waiting changes no random numbers of the program."""
@@ -82,6 +83,9 @@ TIMEOUT_S = 70.0
 RETRY_S = 0.1
 BUSY_S = 10.0
 """Time for which a call that is one too many is sent again."""
+
+WAIT_S = 1.0
+"""Time between two looks at a request that is waited for."""
 
 PAGE = 1000
 
@@ -113,7 +117,7 @@ class RefusedError(ServiceError):
         self.refusal = refusal
 
 
-class ServiceClient:
+class ServiceClient(OriginalNames):
     """Client of the service at `url`; results and errors are those of the manager's own methods.
 
     A connection that is refused is tried again for `connect_timeout_s` seconds.
@@ -143,24 +147,6 @@ class ServiceClient:
                 f"not the address of a service: {redact(url)!r}: {error}", field="url"
             ) from error
 
-    def allocate_resources(
-        self,
-        task_id: str,
-        required_gpus: int,
-        required_cpus: int,
-        prefer_server_id: int | str | None = None,
-        **options: Unpack[DemandOptions],
-    ) -> Allocation | None:
-        """Return a lease, or None if the request does not fit now."""
-        original = {
-            "task_id": task_id,
-            "required_gpus": required_gpus,
-            "required_cpus": required_cpus,
-            "prefer_server_id": prefer_server_id,
-        }
-        result = self._allocate(_plain((), {**original, **options}))
-        return None if isinstance(result, Refusal) else result
-
     def try_allocate(
         self,
         lease_id: Dumpable | str | None = None,
@@ -170,7 +156,13 @@ class ServiceClient:
         **options: Unpack[DemandArguments],
     ) -> Allocation | Refusal:
         """Return a lease, or the refusal with its reason."""
-        return self._allocate(_plain((lease_id, gpus, cpus, prefer_server), options))
+        try:
+            demand = _plain((lease_id, gpus, cpus, prefer_server), options)
+            return self._post(Allocation, "/api/allocate", demand)
+        except RefusedError as error:
+            return error.refusal
+        except LockTimeoutError as error:
+            return Refusal(RefusalKind.LOCK_BUSY, str(error))
 
     def submit(
         self,
@@ -183,20 +175,24 @@ class ServiceClient:
         """Return a lease (`state` RUNNING) or a pending request (WAITING)."""
         return self._post(SUBMISSION, "/api/submit", _plain((lease_id, gpus, cpus, prefer_server), options))
 
-    def allocate_batch(self, requests: Iterable[Mapping[str, Any] | Demand]) -> list[Allocation | None]:
-        """Return an entry for each request, None for one that does not fit now."""
+    def try_allocate_batch(
+        self, requests: Iterable[Mapping[str, Any] | Dumpable]
+    ) -> list[Allocation | Refusal]:
+        """Return a lease or the refusal of each request."""
         demands = [
             _plain((), request) if isinstance(request, Mapping) else _plain((request,), {})
             for request in requests
         ]
         if not demands:
             return []
-        return self._post(BatchAnswer, "/api/allocate/batch", {"requests": demands})["results"]
-
-    def release_resources(self, task_id: str, *, fencing_token: int | None = None, outcome: str = "") -> bool:
-        """End a lease; return False if there is no such lease."""
-        body = {"task_id": task_id, "fencing_token": fencing_token, "outcome": outcome}
-        return self._found("/api/release", body | EXACT)
+        answer = self._post(BatchAnswer, "/api/allocate/batch", {"requests": demands})
+        answers: list[Allocation | Refusal] = []
+        for granted, refused in zip(answer["results"], answer["refusals"], strict=True):
+            if granted is not None:
+                answers.append(granted)
+            elif refused is not None:
+                answers.append(Refusal(RefusalKind(refused["kind"]), refused["detail"]))
+        return answers
 
     def release(
         self,
@@ -241,8 +237,8 @@ class ServiceClient:
     def _release(self, body: dict[str, Any]) -> ReleaseResult:
         try:
             answer = self._post(ReleaseAnswer, "/api/release", body | EXACT)
-        except LeaseNotFoundError:
-            return ReleaseResult.NOT_HELD
+        except LeaseNotFoundError as error:
+            return ReleaseResult.OTHER_HOLDER if error.is_held else ReleaseResult.NOT_HELD
         return ReleaseResult.QUARANTINED if answer["quarantined"] else ReleaseResult.RELEASED
 
     def place_job(self, lease_id: str, places: Sequence[JobPlace], *, fencing_token: int) -> Allocation:
@@ -277,6 +273,14 @@ class ServiceClient:
         """Remove a pending request; return False if the task has none (of that `sequence`)."""
         body = {"task_id": lease_id, "sequence": sequence, "reason": reason}
         return self._found("/api/cancel", body | EXACT)
+
+    def expire_and_schedule(self) -> list[Recorded]:
+        """Do nothing: the service expires and schedules by itself."""
+        return []
+
+    def stated_owner(self, owner: str) -> str | None:
+        """Return None: the service knows its callers by their tokens."""
+        return None
 
     def require_owner(self, entry: Mapping[str, Any]) -> None:
         """Raise `ServiceError` (403) for a lease or pending request that the service would not let us end."""
@@ -320,14 +324,14 @@ class ServiceClient:
 
     def gpus(self, servers: Sequence[str] = ()) -> list[ServerUse]:
         """Return the use of every GPU as last reported, by server: of these servers, by default of all."""
-        from resource_manager.fleet.server_use import ServerUse  # with much that no other call needs
+        from resource_manager.manager.use_results import ServerUse
 
         if servers:
             return self._get(Page[ServerUse], "/api/gpus", {"servers": list(servers)})["items"]
         return list(self._pages(ServerUse, "/api/gpus"))
 
-    def reset_resources(self) -> bool:
-        return self._post(Done, "/api/reset", {"confirm": True})["success"]
+    def reset(self) -> None:
+        self._post(Done, "/api/reset", {"confirm": True})
 
     def teams(self) -> TeamsView:
         return self._get(TeamsView, "/api/teams")
@@ -335,13 +339,13 @@ class ServiceClient:
     def cluster(self) -> ClusterView:
         return self._get(ClusterView, "/api/cluster")
 
-    def diff(self, form: ClusterForm, options: ApplyOptions | None = None) -> ClusterDiff:
-        return self._put_cluster(form, options, dry_run=True)
+    def diff(self, definition: ClusterForm, options: ApplyOptions | None = None) -> ClusterDiff:
+        return self._put_cluster(definition, options, dry_run=True)
 
     def apply(
-        self, form: ClusterForm, options: ApplyOptions | None = None, *, revision: str | None = None
+        self, definition: ClusterForm, options: ApplyOptions | None = None, *, revision: str | None = None
     ) -> ClusterDiff:
-        return self._put_cluster(form, options, revision=revision)
+        return self._put_cluster(definition, options, revision=revision)
 
     def _put_cluster(self, form: ClusterForm, options: ApplyOptions | None, **more: Any) -> ClusterDiff:
         sections = form.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -359,8 +363,11 @@ class ServiceClient:
         body = {"id": window_id, "dry_run": dry_run}
         return self._post(MaintenanceRemoveAnswer, "/api/maintenance/remove", body)["window"]
 
-    def get_resource_summary(self) -> Summary:
+    def summary(self) -> Summary:
         return self._get(Summary, "/api/status")
+
+    def servers(self) -> list[ServerSummary]:
+        return self.summary()["servers"]
 
     def status_of(self, lease_id: str) -> Submission | None:
         try:
@@ -385,8 +392,18 @@ class ServiceClient:
     def preempting(self) -> list[Allocation]:
         return self._get(Page[Allocation], "/api/leases/preempting")["items"]
 
-    def queue(self) -> list[QueueEntry]:
-        """Return the manager's queue, each entry with `estimated_start`."""
+    def wait(self, lease_id: str, timeout_s: float) -> Submission | None:
+        """Return as `status_of`, once a pending request is granted or gone, at most that much later."""
+        deadline = time.monotonic() + timeout_s
+        while (found := self.status_of(lease_id)) is not None and found["state"] == "WAITING":
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            time.sleep(min(left_s, WAIT_S))
+        return found
+
+    def queue(self, *, estimated: bool = True) -> list[QueueEntry]:
+        """Return the manager's queue, each entry with `estimated_start`, which the service has anyway."""
         return list(self._pages(QueueEntry, "/api/queue"))
 
     def history(self, after: int = 0, limit: int = PAGE, *, by: str = "", what: str = "") -> list[Recorded]:
@@ -426,16 +443,16 @@ class ServiceClient:
     def close(self) -> None:
         self._http.close()
 
-    def _allocate(self, demand: dict[str, Any]) -> Allocation | Refusal:
-        try:
-            return self._post(Allocation, "/api/allocate", demand)
-        except RefusedError as error:
-            return error.refusal
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _server_id(self, server: int | str) -> int:
         if isinstance(server, int) and server >= 0:
             return server
-        servers = self.get_resource_summary()["servers"]
+        servers = self.servers()
         for row in servers:
             if server in (row["server_id"], row["server_name"]):
                 return int(row["server_id"])
@@ -547,6 +564,10 @@ def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> Resou
         # The other kinds have no known time.
         known = refused is RefusalKind.RECOVERING and retry_after.isdecimal()
         detail = str(problem.get("detail", ""))
+        if refused is RefusalKind.LOCK_BUSY:
+            error = LockTimeoutError(0.0)
+            error.args = (detail,)
+            return error
         return RefusedError(status, Refusal(refused, detail, float(retry_after) if known else None))
     if kind == CLUSTER_CHANGED:
         error = ClusterChangedError()
@@ -561,7 +582,11 @@ def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> Resou
     elif kind == JOB_PLACED:
         error = JobPlacedError(problem.get("task_id", ""), "", (), "")
     elif kind == NO_LEASE:
-        error = LeaseNotFoundError(problem.get("task_id", ""), problem.get("fencing_token"))
+        error = LeaseNotFoundError(
+            problem.get("task_id", ""),
+            problem.get("fencing_token"),
+            is_held=problem.get("is_held") is True,
+        )
     elif problem.get("kind") == RefusalKind.NEVER_FITS:
         error = NeverFitsError("", field=field)
     elif isinstance(most := problem.get("max_priority"), int):

@@ -54,4 +54,5 @@ def not_released(
     is_that = view is not None and fencing_token in (None, view.get("fencing_token"))
     if view is not None and is_that and owner not in (None, view["owner"]):
         return OtherOwnerError(f"{view['name']} {view['short_id']}", view["owner"], owner)
-    return LeaseNotFoundError(task_id, fencing_token)
+    is_held = view is not None and "fencing_token" in view
+    return LeaseNotFoundError(task_id, fencing_token, is_held=is_held)

@@ -186,7 +186,12 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             return ProblemError(400, detail, refused=refused, errors=errors)
         case LeaseNotFoundError():
             return ProblemError(
-                404, detail, kind=NO_LEASE, task_id=error.lease_id, fencing_token=error.fencing_token
+                404,
+                detail,
+                kind=NO_LEASE,
+                task_id=error.lease_id,
+                fencing_token=error.fencing_token,
+                is_held=error.is_held,
             )
         case StateUnconfirmedError():
             return from_refusal(Refusal(RefusalKind.RECOVERING, detail, error.remaining_s))

@@ -18,13 +18,11 @@ from resource_manager.errors import (
     NO_LEASE,
     UNKNOWN_SERVER,
     LeaseNotFoundError,
-    LockTimeoutError,
     StateClosedError,
     UnknownNodeError,
 )
-from resource_manager.fleet.measured_hours import report_of
 from resource_manager.fleet.receiving import ReportAnswer
-from resource_manager.fleet.server_use import ServerUse, use_of
+from resource_manager.fleet.server_use import use_of
 from resource_manager.manager.cluster_change import ApplyOptions
 from resource_manager.manager.report import Report, ReportQuery
 from resource_manager.manager.results import (
@@ -40,6 +38,7 @@ from resource_manager.manager.results import (
     TeamsView,
     WindowView,
 )
+from resource_manager.manager.use_results import ServerUse
 from resource_manager.manager.wording import matches
 from resource_manager.rest.answers import (
     BatchAnswer,
@@ -354,8 +353,7 @@ def adopt(
     tags=("servers",),
 )
 def reset(service: Service, caller: Identity, body: ResetBody, once: Once | None = None) -> Done:
-    if not service.manager.reset_resources(once=once):
-        raise LockTimeoutError(service.manager.settings.lock_timeout_s)
+    service.manager.reset(once=once)
     return {"success": True}
 
 
@@ -484,7 +482,7 @@ def gpus(service: Service, caller: Identity, query: GpusQuery) -> Page[ServerUse
     tags=("servers",),
 )
 def status(service: Service, caller: Identity, query: StatusQuery) -> Summary:
-    summary = service.manager.get_resource_summary()
+    summary = service.manager.summary()
     if query.limit is not None or query.after:
         servers = summary["servers"]
         end = len(servers) if query.limit is None else query.after + query.limit
@@ -616,7 +614,7 @@ def usage_history(service: Service, caller: Identity, query: UsageHistoryQuery) 
     tags=("history",),
 )
 def report(service: Service, caller: Identity, query: ReportQuery) -> Report:
-    return report_of(service.manager, query)
+    return service.manager.report(query.by, query.since)
 
 
 @routes.add("GET", "/api/caller", Role.READER, "Name, role and teams of the caller")

@@ -8,6 +8,7 @@ from typing import Any
 from resource_manager.agent.report_format import read_report
 from resource_manager.airflow.demand import demand_of, submit
 from resource_manager.airflow.operators import GPUAllocateOperator
+from resource_manager.fleet.opening import REPORTS
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.jobs.task_identity import TaskIdentity
 from tests.agent.reporting import as_text, gpu, report
@@ -31,4 +32,5 @@ def ask(
 def report_of(manager: Any, **known: Any) -> None:
     """Receive a report of the lease's two GPUs from the server that holds it."""
     text = as_text(report(manager.store.now(), *(gpu(number, **known) for number in range(2))))
+    manager.read_reports_by(REPORTS)
     ReportReceiver(manager).receive(read_report(text))

@@ -167,7 +167,7 @@ def test_a_failed_release_does_not_change_the_result_of_the_function(manager, mo
     def fail(*_, **__):
         raise ResourceManagerError("the store is out")
 
-    monkeypatch.setattr(manager, "release_resources", fail)
+    monkeypatch.setattr(manager, "release", fail)
     with pytest.raises(AirflowSkipException) if ends_with else nullcontext():
         assert made(act).execute(context_of()) == "trained"
     assert len(manager.leases()) == 1

@@ -46,7 +46,7 @@ def test_a_connection_opens_a_store_or_the_service(monkeypatch, host, kind):
 )
 def test_the_password_of_a_connection_is_that_of_its_store(monkeypatch, host, url):
     opened = []
-    monkeypatch.setattr(hook, "GPUResourceManager", lambda settings, by: opened.append(settings.store))
+    monkeypatch.setattr(hook, "open_manager", lambda settings, by: opened.append(settings.store))
     connection = {"conn_type": "gpu_manager", "host": host, "password": "p/w"}  # pragma: allowlist secret
     monkeypatch.setenv("AIRFLOW_CONN_GPUS", json.dumps(connection))
     GPUManagerHook("gpus").get_conn()

@@ -14,6 +14,7 @@ from werkzeug.serving import make_server
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.cli import main
 from resource_manager.cli.target import Target
+from resource_manager.fleet.opening import REPORTS
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 
@@ -27,6 +28,7 @@ def running_on(
     """Yield a function that runs a command on the manager: through a "service", or as its "store"."""
     runner = CliRunner()
     if target == "store":
+        manager.read_reports_by(REPORTS)
         monkeypatch.setattr(Target, "manager", manager)
         yield lambda *arguments: runner.invoke(main, list(arguments))
         return

@@ -6,9 +6,9 @@ import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.agent.report_format import read_report
-from resource_manager.fleet.measured_hours import measures_of, report_of
+from resource_manager.fleet.measured_hours import measures_of
+from resource_manager.fleet.opening import REPORTS
 from resource_manager.fleet.receiving import ReportReceiver
-from resource_manager.manager.report import ReportQuery
 from resource_manager.storage.memory import MemoryStore
 from tests.agent.reporting import as_text, gpu, process, report, server
 from tests.builders import Clock
@@ -34,7 +34,8 @@ def test_a_lease_is_idle_from_when_it_computes_nothing() -> None:
         sample(0)
         clock.now += 1800
         sample(0)
-        found = report_of(manager, ReportQuery(since=7200.0))["total"]
+        manager.read_reports_by(REPORTS)
+        found = manager.report(since=7200.0)["total"]
     assert (found["granted"], found["used"], found["idle"]) == (
         pytest.approx(2.0),
         pytest.approx(1.5),
@@ -59,7 +60,8 @@ def test_what_was_measured_outlives_the_lease_and_its_report() -> None:
     mine.clear()
     sample(0, 74)
     service.clock.now += 3600  # no report is left, the other lease goes on
-    rows = report_of(service.manager, ReportQuery(by=["team"], since=7200.0))["rows"]
+    service.manager.read_reports_by(REPORTS)
+    rows = service.manager.report(["team"], 7200.0)["rows"]
     vision = next(row for row in rows if row["group"]["team"] == "vision")
     assert vision["used"] == pytest.approx(2 * vision["idle"], rel=1e-3)
     assert vision["used"] + vision["idle"] == pytest.approx(vision["granted"])

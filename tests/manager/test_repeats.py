@@ -120,9 +120,9 @@ def test_a_batch_answers_again_what_it_granted_and_what_not(manager: GPUResource
 
 def test_a_reset_is_made_once(manager: GPUResourceManager) -> None:
     manager.allocate("t", 2)
-    assert manager.reset_resources(once=once())
+    manager.reset(once=once())
     manager.allocate("u", 2)
-    assert manager.reset_resources(once=once())
+    manager.reset(once=once())
     assert [lease["task_id"] for lease in manager.leases()] == ["u"]
 
 

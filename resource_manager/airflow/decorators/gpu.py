@@ -14,20 +14,20 @@ from typing import Any, ClassVar
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 
-from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.triggers import LeaseEndTrigger, identity_of
 from resource_manager.airflow.use_meter import warn_when_idle
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 from resource_manager.core.changes import Outcome
-from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
+from resource_manager.errors import LeaseNotFoundError, LockTimeoutError, ResourceManagerError
 from resource_manager.jobs.launchers.devices import device_environment, lease_environment
 from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.jobs.registered_process import register_process
 from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.demand import given_value
 from resource_manager.manager.results import Allocation
+from resource_manager.manager.service import LeaseService
 
 SERVER_VARIABLE = "GPU_MANAGER_SERVER"
 
@@ -83,7 +83,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
             allocation = self._granted(context, manager, granted_to_this_try)
         return self._run(context, manager, allocation)
 
-    def _granted(self, context: Any, manager: Manager, granted_to_this_try: bool) -> Allocation:
+    def _granted(self, context: Any, manager: LeaseService, granted_to_this_try: bool) -> Allocation:
         """Return this try's allocation, on this worker's server; defer for as long as there is none."""
         identity, plain_identity = identity_of(context)
         this_try = str(context["ti"].try_number)
@@ -101,9 +101,10 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
             )
         here = os.environ.get(SERVER_VARIABLE, status["server_name"])
         if here != status["server_name"]:
-            manager.release_resources(
-                identity.lease_id, fencing_token=status["fencing_token"], outcome=Outcome.FAILED
-            )
+            with suppress(LockTimeoutError):  # it will expire
+                manager.release(
+                    identity.lease_id, fencing_token=status["fencing_token"], outcome=Outcome.FAILED
+                )
             raise AirflowException(
                 f"the GPUs were granted on {status['server_name']}, but this worker is on {here} "
                 f"({SERVER_VARIABLE}): give the task the Airflow queue of one server's workers"
@@ -122,7 +123,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
                 "GPUTrainingOperator(nodes=…), or tasks in gpu_lease(nodes=…)"
             )
 
-    def _server_of_worker(self, manager: Manager) -> dict[str, str]:
+    def _server_of_worker(self, manager: LeaseService) -> dict[str, str]:
         """Return the server named by `GPU_MANAGER_SERVER` as a field, or none if it is not set.
 
         Raises `AirflowFailException` if the task requires another server.
@@ -132,7 +133,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
             return {}
         if wanted is None or str(wanted) == here:
             return {"server": here}
-        for row in manager.get_resource_summary()["servers"]:
+        for row in manager.servers():
             if row["server_name"] == here and str(row["server_id"]) == str(wanted):
                 return {"server": here}
         raise AirflowFailException(
@@ -150,7 +151,7 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
         """Continue after the lease of an earlier try ended."""
         return self.execute_request(context, {})
 
-    def _run(self, context: Any, manager: Manager, allocation: Allocation) -> Any:
+    def _run(self, context: Any, manager: LeaseService, allocation: Allocation) -> Any:
         context["ti"].xcom_push(key="allocation", value=allocation)
         gpus = allocation["gpu_ids"], allocation["gpu_uuids"]
         devices = device_environment(
@@ -178,13 +179,13 @@ class GPUDecoratedOperator(GPUOperator, DecoratedOperator, PythonOperator):
                 else:
                     os.environ[name] = value
             try:
-                manager.release_resources(allocation["task_id"], fencing_token=token, outcome=outcome)
+                manager.release(allocation["task_id"], fencing_token=token, outcome=outcome)
             except ResourceManagerError as error:  # a failed release must not hide the function's own result
                 self.log.warning("the lease was not released and will expire: %s", error)
 
 
 @contextmanager
-def _kept(manager: Manager, lease_id: str, token: int, ttl_s: float) -> Iterator[None]:
+def _kept(manager: LeaseService, lease_id: str, token: int, ttl_s: float) -> Iterator[None]:
     """Renew the lease while the block runs; kill this process and its children before it expires."""
     over = threading.Event()
     renewed_at = time.monotonic()

@@ -16,7 +16,7 @@ from resource_manager.airflow.demand import (
     taken,
     takes_demand,
 )
-from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook, Manager
+from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.links import ConsoleLink, console_url
 from resource_manager.airflow.outages import outlasts_outages
 from resource_manager.airflow.triggers import GrantTrigger, TriggerState, identity_of
@@ -28,6 +28,7 @@ from resource_manager.jobs.preempting import queue_again
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.demand import given_value
 from resource_manager.manager.results import Allocation, WindowView
+from resource_manager.manager.service import LeaseService
 from resource_manager.scheduling.preemption import restarts_of
 
 
@@ -70,7 +71,7 @@ class GPUOperator(BaseOperator):
         self.gpu_conn_id = gpu_conn_id
 
     @property
-    def manager(self) -> Manager:
+    def manager(self) -> LeaseService:
         """Manager behind the connection."""
         return GPUManagerHook(self.gpu_conn_id, task=self).get_conn()
 
@@ -83,7 +84,7 @@ class GPUOperator(BaseOperator):
     def lease(
         self,
         context: Any,
-        manager: Manager,
+        manager: LeaseService,
         *,
         labels: Mapping[str, str],
         **instead: Any,
@@ -114,7 +115,7 @@ class GPUOperator(BaseOperator):
             )
         return status
 
-    def gives_back(self, manager: Manager, allocation: Allocation, gang: GangJob | None = None) -> bool:
+    def gives_back(self, manager: LeaseService, allocation: Allocation, gang: GangJob | None = None) -> bool:
         """Queue the request again if its job would run into maintenance; return False if it may begin.
 
         The jobs of a `gang` may have begun before. Raises `LauncherError` if that is unknown.
@@ -153,7 +154,7 @@ class GPUOperator(BaseOperator):
         return manager.cancel(identity.lease_id, sequence=entry["sequence"])
 
 
-def _window_ahead(manager: Manager, allocation: Allocation) -> WindowView | None:
+def _window_ahead(manager: LeaseService, allocation: Allocation) -> WindowView | None:
     """Return the maintenance window that the job would run into if it began now, or None.
 
     The grant counted the stated runtime from itself, and Airflow may begin the job a while later. A runtime

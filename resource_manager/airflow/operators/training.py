@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from resource_manager.airflow.demand import end_lease, is_of
-from resource_manager.airflow.hook import Manager
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.outages import outlasting_outages, outlasts_outages
 from resource_manager.airflow.task_state import is_wanted
@@ -43,6 +42,7 @@ from resource_manager.jobs.running_job import RunningJob, job_of
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.results import Allocation, Submission
+from resource_manager.manager.service import LeaseService
 from resource_manager.scheduling.preemption import restarts_of
 
 ATTEMPT_LABEL = "start_attempt"
@@ -158,7 +158,7 @@ class GPUTrainingOperator(GPUOperator):
             return self._preempted(context, manager, allocation)
         return self._run_job(context, manager, allocation)
 
-    def _run_job(self, context: Any, manager: Manager, allocation: Allocation) -> Any:
+    def _run_job(self, context: Any, manager: LeaseService, allocation: Allocation) -> Any:
         _, plain_identity = identity_of(context)
         gang = GangJob.of(allocation)
         try:
@@ -216,7 +216,9 @@ class GPUTrainingOperator(GPUOperator):
     def _launcher(self) -> str:
         return self.launcher or ("docker" if self.image else "local")
 
-    def _placed(self, context: Any, manager: Manager, allocation: Allocation) -> tuple[Allocation, GangJob]:
+    def _placed(
+        self, context: Any, manager: LeaseService, allocation: Allocation
+    ) -> tuple[Allocation, GangJob]:
         """Prepare the job, and store where it is about to start; return the allocation with these places.
 
         Nothing runs if that fails: the lease ends at once, and the next one avoids those servers.
@@ -239,7 +241,7 @@ class GPUTrainingOperator(GPUOperator):
     def _not_started(
         self,
         context: Any,
-        manager: Manager,
+        manager: LeaseService,
         allocation: Allocation,
         error: LauncherError,
         failed_nodes: Sequence[str] = (),
@@ -281,7 +283,7 @@ class GPUTrainingOperator(GPUOperator):
         """Request a lease again after a start that failed."""
         return self._request(context, attempt)
 
-    def _end(self, manager: Manager, identity: TaskIdentity, outcome: Outcome, **why: Any) -> None:
+    def _end(self, manager: LeaseService, identity: TaskIdentity, outcome: Outcome, **why: Any) -> None:
         """End job and lease, and log what of it may still run."""
         done = end_lease(manager, identity, self.owner, outcome, **why)
         if done is not None and done.action is ActionKind.PARTLY_RELEASED:
@@ -354,7 +356,9 @@ class GPUTrainingOperator(GPUOperator):
             raise AirflowException(f"{job} ended with exit code {event['exit_code']}: {event['last_line']}")
         return _value(event["last_line"])
 
-    def _taken(self, manager: Manager, identity: TaskIdentity, event: Mapping[str, Any]) -> Submission | None:
+    def _taken(
+        self, manager: LeaseService, identity: TaskIdentity, event: Mapping[str, Any]
+    ) -> Submission | None:
         """Return the task's lease or pending request if a preemption is why its job ended, else None."""
         entry = manager.status_of(identity.lease_id)
         if entry is None or not is_of(entry, identity):
@@ -366,7 +370,7 @@ class GPUTrainingOperator(GPUOperator):
             return entry
         return entry if entry["preempted_by"] is not None else None
 
-    def _preempted(self, context: Any, manager: Manager, allocation: Allocation) -> Any:
+    def _preempted(self, context: Any, manager: LeaseService, allocation: Allocation) -> Any:
         """End the job of a lease that is being preempted, and wait for another one; the try goes on.
 
         A job that still ends with exit code 0 has succeeded. One that cannot be known to be gone keeps its

@@ -36,7 +36,7 @@ class NoticeCache:
         if time.monotonic() - self._looked_at > NOTICES_FOR_S:
             self._looked_at = time.monotonic()
             try:
-                summary = manager.get_resource_summary()
+                summary = manager.summary()
                 self._found = notices_of(summary, manager.settings.inventory, manager.diff)
             except ResourceManagerError:
                 self._found = []

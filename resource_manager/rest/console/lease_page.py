@@ -10,12 +10,13 @@ from resource_manager.core.models import Request
 from resource_manager.core.name_lookup import find
 from resource_manager.core.names import short
 from resource_manager.errors import LeaseNotFoundError
-from resource_manager.fleet.server_use import GpuUse, use_of
+from resource_manager.fleet.server_use import use_of
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.manager import serializers
 from resource_manager.manager.newest_changes import names_at
 from resource_manager.manager.results import Recorded
+from resource_manager.manager.use_results import GpuUse
 from resource_manager.manager.wording import by_whom, content_of
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import cells

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from resource_manager.fleet.measured_hours import accounts_of, measures_of, prices_of
+from resource_manager.fleet.measured_hours import measures_of
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.report import Accounts, ReportQuery
 from resource_manager.manager.serializers import most_wasted, wasted
@@ -39,7 +39,7 @@ class AccountsCache:
         with self._lock:
             began = time.monotonic()
             if self._last is None or began >= self._good_until:
-                self._last = accounts_of(manager)
+                self._last = manager.accounts()
                 ended = time.monotonic()
                 self._good_until = ended + min((ended - began) / MAX_PART, MAX_AGE_S)
             return self._last
@@ -60,7 +60,7 @@ class Part:
 def look_at(accounts: Accounts, manager: GPUResourceManager, query: ReportQuery) -> dict[str, Any]:
     """Return the rows, the columns of the chart, and who wasted most."""
     measures = measures_of(manager)
-    report = accounts.report(query, measures=measures, prices=prices_of(manager))
+    report = accounts.report(query, measures=measures, prices=manager.prices())
     begun = min((segment.start for segment in accounts.hours.segments), default=accounts.now)
     # The chart starts at what there is.
     shown_s = min(query.since, max(accounts.now - begun, MIN_SHOWN_S))

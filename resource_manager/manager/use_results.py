@@ -1,0 +1,82 @@
+"""Dictionaries in which manager, client and service return the use of the GPUs."""
+
+from __future__ import annotations
+
+from typing_extensions import TypedDict
+
+
+class GpuLease(TypedDict):
+    """Lease on a GPU; `idle_s` is the time for which it has computed nothing, once that is too long."""
+
+    task_id: str
+    name: str
+    short_id: str
+    team: str
+    owner: str
+    gpu_milli: int
+    fencing_token: int
+    idle_s: float | None
+
+
+class GpuProcess(TypedDict):
+    """Process on a GPU; None is what the agent may not read. `rogue`: it belongs to no lease there."""
+
+    pid: int
+    user: str | None
+    command: str | None
+    memory_mib: int | None
+    lease_id: str | None
+    rogue: bool
+
+
+class GpuFinding(TypedDict):
+    """Condition of a GPU, what the manager does about it, and what a person should do."""
+
+    condition: str
+    action: str
+    text: str
+    todo: str
+
+
+class GpuUse(TypedDict):
+    """One GPU of the inventory; None is what its server did not report.
+
+    `closed` is the reason why it takes no new leases, `cleaning` names the ended leases whose processes may
+    be left. `idle`: a lease on it has computed nothing for longer than it may.
+    """
+
+    gpu_id: int
+    uuid: str
+    type: str
+    memory_mib: int | None
+    memory_used_mib: int | None
+    utilization_percent: int | None
+    temperature_c: int | None
+    power_w: float | None
+    leases: list[GpuLease]
+    processes: list[GpuProcess] | None
+    health: list[GpuFinding]
+    closed: str
+    cleaning: list[str]
+    rogue: bool
+    idle: bool
+
+
+class ServerUse(TypedDict):
+    """One server, which takes new leases if `is_open`; `age_s` is the time since its last report, or None.
+
+    `drain_reason` is why it was drained, or since when its agent is silent. `error` is the report's,
+    `agent_version` that of the agent that sent it.
+    """
+
+    server_id: int
+    server_name: str
+    state: str
+    is_open: bool
+    drain_reason: str
+    watched: bool
+    age_s: float | None
+    error: str
+    driver: str | None
+    agent_version: str | None
+    gpus: list[GpuUse]
