@@ -6,11 +6,11 @@ from resource_manager.lazy import lazy_names
 
 if TYPE_CHECKING:
     from resource_manager.core.models import Lease, Request
-    from resource_manager.core.refusal import Refusal
     from resource_manager.errors import ResourceManagerError
     from resource_manager.manager.aio import AsyncGPUResourceManager
     from resource_manager.manager.demand import Demand
     from resource_manager.manager.manager import GPUResourceManager
+    from resource_manager.manager.refusal_wording import Refusal
     from resource_manager.settings import Settings
     from resource_manager.storage import MemoryStore, RedisStore, VariableStore
 else:  # a command that calls a service, or prints its help, needs none of them
@@ -22,7 +22,7 @@ else:  # a command that calls a service, or prints its help, needs none of them
             "GPUResourceManager": "resource_manager.manager.manager",
             "Lease": "resource_manager.core.models",
             "MemoryStore": "resource_manager.storage",
-            "Refusal": "resource_manager.core.refusal",
+            "Refusal": "resource_manager.manager.refusal_wording",
             "RedisStore": "resource_manager.storage",
             "Request": "resource_manager.core.models",
             "ResourceManagerError": "resource_manager.errors",

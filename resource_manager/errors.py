@@ -72,7 +72,14 @@ class PriorityError(InvalidRequestError):
 
 
 class NeverFitsError(InvalidRequestError):
-    """A request within the limits that fits no server of the inventory, even an empty one."""
+    """A request within the limits that fits no server of the inventory, even an empty one.
+
+    `grounds` are the facts, which the manager puts into words.
+    """
+
+    def __init__(self, message: str = "", *, field: str | None = None, grounds: Any = None) -> None:
+        super().__init__(message, field=field)
+        self.grounds = grounds
 
 
 class NoServersError(InvalidRequestError):
@@ -86,9 +93,8 @@ class UnknownNodeError(InvalidRequestError):
     """A node name or server id that is not in the inventory."""
 
     def __init__(self, node: object, known: int, *, field: str | None = None) -> None:
-        super().__init__(
-            f"{field or 'server'} {node!r} is not in the inventory of {known} servers", field=field
-        )
+        servers = f"{known} server{'' if known == 1 else 's'}"
+        super().__init__(f"{field or 'server'} {node!r} is not in the inventory of {servers}", field=field)
         self.node = node
 
 
@@ -270,6 +276,18 @@ class StateClosedError(StoreError):
 
 class BackupRefusedError(StoreError):
     """There is nothing to back up, or a restore would lose leases of the store; nothing was changed."""
+
+
+def recovery_text(began_ago_s: float, resumes_in_s: float, clock_jump_s: float) -> str:
+    """Say why grants pause: a restart of the store, or a jump of its clock by `clock_jump_s`."""
+    what = "restarted or restored"
+    if clock_jump_s:
+        way = "forward" if clock_jump_s > 0 else "back"
+        what = f"the store's clock jumped {way} by {abs(clock_jump_s):.0f} s, seen"
+    return (
+        f"recovering: {what} {began_ago_s:.0f} s ago; grants resume in {resumes_in_s:.0f} s "
+        "(until then the owners of leases renew them)"
+    )
 
 
 class StateUnconfirmedError(StoreError):

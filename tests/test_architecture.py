@@ -35,12 +35,16 @@ OF_SIMULATOR = (
     "scheduling",
     "storage",
     "manager.cluster_file",  # rules of teams on a trace, from the file that the manager takes
+    "manager.refusal_wording",  # a job that never fits is refused in the manager's words
     "cli.base",
 )
 """The parts of resource_manager that the simulator may import."""
 
 OF_AIRFLOW = "resource_manager.airflow.version_compat"
 """The names that differ between versions of Airflow: every part may import it, since it imports none."""
+
+QUEUE_ORDERS = "resource_manager.scheduling.queue_order"
+"""The file of all queue orders."""
 
 AT_ROOT = {"__init__.py", "errors.py", "lazy.py", "settings.py", "testing.py", "py.typed"}
 PURE = ("core", "scheduling")
@@ -165,6 +169,21 @@ def test_nobody_asks_which_lease_service_they_have() -> None:
                 assert not any(kind in asked for kind in kinds), f"{path}:{node.lineno}: {asked}"
             elif isinstance(node, ast.BinOp):
                 assert not {"GPUResourceManager", "ServiceClient"} <= {*ast.unparse(node).split(" | ")}, path
+
+
+MURI = ROOT / "simulator" / "replay" / "muri.py"
+"""A published study, which has orders of its own under the same names."""
+
+
+def test_a_queue_order_is_added_in_one_file() -> None:
+    """Commands, forms, files and reports read the registered orders: no other file has to name a new one.
+
+    Told by one of the simple ones, which only its own file names.
+    """
+    files = [*modules("resource_manager"), *modules("simulator"), *modules("plugins"), *modules("dags")]
+    named = re.compile(r"\bsrsf\b")
+    naming = [path for path in files if path != MURI and named.search(path.read_text(encoding="utf-8"))]
+    assert [name_of(path) for path in naming] == [QUEUE_ORDERS]
 
 
 TESTS = modules("tests")

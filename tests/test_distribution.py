@@ -101,7 +101,7 @@ def test_gpu_manager_works_on_a_store(
     assert "4 servers, 0 leases" in gpu_manager("status")
     lease = json.loads(gpu_manager("allocate", "t", "--gpus", "2", "--cpus", "4", "--json"))
     assert lease["gpu_ids"] == [0, 1]
-    assert "4 servers, 1 leases" in gpu_manager("status")
+    assert "4 servers, 1 lease" in gpu_manager("status")
     gpu_manager("release", "t")
 
 

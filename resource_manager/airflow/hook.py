@@ -18,6 +18,7 @@ from resource_manager.fleet.opening import open_manager
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.task_identity import task_as_caller
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.plurals import counted
 from resource_manager.manager.service import LeaseService
 from resource_manager.rest.client import ServiceClient, ServiceUnavailableError
 from resource_manager.settings import Settings
@@ -127,8 +128,8 @@ class GPUManagerHook(BaseHook):
         free = sum(server["available_gpus"] for server in servers)
         closed = sum(server["closed_gpus"] for server in servers)
         total = sum(server["total_gpus"] for server in servers)
-        gpus = f"{free} of {total} GPUs free" + (f", {closed} closed" if closed else "")
-        return True, f"{len(servers)} servers, {gpus}, seen from {socket.gethostname()}"
+        gpus = f"{free} of {counted(total, 'GPU')} free" + (f", {closed} closed" if closed else "")
+        return True, f"{counted(len(servers), 'server')}, {gpus}, seen from {socket.gethostname()}"
 
 
 def is_outage(error: BaseException | None) -> bool:

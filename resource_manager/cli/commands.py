@@ -154,10 +154,8 @@ def allocate(target: Target, /, lease_id: str, wait: bool, as_json: bool, **opti
     if wait:
         _allocate_in_time(target, demand_of(lease_id, options), as_json)
         return
-    from resource_manager.core.refusal import (  # which the manager and the client load anyway
-        Refusal,
-        RefusalKind,
-    )
+    from resource_manager.core.refusal import RefusalKind  # which the manager and the client load anyway
+    from resource_manager.manager.refusal_wording import Refusal
 
     lease = target.manager.try_allocate(demand_of(lease_id, options))
     if isinstance(lease, Refusal):

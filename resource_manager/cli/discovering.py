@@ -17,6 +17,7 @@ from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import exit_codes
 from resource_manager.errors import ResourceManagerError
+from resource_manager.manager.plurals import counted
 
 if TYPE_CHECKING:  # pydantic takes most of the time that --help may take
     from resource_manager.agent.report_format import Report
@@ -81,7 +82,7 @@ def discover(
     if found and output is not None:
         _write(output, inventory_toml(found))
         gpus = sum(len(server.report.gpus) for server in found)
-        click.echo(f"{output}: {len(found)} servers with {gpus} GPUs", err=as_json)
+        click.echo(f"{output}: {counted(len(found), 'server')} with {counted(gpus, 'GPU')}", err=as_json)
     elif found and not as_json:
         click.echo(inventory_toml(found), nl=False)
     if len(found) < len(answers):

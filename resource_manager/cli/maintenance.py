@@ -11,6 +11,7 @@ from resource_manager.cli.base import print_json
 from resource_manager.cli.commands import json_option, main, wide_option
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.lazy import lazy_module
+from resource_manager.manager.plurals import counted
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
@@ -84,7 +85,7 @@ def remove(target: Target, number: int, dry_run: bool, as_json: bool) -> None:
 def _line(window: WindowView) -> str:
     again = f", every {window['every']}" if window["every"] else ""
     why = f": {window['reason']}" if window["reason"] else ""
-    running = f"; {len(window['running'])} leases there now" if window["running"] else ""
+    running = f"; {counted(len(window['running']), 'lease')} there now" if window["running"] else ""
     state = " (open)" if window["is_open"] else ""
     ends = ", preempts" if window["preempt"] else ""
     return (

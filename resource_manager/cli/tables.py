@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from rich.console import Console, Group
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from resource_manager.cli.fitting import WIDE, Column, FittedTable
 from resource_manager.core.models import MILLI_PER_GPU
+from resource_manager.manager.plurals import counted, plural
 from resource_manager.manager.serializers import (
     Usage,
     duration,
@@ -65,7 +66,8 @@ def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
         Column("free", justify="right"),
         Column("CPUs free", 1, justify="right"),
         Column("leases", wraps=True),
-        title=f"{summary['total_servers']} servers, {len(leases)} leases, {len(queue)} waiting\n"
+        title=f"{counted(summary['total_servers'], 'server')}, {counted(len(leases), 'lease')}, "
+        f"{len(queue)} waiting\n"
         f"GPUs: {usage(servers, 'gpus')}\nCPUs: {usage(servers, 'cpus')}",
     )
     for server in servers:
@@ -142,7 +144,8 @@ def teams_table(teams: Row) -> FittedTable:
         Column("allocated", justify="right"),
         Column("borrowed", 3, justify="right"),
         Column("waiting", justify="right"),
-        title=f"{len(teams['teams'])} teams, {guaranteed:g} of {teams['capacity']} GPUs guaranteed, "
+        title=f"{counted(len(teams['teams']), 'team')}, "
+        f"{guaranteed:g} of {counted(teams['capacity'], 'GPU')} guaranteed, "
         f"preemption {'on' if teams['preemption'] else 'off'}",
     )
     for team in teams["teams"]:
@@ -155,7 +158,7 @@ def teams_table(teams: Row) -> FittedTable:
             f"{team['weight']:g}",
             f"{team['allocated']:g}",
             f"{team['borrowed']:g}",
-            f"{team['waiting']} ({team['waiting_gpus']:g} GPUs)" if team["waiting"] else "0",
+            f"{team['waiting']} ({counted(team['waiting_gpus'], 'GPU')})" if team["waiting"] else "0",
         )
     return table
 
@@ -202,7 +205,7 @@ def leases_table(leases: Sequence[Row], now: float) -> FittedTable:
         Column("team", 1),
         Column("age", justify="right"),
         Column("renew within", 5, justify="right"),
-        title=f"{len(leases)} leases",
+        title=counted(len(leases), "lease"),
     )
     for lease in leases:
         ends = lease.get("expires_at")
@@ -280,18 +283,22 @@ def lease_line(lease: Row) -> str:
         for member in lease["members"]:
             devices = ",".join(map(str, member["gpu_ids"]))
             lines.append(
-                f"  rank {member['rank']}: {f'GPUs {devices}' if devices else 'no GPU'} and "
-                f"{member['cpu_count']:g} CPUs of {member['server_name']} ({member['address']}"
+                f"  rank {member['rank']}: {_devices(member['gpu_ids'], devices)} and "
+                f"{counted(member['cpu_count'], 'CPU')} of {member['server_name']} ({member['address']}"
                 f"{':' + str(member['port']) if member['port'] else ''})"
             )
         return "\n".join(lines)
-    devices = f"GPUs {lease['gpu_devices']}" if lease["gpu_ids"] else "no GPU"
+    devices = _devices(lease["gpu_ids"], lease["gpu_devices"])
     if lease["gpu_uuids"]:
         devices += f" ({', '.join(map(short_uuid, lease['gpu_uuids']))})"
     return (
-        f"{name_in_words(lease)}: {devices} and {lease['cpu_count']:g} CPUs of {lease['server_name']}, "
-        f"fencing token {lease.get('fencing_token')}"
+        f"{name_in_words(lease)}: {devices} and {counted(lease['cpu_count'], 'CPU')} of "
+        f"{lease['server_name']}, fencing token {lease.get('fencing_token')}"
     )
+
+
+def _devices(gpu_ids: Sized, devices: str) -> str:
+    return f"{plural(len(gpu_ids), 'GPU')} {devices}" if gpu_ids else "no GPU"
 
 
 def explanation(answer: Row) -> Group:

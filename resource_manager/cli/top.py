@@ -18,6 +18,7 @@ from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.session import Session
 from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
+from resource_manager.manager.plurals import counted
 
 if TYPE_CHECKING:
     from resource_manager.manager.use_results import ServerUse
@@ -101,6 +102,8 @@ def _use(target: Target, servers: Sequence[str]) -> list[ServerUse]:
     known = {name: row for row in found for name in (row["server_name"], str(row["server_id"]))}
     for name in servers:
         if name not in known:
-            raise Failure(f"SERVER {name!r} is not in the inventory of {len(found)} servers", REFUSED)
+            raise Failure(
+                f"SERVER {name!r} is not in the inventory of {counted(len(found), 'server')}", REFUSED
+            )
     wanted = [known[name]["server_name"] for name in servers]
     return [row for row in found if row["server_name"] in wanted]

@@ -16,6 +16,7 @@ from resource_manager.cli.discovering import MAX_CONNECTIONS, ask, ask_here
 from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import ResourceManagerError
+from resource_manager.manager.plurals import counted
 
 if TYPE_CHECKING:
     from resource_manager.agent.report_format import Report
@@ -99,7 +100,7 @@ def adopt(target: Target, server: str, user: str | None, key: str | None, as_jso
     if not all(gpu.uuid for gpu in gpus):
         raise Failure(f"server {name} reports GPUs without UUIDs, which cannot be pinned", REFUSED)
     adopted = manager.adopt(row["server_id"], gpus)
-    print_json(adopted) if as_json else click.echo(f"{name}: {len(gpus)} GPUs adopted")
+    print_json(adopted) if as_json else click.echo(f"{name}: {counted(len(gpus), 'GPU')} adopted")
 
 
 def _gpus(row: ServerDetail) -> list[Gpu]:

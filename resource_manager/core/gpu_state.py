@@ -10,12 +10,10 @@ from itertools import repeat
 from resource_manager.core.changes import GpuCleaned, GpuClosed, GpuOpened
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Placement
 from resource_manager.core.node_state import Cleaning, NodeState
+from resource_manager.core.refusal import WithheldGpu, WithheldGpus
 
 DRAINED = "drained"
 """The condition of a GPU that an operator closed."""
-
-MAX_SHOWN = 3
-"""Maximum number of GPUs named in a sentence."""
 
 GpuChange = GpuClosed | GpuOpened | GpuCleaned
 """The changes that are about one node's GPUs."""
@@ -168,16 +166,16 @@ def withheld_milli(state: NodeState) -> dict[int, int]:
     }
 
 
-def withheld(state: NodeState, gpu_ids: Collection[int]) -> list[str]:
-    """Say of which of these GPUs nothing is granted, or not all: `GPU 3 is closed: xid 79`."""
+def withheld(state: NodeState, gpu_ids: Collection[int]) -> WithheldGpus | None:
+    """Return those of these GPUs of which nothing is granted, or not all: the closed ones first; or None."""
     found = [
-        f"GPU {gpu_id} is closed: {state.closed_gpus[gpu_id].reason}"
+        WithheldGpu(gpu_id, state.closed_gpus[gpu_id].reason)
         for gpu_id in sorted(gpu_ids)
         if gpu_id in state.closed_gpus
     ]
     found += [
-        f"GPU {gpu_id} is being cleaned after its last lease"
+        WithheldGpu(gpu_id)
         for gpu_id in sorted(gpu_ids)
         if gpu_id not in state.closed_gpus and cleaning_on(state, gpu_id)
     ]
-    return found if len(found) <= MAX_SHOWN else [*found[:MAX_SHOWN], f"{len(found) - MAX_SHOWN} more"]
+    return WithheldGpus(tuple(found), state.name) if found else None

@@ -54,11 +54,6 @@ class Window:
             return None
         return found
 
-    def in_words(self, begin: float, end: float) -> str:
-        """Return the window as a phrase: `maintenance from … until …: reason`."""
-        why = f": {self.reason}" if self.reason else ""
-        return f"maintenance from {as_text(begin)} until {as_text(end)}{why}"
-
 
 def is_window(preemptor: str) -> bool:
     """Return True if a lease is preempted for a window, not for a request."""

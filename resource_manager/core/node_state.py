@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import eq as _is_same
 
 from resource_manager.core.changes import AgentLost, Drained, GpuClosed, GpuOpened
 from resource_manager.core.fit import (
     FreeCapacity,
+    accepted_gpu_ids,
     accepts_node,
     could_ever_fit,
     fits,
@@ -20,6 +21,7 @@ from resource_manager.core.fit import (
 )
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Node, Placement, Request
 from resource_manager.core.names import full_name
+from resource_manager.core.refusal import InWindow, StartFailed
 from resource_manager.errors import CapacityError
 
 
@@ -48,10 +50,9 @@ class Cleaning:
 
 @dataclass(frozen=True, slots=True)
 class ClosedToRequest(Drained):
-    """A node is closed, in a trial, to one request: it would cross a maintenance window there.
+    """A node is closed, in a trial, to one request: by a maintenance window, or where its start failed."""
 
-    `failed`: the last start of its job failed there.
-    """
+    why: InWindow | StartFailed = field(kw_only=True)
 
 
 class NodeState:
@@ -155,6 +156,23 @@ class NodeState:
         else:
             enough = self.whole_free > 0 or max(self.gpu_free.values()) >= request.gpu_milli
         return enough and (not particular or accepts_node(self.node, request))
+
+    def usable(self, request: Request, free: FreeCapacity) -> list[int] | None:
+        """Return the GPUs the request could take of what is free at some time; None if it does not fit.
+
+        `fit.fits`, made fast, for a request that the node could take when empty.
+        """
+        for name, amount in request.resources.items():
+            if free.amounts.get(name, 0) < amount:
+                return None
+        milli = request.gpu_milli
+        ids = [gpu_id for gpu_id, left in free.gpus.items() if left >= milli]
+        if len(ids) < request.gpus:
+            return None
+        if not self.uniform and (request.gpu_types or request.vendor or self.has_mig):
+            accepted = accepted_gpu_ids(self.node, request)
+            ids = [gpu_id for gpu_id in ids if gpu_id in accepted]
+        return ids if len(ids) >= request.gpus else None
 
     @property
     def capacity(self) -> FreeCapacity:

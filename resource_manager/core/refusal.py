@@ -1,41 +1,15 @@
-"""Refusals: the reason why a request is not granted now, in one sentence that all interfaces show."""
+"""Grounds of a refusal: kind and numbers, which the edge puts into words."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar, dataclass_transform
 
-from resource_manager.core.cluster import ClusterState
-from resource_manager.core.fit import (
-    accepted_gpu_ids,
-    accepts_node,
-    could_ever_fit,
-    count_gpus,
-    fits,
-    has_labels,
-    has_mig_devices_for,
-)
-from resource_manager.core.gpu_state import withheld
-from resource_manager.core.maintenance import to_the_minute
-from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
-from resource_manager.core.names import name_of, short
-from resource_manager.core.node_state import ClosedToRequest, NodeState
-from resource_manager.core.search import awaits_restore
-from resource_manager.errors import NO_SERVERS, LockTimeoutError
+from resource_manager.core.fit import Shortage
+from resource_manager.core.models import Amount, Request
 
-MAX_DETAIL = 480
-"""Maximum length of a sentence, so that no interface has to shorten it and all show the same."""
-
-MAX_REASON = 240
-"""Maximum length of why a server is closed to one request, with its times."""
-
-MAX_TYPES = 3
-
-ONE_MIG_DEVICE = "a lease on MIG devices has gpus=1, since CUDA shows a process one of them"
-
-SPELT_WITH_AN = "AEFHILMNORSX"
-"""Letters whose names begin with a vowel: an A100, an RTX 6000, but a V100."""
+Class = TypeVar("Class")
 
 
 class RefusalKind(StrEnum):
@@ -54,22 +28,16 @@ class RefusalKind(StrEnum):
     NEVER_FITS = "never_fits"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A refusal's kind and one sentence; `retry_after_s` if it is known when a retry can succeed."""
-
-    kind: RefusalKind
-    detail: str
-    retry_after_s: float | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "detail", short(self.detail, MAX_DETAIL))
-
-    def __str__(self) -> str:
-        return self.detail
+@dataclass_transform(frozen_default=True)
+def fact(cls: type[Class]) -> type[Class]:
+    """Make the class a frozen, slotted value."""
+    return dataclass(frozen=True, slots=True)(cls)
 
 
-@dataclass(frozen=True, slots=True)
+# ---- of the store and the process ----
+
+
+@fact
 class RecoveryWindow:
     """Time without grants after a restart of the store, or after a jump of its clock by `clock_jump_s`.
 
@@ -81,284 +49,486 @@ class RecoveryWindow:
     clock_jump_s: float = 0.0
 
 
-def recovering(window: RecoveryWindow) -> Refusal:
-    """Return the refusal of every request during the recovery window."""
-    what = "restarted or restored"
-    if window.clock_jump_s:
-        way = "forward" if window.clock_jump_s > 0 else "back"
-        what = f"the store's clock jumped {way} by {abs(window.clock_jump_s):.0f} s, seen"
-    return Refusal(
-        RefusalKind.RECOVERING,
-        f"recovering: {what} {window.began_ago_s:.0f} s ago; grants resume in "
-        f"{window.resumes_in_s:.0f} s (until then the owners of leases renew them)",
-        window.resumes_in_s,
-    )
+@fact
+class Misconfigured:
+    """Somebody has to set the cluster, or this process, right, as the text of the edge says."""
+
+    text: str
 
 
-def lock_busy(waited_s: float) -> Refusal:
-    """Return the refusal of a request for which the lock could not be acquired in time."""
-    return Refusal(RefusalKind.LOCK_BUSY, str(LockTimeoutError(waited_s)))
+# ---- why one server is closed, or a part of it ----
 
 
-def misconfigured(detail: str) -> Refusal:
-    """Return the refusal of every request while somebody has to set the cluster, or this process, right."""
-    return Refusal(RefusalKind.MISCONFIGURED, f"misconfigured: {detail}")
+@fact
+class InWindow:
+    """A maintenance window, from `begin` until `end` in seconds of the store's clock."""
+
+    begin: float
+    end: float
+    reason: str
 
 
-def no_servers() -> Refusal:
-    """Return the refusal of every request while the store has no cluster."""
-    return misconfigured(NO_SERVERS)
+@fact
+class StartFailed:
+    """The job's start failed there at that time; the server is avoided `until` then."""
+
+    at: float
+    reason: str
+    until: float
 
 
-def never_fits(cluster: ClusterState, request: Request) -> Refusal | None:
-    """Return the refusal of a request that fits no server of the inventory even when empty, else None."""
-    states = [state for state in cluster.nodes if not state.retired]
-    if any(could_ever_fit(state.node, request) for state in states):
-        return None
-    allowed = [state for state in states if request.required_node in (None, state.name)]
-    labelled = [state for state in allowed if has_labels(state.node, request)]
-    if allowed and not labelled:
-        required, what = request.required_node, "label" if len(request.labels_required) == 1 else "labels"
-        who = "no server has" if required is None else f"{short(required)} has not"
-        return Refusal(RefusalKind.NEVER_FITS, f"{who} {label_words(request)} as its {what}")
-    return Refusal(RefusalKind.NEVER_FITS, _among_labelled(request) + _never(labelled, request))
+@fact
+class IsDrained:
+    """An operator closed the server, or it is marked as failed."""
+
+    reason: str
+    failed: bool = False
 
 
-def _never(allowed: list[NodeState], request: Request) -> str:
-    """Say why none of these servers, all that the request allows, could fit it even when empty."""
-    required = request.required_node
-    if not allowed:
-        gone = "the inventory has no server" if required is None else f"{short(required)} left the inventory"
-        return f"no server could ever satisfy {needed(request)}: {gone}"
-    if not any(accepts_node(state.node, request) for state in allowed) or (
-        request.gpus and not any(state.node.gpus for state in allowed)
-    ):
-        gpu = gpu_word(request, 1)
-        return f"no server has {_a(gpu)}" if required is None else f"{short(required)} has no {gpu}"
-    who = "no server could ever" if required is None else f"{short(required)} could never"
-    best = max(allowed, key=lambda state: count_gpus(state.node, request))
-    most = count_gpus(best.node, request)
-    if most < request.gpus:
-        has = f"the largest, {short(best.name)}, has {most}" if required is None else f"it has {most}"
-        if any(has_mig_devices_for(state.node, request) for state in allowed):
-            has = f"{ONE_MIG_DEVICE}, and {has} other GPUs" if most else ONE_MIG_DEVICE
-        return f"{who} satisfy {needed(request)}: {has}"
-    if lack := lack_of(allowed, request, ever=True):
-        return f"{who} satisfy {needed(request)}: {lack}"
-    return f"no server has {'both ' if _parts(request) == 2 else ''}{needed(request)}"
+@fact
+class IsSilent:
+    """The server's agent has not reported since that time, in seconds of the store's clock."""
+
+    since: float
 
 
-def no_capacity(cluster: ClusterState, request: Request) -> Refusal:
-    """Return the refusal of a request that fits no open server now but could fit an empty one."""
-    usable = [state for state in cluster.nodes if could_ever_fit(state.node, request) and not state.retired]
-    is_open = [
-        state for state in usable if state.is_open and (not state.closed_gpus or state.could_fit(request))
-    ]
-    if not is_open:
-        return Refusal(kind_of_closed(usable), closed_servers(usable, request))
-    detail = _among_labelled(request) + _nearest(is_open, request)
-    if unreleased := unreleased_lease(is_open, request):
-        return Refusal(RefusalKind.AWAITING_RELEASE, f"{detail}; {unreleased}")
-    free_but_closed = [state for state in usable if not state.is_open and _fits_without(state, [], request)]
-    if free_but_closed:
-        detail = f"{detail}; {closed_servers(free_but_closed, request)}"
-    marked = [state for state in is_open if request.gpus and (state.closed_gpus or state.cleaning)]
-    for state in marked:
-        if reasons := withheld(state, accepted_gpu_ids(state.node, request)):
-            detail = f"{detail}; on {short(state.name)} {'; '.join(map(short, reasons))}"
-            break
-    return Refusal(RefusalKind.NO_CAPACITY, detail)
+@fact
+class WithheldGpu:
+    """A GPU of which not all is granted: closed for that reason, or without one being cleaned."""
+
+    gpu_id: int
+    closed: str | None = None
 
 
-def leases_in_the_way(cluster: ClusterState, request: Request) -> Iterator[Lease]:
-    """Yield the leases on open servers that could fit the request when empty."""
-    for state in cluster.nodes:
-        if state.is_open and state.could_fit(request):
-            yield from state.leases.values()
+@fact
+class WithheldGpus:
+    """GPUs of a server that are closed or being cleaned."""
+
+    gpus: tuple[WithheldGpu, ...]
+    node: str = ""
 
 
-def unreleased_lease(states: Iterable[NodeState], request: Request) -> str:
-    """Say which quarantined lease to release so that the request can start; empty if there is none."""
-    for state in states:
-        unconfirmed = [lease for lease in state.leases.values() if lease.quarantined]
-        if unconfirmed and state.is_open and _fits_without(state, unconfirmed, request):
-            return (
-                f"{name_of(unconfirmed[0])} on {short(state.name)} was not renewed, but its job may "
-                "still run: release the lease once the job is known to be gone"
-            )
-    return ""
+@fact
+class LeftInventory:
+    """The server left the inventory."""
 
 
-def free_on(state: NodeState, request: Request) -> str:
-    """Return a phrase such as `2 A100 are free on s1`: GPUs, or else the first resource of the request."""
-    where = f"free on {short(state.name)}"
-    if not request.gpus:
-        name = next(iter(request.resources), "cpus")
-        return f"{state.free.get(name, 0):g} {name} are {where}"
-    eligible = state.eligible_gpus(request)
-    if request.gpu_milli != MILLI_PER_GPU:
-        most = max((state.gpu_free[gpu_id] for gpu_id in eligible), default=0)
-        return f"{most} milli of a GPU are {where}"
-    count = len(eligible)
-    return f"{count} {gpu_word(request, count)} {'is' if count == 1 else 'are'} {where}"
+@fact
+class NoAddress:
+    """The server has no address, which each member of a gang needs."""
 
 
-def needed(request: Request) -> str:
-    """Return the demand as a phrase, such as `4 A100 and 32 cpus`."""
-    parts = []
-    if request.gpus:
-        parts.append(
-            f"{request.gpus} {gpu_word(request, request.gpus)}"
-            if request.gpu_milli == MILLI_PER_GPU
-            else f"{request.gpu_milli} milli of one {gpu_word(request, 1)}"
-        )
-    for name, amount in list(request.resources.items())[:MAX_TYPES]:
-        parts.append(f"{amount:g} {'cpu' if name == 'cpus' and amount == 1 else short(name)}")
-    return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+Closure = InWindow | StartFailed | IsDrained | IsSilent | WithheldGpus
 
 
-def label_words(request: Request) -> str:
-    """Return the required labels as a phrase, such as `zone=a and rack=7`."""
-    return " and ".join(f"{short(name)}={short(value)}" for name, value in request.labels_required.items())
+@fact
+class ClosedServer:
+    """A closed server that could take the request; `has` GPUs, or milli of one, are free there."""
+
+    node: str
+    has: int
+    why: Closure
 
 
-def _among_labelled(request: Request) -> str:
-    return f"of the servers with {label_words(request)}: " if request.labels_required else ""
+@fact
+class MoreClosed:
+    """So many more servers are closed."""
+
+    count: int
 
 
-def _parts(request: Request) -> int:
-    return len(request.resources) + (request.gpus > 0)
+# ---- it fits no server, even an empty one ----
 
 
-def _a(noun: str) -> str:
-    """Return the noun with its article: `a GPU`, `an A100`."""
-    is_spelt = noun[1:2].isupper() or noun[1:2].isdigit()
-    return f"{'an' if noun[0] in (SPELT_WITH_AN if is_spelt else 'AEIOUaeiou') else 'a'} {noun}"
+@fact
+class LabelsMissing:
+    """No server has the labels that the request requires."""
 
 
-def needs(cluster: ClusterState, request: Request) -> str:
-    """Return what a pending request lacks, for brackets: `needs 6` GPUs, or all if GPUs are not short."""
-    if not request.gpus or any(
-        state.is_open and state.could_fit(request) and _gpus_suffice(state, request)
-        for state in cluster.nodes
-    ):
-        return f"needs {needed(request)}"
-    return f"needs {request.gpus if request.gpu_milli == MILLI_PER_GPU else f'{request.gpu_milli} milli'}"
+@fact
+class NoServer:
+    """The inventory has no server that the request allows."""
 
 
-def gpu_word(request: Request, count: int) -> str:
-    """Return the noun for the requested GPUs: `A100`, `A100 or H100`, `GPUs by nvidia` or `GPU`."""
-    if request.gpu_types:
-        types = [short(name) for name in request.gpu_types[:MAX_TYPES]]
-        more = ["another type"] if len(request.gpu_types) > MAX_TYPES else []
-        return " or ".join(types + more)
-    return f"GPU{'' if count == 1 else 's'}{f' by {short(request.vendor)}' if request.vendor else ''}"
+@fact
+class KindMissing:
+    """No server has GPUs of the kind."""
 
 
-def _nearest(states: list[NodeState], request: Request) -> str:
-    """Describe the free capacity of the best of these open servers, none of which fits the request."""
-    what = needed(request)
-    if request.required_node is not None:
-        return f"{short(request.required_node)} cannot fit {what} now: {lack_of(states, request)}"
-    if request.gpus:
-        best = max(states, key=lambda state: most_free(state, request))
-        most = most_free(best, request)
-        if request.gpu_milli != MILLI_PER_GPU and most < request.gpu_milli:
-            largest = f"the most free is {most} milli on {short(best.name)}" if most else "none has any free"
-            return f"no GPU with {request.gpu_milli} milli free: {largest}"
-        if request.gpu_milli == MILLI_PER_GPU and most < request.gpus:
-            wanted = f"{request.gpus} {gpu_word(request, request.gpus)}"
-            largest = f"largest free is {most} on {short(best.name)}" if most else "none is free anywhere"
-            return f"no server with {wanted}: {largest}"
-        states = [state for state in states if _gpus_suffice(state, request)]
-    return f"no server with {what}: {lack_of(states, request)}"
+@fact
+class TooFewGpus:
+    """The largest server has so many GPUs of the kind; `of_mig` says that there are MIG devices besides."""
+
+    node: str
+    most: int
+    of_mig: bool
 
 
-def most_free(state: NodeState, request: Request) -> int:
-    """Return the node's number of free eligible GPUs; for a GPU fraction, the most milli free on one GPU."""
-    if request.gpu_milli == MILLI_PER_GPU:
-        any_gpu = not (request.gpu_types or request.vendor or state.has_mig)
-        return state.whole_free if any_gpu else len(state.eligible_gpus(request))
-    accepted = accepted_gpu_ids(state.node, request)
-    return max((state.gpu_free[gpu_id] for gpu_id in accepted if gpu_id in state.gpu_free), default=0)
+@fact
+class AmountShort:
+    """The largest amount of a resource on any server is below the demand: `free`, or in total."""
+
+    name: str
+    most: Amount
+    node: str
+    free: bool = True
 
 
-def _gpus_suffice(state: NodeState, request: Request) -> bool:
-    return len(state.eligible_gpus(request)) >= request.gpus
+@fact
+class NeverTogether:
+    """Servers have each of the amounts, and none has all of them."""
 
 
-def lack_of(states: list[NodeState], request: Request, *, ever: bool = False) -> str:
-    """Describe the resource that is short, on the server with most of it: free, or with `ever` in total.
+@fact
+class LabelUnknown:
+    """No server has the label that all members of the gang must share."""
 
-    Empty if with `ever` no single resource is short.
+
+@fact
+class AddressesMissing:
+    """So many of the servers that could take members have no address, such as `node`."""
+
+    missing: int
+    able: int
+    node: str
+
+
+@fact
+class OneServerOnly:
+    """The request names one server for members that must be on several."""
+
+
+@fact
+class TooFewServers:
+    """The inventory, or the largest domain of the label, takes so many of the members."""
+
+    most: int
+    domain: str
+
+
+# ---- it fits no open server now ----
+
+
+@fact
+class GpusShort:
+    """So many GPUs are free, or for a GPU fraction milli of one."""
+
+    most: int
+    node: str = ""
+
+
+@fact
+class NotAtOnce:
+    """Servers have each of the amounts free, and none has all of them."""
+
+
+Lack = GpusShort | AmountShort | NotAtOnce
+
+
+@fact
+class NoFreeServer:
+    """No open server has room; `lack` is what the best of them is short of."""
+
+    lack: Lack
+
+
+@fact
+class FreeShort:
+    """So much is free on that server: `unit` is gpus, or a resource."""
+
+    has: Amount
+    unit: str
+
+
+@fact
+class MembersFree:
+    """So many members of the gang fit now, in the domain of that value of the label."""
+
+    count: int
+    domain: str
+    but: NoPort | NoPlacement | None = None
+
+
+@fact
+class NextServer:
+    """The server nearest to taking one more member of the gang, and what it lacks."""
+
+    node: str
+    lack: FreeShort | Lack
+
+
+@fact
+class NoPort:
+    """All gang ports of the server where the gang would meet are in use."""
+
+    node: str
+    first: int
+    last: int
+
+
+@fact
+class NoPlacement:
+    """The policy found no placement."""
+
+
+@fact
+class Unreleased:
+    """A quarantined lease without which the request would fit."""
+
+    lease: str
+    node: str
+
+
+# ---- it fits, and may not start ----
+
+
+@fact
+class FreeNow:
+    """What is free on the server that the request would get: GPUs, milli of one, or its first resource."""
+
+    amount: Amount
+    node: str
+
+
+@fact
+class Ahead:
+    """A request ahead, at that position; with `by_gpus` its GPUs are what is short."""
+
+    name: str
+    position: int
+    request: Request
+    by_gpus: bool
+
+
+@fact
+class NextPass:
+    """It is granted at the next pass over the queue; `first` if no request is ahead."""
+
+    first: bool
+
+
+@fact
+class HeldForAhead:
+    """A request ahead blocks the queue by the rule of its order; `reserved` if it could use this server."""
+
+    ahead: Ahead
+    reserved: bool
+    rule: str
+
+
+@fact
+class WouldDelay:
+    """Starting now could delay a request ahead; `unknown_runtime` if a short stated runtime would not."""
+
+    ahead: Ahead
+    unknown_runtime: bool
+
+
+@fact
+class NoPlaceInTime:
+    """A request ahead has no reservation, since only so many before it get one."""
+
+    ahead: Ahead
+    places: int
+
+
+@fact
+class MayStartAnyTime:
+    """A request ahead may start at any moment, since the runtime of that lease or request is unknown."""
+
+    ahead: Ahead
+    endless: str = ""
+    is_lease: bool = False
+
+
+@fact
+class PriceNotCovered:
+    """The utility does not exceed the price on that server and so many more."""
+
+    utility: float
+    price: float
+    node: str
+    more: int
+
+
+@fact
+class StillHeld:
+    """A preempted lease is held after the end of its preemption."""
+
+    lease: str
+    node: str
+
+
+@fact
+class WaitsForEnds:
+    """Leases preempted for the request end within that time: this one and so many more."""
+
+    lease: str
+    node: str
+    more: int
+    within_s: float
+
+
+@fact
+class OverRuntime:
+    """The team may run jobs of at most that time, in seconds."""
+
+    team: str
+    most_s: float
+    stated_s: float
+
+
+class UsedBy(StrEnum):
+    """Kinds of what uses a limit."""
+
+    TEAMS = "teams"
+    OWNERS = "owners"
+    LEASES = "leases"
+
+
+@fact
+class OverLimit:
+    """The team's limit, what it holds and what is asked, in milli; by whom it is used, and so many more."""
+
+    team: str
+    limit: int
+    held: int
+    asked: int
+    used_by: UsedBy
+    users: tuple[tuple[str, int], ...]
+    more: int
+
+
+@fact
+class OverOwnersLimit:
+    """What the owner may hold of the team's GPUs, and holds and asks for, in milli."""
+
+    owner: str
+    team: str
+    most: float
+    held: int
+    asked: int
+
+
+@fact
+class OverGuarantee:
+    """What the team is guaranteed, and holds that is not preemptible, in milli; GPUs if it is by type."""
+
+    team: str
+    guaranteed: int
+    by_type: tuple[tuple[str, float], ...]
+    held: int
+    asked: int
+
+
+# ---- verdicts and estimates ----
+
+
+@fact
+class ServerShort:
+    """What one server is short of: now, or `ever`; `total` is what it has of it in all.
+
+    For a GPU fraction `has` is the most milli free on one GPU. `of_mig` says that it has MIG devices.
     """
-    free = "" if ever else " free"
-    if not ever and request.gpus and not any(_gpus_suffice(state, request) for state in states):
-        best = max(states, key=lambda state: most_free(state, request))
-        unit = "" if request.gpu_milli == MILLI_PER_GPU else " milli"
-        return f"{most_free(best, request)}{unit} free"
-    for name, amount in request.resources.items():
 
-        def has(state: NodeState, name: str = name) -> float:
-            return (state.node.resources if ever else state.free).get(name, 0)
-
-        best = max(states, key=has)
-        if has(best) < amount:
-            return f"the most {short(name)}{free} is {max(has(best), 0):g} on {short(best.name)}"
-    return "" if ever else f"no server has {'both' if _parts(request) == 2 else 'all of it'} free at once"
+    shortage: Shortage
+    ever: bool
+    total: Amount = 0
+    of_mig: bool = False
 
 
-def kind_of_closed(states: Iterable[NodeState]) -> RefusalKind:
-    """Return the kind of a refusal by these closed servers: not searched, missing, or in maintenance."""
-    states = list(states)
-    if any(awaits_restore(state.drained) for state in states):
-        return RefusalKind.RECOVERING
-    is_missing = any(
-        state.silent is not None or (isinstance(state.drained, ClosedToRequest) and state.drained.failed)
-        for state in states
-    )
-    return RefusalKind.NO_CAPACITY if is_missing else RefusalKind.MAINTENANCE
+@fact
+class PriceUnknown:
+    """It is unknown when the utility will exceed the price."""
 
 
-def silence_of(state: NodeState) -> str:
-    """Return since when the server's agent is silent, `silent since 2026-12-01T14:03Z`, or nothing."""
-    return "" if state.silent is None else f"silent since {to_the_minute(state.silent.since)}"
+@fact
+class NotEstimated:
+    """The queue is too long for an estimate."""
 
 
-def closed_servers(states: list[NodeState], request: Request) -> str:
-    """Describe the closed servers or GPUs: `s3 has 8 but is drained: broken fan`."""
-    parts = []
-    for state in states[:MAX_TYPES]:
-        has = "could take it"
-        if request.gpus:
-            unit = "" if request.gpu_milli == MILLI_PER_GPU else " milli"
-            has = f"has {most_free(state, request)}{unit}"
-        if state.is_open:
-            reasons = withheld(state, state.closed_gpus.keys() & accepted_gpu_ids(state.node, request))
-            parts.append(f"{short(state.name)} {has} but {'; '.join(map(short, reasons))}")
-            continue
-        drained = state.drained
-        if isinstance(drained, ClosedToRequest):
-            parts.append(
-                f"{short(state.name)} {has} but is closed to it: {short(drained.reason, MAX_REASON)}"
-            )
-            continue
-        if drained is None and state.silent is not None:
-            parts.append(f"{short(state.name)} {has} but has been {silence_of(state)}")
-            continue
-        closed = "marked as failed" if drained is not None and drained.failed else "drained"
-        why = f": {short(drained.reason)}" if drained is not None and drained.reason else ""
-        parts.append(f"{short(state.name)} {has} but is {closed}{why}")
-    if len(states) > MAX_TYPES:
-        parts.append(f"{len(states) - MAX_TYPES} more are closed")
-    return "; ".join(parts)
+@fact
+class TooFar:
+    """More than so many leases end before the start."""
+
+    ends: int
 
 
-def _fits_without(state: NodeState, gone: Collection[Lease], request: Request) -> bool:
-    """Return True if the request would fit the node if it were open and the leases in `gone` had ended."""
-    free = state.capacity_without_leases
-    for lease in state.leases.values():
-        if lease not in gone:
-            for member in lease.on(state.name):
-                free = free.minus(lease.request, state.gpu_ids_of(member))
-    return fits(state.node, request, free)
+@fact
+class EndUnknown:
+    """The end of a lease in the way, and of so many more, is unknown."""
+
+    lease: str
+    more: int
+
+
+@fact
+class NoKnownEnd:
+    """No lease whose end is known frees enough."""
+
+
+Fact = (
+    RecoveryWindow
+    | Misconfigured
+    | Closure
+    | LeftInventory
+    | NoAddress
+    | ClosedServer
+    | MoreClosed
+    | LabelsMissing
+    | NoServer
+    | KindMissing
+    | TooFewGpus
+    | AmountShort
+    | NeverTogether
+    | LabelUnknown
+    | AddressesMissing
+    | OneServerOnly
+    | TooFewServers
+    | NoFreeServer
+    | MembersFree
+    | NextServer
+    | Unreleased
+    | FreeNow
+    | NextPass
+    | HeldForAhead
+    | WouldDelay
+    | NoPlaceInTime
+    | MayStartAnyTime
+    | PriceNotCovered
+    | StillHeld
+    | WaitsForEnds
+    | OverRuntime
+    | OverLimit
+    | OverOwnersLimit
+    | OverGuarantee
+    | ServerShort
+    | PriceUnknown
+    | NotEstimated
+    | TooFar
+    | EndUnknown
+    | NoKnownEnd
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Grounds:
+    """Grounds of a refusal: its kind, and facts about the request, the most important first.
+
+    `retry_after_s` is set if it is known when a retry can succeed.
+    """
+
+    kind: RefusalKind
+    facts: tuple[Fact, ...]
+    request: Request | None = None
+    retry_after_s: float | None = None
+
+
+def recovering(window: RecoveryWindow) -> Grounds:
+    """Return the grounds of every refusal during the recovery window."""
+    return Grounds(RefusalKind.RECOVERING, (window,), retry_after_s=window.resumes_in_s)
+
+
+def misconfigured(text: str) -> Grounds:
+    """Return the grounds of every refusal while somebody has to set something right."""
+    return Grounds(RefusalKind.MISCONFIGURED, (Misconfigured(text),))

@@ -11,19 +11,13 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
 from resource_manager.core.models import JobPlace, Lease, Request
 from resource_manager.core.names import display_name, name_of, short
-from resource_manager.core.refusal import (
-    RecoveryWindow,
-    Refusal,
-    RefusalKind,
-    lock_busy,
-    no_servers,
-    recovering,
-)
+from resource_manager.core.refusal import RecoveryWindow, RefusalKind, recovering
 from resource_manager.errors import (
     DuplicateTaskError,
     InvalidRequestError,
     LeaseNotFoundError,
     LockTimeoutError,
+    NeverFitsError,
     NoServersError,
     OtherOwnerError,
     StateUnconfirmedError,
@@ -33,6 +27,7 @@ from resource_manager.manager.arguments import DemandArguments, Dumpable
 from resource_manager.manager.asking import Step
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.queries import status_in
+from resource_manager.manager.refusal_wording import Refusal, detail_of, lock_busy, no_servers, refusal_of
 from resource_manager.manager.requests import checked, is_repeat, request_of
 from resource_manager.manager.results import Allocation, Recorded, Submission
 from resource_manager.scheduling import allocator
@@ -153,7 +148,10 @@ class Commands:
         def step(cluster: ClusterState, now: float) -> list[Change]:
             if is_repeat(cluster, request):
                 return []
-            return allocator.submit(cluster, request, self._commits.deciding(cluster, now))
+            try:
+                return allocator.submit(cluster, request, self._commits.deciding(cluster, now))
+            except NeverFitsError as error:
+                raise NeverFitsError(detail_of(error.grounds)) from None
 
         def status(cluster: ClusterState, now: float) -> Submission:
             found = status_in(self._commits, cluster, request.lease_id, now)
@@ -438,7 +436,7 @@ class Commands:
         except StateUnconfirmedError as error:
             unconfirmed = error
             window = self._commits.peek_replica(lambda cluster, now: _window_of(cluster, unconfirmed))
-            results = [recovering(window)] * len(requests)
+            results = [refusal_of(recovering(window))] * len(requests)
         answers: list[T | Refusal] = []
         for request, result in zip(requests, results, strict=True):
             if isinstance(result, Refusal):
@@ -497,4 +495,5 @@ def _refusals(
     commits: Transactions, cluster: ClusterState, requests: Sequence[Request], now: float
 ) -> dict[str, Refusal]:
     """Return the reasons why the requests were not granted in that state."""
-    return refusals_of(cluster, requests, commits.explaining(cluster, now))
+    found = refusals_of(cluster, requests, commits.explaining(cluster, now))
+    return {lease_id: refusal_of(grounds) for lease_id, grounds in found.items()}

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
 from resource_manager.core.changes import ReleaseResult
-from resource_manager.core.refusal import Refusal
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, LockTimeoutError
 from resource_manager.manager.arguments import ORIGINAL_NAMES, DemandOptions, Dumpable
+from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.results import Allocation, Summary
 from resource_manager.manager.service import LeaseService
 

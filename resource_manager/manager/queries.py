@@ -18,6 +18,7 @@ from resource_manager.manager.cluster_file.sections import ClusterDefinition, Cl
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.queue_view import QueueView, for_a_while
+from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.manager.report import Accounts, Report, ReportQuery
 from resource_manager.manager.requests import gpu_range, request_of, server_name
 from resource_manager.manager.results import (
@@ -247,7 +248,7 @@ class Queries:
         def view(cluster: ClusterState, now: float) -> Summary:
             wrong = self._commits.misconfigured(cluster)
             found = serializers.summary(cluster)
-            return found if wrong is None else {**found, "misconfigured": wrong.detail}
+            return found if wrong is None else {**found, "misconfigured": detail_of(wrong)}
 
         return self._commits.read(view, self.settings.cache_ttl_s)
 

@@ -22,7 +22,7 @@ from resource_manager.manager.asking import asking
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.demand import Demand
-from resource_manager.scheduling import allocator
+from resource_manager.manager.refusal_wording import describe
 from resource_manager.storage.codec import as_stored
 
 BUILT_IN = default_inventory()
@@ -282,8 +282,7 @@ def is_repeat(cluster: ClusterState, request: Request) -> bool:
         verb = "holds" if lease is not None else "waits for"
         raise DuplicateTaskError(
             request.lease_id,
-            f"already {verb} {allocator.describe(before)}; release it before asking for "
-            f"{allocator.describe(request)}",
+            f"already {verb} {describe(before)}; release it before asking for {describe(request)}",
         )
     return True
 

@@ -15,7 +15,8 @@ from resource_manager.core.models import MILLI_PER_GPU, Amount, JobPlace, Lease,
 from resource_manager.core.name_lookup import name_in
 from resource_manager.core.names import display_name, full_name, listed, name_of, short, short_id
 from resource_manager.core.node_state import Cleaning
-from resource_manager.core.refusal import RefusalKind, silence_of
+from resource_manager.core.refusal import RefusalKind
+from resource_manager.manager.refusal_wording import detail_of, reasons_of, right_words, silence_of
 from resource_manager.manager.results import (
     Allocation,
     CleaningGpu,
@@ -42,7 +43,7 @@ from resource_manager.scheduling.preemption import would_preempt
 from resource_manager.scheduling.price_admission import PriceAdmission
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.scheduling.start_estimates import Start
-from resource_manager.scheduling.victims import reasons_for
+from resource_manager.scheduling.victims import right_to
 
 
 def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
@@ -155,7 +156,7 @@ def pending(standing: Standing, now: float) -> QueueEntry:
         "state": "WAITING",
         "position": standing.position,
         "kind": str(standing.refusal.kind),
-        "reason": standing.refusal.detail,
+        "reason": detail_of(standing.refusal),
         "sequence": entry.sequence,
         "queued_at": entry.queued_at,
         "waited_s": max(now - entry.queued_at, 0.0),
@@ -179,7 +180,7 @@ def estimate(start: Start) -> ExpectedStart:
     If it cannot be estimated, `at` is None, `confidence` is unknown and `detail` has the reason.
     """
     if start.at is None:
-        return {"at": None, "server_name": None, "confidence": "unknown", "detail": start.detail}
+        return {"at": None, "server_name": None, "confidence": "unknown", "detail": detail_of(start.why)}
     return {"at": start.at, "server_name": start.node, "confidence": str(start.confidence), "detail": ""}
 
 
@@ -420,13 +421,13 @@ def explanation(
         )
     if not granted and not reason:
         refusal = refusals_of(cluster, [request], current)[request.lease_id]
-        kind, reason = str(refusal.kind), refusal.detail
+        kind, reason = str(refusal.kind), detail_of(refusal)
     victims: list[Lease] = []
     if not granted and kind is not None and current.suspended is None:
         victims = would_preempt(cluster, request, current)
     if victims:
         named = listed(list(map(name_of, victims)))
-        reason = f"{reason}; would preempt {named}, {reasons_for(cluster, request, victims)}"
+        reason = f"{reason}; would preempt {named}, {right_words(right_to(cluster, request, victims))}"
     admission = current.limits.admission
     return {
         "task_id": request.lease_id,
@@ -441,19 +442,19 @@ def explanation(
         "members": [_member(cluster, request, rank, placed) for rank, placed in enumerate(members or ())],
         "ahead_in_queue": len(cluster.pending),
         "policy": cluster.settings.policy,
-        "servers": [verdict(answer, scores.get(answer.node)) for answer in verdicts],
+        "servers": [verdict(answer, request, scores.get(answer.node)) for answer in verdicts],
         "would_preempt": [lease.lease_id for lease in victims],
     }
 
 
-def verdict(answer: Verdict, score: int | None = None) -> ServerVerdict:
+def verdict(answer: Verdict, request: Request, score: int | None = None) -> ServerVerdict:
     """Return one server's answer to `explain`; `score` is the policy's, higher is better."""
     return {
         "server_id": answer.server_id,
         "server_name": answer.node,
         "fits": answer.fits,
         "could_fit": answer.could_fit,
-        "reasons": list(answer.reasons),
+        "reasons": reasons_of(answer.reasons, request),
         "score": score,
     }
 

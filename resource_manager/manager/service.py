@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack
 
 from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.core.models import Gpu, JobPlace
-from resource_manager.core.refusal import Refusal
 from resource_manager.manager.arguments import DemandArguments, Dumpable
+from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.results import (
     Allocation,
     ClusterDiff,

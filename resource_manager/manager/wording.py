@@ -13,6 +13,7 @@ from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.models import Gpu
 from resource_manager.core.names import short
 from resource_manager.errors import InvalidRequestError
+from resource_manager.manager.plurals import counted
 from resource_manager.manager.serializers import recorded_name
 
 MAX_LINES = 50
@@ -128,7 +129,7 @@ def describe(change: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES) -> 
     if "lease" in change:
         return f"{recorded_name(change)} on {content_of(change)}"
     if "request" in change:
-        return f"{recorded_name(change)} asks for {change['request'].get('gpus', 0)} GPUs"
+        return f"{recorded_name(change)} asks for {counted(change['request'].get('gpus', 0), 'GPU')}"
     subject = _name(change.get("lease_id", ""), names) or change.get("node", "")
     return f"{subject} {content_of(change, names)}".strip()
 
@@ -171,4 +172,4 @@ def _where(change: Mapping[str, Any]) -> str:
         return f"ranks {', '.join(map(str, change['ranks']))}"
     if "places" in change:
         return ", ".join(filter(None, (place.get("address") for place in change["places"])))
-    return f"{len(change['nodes'])} servers" if "nodes" in change else ""
+    return counted(len(change["nodes"]), "server") if "nodes" in change else ""

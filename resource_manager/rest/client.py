@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 import httpx
 
 from resource_manager.core.changes import JobEnd, ReleaseResult
-from resource_manager.core.refusal import Refusal, RefusalKind
+from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import (
     ALREADY_DONE,
     CLUSTER_CHANGED,
@@ -38,6 +38,7 @@ from resource_manager.errors import (
 )
 from resource_manager.manager.arguments import DemandArguments, Dumpable, arguments_of
 from resource_manager.manager.original import OriginalNames
+from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.results import (
     Allocation,
     ClusterDiff,

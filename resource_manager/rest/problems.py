@@ -10,7 +10,7 @@ import flask
 from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
-from resource_manager.core.refusal import Refusal, RefusalKind, lock_busy, no_servers
+from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import (
     ALREADY_DONE,
     CLUSTER_CHANGED,
@@ -45,6 +45,7 @@ from resource_manager.errors import (
     StoreUnavailableError,
     UnknownNodeError,
 )
+from resource_manager.manager.refusal_wording import Refusal, lock_busy, no_servers
 from resource_manager.rest.schemas import MISMATCHES
 
 logger = logging.getLogger(__name__)

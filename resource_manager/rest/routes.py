@@ -13,7 +13,6 @@ from resource_manager.agent.report_format import ReportError, read_report
 from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.core.models import Gpu, JobPlace, Lease
 from resource_manager.core.name_lookup import find
-from resource_manager.core.refusal import Refusal
 from resource_manager.errors import (
     NO_LEASE,
     UNKNOWN_SERVER,
@@ -24,6 +23,7 @@ from resource_manager.errors import (
 from resource_manager.fleet.receiving import ReportAnswer
 from resource_manager.fleet.server_use import use_of
 from resource_manager.manager.cluster_change import ApplyOptions
+from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.report import Report, ReportQuery
 from resource_manager.manager.results import (
     Allocation,

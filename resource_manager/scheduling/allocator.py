@@ -35,7 +35,6 @@ from resource_manager.core.models import (
 )
 from resource_manager.core.names import name_of, short
 from resource_manager.core.node_state import is_rounding_error
-from resource_manager.core.refusal import MAX_REASON
 from resource_manager.errors import (
     CapacityError,
     DuplicateTaskError,
@@ -47,7 +46,7 @@ from resource_manager.errors import (
     UnknownNodeError,
 )
 from resource_manager.scheduling.backfill import Reservations
-from resource_manager.scheduling.gang_refusals import never_fits
+from resource_manager.scheduling.capacity_grounds import never_fits
 from resource_manager.scheduling.gangs import Members, Prospects, could_start
 from resource_manager.scheduling.giving_back import given_back
 from resource_manager.scheduling.maintenance import closed_for, ending, is_restricted, place_now
@@ -64,6 +63,9 @@ from resource_manager.scheduling.preemption import (
 from resource_manager.scheduling.quotas import lease_end, may_start, stop_of
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.scheduling.victims import place_of
+
+MAX_REASON = 240
+"""Maximum length of the reason of a release, which the history keeps."""
 
 CLOCK_JITTER_S = 1.0
 """Seconds by which two readings of a server's clock, estimated from its answers, may be out of order."""
@@ -268,7 +270,7 @@ def place_job(
     lease = _require_whole_lease(cluster, lease_id, fencing_token, owner)
     if len(places) != len(lease.members):
         raise InvalidRequestError(
-            f"places must have one entry for each of {len(lease.members)} members, got {len(places)}",
+            f"places must have one entry for each member, {len(lease.members)}, got {len(places)}",
             field="places",
         )
     return [] if lease.places else [JobPlaced(lease_id, fencing_token, tuple(places), now)]
@@ -554,26 +556,8 @@ def require_feasible(cluster: ClusterState, request: Request) -> None:
     for name in (request.preferred_node, request.required_node):
         if name is not None and name not in cluster.by_name:
             raise UnknownNodeError(name, len(cluster.nodes))
-    if refusal := never_fits(cluster, request):
-        raise NeverFitsError(refusal.detail)
-
-
-def describe(request: Request) -> str:
-    """Return the request's demand in words."""
-    parts = [
-        f"{request.gpus} GPUs"
-        if request.gpu_milli == MILLI_PER_GPU
-        else f"{request.gpu_milli} milli of a GPU"
-    ]
-    if request.gpu_types:
-        parts[0] += f" of type {' or '.join(request.gpu_types)}"
-    if request.vendor:
-        parts[0] += f" by {request.vendor}"
-    parts += [f"{amount} {name}" for name, amount in request.resources.items()]
-    if request.required_node is not None:
-        parts.append(f"on {request.required_node}")
-    parts += [f"with label {name}={value}" for name, value in request.labels_required.items()]
-    return f"{request.nodes} times {', '.join(parts)}" if request.nodes != 1 else ", ".join(parts)
+    if grounds := never_fits(cluster, request):
+        raise NeverFitsError(grounds=grounds)
 
 
 def check(cluster: ClusterState) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from resource_manager.core.changes import Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.failed_starts import avoided_until
-from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Request
 from resource_manager.scheduling.gangs import could_ever_take
 
@@ -20,10 +19,3 @@ def avoided(cluster: ClusterState, request: Request, at: float) -> dict[str, Rel
     if not found or not could_ever_take(cluster, request, without=found):
         return {}
     return found
-
-
-def in_words(entry: Released) -> str:
-    """Return why a node is avoided: `its start failed there at …: host key refused; avoided until …`."""
-    why = f": {entry.reason}" if entry.reason else ""
-    until = to_the_minute(avoided_until(entry))
-    return f"its start failed there at {to_the_minute(entry.at)}{why}; avoided until {until}"

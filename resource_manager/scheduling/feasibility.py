@@ -18,20 +18,33 @@ from resource_manager.core.fit import (
 from resource_manager.core.gpu_state import withheld
 from resource_manager.core.models import MILLI_PER_GPU, PendingRequest, Request
 from resource_manager.core.name_lookup import name_in
-from resource_manager.core.names import short
-from resource_manager.core.node_state import ClosedToRequest
 from resource_manager.core.refusal import (
-    ONE_MIG_DEVICE,
-    Refusal,
+    Ahead,
+    Fact,
+    Grounds,
+    HeldForAhead,
+    IsSilent,
+    LeftInventory,
+    MayStartAnyTime,
+    NextPass,
+    NoAddress,
+    NoPlaceInTime,
+    PriceNotCovered,
     RefusalKind,
-    label_words,
-    leases_in_the_way,
-    needs,
-    silence_of,
+    ServerShort,
+    WouldDelay,
 )
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.backfill import Reservations
-from resource_manager.scheduling.gang_refusals import free_now, never_fits, no_capacity
+from resource_manager.scheduling.capacity_grounds import (
+    closure_of,
+    free_on,
+    is_by_gpus,
+    leases_in_the_way,
+    most_free,
+    never_fits,
+    no_capacity,
+)
 from resource_manager.scheduling.gangs import Prospects, fitting_node
 from resource_manager.scheduling.maintenance import closed_for, place_now
 from resource_manager.scheduling.preemption import awaiting_release, ending_for, held_back
@@ -42,16 +55,13 @@ SHORTEST_RUN_S = 0.001
 """A request that could not even start with this runtime is not helped by stating one."""
 
 
-AT_THE_NEXT_PASS = "granted at the next pass over the queue, within seconds"
-
-
 @dataclass(frozen=True, slots=True)
 class Standing:
     """Position of a pending request in queue order, from 1, and the refusal that says why it is pending."""
 
     position: int
     entry: PendingRequest
-    refusal: Refusal
+    refusal: Grounds
 
 
 def standings(
@@ -87,7 +97,7 @@ def refusals_of(
     cluster: ClusterState,
     requests: Iterable[Request],
     current: SchedulingPass,
-) -> dict[str, Refusal]:
+) -> dict[str, Grounds]:
     """Return the refusal of each request by task id, as if it was queued now; the cluster is unchanged."""
     with cluster.trial():
         asked = {request.lease_id: request for request in requests}
@@ -120,7 +130,7 @@ class _Reasons:
         self._holding: list[tuple[int, Request, int]] = []
         """Position and request of those that hold something back; how many have all places in time, or 0."""
         self._nodes: dict[tuple[object, ...], NodeState | None] = {}
-        self._no_capacity: dict[tuple[object, ...], Refusal] = {}
+        self._no_capacity: dict[tuple[object, ...], Grounds] = {}
 
     def advance(self, position: int, entry: PendingRequest) -> None:
         """Advance to the requests behind this one."""
@@ -142,7 +152,7 @@ class _Reasons:
         if self._ahead is not None:
             self._waiting.append((position, request))
 
-    def of(self, entry: PendingRequest) -> Refusal:
+    def of(self, entry: PendingRequest) -> Grounds:
         request = entry.request
         node = self._node(request)
         if node is None and (never := never_fits(self._cluster, request)):
@@ -184,7 +194,7 @@ class _Reasons:
         runtime = self._cluster.runtimes.runtime_of(request)
         return (*shape, None if runtime is None else runtime.seconds, request.preemptible)
 
-    def _by_price(self, entry: PendingRequest) -> Refusal | None:
+    def _by_price(self, entry: PendingRequest) -> Grounds | None:
         admission, request = self._current.limits.admission, entry.request
         if admission is None or request.utility is None:
             return None
@@ -194,33 +204,26 @@ class _Reasons:
         quote = admission.quote(self._cluster, request, members, entry.queued_at, self._current.now)
         if quote.covered:
             return None
-        return Refusal(
-            RefusalKind.PRICE,
-            f"utility {quote.utility:g} does not exceed the price {quote.price:g} on "
-            f"{short(members[0].node)}{f' and {len(members) - 1} more' if len(members) > 1 else ''}",
-        )
+        over = PriceNotCovered(quote.utility or 0.0, quote.price or 0.0, members[0].node, len(members) - 1)
+        return Grounds(RefusalKind.PRICE, (over,), request)
 
-    def _behind(self, request: Request, node: NodeState) -> Refusal:
-        free = free_now(node, request)
+    def _behind(self, request: Request, node: NodeState) -> Grounds:
+        why: Fact
         if self._ahead is None:
-            detail = f"{free}; no request is ahead: {AT_THE_NEXT_PASS}"
-            return Refusal(RefusalKind.BEHIND_QUEUE, detail)
-        position, ahead = self._ahead
-        if self._current.order.backfill:
-            detail = f"{free}; {self._delay(request, node)}"
+            why = NextPass(first=True)
+        elif self._current.order.backfill:
+            why = self._delay(request, node)
         else:
-            who = self._who(position, ahead)
-            rule = f", {self._current.order.rule}" if self._current.order.rule else ""
-            reserved = node.could_fit(ahead)
-            detail = f"{free}; reserved for {who}{rule}" if reserved else f"{free}; {who} is ahead{rule}"
-        return Refusal(RefusalKind.BEHIND_QUEUE, detail)
+            ahead = self._ahead[1]
+            why = HeldForAhead(self._who(*self._ahead), node.could_fit(ahead), self._current.order.rule)
+        return Grounds(RefusalKind.BEHIND_QUEUE, (free_on(node, request), why), request)
 
-    def _who(self, position: int, ahead: Request) -> str:
-        who = name_in(self._cluster, ahead.lease_id)
-        return f"{who} (position {position}, {needs(self._cluster, ahead)})"
+    def _who(self, position: int, ahead: Request) -> Ahead:
+        name = name_in(self._cluster, ahead.lease_id)
+        return Ahead(name, position, ahead, is_by_gpus(self._cluster, ahead))
 
-    def _delay(self, request: Request, node: NodeState) -> str:
-        """Say why backfill does not start the request now, by the same steps as `allocator.dispatch`."""
+    def _delay(self, request: Request, node: NodeState) -> Fact:
+        """Return why backfill does not start the request now, by the same steps as `allocator.dispatch`."""
         if self._reservations is None:
             self._reservations = Reservations(self._cluster, self._current)
         for position, ahead in self._waiting[self._looked_at :]:
@@ -233,34 +236,28 @@ class _Reasons:
         self._looked_at = len(self._waiting)
         members = place_now(self._cluster, request, self._current)
         if members is not None and self._reservations.without_delay(request, members):
-            return AT_THE_NEXT_PASS
+            return NextPass(first=False)
         usable = Prospects.of(self._cluster).usable
         for position, ahead, too_late_for in self._holding:
             if usable(ahead) >> node.index & 1:
-                return self._no_place(position, ahead, too_late_for)
+                who = self._who(position, ahead)
+                return NoPlaceInTime(who, too_late_for) if too_late_for else self._any_time(who)
         delayed = (each for each in self._waiting if usable(each[1]) >> node.index & 1)
         assert self._ahead is not None
-        detail = f"starting now could delay {self._who(*next(delayed, self._ahead))}"
+        is_unknown = False
         if members is not None and self._cluster.runtimes.runtime_of(request) is None:
             brief = replace(request, expected_runtime_s=SHORTEST_RUN_S)
-            if self._reservations.without_delay(brief, members) is not None:
-                return f"{detail}, because its runtime is unknown: state expected_runtime"
-        return detail
+            is_unknown = self._reservations.without_delay(brief, members) is not None
+        return WouldDelay(self._who(*next(delayed, self._ahead)), is_unknown)
 
-    def _no_place(self, position: int, ahead: Request, too_late_for: int) -> str:
-        """Say why a request ahead has no reservation, so that nothing overtakes it where it could start."""
-        who = self._who(position, ahead)
-        if too_late_for:
-            return f"nothing overtakes {who}: only {too_late_for} before it have a place in time"
-        leased = [lease.request for lease in leases_in_the_way(self._cluster, ahead)]
-        unknown = (
-            one for one in (*leased, *self._reserved) if self._cluster.runtimes.runtime_of(one) is None
-        )
-        cause = ""
-        if endless := next(unknown, None):
-            noun = "lease " if endless.lease_id in self._cluster.leases else ""
-            cause = f": the runtime of {noun}{name_in(self._cluster, endless.lease_id)} is unknown"
-        return f"{who} may start at any moment{cause}, so nothing overtakes it"
+    def _any_time(self, who: Ahead) -> MayStartAnyTime:
+        """Return why a request ahead has no reservation, so that nothing overtakes it."""
+        leased = [lease.request for lease in leases_in_the_way(self._cluster, who.request)]
+        for one in (*leased, *self._reserved):
+            if self._cluster.runtimes.runtime_of(one) is None:
+                is_lease = one.lease_id in self._cluster.leases
+                return MayStartAnyTime(who, name_in(self._cluster, one.lease_id), is_lease)
+        return MayStartAnyTime(who)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +268,7 @@ class Verdict:
     server_id: int
     fits: bool
     could_fit: bool
-    reasons: tuple[str, ...]
+    reasons: tuple[Fact, ...]
 
 
 def explain(cluster: ClusterState, request: Request) -> list[Verdict]:
@@ -292,50 +289,32 @@ def verdict(state: NodeState, request: Request) -> Verdict:
     )
 
 
-def _reasons(state: NodeState, request: Request) -> list[str]:
-    reasons: list[str] = []
+def _reasons(state: NodeState, request: Request) -> list[Fact]:
+    reasons: list[Fact] = []
     if request.nodes != 1 and not state.node.address:
-        reasons.append("has no address in the inventory, which each member of a gang needs")
+        reasons.append(NoAddress())
     if state.retired:
-        reasons.append("left the inventory")
-    if state.drained is not None:
-        if isinstance(state.drained, ClosedToRequest):
-            reasons.append(state.drained.reason)
-        else:
-            why = f": {state.drained.reason}" if state.drained.reason else ""
-            reasons.append(("failed" if state.drained.failed else "drained") + why)
-    if state.silent is not None:
-        reasons.append(f"has been {silence_of(state)}")
+        reasons.append(LeftInventory())
+    if (closure := closure_of(state)) is not None:
+        reasons.append(closure)
+    if state.silent is not None and not isinstance(closure, IsSilent):
+        reasons.append(IsSilent(state.silent.since))
     never = {(shortage.kind, shortage.name): shortage for shortage in shortages(state.node, request)}
     # Unused capacity of a closed server does not count as free: only what it never has is said of it.
     found = list(shortages(state.node, request, state.capacity)) if state.is_open else never.values()
     for shortage in found:
         ever = never.get((shortage.kind, shortage.name))
-        reasons.append(_in_words(state, request, ever or shortage, ever=ever is not None))
+        reasons.append(_short(state, request, ever or shortage, ever=ever is not None))
         if shortage.kind is ShortageKind.GPUS and state.is_open and not ever:
-            reasons += withheld(state, accepted_gpu_ids(state.node, request))
+            gpus = withheld(state, accepted_gpu_ids(state.node, request))
+            reasons += [] if gpus is None else [gpus]
     return reasons
 
 
-def _in_words(state: NodeState, request: Request, shortage: Shortage, *, ever: bool) -> str:
-    has, wants = shortage.has, shortage.wants
-    match shortage.kind:
-        case ShortageKind.SERVER:
-            return f"the request is for {request.required_node} only"
-        case ShortageKind.LABELS:
-            return f"the request is for servers with {label_words(request)} only"
-        case ShortageKind.GPU_TYPE:
-            return f"has no GPU of {' '.join((*request.gpu_types, request.vendor)).strip()}"
-        case ShortageKind.GPUS if ever and has_mig_devices_for(state.node, request):
-            return f"{ONE_MIG_DEVICE}; it has {has} other GPUs, {wants} requested"
-        case ShortageKind.GPUS if ever:
-            return f"has {has} GPUs in total, {wants} requested"
-        case ShortageKind.GPUS if request.gpu_milli != MILLI_PER_GPU:
-            most = max(state.gpu_free[gpu_id] for gpu_id in accepted_gpu_ids(state.node, request))
-            return f"at most {most} milli of one GPU free, {request.gpu_milli} requested"
-        case ShortageKind.GPUS:
-            return f"{has} of {count_gpus(state.node, request)} GPUs free, {wants} requested"
-        case ShortageKind.AMOUNT if ever:
-            return f"has {has:g} {shortage.name} in total, {wants:g} requested"
-    total = state.node.resources.get(shortage.name, 0)
-    return f"{max(has, 0):g} of {total:g} {shortage.name} free, {wants:g} requested"
+def _short(state: NodeState, request: Request, shortage: Shortage, *, ever: bool) -> ServerShort:
+    if shortage.kind is not ShortageKind.GPUS:
+        return ServerShort(shortage, ever, state.node.resources.get(shortage.name, 0))
+    if not ever and request.gpu_milli != MILLI_PER_GPU:
+        shortage = replace(shortage, has=most_free(state, request), wants=request.gpu_milli)
+    of_mig = has_mig_devices_for(state.node, request)
+    return ServerShort(shortage, ever, count_gpus(state.node, request), of_mig)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.fit import FreeCapacity, accepted_gpu_ids, fits, pick_gpus
+from resource_manager.core.fit import FreeCapacity, fits, pick_gpus
 from resource_manager.core.models import MILLI_PER_GPU, Request
 from resource_manager.core.runtimes import class_of
 from resource_manager.scheduling.gangs import could_ever_mask, positions, slots
@@ -96,7 +96,7 @@ class Timeline:
             return known
         room = math.inf
         for place in range(len(self._times) - 1, -1, -1):
-            if self._usable(request, self._free[place]) is None:
+            if self._node.usable(request, self._free[place]) is None:
                 break
             room = self._times[place]
         _keep(self._rooms, request.shape, room)
@@ -164,7 +164,7 @@ class Timeline:
         least: FreeCapacity | None = None
         for free in self._between(start, start + runtime_s):
             least = free if least is None else least.intersect(free)
-            if self._usable(request, least) is None:
+            if self._node.usable(request, least) is None:
                 return False
         return start < math.inf
 
@@ -207,22 +207,8 @@ class Timeline:
 
         For a fraction it is the tightest one.
         """
-        usable = self._usable(request, free)
+        usable = self._node.usable(request, free)
         return None if usable is None else pick_gpus(request, usable, free.gpus)
-
-    def _usable(self, request: Request, free: FreeCapacity) -> list[int] | None:
-        """Return the GPUs that the request could take of what is free; None if it does not fit."""
-        for name, amount in request.resources.items():
-            if free.amounts.get(name, 0) < amount:
-                return None
-        milli, node = request.gpu_milli, self._node
-        usable = [gpu_id for gpu_id, left in free.gpus.items() if left >= milli]
-        if len(usable) < request.gpus:
-            return None
-        if not node.uniform and (request.gpu_types or request.vendor or node.has_mig):
-            accepted = accepted_gpu_ids(node.node, request)
-            usable = [gpu_id for gpu_id in usable if gpu_id in accepted]
-        return usable if len(usable) >= request.gpus else None
 
     def _between(self, start: float, end: float) -> Iterator[FreeCapacity]:
         times, place = self._times, bisect_right(self._times, start) - 1

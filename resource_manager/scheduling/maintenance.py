@@ -17,7 +17,8 @@ from resource_manager.core.failed_starts import avoided_until
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.node_state import ClosedToRequest
-from resource_manager.scheduling.avoidance import avoided, in_words
+from resource_manager.core.refusal import InWindow, StartFailed
+from resource_manager.scheduling.avoidance import avoided
 from resource_manager.scheduling.gangs import Members, select_members
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
@@ -93,14 +94,16 @@ def is_restricted(cluster: ClusterState, request: Request) -> bool:
 def closed_for(cluster: ClusterState, request: Request, current: SchedulingPass) -> Iterator[None]:
     """Close, inside, the servers that the request avoids, or whose windows it would cross, starting now."""
     closed = {
-        node: ClosedToRequest(node, failed.at, in_words(failed), failed=True)
+        node: ClosedToRequest(
+            node, failed.at, why=StartFailed(failed.at, failed.reason, avoided_until(failed))
+        )
         for node, failed in avoided(cluster, request, current.now).items()
     }
     for window in cluster.windows:
         length_s = horizon_s(cluster, request, window, current.limits.maintenance_guard_s)
         if found := window.crossed(current.now, length_s):
             for name in window.servers:
-                closed.setdefault(name, ClosedToRequest(name, found[0], window.in_words(*found)))
+                closed.setdefault(name, ClosedToRequest(name, found[0], why=InWindow(*found, window.reason)))
     if not closed:
         yield
         return

@@ -24,9 +24,9 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import is_window, preemptor_in_words
 from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Placement, Request
 from resource_manager.core.name_lookup import name_in
-from resource_manager.core.names import name_of, short
+from resource_manager.core.names import name_of
 from resource_manager.core.pending import Kind, kind_of
-from resource_manager.core.refusal import Refusal, RefusalKind
+from resource_manager.core.refusal import Grounds, RefusalKind, StillHeld, WaitsForEnds
 from resource_manager.core.team_ledger import TeamLedger
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError
 from resource_manager.scheduling.gangs import Members
@@ -77,25 +77,18 @@ def ending_for(cluster: ClusterState, lease_id: str) -> list[Lease]:
     )
 
 
-def awaiting_release(cluster: ClusterState, lease_id: str, now: float) -> Refusal | None:
+def awaiting_release(cluster: ClusterState, lease_id: str, now: float) -> Grounds | None:
     """Return the refusal of a request that waits for leases preempted for it, or None."""
     ending = ending_for(cluster, lease_id)
     if not ending:
         return None
+    why: StillHeld | WaitsForEnds
     if stuck := next((lease for lease in ending if lease.quarantined), None):
-        detail = (
-            f"{name_of(stuck)} on {short(stuck.placement.node)} is still held after its preemption: "
-            "release it once its job is known to be gone"
-        )
+        why = StillHeld(name_of(stuck), stuck.placement.node)
     else:
-        first = ending[0]
-        more = f" and {len(ending) - 1} more" if len(ending) > 1 else ""
         left_s = max(ending[-1].preempt_until - now, 0.0)
-        detail = (
-            f"waits for {name_of(first)} on {short(first.placement.node)}{more} to end, preempted for "
-            f"it; within {left_s:.0f} s"
-        )
-    return Refusal(RefusalKind.AWAITING_RELEASE, detail)
+        why = WaitsForEnds(name_of(ending[0]), ending[0].placement.node, len(ending) - 1, left_s)
+    return Grounds(RefusalKind.AWAITING_RELEASE, (why,))
 
 
 # ---- the changes that it takes ----

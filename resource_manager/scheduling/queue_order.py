@@ -47,13 +47,16 @@ class QueueDiscipline:
     2001), by the runtimes that are stated or learnt. `rule` describes the order in words.
 
     Where teams have rules, those inside their guarantee come first, and the order applies inside a team. An
-    order that `compares_teams` itself decides between the others too.
+    order that `compares_teams` itself decides between the others too. One that `uses_runtimes` has nothing to
+    go by where requests state none; `with_quotas` arranges by stated shares of teams.
     """
 
     arrange: Ordering
     backfill: bool = False
     rule: str = ""
     compares_teams: bool = False
+    uses_runtimes: bool = False
+    with_quotas: Callable[[Mapping[str, float]], Ordering] | None = None
 
     def __call__(self, cluster: ClusterState, now: float) -> list[PendingRequest]:
         """Return the pending requests in queue order, the next to start first."""
@@ -225,10 +228,13 @@ def _quotas(given: Mapping[str, float], teams: Mapping[str, object]) -> dict[str
 
 fifo = QueueDiscipline(by_arrival, rule="first come, first served")
 priority = QueueDiscipline(by_priority, rule="by priority, then first come, first served")
-srtf = QueueDiscipline(by_runtime, rule="shortest expected runtime first")
-srsf = QueueDiscipline(by_service, rule="least expected GPU time first")
+srtf = QueueDiscipline(by_runtime, rule="shortest expected runtime first", uses_runtimes=True)
+srsf = QueueDiscipline(by_service, rule="least expected GPU time first", uses_runtimes=True)
 fair_share = QueueDiscipline(
-    by_fair_share, rule="the team with the smallest part of its quota first", compares_teams=True
+    by_fair_share,
+    rule="the team with the smallest part of its quota first",
+    compares_teams=True,
+    with_quotas=lambda quotas: partial(by_fair_share, quotas=quotas),
 )
 tiresias = QueueDiscipline(by_attained_service, rule="jobs that used less than 16 GPU-hours first")
 
@@ -262,6 +268,6 @@ def get_order(name: str, quotas: Mapping[str, float] | None = None) -> QueueDisc
             f"unknown queue order {name!r}; known are {known}, each also with {BACKFILL_SUFFIX}"
         )
     order = ORDERS[base]
-    if quotas and order is fair_share:
-        order = replace(order, arrange=partial(by_fair_share, quotas=quotas))
+    if quotas and order.with_quotas is not None:
+        order = replace(order, arrange=order.with_quotas(quotas))
     return replace(order, backfill=name.endswith(BACKFILL_SUFFIX))

@@ -9,13 +9,22 @@ from enum import StrEnum
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Request
 from resource_manager.core.names import display_name, name_of, short
-from resource_manager.core.refusal import Refusal, RefusalKind
+from resource_manager.core.refusal import (
+    Fact,
+    Grounds,
+    OverGuarantee,
+    OverLimit,
+    OverOwnersLimit,
+    OverRuntime,
+    RefusalKind,
+    UsedBy,
+)
 from resource_manager.core.team_ledger import UNNAMED, Account, TeamLedger, milli_of
 from resource_manager.errors import RuntimeOverError
 from resource_manager.scheduling.giving_back import runtime_used_s
 
 MAX_HOLDERS = 3
-"""Maximum number of names in a sentence that says by whom a quota is used."""
+"""Maximum number of those that use a quota among the facts of a refusal."""
 
 
 class StopKind(StrEnum):
@@ -117,75 +126,51 @@ def passes(ledger: TeamLedger, request: Request, blocked: Collection[str]) -> bo
     return all(stays_inside(account, request) for account in ledger.of(request).path)
 
 
-def quota_refusal(cluster: ClusterState, request: Request) -> Refusal | None:
+def quota_refusal(cluster: ClusterState, request: Request) -> Grounds | None:
     """Return the refusal of a request that a quota stops, or None."""
     if cluster.ledger is None:
         return None
     stop = stop_of(cluster.ledger, request)
-    return None if stop is None else Refusal(RefusalKind.QUOTA, _in_words(cluster, request, stop))
+    return None if stop is None else Grounds(RefusalKind.QUOTA, (_fact(cluster, request, stop),), request)
 
 
-def _in_words(cluster: ClusterState, request: Request, stop: Stop) -> str:
-    account, asked = stop.account, gpus(milli_of(request))
-    who = team_words(account)
+def _fact(cluster: ClusterState, request: Request, stop: Stop) -> Fact:
+    account, asked = stop.account, milli_of(request)
+    team, rules = account.name, account.team
     match stop.kind:
         case StopKind.RUNTIME:
             assert request.expected_runtime_s is not None
-            assert account.team.max_runtime_s is not None
-            most, stated = account.team.max_runtime_s / 3600, request.expected_runtime_s / 3600
-            return f"{who} may run jobs of at most {most:g} h (max_runtime); expected_runtime is {stated:g} h"
+            assert rules.max_runtime_s is not None
+            return OverRuntime(team, rules.max_runtime_s, request.expected_runtime_s)
         case StopKind.LIMIT:
             assert account.limit is not None
-            return (
-                f"{who} may hold {gpus(account.limit)} GPUs (limit) and holds {gpus(account.allocated)}: "
-                f"{asked} more exceed it; used by {_users(cluster, account)}"
-            )
+            return _over_limit(cluster, account, account.limit, asked)
         case StopKind.OWNER:
-            held = gpus(account.by_owner.get(request.owner, 0))
-            owner = short(request.owner) if request.owner else "an owner without a name"
-            return (
-                f"{owner} may hold {account.team.max_gpus_per_owner:g} GPUs of {who} (max_gpus_per_owner) "
-                f"and holds {held}: {asked} more exceed it"
-            )
-    return (
-        f"{who} is guaranteed {_guaranteed(account, request)} and holds {gpus(account.fixed)} for jobs that "
-        f"are not preemptible: {asked} more exceed it; a preemptible job may use what is free beyond that"
-    )
+            assert rules.max_gpus_per_owner is not None
+            held = account.by_owner.get(request.owner, 0)
+            return OverOwnersLimit(request.owner, team, rules.max_gpus_per_owner, held, asked)
+    typed = rules.guaranteed_by_type
+    guaranteed = [(name, typed.get(name, 0)) for name in request.gpu_types or typed] if typed else []
+    return OverGuarantee(team, account.guaranteed, tuple(guaranteed), account.fixed, asked)
 
 
-def _guaranteed(account: Account, request: Request) -> str:
-    typed = account.team.guaranteed_by_type
-    if not typed:
-        return f"{gpus(account.guaranteed)} GPUs"
-    return " and ".join(f"{typed.get(name, 0):g} {short(name)}" for name in request.gpu_types or typed)
-
-
-def _users(cluster: ClusterState, account: Account) -> str:
-    """Say by whom an account is used: the teams below it, its owners, or its leases; largest first."""
+def _over_limit(cluster: ClusterState, account: Account, limit: int, asked: int) -> OverLimit:
+    """Return by whom the limit is used, largest first: teams below, else owners, else leases."""
     if account.children:
-        found = {team_words(child): child.allocated for child in account.children if child.allocated}
+        used_by = UsedBy.TEAMS
+        found = {child.name: child.allocated for child in account.children if child.allocated}
     elif set(account.by_owner) - {""}:
-        found = {short(owner) if owner else "no owner": held for owner, held in account.by_owner.items()}
+        used_by, found = UsedBy.OWNERS, dict(account.by_owner)
     else:
+        used_by = UsedBy.LEASES
         found = {
             name_of(lease): milli_of(lease.request)
             for lease in cluster.leases.values()
             if lease.request.team == account.name and milli_of(lease.request)
         }
-    largest = sorted(found.items(), key=lambda item: (-item[1], item[0]))
-    named = [f"{name} ({gpus(held)})" for name, held in largest[:MAX_HOLDERS]]
-    more = [f"{len(largest) - MAX_HOLDERS} more"] if len(largest) > MAX_HOLDERS else []
-    return ", ".join(named + more) or "nobody"
-
-
-def team_words(account: Account) -> str:
-    """Return `team vision`, or words for the teams without rules of their own."""
-    return "the rest (teams without rules)" if account.name == UNNAMED else f"team {short(account.name)}"
-
-
-def gpus(milli: int) -> str:
-    """Return thousandths of GPUs as a number of GPUs: `4`, `0.5`."""
-    return f"{milli / MILLI_PER_GPU:g}"
+    largest = sorted(found.items(), key=lambda item: (-item[1], item[0] in ("", UNNAMED), item[0]))
+    shown, more = tuple(largest[:MAX_HOLDERS]), max(len(largest) - MAX_HOLDERS, 0)
+    return OverLimit(account.name, limit, account.allocated, asked, used_by, shown, more)
 
 
 def shares_by_weight(ledger: TeamLedger) -> dict[str, float]:

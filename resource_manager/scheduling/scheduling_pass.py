@@ -8,7 +8,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import MAINTENANCE_GUARD_S
 from resource_manager.core.direct_init import direct_init
 from resource_manager.core.models import Request
-from resource_manager.core.refusal import Refusal
+from resource_manager.core.refusal import Grounds
 from resource_manager.scheduling.gangs import Members
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.price_admission import PriceAdmission
@@ -42,7 +42,7 @@ class SchedulingPass:
     policy: Policy
     order: QueueDiscipline
     now: float
-    suspended: Refusal | None = None
+    suspended: Grounds | None = None
     limits: Limits = NO_LIMITS
 
     def admits(self, cluster: ClusterState, request: Request, members: Members, queued_at: float) -> bool:

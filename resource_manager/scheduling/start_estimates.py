@@ -12,11 +12,24 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.failed_starts import avoided_until
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.names import name_of
-from resource_manager.core.refusal import RefusalKind, leases_in_the_way, unreleased_lease
+from resource_manager.core.refusal import (
+    EndUnknown,
+    Fact,
+    Grounds,
+    NoKnownEnd,
+    NotEstimated,
+    PriceUnknown,
+    RefusalKind,
+    TooFar,
+)
 from resource_manager.core.runtimes import Confidence, LearntRuntimes
 from resource_manager.scheduling import allocator
+from resource_manager.scheduling.capacity_grounds import (
+    leases_in_the_way,
+    no_capacity,
+    unreleased_lease,
+)
 from resource_manager.scheduling.feasibility import standings
-from resource_manager.scheduling.gang_refusals import no_capacity
 from resource_manager.scheduling.gangs import could_start
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
@@ -26,28 +39,22 @@ MAX_STEPS = 500
 CLEANING_S = 1.0
 """Assumed time until GPUs whose lease has ended are clean."""
 
-NOT_WORTH_IT = "it is unknown when its utility will exceed its price"
-
-NOT_ESTIMATED = "not estimated: the queue is too long for it"
-
-TOO_FAR = f"more than {MAX_STEPS} leases end before it"
-
 OVERDUE_FRACTION = 0.1
 """Part of its age for which a task past its expected end is assumed to run on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Estimated time and node of a request's start; `at` is None if unknown, for the reason in `detail`."""
+    """Estimated time and node of a request's start; `at` is None if unknown, on the grounds in `why`."""
 
     at: float | None
     node: str | None
     confidence: Confidence
-    detail: str = ""
+    why: Grounds | Fact | None = None
 
 
 UNKNOWN = Start(None, None, Confidence.POOR)
-LATER = Start(None, None, Confidence.POOR, NOT_ESTIMATED)
+LATER = Start(None, None, Confidence.POOR, NotEstimated())
 
 
 def estimate_starts(
@@ -109,17 +116,16 @@ def estimate_starts(
                 _apply_end(cluster, lease_id, fencing_token, at)
         else:
             too_far = True
-        why: list[tuple[Request, str | None]]
+        why: list[tuple[Request, Grounds | Fact | None]]
         if is_cut:
-            why = [(entry.request, NOT_ESTIMATED) for entry in cluster.pending.values()]
+            why = [(entry.request, NotEstimated()) for entry in cluster.pending.values()]
         else:
             why = list(
                 _why_unknown(cluster, replace(current, now=at, suspended=None), endless, too_far=too_far)
             )
-    for request, detail in why:
-        if detail is None:  # what the closed servers have now, not what they will have
-            detail = no_capacity(cluster, request).detail
-        starts[request.lease_id] = Start(None, None, Confidence.POOR, detail)
+    for request, found in why:  # without one: what the closed servers have now, not what they will have
+        grounds = no_capacity(cluster, request) if found is None else found
+        starts[request.lease_id] = Start(None, None, Confidence.POOR, grounds)
     return starts
 
 
@@ -158,47 +164,43 @@ def _why_unknown(
     endless: Collection[str],
     *,
     too_far: bool,
-) -> Iterator[tuple[Request, str | None]]:
+) -> Iterator[tuple[Request, Grounds | Fact | None]]:
     """Yield the requests still pending after all known lease ends, and why; None for closed servers."""
-    in_the_way: dict[tuple[object, ...], str] = {}
-    ahead: str | None = None
+    in_the_way: dict[tuple[object, ...], Fact] = {}
+    ahead: Grounds | Fact | None = None
     """Reason for which the first request that blocks the queue has no start."""
     for standing in standings(cluster, current):
         request = standing.entry.request
-        detail: str | None
+        why: Grounds | Fact | None
         match standing.refusal.kind:
             case RefusalKind.NEVER_FITS:
-                detail = standing.refusal.detail
+                why = standing.refusal
             case RefusalKind.MAINTENANCE:
-                detail = standing.refusal.detail if cluster.windows else None
+                why = standing.refusal if cluster.windows else None
             case RefusalKind.NO_CAPACITY if not could_start(cluster, request):
-                detail = None
+                why = None
             case RefusalKind.PRICE:
-                detail = NOT_WORTH_IT
+                why = PriceUnknown()
             case _ if too_far:
-                detail = TOO_FAR
+                why = TooFar(MAX_STEPS)
             case RefusalKind.BEHIND_QUEUE:
-                detail = ahead
+                why = ahead
             case RefusalKind.AWAITING_RELEASE:
-                detail = unreleased_lease(cluster.nodes, request)
-                ahead = ahead or detail
+                why = unreleased_lease(cluster.nodes, request)
+                ahead = ahead or why
             case _:
                 if request.shape not in in_the_way:
                     in_the_way[request.shape] = _endless(cluster, request, endless)
-                detail = in_the_way[request.shape]
-                ahead = ahead or detail
-        yield request, detail
+                why = in_the_way[request.shape]
+                ahead = ahead or why
+        yield request, why
 
 
-def _endless(cluster: ClusterState, request: Request, endless: Collection[str]) -> str:
+def _endless(cluster: ClusterState, request: Request, endless: Collection[str]) -> EndUnknown | NoKnownEnd:
     found = [lease for lease in leases_in_the_way(cluster, request) if lease.lease_id in endless]
     if not found:
-        return "no lease whose end is known frees enough capacity for it"
-    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return (
-        f"the end of {name_of(found[0])}{others} is unknown; "
-        "state runtimes: expected_runtime, --expected-runtime"
-    )
+        return NoKnownEnd()
+    return EndUnknown(name_of(found[0]), len(found) - 1)
 
 
 def _grant(cluster: ClusterState, current: SchedulingPass) -> list[Lease]:

@@ -21,7 +21,7 @@ from resource_manager.core.team_ledger import Account, TeamLedger, gpu_types_of,
 from resource_manager.errors import CapacityError
 from resource_manager.scheduling.gangs import Members
 from resource_manager.scheduling.maintenance import place_now
-from resource_manager.scheduling.quotas import gpus, stays_inside, stop_of, team_words
+from resource_manager.scheduling.quotas import stays_inside, stop_of
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 MAX_EXACT = 10
@@ -552,24 +552,29 @@ def _cheapest_first(lease: Lease) -> Cheapness:
     return (lease.request.priority, -saved_at, -lease.arrived_at, lease.lease_id)
 
 
-def reasons_for(cluster: ClusterState, request: Request, victims: Sequence[Lease]) -> str:
-    """Say why the request may take these leases: `since its priority 5 is above theirs in the team`."""
+class PreemptionRight(NamedTuple):
+    """Why a request may take leases: of other teams, with its guarantee in milli, and of its own.
+
+    `others` are the teams, each with the milli by which it is beyond its guarantee; `priority` is that of the
+    request if it takes leases of its own team.
+    """
+
+    team: str
+    would_hold: int
+    guaranteed: int
+    others: tuple[tuple[str, int], ...]
+    priority: int | None
+
+
+def right_to(cluster: ClusterState, request: Request, victims: Sequence[Lease]) -> PreemptionRight:
+    """Return why the request may take these leases."""
     ledger = cluster.ledger
     assert ledger is not None
-    reasons = []
     mine = [lease for lease in victims if lease.request.team == request.team]
     others = {ledger.of(lease.request).name for lease in victims if lease.request.team != request.team}
-    if others:
-        own, right = ledger.of(request), Right(cluster, request, 0.0)
-        would_hold = own.allocated + milli_of(request)
-        if not right.holds(victims):
-            would_hold -= sum(map(held_milli, mine))
-        of = f"{gpus(would_hold)} of {gpus(own.guaranteed)} GPUs"
-        reasons.append(f"{team_words(own)} stays inside its guarantee ({of})")
-        reasons += [
-            f"{team_words(account)} is {gpus(right.beyond(account))} beyond its own"
-            for account in map(ledger.named, sorted(others))
-        ]
-    if mine:
-        reasons.append(f"its priority {request.priority} is above theirs in the team")
-    return "since " + " and ".join(reasons)
+    own, right = ledger.of(request), Right(cluster, request, 0.0)
+    would_hold = own.allocated + milli_of(request)
+    if not right.holds(victims):
+        would_hold -= sum(map(held_milli, mine))
+    beyond = tuple((name, right.beyond(ledger.named(name))) for name in sorted(others))
+    return PreemptionRight(own.name, would_hold, own.guaranteed, beyond, request.priority if mine else None)

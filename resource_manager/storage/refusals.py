@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from resource_manager.core.refusal import RecoveryWindow, recovering
 from resource_manager.errors import (
     CorruptStateError,
     NewerFormatError,
     StaleStateError,
     StateLostError,
     StateUnconfirmedError,
+    recovery_text,
 )
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S
 
@@ -40,8 +40,8 @@ def unconfirmed(window_s: float, left_s: float, clock_jump_s: float) -> StateUnc
 
     A jump of the store's clock by `clock_jump_s` began it, or where that is 0 a restart.
     """
-    window = RecoveryWindow(max(window_s - left_s, 0.0), left_s, clock_jump_s)
-    return StateUnconfirmedError(recovering(window).detail, remaining_s=left_s, clock_jump_s=clock_jump_s)
+    text = recovery_text(max(window_s - left_s, 0.0), left_s, clock_jump_s)
+    return StateUnconfirmedError(text, remaining_s=left_s, clock_jump_s=clock_jump_s)
 
 
 def lost(where: str, version: int, found: object) -> StateLostError:

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from resource_manager.scheduling.queue_order import ORDERS
 from simulator.present.units import duration, instead_of
+
+BY_RUNTIME = [name for name, order in ORDERS.items() if order.uses_runtimes]
+"""Queue orders that have nothing to go by where no request states its runtime."""
 
 FEW_JOBS = 50
 """Below so many jobs, differences between runs are mostly chance."""
@@ -120,8 +124,8 @@ def cautions(results: Sequence[dict[str, Any]]) -> list[str]:
         )
     if not first.get("stated_runtimes", 1):
         found.append(
-            "No request states a runtime, so backfill, srtf and srsf have nothing to work with: let tasks "
-            "state expected_runtime and compare again."
+            f"No request states a runtime, so backfill, {' and '.join(BY_RUNTIME)} have nothing to work "
+            "with: let tasks state expected_runtime and compare again."
         )
     if not first.get("known_runtimes", 1):
         found.append("No job ends in this record, so its GPUs never become free again.")

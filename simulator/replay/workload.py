@@ -36,7 +36,8 @@ from resource_manager.core.fit import could_ever_fit, count_gpus
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.servers import MAX_GPUS, MAX_GPUS_OF_SERVER
-from resource_manager.scheduling.gang_refusals import never_fits
+from resource_manager.manager.refusal_wording import detail_of
+from resource_manager.scheduling.capacity_grounds import never_fits
 from simulator.errors import InputError
 from simulator.io.rows import MAX_VALUE, Row, read_csv, read_json, read_json_lines
 
@@ -270,7 +271,7 @@ def _reject_misfits(
                 f"job {request.lease_id!r} is larger than any node{_advice(request, nodes, split_large_jobs)}"
             )
         if (refusal := refusals.get(request.shape)) is not None:
-            raise row.fail(f"job {request.lease_id!r} never fits: {refusal}")
+            raise row.fail(f"job {request.lease_id!r} never fits: {detail_of(refusal)}")
 
 
 def _advice(request: Request, nodes: Sequence[Node], split_large_jobs: bool) -> str:

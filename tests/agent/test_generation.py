@@ -10,7 +10,8 @@ import pytest
 
 from resource_manager.agent.generation import KnownGeneration, state_folder
 from resource_manager.agent.sending import OLDER, run_agent
-from resource_manager.core.refusal import Refusal, RefusalKind
+from resource_manager.core.refusal import RefusalKind
+from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.storage.mark import Mark
 from tests.agent.reporting import gpu, server
 from tests.fleet.test_receiving import Service

@@ -77,7 +77,7 @@ def test_the_exit_code_and_the_output_are_the_command_s_own(
     done = piped(environment, "run", "--gpus", "1", "--", "sh", "-c", script)
     assert (done.returncode, done.stdout) == (7, "of s: 0\n")
     assert "no\n" in done.stderr
-    assert re.search(r"^gpu-manager: \S+@\S+ \w+: GPUs 0 and 1 CPUs of s, ", done.stderr, re.M)
+    assert re.search(r"^gpu-manager: \S+@\S+ \w+: GPU 0 and 1 CPU of s, ", done.stderr, re.M)
     assert [change["outcome"] for change in manager.history() if change["change"] == "released"] == ["FAILED"]
 
 

@@ -84,7 +84,7 @@ def test_the_printed_inventory_can_be_loaded_and_pins_every_gpu(state: State, tm
 def test_output_writes_the_file_and_says_what_it_found(state: State, tmp_path: Path) -> None:
     path = tmp_path / "servers.toml"
     done = discover("--output", path)
-    assert (done.returncode, done.stdout) == (0, f"{path}: 1 servers with 2 GPUs\n")
+    assert (done.returncode, done.stdout) == (0, f"{path}: 1 server with 2 GPUs\n")
     assert len(load_inventory(path)[0].gpus) == 2
     both = discover("--output", path, "--json")
     assert len(json.loads(both.stdout)) == 1

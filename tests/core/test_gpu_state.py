@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -27,6 +28,7 @@ from resource_manager.core.gpu_state import condition_of, recount, withheld, wit
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request, Spread
 from resource_manager.core.node_state import Cleaning
 from resource_manager.errors import CorruptStateError
+from resource_manager.manager.refusal_wording import withheld_words
 from resource_manager.scheduling import allocator
 from tests.builders import nodes
 
@@ -163,9 +165,15 @@ def test_a_gpu_that_stays_in_the_inventory_keeps_its_state() -> None:
     allocator.check(cluster)
 
 
+def said(cluster: ClusterState, gpu_ids: Collection[int]) -> list[str]:
+    found = withheld(cluster.node("a"), gpu_ids)
+    assert found is not None
+    return withheld_words(found.gpus)
+
+
 def test_what_is_withheld_is_said_in_one_line_for_a_gpu() -> None:
     cluster = state_of(AgentSeen("a", 0.0), granted("t", 1, 1), Released("t", 1, 1.0), closed(0))
-    assert withheld(cluster.node("a"), {0, 1, 2}) == [
+    assert said(cluster, {0, 1, 2}) == [
         "GPU 0 is closed: xid 79; fell off the bus",
         "GPU 1 is being cleaned after its last lease",
     ]
@@ -218,10 +226,10 @@ def test_only_three_withheld_gpus_are_named() -> None:
     for number in range(3):
         cluster.apply(closed(number))
     lines = [f"GPU {number} is closed: xid 79; fell off the bus" for number in range(3)]
-    assert withheld(cluster.node("a"), range(5)) == lines
+    assert said(cluster, range(5)) == lines
     cluster.apply(closed(3))
     cluster.apply(closed(4))
-    assert withheld(cluster.node("a"), range(5)) == [*lines, "2 more"]
+    assert said(cluster, range(5)) == [*lines, "2 more"]
 
 
 def test_the_name_of_a_condition_ends_before_its_details() -> None:

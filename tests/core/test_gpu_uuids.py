@@ -7,9 +7,10 @@ import pytest
 from resource_manager.core.changes import Granted, InventoryChanged, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
-from resource_manager.core.refusal import never_fits
 from resource_manager.errors import CapacityError
+from resource_manager.manager.refusal_wording import detail_of, reasons_of
 from resource_manager.scheduling import allocator
+from resource_manager.scheduling.capacity_grounds import never_fits
 from resource_manager.scheduling.feasibility import explain
 from resource_manager.scheduling.policies import POLICIES, get_policy, select_placement
 from resource_manager.scheduling.queue_order import fifo
@@ -101,15 +102,15 @@ def test_a_lease_takes_one_mig_device_and_several_are_refused_in_one_line() -> N
     several = Request("u", 2, gpu_types=(MIG_TYPE,))
     refusal = never_fits(cluster, several)
     assert refusal is not None
-    assert refusal.detail == (
+    assert detail_of(refusal) == (
         f"no server could ever satisfy 2 {MIG_TYPE}: a lease on MIG devices has gpus=1, since CUDA shows a "
         "process one of them"
     )
     [verdict] = explain(cluster, several)
-    assert verdict.reasons == (
+    assert reasons_of(verdict.reasons, several) == [
         "a lease on MIG devices has gpus=1, since CUDA shows a process one of them; it has 0 other GPUs, "
         "2 requested",
-    )
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resource_manager.core.maintenance import WEEK_S, Window, as_text, preemptor_in_words
+from resource_manager.core.refusal import InWindow
+from resource_manager.manager.refusal_wording import detail_of
 
 ONCE = Window(1, ("s1",), 100.0, 200.0, reason="new fans")
 WEEKLY = Window(2, ("s1",), 100.0, 200.0, WEEK_S)
@@ -40,7 +42,7 @@ def test_a_run_crosses_a_window_that_it_reaches(start: float, runtime_s: float, 
 
 
 def test_a_window_is_said_with_its_times_in_utc_and_its_reason() -> None:
-    assert ONCE.in_words(0.0, 86_401.0) == (
+    assert detail_of(InWindow(0.0, 86_401.0, ONCE.reason)) == (
         "maintenance from 1970-01-01T00:00Z until 1970-01-02T00:00:01Z: new fans"
     )
     assert as_text(60.0) == "1970-01-01T00:01Z"

@@ -245,7 +245,7 @@ def test_a_renewal_extends_the_lease_and_ends_its_quarantine() -> None:
         (
             Granted(Lease(Request("y"), (Placement("x"),), 2, 0.0), 0.0),
             UnknownNodeError,
-            "server 'x' is not in the inventory of 1 servers",
+            "server 'x' is not in the inventory of 1 server",
         ),
         (
             Granted(Lease(Request("t"), (Placement("a"),), 2, 0.0), 0.0),

@@ -19,19 +19,20 @@ from resource_manager.core.changes import (
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, Utility
 from resource_manager.core.names import MAX_SHOWN, name_of, short
-from resource_manager.core.refusal import (
+from resource_manager.core.refusal import RecoveryWindow, RefusalKind, recovering
+from resource_manager.manager.refusal_wording import (
     MAX_DETAIL,
-    RecoveryWindow,
     Refusal,
-    RefusalKind,
+    detail_of,
     lock_busy,
-    never_fits,
-    recovering,
+    reasons_of,
+    refusal_of,
 )
 from resource_manager.manager.serializers import explanation
 from resource_manager.rest.problems import from_refusal
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.backfill import MAX_RESERVATIONS
+from resource_manager.scheduling.capacity_grounds import never_fits
 from resource_manager.scheduling.feasibility import explain, refusals_of, standings
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.price_admission import PriceAdmission
@@ -69,8 +70,8 @@ def reason(
         cluster, [request], SchedulingPass(FIRST_FIT, order, 10.0, window and recovering(window), limits)
     )[request.lease_id]
     assert cluster.snapshot() == before
-    assert str(refusal) == refusal.detail
-    return str(refusal.kind), refusal.detail
+    assert str(refusal_of(refusal)) == detail_of(refusal)
+    return str(refusal.kind), detail_of(refusal)
 
 
 def test_no_capacity_names_the_server_with_most_gpus_free() -> None:
@@ -124,10 +125,11 @@ def test_required_labels_are_named() -> None:
         "no_capacity",
         "of the servers with zone=a: no server with 4 GPUs: largest free is 2 on s1",
     )
-    verdicts = explain(cluster, Request("t", 1, labels_required={"zone": "a"}))
-    assert [verdict.reasons for verdict in verdicts] == [
-        (),
-        ("the request is for servers with zone=a only",),
+    labelled = Request("t", 1, labels_required={"zone": "a"})
+    verdicts = explain(cluster, labelled)
+    assert [reasons_of(verdict.reasons, labelled) for verdict in verdicts] == [
+        [],
+        ["the request is for servers with zone=a only"],
     ]
 
 
@@ -152,11 +154,13 @@ def test_free_but_reserved_capacity_names_the_request_ahead() -> None:
     )
     cluster.apply(Queued(Request("t", 2), 2.0, 2, 2.0))
     head, second = standings(cluster, SchedulingPass(FIRST_FIT, get_order("priority"), 10.0))
-    assert (head.position, head.refusal) == (
+    assert (head.position, refusal_of(head.refusal)) == (
         1,
         Refusal(RefusalKind.NO_CAPACITY, "no server with 6 GPUs: largest free is 2 on gpu-server-0"),
     )
-    assert second.refusal.detail.endswith("(position 1, needs 6), by priority, then first come, first served")
+    assert detail_of(second.refusal).endswith(
+        "(position 1, needs 6), by priority, then first come, first served"
+    )
 
 
 def test_a_server_that_never_fits_the_request_ahead_is_not_called_reserved() -> None:
@@ -296,7 +300,10 @@ def test_a_silent_server_is_missing_capacity_that_an_operator_need_not_give_back
     cluster.apply(Drained("s3", 110.0, "its disk"))
     assert reason(cluster, Request("t", 4, required_node="s3"))[1] == "s3 has 8 but is drained: its disk"
     [_, _, verdict] = explain(cluster, Request("t", 4))
-    assert verdict.reasons == ("drained: its disk", "has been silent since 1970-01-01T00:00Z")
+    assert reasons_of(verdict.reasons, Request("t", 4)) == [
+        "drained: its disk",
+        "has been silent since 1970-01-01T00:00Z",
+    ]
 
 
 def test_a_quarantined_lease_is_named_if_its_release_would_help() -> None:
@@ -365,7 +372,7 @@ def test_a_pending_request_whose_only_server_left_never_fits() -> None:
     cluster.apply(InventoryChanged((server("s1", 1),), 2.0))
     (standing,) = standings(cluster, SchedulingPass(FIRST_FIT, FIFO, 3.0))
     assert standing.refusal.kind is RefusalKind.NEVER_FITS
-    assert standing.refusal.detail == "no server could ever satisfy 8 GPUs: s2 left the inventory"
+    assert detail_of(standing.refusal) == "no server could ever satisfy 8 GPUs: s2 left the inventory"
 
 
 def test_a_recovery_window_and_a_busy_lock_are_not_called_no_capacity() -> None:
@@ -387,7 +394,7 @@ def test_a_request_that_the_next_pass_grants_says_so() -> None:
     cluster = cluster_of(server("s1", 1))
     cluster.apply(Queued(Request("t", 2), 1.0, 1, 1.0))
     (standing,) = standings(cluster, SchedulingPass(FIRST_FIT, FIFO, 2.0))
-    assert standing.refusal.detail == (
+    assert detail_of(standing.refusal) == (
         "8 GPUs are free on s1; no request is ahead: granted at the next pass over the queue, within seconds"
     )
 
@@ -470,10 +477,12 @@ def test_every_reason_is_true_of_the_state(data: st.DataObject, name: str) -> No
         elif kind is RefusalKind.BEHIND_QUEUE:
             assert room
             assert standing.position > 1, "no request is ahead of the first"
-            assert any(f"{name_of(other.entry)} (position" in standing.refusal.detail for other in seen)
+            assert any(f"{name_of(other.entry)} (position" in detail_of(standing.refusal) for other in seen)
         elif kind is RefusalKind.MAINTENANCE:
             assert not open_and_able
-            assert "drained: fan" in standing.refusal.detail or "is closed: xid 79" in standing.refusal.detail
+            assert "drained: fan" in detail_of(standing.refusal) or "is closed: xid 79" in detail_of(
+                standing.refusal
+            )
         else:
             assert kind is RefusalKind.NEVER_FITS
             assert never_fits(cluster, request) is not None

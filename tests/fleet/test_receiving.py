@@ -11,9 +11,9 @@ from resource_manager.agent.report_format import ReportError, read_report
 from resource_manager.core.changes import AgentLost, Change, Quarantined
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.names import short_id
-from resource_manager.core.refusal import Refusal
 from resource_manager.errors import UnknownNodeError
 from resource_manager.fleet.receiving import ReportReceiver
+from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.settings import Settings
 from tests.agent.reporting import as_text, gpu, process, report, server, uuid
 from tests.builders import Clock

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from resource_manager.core.refusal import Refusal, RefusalKind
+from resource_manager.core.refusal import RefusalKind
+from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.storage.backup import read_backup, restore, write_backup
 from tests.agent.reporting import gpu, process, report
 from tests.fleet.test_sightings import Fleet

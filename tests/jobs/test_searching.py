@@ -15,10 +15,10 @@ import pytest
 from resource_manager import GPUResourceManager, MemoryStore
 from resource_manager.agent.report_format import read_report
 from resource_manager.core.models import Gpu, JobPlace, Node
-from resource_manager.core.refusal import Refusal
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.jobs.launchers import Job, LauncherUnreachableError, job_key, open_at
 from resource_manager.jobs.reconcile import Action, reconcile
+from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.settings import Settings
 from resource_manager.storage.backup import read_backup, restore, write_backup
 from tests.agent.reporting import as_text, gpu, report, uuid

@@ -8,8 +8,9 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.changes import AgentSeen, Change, GpuClosed
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node
-from resource_manager.core.refusal import Refusal, RefusalKind
+from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import InvalidRequestError, UnknownNodeError
+from resource_manager.manager.refusal_wording import Refusal
 
 NODE = Node("gpu-a", 0, {"cpus": 8}, (Gpu(0, "A100", uuid="GPU-0000"), Gpu(1, "A100", uuid="GPU-0001")))
 

@@ -14,7 +14,7 @@ import pytest
 from resource_manager import AsyncGPUResourceManager, GPUResourceManager, MemoryStore, Settings
 from resource_manager.core.changes import Change, Granted
 from resource_manager.core.models import Lease, Request, Utility
-from resource_manager.core.refusal import Refusal, RefusalKind, lock_busy
+from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import (
     DuplicateTaskError,
     InvalidRequestError,
@@ -25,6 +25,7 @@ from resource_manager.errors import (
     UnknownNodeError,
 )
 from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.refusal_wording import Refusal, lock_busy
 from resource_manager.manager.serializers import summary
 from resource_manager.scheduling.allocator import check
 from resource_manager.storage.codec import snapshot_from_dict

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
-from resource_manager.core.refusal import Refusal, RefusalKind
+from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import InvalidRequestError, NoServersError, ResourceManagerError
 from resource_manager.manager.cluster_file.sections import ClusterForm
+from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.scheduling import policies
 from resource_manager.storage import open_store
 from resource_manager.storage.base import Store

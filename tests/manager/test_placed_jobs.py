@@ -96,7 +96,7 @@ def test_a_job_is_placed_only_under_the_lease_that_lives(way: Any) -> None:
     with pytest.raises(LeaseNotFoundError):
         way.place_job("t", [PLACE], fencing_token=token)
     again = way.submit("t", 2)["fencing_token"]
-    with pytest.raises(InvalidRequestError, match="places must have one entry for each of 1 members, got 2"):
+    with pytest.raises(InvalidRequestError, match="places must have one entry for each member, 1, got 2"):
         way.place_job("t", [PLACE, PLACE], fencing_token=again)
 
 

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from resource_manager.core.changes import Drained, Granted, InventoryChanged, Quarantined, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.refusal import NotEstimated
 from resource_manager.core.runtimes import Confidence
 from resource_manager.manager import serializers
+from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -207,12 +209,15 @@ def test_an_explanation_agrees_with_the_allocator_and_has_every_server() -> None
 
 
 def test_an_estimate_has_a_time_or_a_reason() -> None:
-    known = serializers.estimate(Start(at=99.0, node="a", confidence=Confidence.FAIR, detail=""))
+    known = serializers.estimate(Start(at=99.0, node="a", confidence=Confidence.FAIR))
     assert known == {"at": 99.0, "server_name": "a", "confidence": "fair", "detail": ""}
-    unknown = serializers.estimate(
-        Start(at=None, node=None, confidence=Confidence.POOR, detail="nobody knows")
-    )
-    assert unknown == {"at": None, "server_name": None, "confidence": "unknown", "detail": "nobody knows"}
+    unknown = serializers.estimate(Start(at=None, node=None, confidence=Confidence.POOR, why=NotEstimated()))
+    assert unknown == {
+        "at": None,
+        "server_name": None,
+        "confidence": "unknown",
+        "detail": detail_of(NotEstimated()),
+    }
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import pytest
 import redis
 
 from resource_manager import GPUResourceManager
-from resource_manager.core.refusal import Refusal, RefusalKind
+from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager import state_marks
 from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.state_marks import StateMarks
 from resource_manager.storage import open_store
 from resource_manager.storage.backup import read_backup, restore, write_backup

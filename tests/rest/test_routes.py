@@ -13,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from resource_manager import GPUResourceManager
 from resource_manager.cli.tables import leases_table
 from resource_manager.core.names import short_id
-from resource_manager.core.refusal import lock_busy
 from resource_manager.errors import (
     CorruptStateError,
     LockTimeoutError,
@@ -22,6 +21,7 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     StoreUnavailableError,
 )
+from resource_manager.manager.refusal_wording import lock_busy
 from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.rest.tokens import Role

@@ -6,6 +6,7 @@ from resource_manager.core.changes import Change, Outcome, TeamsChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
 from resource_manager.core.teams import Team, Teams
+from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import standings
 from resource_manager.scheduling.policies.first_fit import first_fit
@@ -66,4 +67,4 @@ class Shared:
 
     def refusal(self, lease_id: str) -> tuple[str, str]:
         (standing,) = standings(self.state, SchedulingPass(first_fit, self.order, self.now), only=[lease_id])
-        return str(standing.refusal.kind), standing.refusal.detail
+        return str(standing.refusal.kind), detail_of(standing.refusal)

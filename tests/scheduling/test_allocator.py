@@ -298,24 +298,6 @@ def test_a_retired_node_does_not_count_for_what_could_ever_fit(cluster: Untouche
         allocator.require_feasible(cluster, Request("t", 4))
 
 
-@pytest.mark.parametrize(
-    ("request_", "words"),
-    [
-        (Request("t"), "0 GPUs"),
-        (Request("t", 2), "2 GPUs"),
-        (Request("t", 1, gpu_milli=250), "250 milli of a GPU"),
-        (Request("t", 2, gpu_types=("A100", "H100")), "2 GPUs of type A100 or H100"),
-        (
-            Request("t", 2, gpu_types=("A100",), vendor="amd", resources={"cpus": 4, "fpga": 1}),
-            "2 GPUs of type A100 by amd, 4 cpus, 1 fpga",
-        ),
-        (Request("t", 1, required_node="a"), "1 GPUs, on a"),
-    ],
-)
-def test_describe_states_the_demand(request_: Request, words: str) -> None:
-    assert allocator.describe(request_) == words
-
-
 # ---- ends of leases and pending requests ----
 
 

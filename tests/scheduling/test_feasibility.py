@@ -10,7 +10,8 @@ from resource_manager.core.changes import Drained, Granted, InventoryChanged, Qu
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import could_ever_fit
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
-from resource_manager.core.refusal import RecoveryWindow, RefusalKind, recovering
+from resource_manager.core.refusal import IsDrained, LeftInventory, RecoveryWindow, RefusalKind, recovering
+from resource_manager.manager.refusal_wording import detail_of, reasons_of
 from resource_manager.scheduling.feasibility import explain, refusals_of, standings, verdict
 from resource_manager.scheduling.policies import get_policy, select_placement
 from resource_manager.scheduling.queue_order import get_order
@@ -98,7 +99,7 @@ def test_a_request_that_fits_but_is_not_first_is_behind_the_queue() -> None:
     queue(cluster, Request("head", 2))
     refusal = refusals_of(cluster, [Request("t", 1)], SchedulingPass(FIRST_FIT, FIFO, 9.0))["t"]
     assert refusal.kind is RefusalKind.BEHIND_QUEUE
-    assert "head bbbb (position 1" in refusal.detail
+    assert "head bbbb (position 1" in detail_of(refusal)
 
 
 def test_every_server_answers_in_the_order_of_the_inventory() -> None:
@@ -116,19 +117,19 @@ def test_every_server_answers_in_the_order_of_the_inventory() -> None:
 def test_all_reasons_of_a_server_are_named_at_once() -> None:
     cluster = ClusterState([Node("a", 0, {"cpus": 8}, (Gpu(0, "V100"), Gpu(1, "V100"))), node("b")])
     hold(cluster, "x", "a", 1, cpus=6)
-    assert verdict(cluster.by_name["a"], Request("t", 2, resources={"cpus": 4})).reasons[-1] == (
-        "2 of 8 cpus free, 4 requested"
-    )
+    short = Request("t", 2, resources={"cpus": 4})
+    reasons = verdict(cluster.by_name["a"], short).reasons
+    assert reasons_of(reasons, short)[-1] == "2 of 8 cpus free, 4 requested"
     cluster.apply(Drained("a", 1.0, "new fan"))
     asked = Request("t", 1, resources={"cpus": 9}, gpu_types=("A100",), required_node="b")
     answer = verdict(cluster.by_name["a"], asked)
     assert (answer.fits, answer.could_fit) == (False, False)
-    assert answer.reasons == (
+    assert reasons_of(answer.reasons, asked) == [
         "drained: new fan",
         "the request is for b only",
         "has no GPU of A100",
         "has 8 cpus in total, 9 requested",
-    )
+    ]
 
 
 def test_a_failed_and_a_retired_server_say_so() -> None:
@@ -137,8 +138,8 @@ def test_a_failed_and_a_retired_server_say_so() -> None:
     cluster.apply(Drained("a", 1.0, failed=True))
     cluster.apply(InventoryChanged((node("a"),), 2.0))
     a, b = explain(cluster, Request("t", 1))
-    assert (a.reasons, a.could_fit) == (("failed",), True)
-    assert (b.reasons[0], b.could_fit) == ("left the inventory", False)
+    assert (a.reasons, a.could_fit) == ((IsDrained("", failed=True),), True)
+    assert (b.reasons[0], b.could_fit) == (LeftInventory(), False)
 
 
 @given(

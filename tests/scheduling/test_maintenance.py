@@ -24,6 +24,7 @@ from resource_manager.core.models import Request
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.core.teams import Teams
 from resource_manager.manager.demand import Demand
+from resource_manager.manager.refusal_wording import detail_of, reasons_of
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import explain, refusals_of
 from resource_manager.scheduling.maintenance import closed_for, ending, opens_at, under_maintenance
@@ -66,7 +67,7 @@ def test_a_job_that_crosses_waits_with_the_window_in_the_sentence_and_starts_at_
         "long"
     ]
     assert refusal.kind is RefusalKind.MAINTENANCE
-    assert "maintenance from 1970-01-01T01:00Z until 1970-01-01T02:00Z: new fans" in refusal.detail
+    assert "maintenance from 1970-01-01T01:00Z until 1970-01-01T02:00Z: new fans" in detail_of(refusal)
     assert submit(cluster, job("short", 3600.0), 0.0) == ["short"]  # it blocks nobody
     assert apply(cluster, allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 7199.0))) == []
     assert apply(cluster, allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 7200.0))) == [
@@ -92,7 +93,9 @@ def test_another_server_is_taken_and_the_verdict_names_the_window() -> None:
     with closed_for(cluster, job("x", 4000.0), SchedulingPass(FIRST_FIT, FIFO, 0.0)):
         first, second = explain(cluster, job("x", 4000.0))
     assert (first.fits, second.fits) == (False, True)
-    assert first.reasons == ("maintenance from 1970-01-01T01:00Z until 1970-01-01T02:00Z",)
+    assert reasons_of(first.reasons, job("x", 4000.0)) == [
+        "maintenance from 1970-01-01T01:00Z until 1970-01-01T02:00Z"
+    ]
     submit(cluster, job("x", 4000.0), 0.0)
     assert cluster.leases["x"].placement.node == "b"
 

@@ -12,6 +12,7 @@ from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.core.team_ledger import Account, TeamLedger
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import LeaseNotFoundError, RuntimeOverError
+from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import refusals_of
 from resource_manager.scheduling.policies.first_fit import first_fit
@@ -44,7 +45,7 @@ def submit(cluster: ClusterState, request: Request, now: float = 1.0) -> None:
 
 def refused(cluster: ClusterState, request: Request) -> tuple[str, str]:
     refusal = refusals_of(cluster, [request], SchedulingPass(first_fit, fifo, 1.0))[request.lease_id]
-    return str(refusal.kind), refusal.detail
+    return str(refusal.kind), detail_of(refusal)
 
 
 def test_a_limit_stops_a_request_that_fits_and_says_by_whom_the_rest_is_used() -> None:
@@ -103,7 +104,7 @@ def test_an_owner_may_hold_so_many_gpus_of_a_team() -> None:
     submit(cluster, Request("x", 2, team="vision", owner="kim"))
     kind, detail = refused(cluster, Request("y", 1, team="vision", owner="kim"))
     assert kind == "quota"
-    assert detail == "kim may hold 2 GPUs of team vision (max_gpus_per_owner) and holds 2: 1 more exceed it"
+    assert detail == "kim may hold 2 GPUs of team vision (max_gpus_per_owner) and holds 2: 1 more exceeds it"
     kind, detail = refused(cluster, Request("y", 3, team="vision"))
     assert detail.startswith("an owner without a name may hold 2 GPUs of team vision")
     assert detail.endswith("and holds 0: 3 more exceed it")
@@ -160,7 +161,7 @@ def test_a_guarantee_of_a_type_counts_gpus_of_that_type() -> None:
         request = Request("y", 3, team="vision", preemptible=False, gpu_types=types)
         refusal = quota_refusal(cluster, request)
         assert refusal is not None
-        assert f"is guaranteed {guaranteed} and holds" in refusal.detail
+        assert f"is guaranteed {guaranteed} and holds" in detail_of(refusal)
     submit(cluster, Request("z", 2, team="vision", preemptible=False, gpu_types=("H100",)))
     assert "z" in cluster.leases
 

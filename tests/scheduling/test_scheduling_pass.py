@@ -9,7 +9,7 @@ import pytest
 from resource_manager.core.changes import Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import PendingRequest, Request
-from resource_manager.core.refusal import Refusal, RefusalKind
+from resource_manager.core.refusal import RecoveryWindow, recovering
 from resource_manager.core.teams import Team
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.feasibility import refusals_of
@@ -22,7 +22,7 @@ from resource_manager.scheduling.victims import place_of
 from tests.builders import nodes
 from tests.scheduling.shared_cluster import Shared
 
-PAUSE = Refusal(RefusalKind.RECOVERING, "recovering")
+PAUSE = recovering(RecoveryWindow(1.0, 59.0))
 USUAL = SchedulingPass(POLICIES["first_fit"], get_order("fifo"), 5.0)
 PAUSED = replace(USUAL, suspended=PAUSE)
 

@@ -12,6 +12,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request, Utility
 from resource_manager.core.runtimes import Confidence, LearntRuntimes
 from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.manager.serializers import estimate
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.price_admission import PriceAdmission
@@ -89,19 +90,19 @@ def test_other_reasons_for_an_unknown_start() -> None:
     cluster = busy(10.0)
     cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
     cluster.apply(Quarantined("runs0", 1, 5.0))
-    assert estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))["w"].detail == (
+    assert detail_of(estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))["w"].why) == (
         "runs0 bbbb on gpu-server-0 was not renewed, but its job may still run: release the lease once the "
         "job is known to be gone"
     )
     cluster = busy(10.0)
     cluster.apply(Queued(Request("w", 9), 1.0, 2, 1.0))
-    detail = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))["w"].detail
+    detail = detail_of(estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))["w"].why)
     assert detail == "no server could ever satisfy 9 GPUs: the largest, gpu-server-0, has 8"
     cluster = busy(10.0)
     for number in range(MAX_STEPS + 2):
         cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=1.0), 1.0, number, 1.0))
     starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))
-    assert starts[f"w{MAX_STEPS + 1}"].detail == f"more than {MAX_STEPS} leases end before it"
+    assert detail_of(starts[f"w{MAX_STEPS + 1}"].why) == f"more than {MAX_STEPS} leases end before it"
 
 
 def test_the_lease_that_is_named_is_on_a_server_that_could_take_the_request() -> None:
@@ -111,9 +112,9 @@ def test_the_lease_that_is_named_is_on_a_server_that_could_take_the_request() ->
     cluster.apply(Queued(Request("here", 8, required_node="gpu-server-2"), 2.0, 2, 2.0))
     cluster.apply(Queued(Request("closed", 8, required_node="gpu-server-0"), 3.0, 3, 3.0))
     starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))
-    assert starts["w"].detail.startswith("the end of runs1 bbbb and 1 more is unknown; ")
-    assert starts["here"].detail.startswith("the end of runs2 bbbb is unknown; ")
-    assert starts["closed"].detail == "gpu-server-0 has 0 but is drained"
+    assert detail_of(starts["w"].why).startswith("the end of runs1 bbbb and 1 more is unknown; ")
+    assert detail_of(starts["here"].why).startswith("the end of runs2 bbbb is unknown; ")
+    assert detail_of(starts["closed"].why) == "gpu-server-0 has 0 but is drained"
 
 
 def test_a_request_that_only_a_silent_server_could_take_has_no_estimate_and_is_told_so() -> None:
@@ -122,7 +123,7 @@ def test_a_request_that_only_a_silent_server_could_take_has_no_estimate_and_is_t
     cluster.apply(Queued(Request("w", 8, required_node="gpu-server-0"), 71.0, 1, 71.0))
     cluster.apply(Queued(Request("x", 8), 72.0, 2, 72.0))
     starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 80.0))
-    assert (starts["w"].at, starts["w"].detail) == (
+    assert (starts["w"].at, detail_of(starts["w"].why)) == (
         None,
         "gpu-server-0 has 0 but has been silent since 1970-01-01T00:00Z",
     )
@@ -134,8 +135,8 @@ def test_a_request_behind_another_has_the_same_detail() -> None:
     cluster.apply(Queued(Request("head", 8, required_node="gpu-server-0"), 1.0, 1, 1.0))
     cluster.apply(Queued(Request("behind", 2), 2.0, 2, 2.0))
     starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))
-    assert starts["behind"].detail == starts["head"].detail
-    assert "the end of runs0 bbbb is unknown" in starts["head"].detail
+    assert detail_of(starts["behind"].why) == detail_of(starts["head"].why)
+    assert "the end of runs0 bbbb is unknown" in detail_of(starts["head"].why)
 
 
 def test_a_price_that_is_not_covered_names_no_lease() -> None:
@@ -146,7 +147,9 @@ def test_a_price_that_is_not_covered_names_no_lease() -> None:
     asks = Request("w", 4, resources={"cpus": 32}, expected_runtime_s=3600.0, utility=worth)
     cluster.apply(Queued(asks, 1.0, 1, 1.0))
     limits = Limits(PriceAdmission(1.0, 100.0))
-    detail = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0, limits=limits))["w"].detail
+    detail = detail_of(
+        estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0, limits=limits))["w"].why
+    )
     assert detail == "it is unknown when its utility will exceed its price"
 
 

@@ -21,11 +21,12 @@ from resource_manager.core.changes import (
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu, Lease, Node, PendingRequest, Placement, Request
 from resource_manager.core.teams import Team, Teams
+from resource_manager.manager.refusal_wording import right_words
 from resource_manager.scheduling.policies.best_fit import best_fit
 from resource_manager.scheduling.policies.first_fit import first_fit
 from resource_manager.scheduling.queue_order import fifo
 from resource_manager.scheduling.scheduling_pass import NO_LIMITS, Limits, SchedulingPass
-from resource_manager.scheduling.victims import Planned, find_victims, place_of, reasons_for
+from resource_manager.scheduling.victims import Planned, find_victims, place_of, right_to
 from tests.scheduling.shared_cluster import GREEDY, Shared
 
 TEAMS = ("p", "q", "r")
@@ -241,7 +242,7 @@ def test_leases_of_others_and_of_the_own_team_end_together_where_only_both_give_
     assert victims_of(shared, replace(asked, gpus=4, priority=2)) == ["own", "spared", "theirs"]
     request = replace(asked, priority=1)
     leases = [shared.state.leases[name] for name in ("own", "theirs")]
-    assert reasons_for(shared.state, request, leases) == (
+    assert right_words(right_to(shared.state, request, leases)) == (
         "since team vision stays inside its guarantee (4 of 4 GPUs) and team nlp is 4 beyond its own and its "
         "priority 1 is above theirs in the team"
     )
@@ -425,12 +426,12 @@ def test_the_reasons_name_both_rights() -> None:
     shared.submit("y", 2, team="vision")
     request = Request("mine", 1, team="vision", priority=5)
     leases = list(shared.state.leases.values())
-    assert reasons_for(shared.state, request, leases) == (
+    assert right_words(right_to(shared.state, request, leases)) == (
         "since team vision stays inside its guarantee (3 of 3 GPUs) and the rest (teams without rules) "
         "is 2 beyond its own and its priority 5 is above theirs in the team"
     )
     only_others = [lease for lease in leases if lease.request.team == "nlp"]
-    assert "its priority" not in reasons_for(shared.state, request, only_others)
+    assert "its priority" not in right_words(right_to(shared.state, request, only_others))
 
 
 def placed(shared: Shared, pending: PendingRequest, limits: Limits = NO_LIMITS) -> str | None:

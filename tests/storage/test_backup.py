@@ -27,7 +27,7 @@ from resource_manager.core.changes import (
     Renewed,
 )
 from resource_manager.core.models import JobPlace, Request
-from resource_manager.core.refusal import Refusal, RefusalKind
+from resource_manager.core.refusal import RefusalKind
 from resource_manager.core.search import is_unsearched, reason_before
 from resource_manager.errors import (
     BackupRefusedError,
@@ -40,6 +40,7 @@ from resource_manager.errors import (
 from resource_manager.manager.cluster_file.sections import ClusterDefinition
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
 from resource_manager.storage.backup import (

@@ -17,6 +17,8 @@ from resource_manager.manager.cluster_file.servers import Server, nodes_of
 from resource_manager.manager.cluster_file.teams import TeamsTable
 from resource_manager.manager.demand import Name, in_words
 from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.plurals import one_of
+from resource_manager.scheduling.queue_order import BACKFILL_SUFFIX, ORDERS
 
 Seconds = Annotated[Duration, Field(gt=0)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
@@ -35,9 +37,8 @@ class ClusterSection(BaseModel):
     policy: Name = Field(default=DEFAULTS.policy, description="Placement policy.")
     order: Name = Field(
         default=DEFAULTS.order,
-        description="Order of the pending requests: priority (equal ones first come, first served), fifo, "
-        "srtf, srsf, fair_share, fair_usage, fair_tree or tiresias; with +backfill appended, later requests "
-        "may fill gaps where they delay no earlier one.",
+        description=f"Order of the pending requests, equal ones first come, first served: {one_of(ORDERS)}; "
+        f"with {BACKFILL_SUFFIX} appended, later requests may fill gaps where they delay no earlier one.",
     )
     admission: Literal["open", "price"] = Field(
         default="open",

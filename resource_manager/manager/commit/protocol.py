@@ -25,8 +25,9 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.name_lookup import name_in
-from resource_manager.core.refusal import Refusal, no_servers, recovering
+from resource_manager.core.refusal import Grounds, misconfigured, recovering
 from resource_manager.errors import (
+    NO_SERVERS,
     InvalidRequestError,
     LockedError,
     LockTimeoutError,
@@ -86,7 +87,7 @@ class Transactions:
         self.observer = observer
         self.look: Callable[[Reader[Any]], Any] | None = None
         """Answers reads of the newest state with another replica: so they delay no decision."""
-        self.distrusted: Refusal | None = None
+        self.distrusted: Grounds | None = None
         """The reason for which this process grants nothing on the state as it is; None if it trusts it."""
         self._rules = RuleBook()
         self._lock_timeout_s = lock_timeout_s
@@ -116,15 +117,15 @@ class Transactions:
         """Return the circumstances once grants resume, for an outlook on what starts then."""
         return self._rules.of(cluster).at(now + max(self._recovery.remaining_s(now), 0.0))
 
-    def _in_recovery(self, cluster: ClusterState, now: float) -> Refusal | None:
+    def _in_recovery(self, cluster: ClusterState, now: float) -> Grounds | None:
         window = self._recovery.window(cluster, now)
         return None if window is None else recovering(window)
 
-    def misconfigured(self, cluster: ClusterState) -> Refusal | None:
+    def misconfigured(self, cluster: ClusterState) -> Grounds | None:
         """Return why this process can grant nothing in that state; None if it can."""
         if self.distrusted is not None:
             return self.distrusted
-        return self._rules.of(cluster).refusal if cluster.nodes else no_servers()
+        return self._rules.of(cluster).refusal if cluster.nodes else misconfigured(NO_SERVERS)
 
     def with_dispatch(self, cluster: ClusterState, changes: Sequence[Change], now: float) -> list[Change]:
         """Return the changes and the grants to pending requests that they allow; none for no changes."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
-from resource_manager.core.refusal import Refusal, misconfigured
+from resource_manager.core.refusal import Grounds, misconfigured
 from resource_manager.errors import PolicyError
 from resource_manager.scheduling.policies import Policy, get_policy
 from resource_manager.scheduling.policies.first_fit import first_fit
@@ -24,9 +24,9 @@ class Rules:
     policy: Policy
     order: QueueDiscipline
     limits: Limits
-    refusal: Refusal | None = None
+    refusal: Grounds | None = None
 
-    def at(self, now: float, suspended: Refusal | None = None) -> SchedulingPass:
+    def at(self, now: float, suspended: Grounds | None = None) -> SchedulingPass:
         """Return the circumstances of a decision at that time."""
         return SchedulingPass(self.policy, self.order, now, suspended or self.refusal, self.limits)
 

@@ -17,9 +17,9 @@ from resource_manager.core.gpu_state import cleaning_on, condition_of
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Request
 from resource_manager.core.name_lookup import contains
 from resource_manager.core.names import display_name, name_of, short_id, task_of
-from resource_manager.core.refusal import silence_of
 from resource_manager.fleet.server_use import KeptReport
 from resource_manager.fleet.transitions import ROGUE
+from resource_manager.manager.refusal_wording import silence_of
 from resource_manager.manager.serializers import (
     Usage,
     closed_because,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.fit import accepts_node
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Request
 
 Trait = Callable[[NodeState], object]
@@ -16,7 +15,6 @@ Cached = TypeVar("Cached")
 
 _MAX_STATES = 1 << 18
 _MAX_CLASSES = 1 << 12
-_NEVER = 1 << 62
 
 
 class NodeStates:
@@ -147,51 +145,3 @@ def _reach(node: NodeState) -> int:
     if not node.is_open:
         return -1
     return node.whole_free * MILLI_PER_GPU or max(0, 0, *node.gpu_free.values())
-
-
-class ClassFit:
-    """Demand of one request class, checked against states by number."""
-
-    def __init__(self, states: NodeStates, request: Request) -> None:
-        self._states = states
-        self._request = request
-        known = {name: amount for name, amount in request.resources.items() if name in states.free}
-        unknown = any(amount for name, amount in request.resources.items() if name not in known)
-        self.need: int = _NEVER if unknown else request.gpus * request.gpu_milli
-        """Minimum reach in milli."""
-        self._limits = [(states.free[name], amount) for name, amount in known.items()]
-        particular = (
-            request.gpu_types
-            or request.vendor
-            or request.labels_required
-            or (request.gpus > 1 and any(node.has_mig for node in states.cluster.nodes))
-        )
-        self._accepts: dict[int, bool] | None = {} if particular else None
-        """By kind, True if the request accepts its type and vendor; None if it accepts any."""
-
-    @property
-    def scarce(self) -> tuple[Sequence[Amount], Amount]:
-        """Return the free amounts of the first requested resource, by state number, and the request's amount.
-
-        A quick first check: most nodes that the request does not fit lack this resource or GPUs.
-        """
-        return self._limits[0] if self._limits else (self._states.reach, 0)
-
-    def fits(self, number: int, index: int) -> bool:
-        """Return True if the request fits nodes in that state; `index` is the position of one of them."""
-        states = self._states
-        if states.reach[number] < self.need:
-            return False
-        for free, amount in self._limits:
-            if free[number] < amount:
-                return False
-        if self._accepts is None:
-            return True
-        node = states.cluster.nodes[index]
-        if self._request.labels_required or not node.uniform:
-            return node.fits(self._request)
-        kind = states.kinds[number]
-        accepted = self._accepts.get(kind)
-        if accepted is None:
-            accepted = self._accepts[kind] = accepts_node(node.node, self._request)
-        return accepted

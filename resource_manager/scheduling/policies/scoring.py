@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.models import Placement, Request
-from resource_manager.scheduling.policies.node_states import ClassFit, NodeStates, Trait
+from resource_manager.core.models import Amount, Placement, Request
+from resource_manager.scheduling.policies.node_states import NodeStates, Trait
 
 Score = Callable[..., int]
 """(node, request that fits it) -> score, higher is better; it depends only on the node's state.
@@ -84,7 +84,17 @@ class Ranking:
         self._score = score
         self._request = request
         self._traits = states.traits if with_trait else None
-        self._demand = ClassFit(states, request)
+        self._need = request.gpus * request.gpu_milli
+        """Minimum reach in milli."""
+        self._scarce: tuple[Sequence[Amount], Amount] = (states.reach, 0)
+        """Free amounts of the first requested resource by state number, and the request's amount.
+
+        A quick first check: most nodes that the request does not fit lack this resource or GPUs.
+        """
+        for name, amount in request.resources.items():
+            if name in states.free:
+                self._scarce = states.free[name], amount
+                break
         self._keys: list[int] = []
         self._bases: dict[int, int | None] = {}
         """By state number, its key for a node at position 0; None if the request does not fit."""
@@ -119,8 +129,8 @@ class Ranking:
             self._start()
             return
         keys, bases, of_node = self._keys, self._bases, states.of_node
-        reach, need = states.reach, self._demand.need
-        free, amount = self._demand.scarce
+        reach, need = states.reach, self._need
+        free, amount = self._scarce
         changed = states.changed_with_gpu if need else states.changed
         for index, changed_at in reversed(changed.items()):
             if changed_at <= since:
@@ -136,8 +146,8 @@ class Ranking:
 
     def _start(self) -> None:
         states, bases = self._states, self._bases
-        members, reach, need = states.members, states.reach, self._demand.need
-        free, amount = self._demand.scarce
+        members, reach, need = states.members, states.reach, self._need
+        free, amount = self._scarce
         self._keys = keys = []
         for number in set(states.of_node):
             if free[number] < amount or reach[number] < need:
@@ -153,8 +163,8 @@ class Ranking:
 
     def _rate(self, number: int, index: int) -> int | None:
         base = None
-        if self._demand.fits(number, index):
-            node = self._states.cluster.nodes[index]
+        node = self._states.cluster.nodes[index]
+        if node.fits(self._request):
             if self._traits is None:
                 score = self._score(node, self._request)
             else:

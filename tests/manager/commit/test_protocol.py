@@ -16,7 +16,6 @@ from resource_manager.core.changes import Change, Drained, Expired, MaintenanceC
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Request
-from resource_manager.core.refusal import lock_busy
 from resource_manager.errors import (
     InvalidRequestError,
     LockError,
@@ -28,6 +27,7 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit import group, protocol
 from resource_manager.manager.commit.group import Step
 from resource_manager.manager.commit.protocol import TRIES_WITHOUT_LOCK, Transactions
+from resource_manager.manager.refusal_wording import lock_busy
 from resource_manager.scheduling import allocator
 from resource_manager.storage.locks import Lock, ThreadLock, nothing
 

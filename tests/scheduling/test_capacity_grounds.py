@@ -9,10 +9,11 @@ import pytest
 from resource_manager.core.changes import AgentLost, Drained, Quarantined
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request, Spread
-from resource_manager.core.refusal import RefusalKind
+from resource_manager.core.refusal import NoAddress, RefusalKind
+from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.scheduling import allocator
+from resource_manager.scheduling.capacity_grounds import never_fits, no_capacity
 from resource_manager.scheduling.feasibility import explain, refusals_of
-from resource_manager.scheduling.gang_refusals import never_fits, no_capacity
 from resource_manager.scheduling.policies import POLICIES
 from resource_manager.scheduling.queue_order import get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -44,7 +45,7 @@ def test_a_gang_that_never_fits_is_refused_in_the_users_words(asked: dict[str, A
     request = Request("g", **{"gpus": 2, **asked})
     refusal = never_fits(cluster, request)
     assert refusal is not None
-    assert (refusal.kind, refusal.detail) == (RefusalKind.NEVER_FITS, said)
+    assert (refusal.kind, detail_of(refusal)) == (RefusalKind.NEVER_FITS, said)
     assert not allocator.could_start(cluster, request)
 
 
@@ -52,26 +53,26 @@ def test_servers_without_an_address_are_named() -> None:
     bare = [Node(name, number, {"cpus": 8}, (Gpu(0), Gpu(1))) for number, name in enumerate("xy")]
     said = never_fits(ClusterState([*bare, server("a", 5)]), gang("g", 2))
     assert said is not None
-    assert said.detail == (
+    assert detail_of(said) == (
         "nodes=2: each server of a gang needs an address in the inventory, and 2 of the 3 that could take it "
         "have none, such as x"
     )
     verdicts = explain(ClusterState([*bare, server("a", 5)]), gang("g", 2))
     assert [(verdict.fits, verdict.could_fit) for verdict in verdicts] == [(False,) * 2] * 2 + [(True,) * 2]
-    assert verdicts[0].reasons == ("has no address in the inventory, which each member of a gang needs",)
+    assert verdicts[0].reasons == (NoAddress(),)
 
 
 def test_a_gang_that_waits_knows_how_many_servers_fit_and_what_the_next_lacks() -> None:
     cluster = cluster_of("abc", "de")
     start(cluster, Request("single", 1))
-    assert no_capacity(cluster, gang("g", 5)).detail == (
+    assert detail_of(no_capacity(cluster, gang("g", 5))) == (
         "4 of 5 servers have 2 GPUs free; the next, a: 1 GPU free"
     )
-    assert no_capacity(cluster, gang("g", 3, same="rack")).detail == (
+    assert detail_of(no_capacity(cluster, gang("g", 3, same="rack"))) == (
         "2 of 3 servers have 2 GPUs free in rack=0; the next, a: 1 GPU free"
     )
     start(cluster, Request("cpus", 0, resources={"cpus": 5}))
-    assert no_capacity(cluster, gang("g", 5, 1, resources={"cpus": 8})).detail == (
+    assert detail_of(no_capacity(cluster, gang("g", 5, 1, resources={"cpus": 8}))) == (
         "4 of 5 servers have 1 GPU and 8 cpus free; the next, a: 3 cpus free"
     )
 
@@ -81,10 +82,13 @@ def test_drained_servers_and_quarantined_leases_are_said_to_be_in_the_way() -> N
     start(cluster, Request("old", 1, quarantine=True))
     cluster.apply(Quarantined("old", 1, 5.0))
     refusal = no_capacity(cluster, gang("g", 2))
-    assert (refusal.kind, "release the lease once" in refusal.detail) == (RefusalKind.AWAITING_RELEASE, True)
+    assert (refusal.kind, "release the lease once" in detail_of(refusal)) == (
+        RefusalKind.AWAITING_RELEASE,
+        True,
+    )
     cluster.apply(Drained("b", 6.0, "fan"))
     refusal = no_capacity(cluster, gang("g", 2))
-    assert (refusal.kind, refusal.detail) == (
+    assert (refusal.kind, detail_of(refusal)) == (
         RefusalKind.MAINTENANCE,
         "0 of 2 servers have 2 GPUs free; b has 2 but is drained: fan",
     )
@@ -94,7 +98,7 @@ def test_a_silent_server_keeps_a_gang_waiting_for_capacity() -> None:
     cluster = cluster_of("ab")
     cluster.apply(AgentLost("b", 66.0, 6.0))
     refusal = no_capacity(cluster, gang("g", 2))
-    assert (refusal.kind, refusal.detail) == (
+    assert (refusal.kind, detail_of(refusal)) == (
         RefusalKind.NO_CAPACITY,
         "1 of 2 servers have 2 GPUs free; b has 2 but has been silent since 1970-01-01T00:00Z",
     )
@@ -103,7 +107,7 @@ def test_a_silent_server_keeps_a_gang_waiting_for_capacity() -> None:
 def test_used_up_ports_are_the_reason() -> None:
     cluster = cluster_of("ab", gpus=8, gang_ports=(7000, 7000))
     start(cluster, gang("g", 2, 1))
-    assert no_capacity(cluster, gang("h", 2, 1)).detail == (
+    assert detail_of(no_capacity(cluster, gang("h", 2, 1))) == (
         "2 of 2 servers have 1 GPU free, but all gang_ports of a (7000 to 7000) are in use"
     )
 

@@ -1,0 +1,24 @@
+"""Numbers with their nouns, and lists, the same in all sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from resource_manager.core.models import Amount
+
+
+def counted(number: Amount, noun: str) -> str:
+    """Return the number with its noun: `1 server`, `2 servers`, `0.5 GPUs`."""
+    text = f"{number:g}" if isinstance(number, float) else str(number)
+    return f"{text} {plural(number, noun)}"
+
+
+def plural(number: Amount, noun: str) -> str:
+    """Return the noun for so many: `server`, `servers`."""
+    return noun if number == 1 else f"{noun}s"
+
+
+def one_of(names: Iterable[str]) -> str:
+    """Return the names as a choice: `fifo, priority or tiresias`."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
