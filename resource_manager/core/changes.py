@@ -7,8 +7,7 @@ and for what a change makes possible for others, such as the grants of requests 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from resource_manager.core.cluster_settings import ClusterSettings
@@ -70,15 +69,14 @@ class JobEnd(StrEnum):
 class Released:
     """A lease ends because its owner, an operator or the reconciler released it.
 
-    `use` is the decayed use of its team by ended leases right after, where teams have rules. `reason` is a
-    sentence for people: why its job did not start on the nodes `failed_nodes`, or how it is known to be gone.
+    `reason` is a sentence for people: why its job did not start on the nodes `failed_nodes`, or how it is
+    known to be gone.
     """
 
     lease_id: str
     fencing_token: int
     at: float
     outcome: str = ""
-    use: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
     failed_nodes: tuple[str, ...] = ()
     by: str = ""
@@ -100,7 +98,6 @@ class MembersReleased:
     ranks: tuple[int, ...]
     at: float
     outcome: str = ""
-    use: Mapping[str, float] = field(default_factory=dict)
     by: str = ""
 
 
@@ -145,7 +142,6 @@ class Expired:
     lease_id: str
     fencing_token: int
     at: float
-    use: Mapping[str, float] = field(default_factory=dict)
     by: str = ""
 
 
@@ -217,14 +213,13 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class TeamsChanged:
-    """The rules of the teams are replaced; empty ones end them. `use` is what teams used so far.
+    """The rules of the teams are replaced; empty ones end them.
 
     `lines` say what differs from the rules before, for people; so they do of other parts of the cluster.
     """
 
     teams: Teams
     at: float
-    use: Mapping[str, float] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
     by: str = ""
 

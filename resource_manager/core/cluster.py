@@ -56,7 +56,7 @@ from resource_manager.core.node_index import NodeIndex
 from resource_manager.core.node_state import Cleaning, NodeState, allocate, deallocate, resize
 from resource_manager.core.pending import PendingRequests
 from resource_manager.core.runtimes import LearntRuntimes, class_of, run_s
-from resource_manager.core.team_ledger import TeamLedger, Use
+from resource_manager.core.team_ledger import TeamLedger, Use, at_time
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CapacityError, CorruptStateError, LeaseNotFoundError, UnknownNodeError
 
@@ -576,7 +576,8 @@ class ClusterState(NodeIndex):
 
     def _teams_changed(self, change: TeamsChanged) -> None:
         before = self.ledger
-        self._set_teams(change.teams, {team: Use(amount, change.at) for team, amount in change.use.items()})
+        uses = {} if before is None else at_time(before.uses, change.at, before.rules.half_life_s)
+        self._set_teams(change.teams, uses)
         if self._undo is not None:
             self._undo.append(partial(setattr, self, "ledger", before))
 

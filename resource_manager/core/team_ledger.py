@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
@@ -39,7 +40,13 @@ class Use(NamedTuple):
         return self.amount * 2.0 ** ((self.at - at) / half_life_s) if self.amount else 0.0
 
 
+def at_time(uses: Mapping[str, Use], at: float, half_life_s: float) -> dict[str, Use]:
+    """Return what is left of the use of teams at a later time."""
+    return {team: Use(use.at_time(at, half_life_s), at) for team, use in uses.items()}
+
+
 NO_USE = Use(0.0, 0.0)
+NO_USES: Mapping[str, Use] = MappingProxyType({})
 
 
 def held_use(rate: float, seconds: float, half_life_s: float) -> float:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from resource_manager.core.changes import Change, ClusterSettingsChanged
+from resource_manager.core.changes import Change, ClusterSettingsChanged, TeamsChanged
 from resource_manager.core.cluster import Adoption, ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings, HealthRule
 from resource_manager.core.maintenance import Window, as_text
@@ -22,7 +22,6 @@ from resource_manager.manager.cluster_file.writing import sections_of, to_toml
 from resource_manager.manager.results import ClusterDiff, ClusterView
 from resource_manager.manager.server_gpus import replacement
 from resource_manager.manager.wording import bounded, changed_in_words, gpus_in_words, value_in_words
-from resource_manager.scheduling.decayed_use import rules_changed
 from resource_manager.scheduling.policies import get_policy, package_of
 from resource_manager.scheduling.queue_order import get_order
 
@@ -241,8 +240,7 @@ class _Planning:
         lines = list(teams.difference(before, after))
         self.made.lines += lines
         if after != before:
-            changed = rules_changed(self._cluster, after, self._now)
-            self.made.changes.append(replace(changed, lines=bounded(lines)))
+            self.made.changes.append(TeamsChanged(after, self._now, bounded(lines)))
 
     # ---- [[maintenance]] ----
 

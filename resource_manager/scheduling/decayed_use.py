@@ -8,7 +8,7 @@ fair_tree.html). S are the weights, normalised among siblings.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import groupby
@@ -16,8 +16,7 @@ from itertools import groupby
 from resource_manager.core.changes import Change, Expired, Granted, MembersReleased, Released, TeamsChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, PendingRequest
-from resource_manager.core.team_ledger import Account, Use, held_use, milli_of
-from resource_manager.core.teams import Teams
+from resource_manager.core.team_ledger import Account, Use, at_time, held_use, milli_of
 
 
 @dataclass(slots=True)
@@ -164,41 +163,28 @@ def _between(cluster: ClusterState, turns: Mapping[str, float]) -> list[PendingR
     return found
 
 
-def rules_changed(cluster: ClusterState, rules: Teams, now: float) -> TeamsChanged:
-    """Return the change to these rules, with what the teams used so far."""
-    ledger = cluster.ledger
-    uses = {} if ledger is None else ledger.uses
-    half_life_s = cluster.teams.half_life_s
-    return TeamsChanged(rules, now, {name: use.at_time(now, half_life_s) for name, use in uses.items()})
+def uses_after(cluster: ClusterState, changes: Iterable[Change]) -> dict[str, Use]:
+    """Return the decayed use after the changes of one commit: of teams whose leases end, or that get rules.
 
-
-def with_use(cluster: ClusterState, changes: Iterable[Change]) -> Iterator[Change]:
-    """Yield the changes of one commit, each end of a lease with the use of its team after it.
-
-    A store that keeps the changes in effect, not the fold of all, reads the use from there.
+    A store that keeps the changes in effect, and not the fold of all, keeps it beside them.
     """
     ledger = cluster.ledger
-    if ledger is None:
-        yield from changes
-        return
     uses: dict[str, Use] = {}
     begun: dict[tuple[str, int], Lease] = {}
-    for change in changes:
-        if isinstance(change, Granted):
+    for change in changes if ledger is not None else ():
+        assert ledger is not None
+        if isinstance(change, TeamsChanged):
+            uses = at_time(ledger.uses | uses, change.at, ledger.rules.half_life_s)
+        elif isinstance(change, Granted):
             begun[change.lease.lease_id, change.lease.fencing_token] = change.lease
-        if not isinstance(change, Released | Expired | MembersReleased):
-            yield change
-            continue
-        lease = begun.get((change.lease_id, change.fencing_token)) or cluster.holding(
-            change.lease_id, change.fencing_token
-        )
-        if lease is None:
-            yield change
-            continue
-        if isinstance(change, MembersReleased):
-            ended = tuple(member for rank, member in lease.ranked if rank in change.ranks)
-            lease = replace(lease, members=ended)
-        account = ledger.of(lease.request)
-        use = ledger.use_after(uses.get(account.name, account.use), lease, change.at, cluster.by_name)
-        uses[account.name] = use
-        yield replace(change, use={account.name: use.amount})
+        elif isinstance(change, Released | Expired | MembersReleased):
+            key = (change.lease_id, change.fencing_token)
+            if (lease := begun.get(key) or cluster.holding(*key)) is None:
+                continue
+            if isinstance(change, MembersReleased):
+                ended = tuple(member for rank, member in lease.ranked if rank in change.ranks)
+                lease = replace(lease, members=ended)
+            account = ledger.of(lease.request)
+            use = uses.get(account.name, account.use)
+            uses[account.name] = ledger.use_after(use, lease, change.at, cluster.by_name)
+    return uses

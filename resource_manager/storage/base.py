@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from resource_manager.core.changes import Change, Expired, Granted, Quarantined
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Lease
+from resource_manager.core.team_ledger import NO_USES, Use
 from resource_manager.storage.clock import ClockJump
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
@@ -63,11 +64,13 @@ class Store(Protocol):
         now: float,
         lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
+        uses: Mapping[str, Use] = NO_USES,
     ) -> None:
         """Write all changes or none; the new version is `version + len(changes)`.
 
-        `once` are idempotency keys that are kept with the changes, each with a reference to what they did;
-        `RepeatedError` if one is known already.
+        `uses` is the decayed use of teams after the changes, where these change it: for a store that cannot
+        fold it from them. `once` are idempotency keys that are kept with the changes, each with a reference
+        to what they did; `RepeatedError` if one is known already.
 
         Raises `StaleStateError` unless the stored version is `version`, the lock is free or held by
         `lock`, and `now`, the time of the decision, is close to the store's clock. After that error,

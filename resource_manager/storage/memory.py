@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.team_ledger import NO_USES, Use
 from resource_manager.errors import (
     KeysFullError,
     LockedError,
@@ -87,6 +88,7 @@ class MemoryStore:
         now: float,
         lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
+        uses: Mapping[str, Use] = NO_USES,
     ) -> None:
         with self._mutex:
             stored = self._version()

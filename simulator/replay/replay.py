@@ -33,7 +33,6 @@ from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease, Pl
 from resource_manager.core.runtimes import job_id_of
 from resource_manager.core.teams import NO_TEAMS, Teams
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.decayed_use import rules_changed
 from resource_manager.scheduling.maintenance import ending
 from resource_manager.scheduling.policies import Policy
 from resource_manager.scheduling.policies.fgd import Fragmentation
@@ -362,7 +361,7 @@ class Replay:
                     return []
                 return [new_released(lease_id, lease.fencing_token, now), *self._clean_later(lease, now)]
             case TeamsChanged(teams=rules):
-                return [rules_changed(self.cluster, rules, now)]
+                return [TeamsChanged(rules, now)]
             case MaintenanceChanged() | InventoryChanged() | ClusterSettingsChanged():
                 return [event]
         return [event] if event.node in self.cluster.by_name else []
@@ -382,7 +381,7 @@ class Replay:
         if isinstance(event, Quarantined):
             return [replace(event, fencing_token=token)]
         if not (isinstance(event, Released) and part.waits_again):
-            ended: list[Change] = [replace(event, fencing_token=token, use={})]
+            ended: list[Change] = [replace(event, fencing_token=token)]
         elif event.outcome == Outcome.PREEMPTED and lease.preempt_until == math.inf:
             job_run.follows = None  # it was not preempted here: it runs on
             self._run_on(job_run, lease, lease.granted_at)

@@ -30,9 +30,8 @@ from resource_manager.scheduling.decayed_use import (
     fair_tree_ranks,
     fair_usage_factors,
     level_fair_shares,
-    rules_changed,
     shares_of,
-    with_use,
+    uses_after,
 )
 from tests.builders import node
 
@@ -174,13 +173,14 @@ def test_a_state_keeps_its_use_through_trials_snapshots_and_new_rules() -> None:
         assert cluster.ledger is not None
         assert cluster.ledger.uses
     assert cluster.ledger.uses == {}
-    (ended,) = with_use(cluster, [Released("x", 1, 500.0)])
+    ended = Released("x", 1, 500.0)
+    uses = uses_after(cluster, [ended])
     cluster.apply(ended)
-    assert isinstance(ended, Released)
-    assert cluster.ledger.uses == {"vision": Use(ended.use["vision"], 500.0)}
+    assert cluster.ledger.uses == uses
+    assert uses.keys() == {"vision"}
     again = ClusterState.from_snapshot(cluster.snapshot())
     assert used(again, 900.0) == used(cluster, 900.0)
-    cluster.apply(rules_changed(cluster, Teams((Team("vision", 1),), half_life_s=HALF_LIFE_S), 600.0))
+    cluster.apply(TeamsChanged(Teams((Team("vision", 1),), half_life_s=HALF_LIFE_S), 600.0))
     assert used(cluster, 900.0)["vision"] == pytest.approx(used(again, 900.0)["vision"])
 
 
@@ -200,30 +200,35 @@ def test_each_end_of_one_commit_adds_to_the_use_that_the_one_before_it_left() ->
         Released("unknown", 9, 260.0),
         MembersReleased("x", 1, (0, 2), 300.0),
     ]
-    found = list(with_use(cluster, commit))
-    assert [type(change) for change in found] == [type(change) for change in commit]
     first = held_use(3.0, 100.0, HALF_LIFE_S)
     rest = Use(first, 100.0).at_time(300.0, HALF_LIFE_S) + held_use(4.0, 300.0, HALF_LIFE_S)
-    assert [getattr(change, "use", {}) for change in found] == [
-        {"vision": pytest.approx(first)},
-        {},
-        {},
-        {"nlp": pytest.approx(held_use(1.0, 50.0, HALF_LIFE_S))},
-        {},
-        {"vision": pytest.approx(rest)},
-    ]
+    uses = uses_after(cluster, commit)
+    assert uses == {
+        "vision": (pytest.approx(rest), 300.0),
+        "nlp": (pytest.approx(held_use(1.0, 50.0, HALF_LIFE_S)), 250.0),
+    }
+    for change in commit:
+        if change not in (Cancelled("z", 150.0), Released("unknown", 9, 260.0)):
+            cluster.apply(change)
+    assert cluster.ledger is not None
+    assert cluster.ledger.uses == uses
 
 
-def test_new_rules_of_a_commit_carry_the_use_of_the_ends_before_them() -> None:
+def test_new_rules_carry_the_use_of_the_ends_before_them() -> None:
+    """It fades by the half-life of the old rules until then, and by that of the new ones after."""
     cluster = cluster_with(Team("vision"))
     grant(cluster, "x", "vision", 0.0, 0)
-    rules = Teams((Team("vision", 1),), half_life_s=HALF_LIFE_S)
-    with cluster.trial():
-        cluster.apply(Released("x", 1, 100.0))
-        changed = rules_changed(cluster, rules, 400.0)
+    changes = [
+        Released("x", 1, 100.0),
+        TeamsChanged(Teams((Team("vision", 1),), half_life_s=HALF_LIFE_S / 2), 400.0),
+    ]
+    uses = uses_after(cluster, changes)
+    for change in changes:
+        cluster.apply(change)
     left = Use(held_use(1.0, 100.0, HALF_LIFE_S), 100.0).at_time(400.0, HALF_LIFE_S)
-    assert changed == TeamsChanged(rules, 400.0, {"vision": pytest.approx(left)})
-    assert list(with_use(cluster, [changed])) == [changed]
+    assert uses == {"vision": (pytest.approx(left), 400.0)}
+    assert cluster.ledger is not None
+    assert cluster.ledger.uses == uses
 
 
 def test_a_team_is_charged_for_those_below_it() -> None:

@@ -47,7 +47,7 @@ from resource_manager.errors import (
     StateUnconfirmedError,
 )
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.decayed_use import with_use
+from resource_manager.scheduling.decayed_use import uses_after
 from resource_manager.scheduling.policies import get_policy
 from resource_manager.scheduling.queue_order import fifo, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -91,9 +91,10 @@ def commit(
     """Decide, commit and apply; repeat if a busy machine took too long in between."""
     while True:
         now = store.now()
-        changes = list(with_use(cluster, decide(now)))
+        changes = decide(now)
+        uses = uses_after(cluster, changes)
         try:
-            store.commit(cluster.version, changes, now=now, lock=lock, once=once)
+            store.commit(cluster.version, changes, now=now, lock=lock, once=once, uses=uses)
         except StaleStateError as error:
             if error.found != cluster.version:
                 raise

@@ -44,7 +44,7 @@ from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.commit.rules import RuleBook
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.decayed_use import with_use
+from resource_manager.scheduling.decayed_use import uses_after
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage import Store
 from resource_manager.storage.locks import Lock, Meanwhile, nothing
@@ -197,11 +197,10 @@ class Transactions:
                 if (isinstance(change, of_lease) and change.lease_id == held)
                 or (isinstance(change, Queued) and change.request.lease_id == held)  # it was preempted
             ]
-            if cluster.ledger is not None:
-                changes = list(with_use(cluster, changes))
             keys = [] if once is None else [(once.key, json.dumps(once.refer(changes)))]
             try:
-                self.store.commit(cluster.version, changes, now=now, lock=lock, once=keys)
+                uses = uses_after(cluster, changes)
+                self.store.commit(cluster.version, changes, now=now, lock=lock, once=keys, uses=uses)
             except RepeatedError as error:
                 assert once is not None
                 return once.answer(cluster, now, json.loads(once.key.reference_in(error.stored)))
@@ -334,11 +333,6 @@ class Transactions:
             cluster = self._replica.refresh()
             decided = self._decide(cluster, group)
         changes = [change for operation in decided for change in operation.changes]
-        if cluster.ledger is not None:
-            changes = list(with_use(cluster, changes))
-            rest = iter(changes)
-            for operation in decided:
-                operation.changes = [next(rest) for _ in operation.changes]
         if changes:
             self._replica.require_stored()
             started = time.monotonic()
@@ -353,6 +347,7 @@ class Transactions:
                 now=self.store.now(),
                 lock=lock,
                 once=once,
+                uses=uses_after(cluster, changes),
             )
             self._replica.refreshed_at = time.monotonic()
             self._measured("commit_s", self._replica.refreshed_at - started)

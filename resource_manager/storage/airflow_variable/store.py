@@ -10,13 +10,14 @@ that matters, a redis:// store is the better choice.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState, Snapshot
+from resource_manager.core.team_ledger import NO_USES, Use
 from resource_manager.errors import (
     CorruptStateError,
     KeysFullError,
@@ -119,6 +120,7 @@ class VariableStore:
         now: float,
         lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
+        uses: Mapping[str, Use] = NO_USES,
     ) -> None:
         with self._holding(version, lock) as held:
             held.renew()

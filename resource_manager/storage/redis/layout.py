@@ -89,8 +89,8 @@ OPERATIONS: dict[type, tuple[str, Callable[[Any], str]]] = {
 }
 """The operation of commit.lua for each kind of change, and the hash field that it is about."""
 
-_WITH_MORE = frozenset((Released, Expired, MembersReleased, TeamsChanged))
-"""The changes that store more than themselves: what teams used, a runtime, a failed start."""
+_WITH_MORE = frozenset((Released, Expired, MembersReleased))
+"""The changes that store more than themselves: a runtime, attained service, a failed start."""
 
 
 ChangeT = TypeVar("ChangeT", bound=Change)
@@ -136,7 +136,7 @@ def operations(change: Change) -> list[str]:
     itself = [kind, field(change), change_to_json(change)]
     if type(change) not in _WITH_MORE:
         return itself
-    return [*_learnt(change), *itself, *_use(change), *_failed_start(change)]
+    return [*_learnt(change), *itself, *_failed_start(change)]
 
 
 def _learnt(change: Change) -> list[str]:
@@ -151,13 +151,9 @@ def _learnt(change: Change) -> list[str]:
     return [*forget, "learn", change.lease_id, f"{MAX_CLASSES} {KEPT_RUNTIMES} {change.at!r}"]
 
 
-def _use(change: Any) -> list[str]:
-    """Return the decayed use of teams after the change."""
-    return [
-        part
-        for team, amount in change.use.items()
-        for part in ("use", f"{USE}{team}", json.dumps([amount, change.at]))
-    ]
+def use_operations(uses: Mapping[str, Use]) -> list[str]:
+    """Return the arguments of commit.lua for the decayed use of teams after a commit."""
+    return [part for team, use in uses.items() for part in ("use", f"{USE}{team}", json.dumps(use))]
 
 
 def _failed_start(change: Change) -> list[str]:

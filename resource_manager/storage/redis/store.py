@@ -10,7 +10,7 @@ all changes so far: a reader that does not know one of them must not trust the h
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -19,6 +19,7 @@ from resource_manager.core.changes import Change, ClusterSettingsChanged, Grante
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Lease
+from resource_manager.core.team_ledger import NO_USES, Use
 from resource_manager.errors import (
     CorruptStateError,
     KeysFullError,
@@ -138,6 +139,7 @@ class RedisStore:
         now: float,
         lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
+        uses: Mapping[str, Use] = NO_USES,
     ) -> None:
         operations: list[str] = []
         fencing, last_node, sequence, inventory = "", "", 0, ""
@@ -156,6 +158,7 @@ class RedisStore:
                 inventory, forgotten = self._inventory_after(version, changes)
                 operations += forgotten
             operations += layout.operations(change)
+        operations += layout.use_operations(uses)
         # The id distinguishes a commit sent again, after its answer was lost, from another client's.
         commit_id = os.urandom(12).hex()
         answer = self._run(

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as with_values
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from resource_manager import STORED_FORMAT
 from resource_manager.core.changes import Change, Granted, Queued
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
+from resource_manager.core.team_ledger import NO_USES, Use
 from resource_manager.errors import (
     CapacityError,
     CorruptStateError,
@@ -185,6 +186,7 @@ class SqlStore:
         now: float,
         lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
+        uses: Mapping[str, Use] = NO_USES,
     ) -> None:
         leases = [change.lease for change in changes if isinstance(change, Granted)]
         arrived = [change.sequence for change in changes if isinstance(change, Queued)]
