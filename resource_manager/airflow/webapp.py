@@ -28,7 +28,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.state_marks import CHECK_EVERY_S
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import build, persistence_of
-from resource_manager.rest.auth import Identity, TokenAuthenticator
+from resource_manager.rest.auth import ExpiredTokenError, Identity, TokenAuthenticator
 from resource_manager.rest.chores import SILENCE_EVERY_S, regularly
 from resource_manager.rest.events import CLIENT_GONE
 from resource_manager.rest.problems import TITLES
@@ -101,6 +101,9 @@ class Gate:
             bridge = self._bridge or await in_thread(self.bridge, executor=self._threads)
         except HTTPException as error:
             await _refuse(request, error)(scope, receive, send)
+            return
+        except ExpiredTokenError as error:
+            await _problem(error.status, error.detail)(scope, receive, send)
             return
         except (ResourceManagerError, AirflowException) as error:
             await _problem(503, str(error))(scope, receive, send)

@@ -11,6 +11,7 @@ from resource_manager.cli import (  # noqa: F401 - they add their commands
     serving,
     storing,
     teams,
+    token_commands,
     top,
     verifying,
 )

@@ -1,4 +1,4 @@
-"""Commands of the service: `serve`, and `token` for its access tokens."""
+"""Command `serve`, which runs the service."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
@@ -17,12 +16,12 @@ import click
 
 from resource_manager import __version__
 from resource_manager.agent.generation import state_folder
-from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
-from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.base import BAD_INPUT, Failure
+from resource_manager.cli.commands import main
 from resource_manager.cli.signals import PROMPT_S, Calls, Interrupted, Signals, leave
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.rest import tokens
-from resource_manager.rest.tokens import Role, TokenFile, TokenStore
+from resource_manager.cli.token_commands import tokens_file_option
+from resource_manager.rest.tokens import TokenStore
 
 if TYPE_CHECKING:  # imported at run time only by the commands that need them
     from resource_manager.rest.service import Service
@@ -36,14 +35,6 @@ ARCHIVE_S = 5.0
 
 SWITCH_S = 0.001
 """Longest run of a thread while others wait: a short call has its turn several times beside dear ones."""
-
-tokens_file_option = click.option(
-    "--tokens",
-    "tokens_file",
-    envvar="GPU_MANAGER_TOKENS",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Token file; default: the store's Redis, else ~/.config/gpu-manager/tokens.json.",
-)
 
 
 @main.command()
@@ -235,98 +226,3 @@ def addresses(server: Any) -> list[str]:
         f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         for host, port in sockets or [(server.effective_host, server.effective_port)]
     ]
-
-
-@main.group()
-def token() -> None:
-    """Manage the service's bearer tokens: reader reads, user also allocates, operator may do everything.
-
-    A token of role agent only sends the reports of its --server.
-    """
-
-
-def _token_store(target: Target, tokens_file: Path | None) -> TokenStore:
-    if tokens_file is not None:
-        return TokenFile(tokens_file)
-    if target.url:
-        raise Failure("tokens are in the store, not at a service: leave out --url, set --store", BAD_INPUT)
-    from resource_manager.rest.assemble import persistence_of
-
-    return persistence_of(target.settings()).tokens
-
-
-@token.command("create")
-@click.argument("name")
-@click.option("--role", type=click.Choice([str(role) for role in Role]), default="user", show_default=True)
-@click.option(
-    "--team",
-    "teams",
-    multiple=True,
-    help="Team that its holder may name, repeatable, the first the default; without one: any team.",
-)
-@click.option("--server", default="", help="Server whose reports the token may send, for role agent.")
-@tokens_file_option
-@json_option
-@click.pass_obj
-@exit_codes
-def token_create(
-    target: Target,
-    name: str,
-    role: str,
-    teams: tuple[str, ...],
-    server: str,
-    tokens_file: Path | None,
-    as_json: bool,
-) -> None:
-    """Create a token; it is shown once and stored only as a hash."""
-    store = _token_store(target, tokens_file)
-    text = tokens.create(store, name, Role.named(role), teams=teams, server=server)
-    made = {"name": name, "role": role, "teams": teams, "server": server, "token": text}
-    print_json(made) if as_json else click.echo(text)
-
-
-@token.command("list")
-@tokens_file_option
-@json_option
-@click.pass_obj
-@exit_codes
-def token_list(target: Target, tokens_file: Path | None, as_json: bool) -> None:
-    """List the tokens, without their secrets."""
-    found = sorted(_token_store(target, tokens_file).read().values(), key=lambda token: token.created_at)
-    if as_json:
-        print_json(
-            [
-                {
-                    "token_id": item.token_id,
-                    "name": item.name,
-                    "role": item.role,
-                    "teams": item.teams,
-                    "server": item.server,
-                    "created_at": item.created_at,
-                }
-                for item in found
-            ]
-        )
-        return
-    from rich.table import Table
-
-    from resource_manager.cli import tables
-
-    table = Table("id", "name", "role", "teams", "server", "created")
-    for item in found:
-        created = datetime.fromtimestamp(item.created_at, UTC).strftime("%Y-%m-%d %H:%M")
-        table.add_row(item.token_id, item.name, item.role, ", ".join(item.teams), item.server, created)
-    tables.console().print(table)
-
-
-@token.command("revoke")
-@click.argument("token_id")
-@tokens_file_option
-@json_option
-@click.pass_obj
-@exit_codes
-def token_revoke(target: Target, token_id: str, tokens_file: Path | None, as_json: bool) -> None:
-    """Revoke a token by its id."""
-    if not _token_store(target, tokens_file).delete(token_id):
-        raise Failure(f"there is no token {token_id!r}", REFUSED)
-    print_json({"success": True}) if as_json else click.echo(f"{token_id}: revoked")

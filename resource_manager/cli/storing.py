@@ -153,7 +153,7 @@ def _token_rows(settings: Any) -> list[dict[str, Any]]:
     from resource_manager.rest.assemble import shared_tokens
 
     tokens = shared_tokens(settings)
-    return [] if tokens is None else [asdict(token) for token in tokens.read().values()]
+    return [] if tokens is None else [token.row() for token in tokens.read().values()]
 
 
 def _shown(url: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -11,10 +13,13 @@ from urllib.parse import urlsplit
 import flask
 from itsdangerous import BadData, URLSafeTimedSerializer
 
+from resource_manager.errors import ResourceManagerError
 from resource_manager.rest import tokens
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.sessions import SessionStore
 from resource_manager.rest.tokens import Role, Token, TokenStore
+
+logger = logging.getLogger(__name__)
 
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 CSRF_HEADER = "X-CSRF-Token"
@@ -22,6 +27,9 @@ CSRF_FIELD = "csrf_token"
 CSRF_LIFE_S = 12 * 3600
 TOKEN_CACHE_S = 2.0
 """Longest time that a revoked token still works; saves a read of the token store for each request."""
+
+USE_EVERY_S = 600.0
+"""Time between two notes of a token's use, so that few calls write."""
 
 LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 
@@ -61,6 +69,18 @@ def refuse_other_pages(request: flask.Request) -> None:
         )
 
 
+class ExpiredTokenError(ProblemError):
+    """Error 401 of a token whose secret is right and whose time is over."""
+
+    def __init__(self, token: Token) -> None:
+        super().__init__(
+            401,
+            f"token {token.token_id} of {token.name} has expired: an operator makes another with "
+            f"gpu-manager token rotate {token.token_id}",
+            headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
+        )
+
+
 class Authenticator(Protocol):
     """Interface that identifies the caller of a request."""
 
@@ -68,7 +88,10 @@ class Authenticator(Protocol):
     """True if the console has a log-in page."""
 
     def identify(self, request: flask.Request, *, fresh: bool = True) -> Identity | None:
-        """Return the caller; `fresh` allows a read of the token store for an unknown token."""
+        """Return the caller; `fresh` allows a read of the token store for an unknown token.
+
+        Raises `ExpiredTokenError`.
+        """
         ...
 
 
@@ -99,10 +122,14 @@ class TokenAuthenticator:
 
     login = True
 
-    def __init__(self, store: TokenStore, sessions: SessionStore) -> None:
+    def __init__(
+        self, store: TokenStore, sessions: SessionStore, clock: Callable[[], float] = time.time
+    ) -> None:
         self._store = store
         self._sessions = sessions
+        self._clock = clock
         self._tokens: dict[str, Token] = {}
+        self._noted: dict[str, float] = {}
         self._read_at = float("-inf")
 
     def identify(self, request: flask.Request, *, fresh: bool = True) -> Identity | None:
@@ -113,8 +140,11 @@ class TokenAuthenticator:
             return None if token is None else _holder(token)
         token_id, session_id = _session()
         token = self.known().get(token_id)
-        if token is None or not self._sessions.is_live(token_id, session_id):
+        if token is None or token.has_expired(self._clock()):
             return None
+        if not self._sessions.is_live(token_id, session_id):
+            return None
+        self._note_use(token_id)
         return _holder(token, ambient=True)
 
     def begin_session(self, token: Token) -> None:
@@ -132,9 +162,29 @@ class TokenAuthenticator:
         flask.session.clear()
 
     def find(self, text: str, *, fresh: bool = True) -> Token | None:
-        """Return the token with this text; if `fresh`, read the store again before answering None."""
+        """Return the token with this text; if `fresh`, read the store again before answering None.
+
+        Raises `ExpiredTokenError`.
+        """
         found = tokens.find(self.known(), text)
-        return tokens.find(self.known(fresh=True), text) if found is None and fresh else found
+        if fresh and (found is None or found.has_expired(self._clock())):
+            found = tokens.find(self.known(fresh=True), text)
+        if found is not None:
+            if found.has_expired(self._clock()):
+                raise ExpiredTokenError(found)
+            self._note_use(found.token_id)
+        return found
+
+    def _note_use(self, token_id: str) -> None:
+        """Note the token's use once in a while; a call does not fail if that cannot be written."""
+        now = self._clock()
+        if now - self._noted.get(token_id, float("-inf")) < USE_EVERY_S:
+            return
+        self._noted[token_id] = now
+        try:
+            self._store.note_use(token_id, now)
+        except (ResourceManagerError, OSError) as error:
+            logger.warning("the last use of token %s is not noted: %s", token_id, error)
 
     def agent_of(self, text: str) -> Identity | None:
         """Return the holder of that agent token, None for any other text."""

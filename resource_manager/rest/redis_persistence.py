@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from dataclasses import asdict
 from typing import Any
 
 from resource_manager.rest.sessions import MAX_SESSIONS, SESSION_LIFE_S
@@ -26,11 +25,12 @@ def secret(client: RedisClient) -> str:
 
 
 class TokenRedis:
-    """`TokenStore` in one Redis hash; its methods raise `StoreUnavailableError`."""
+    """`TokenStore` in two Redis hashes; its methods raise `StoreUnavailableError`."""
 
     def __init__(self, client: RedisClient) -> None:
         self._client = client
         self._key = client.key("tokens")
+        self._uses_key = client.key("token-uses")
         self._read: tuple[list[bytes | str], dict[str, Token]] = ([], {})
 
     def read(self) -> dict[str, Token]:
@@ -44,11 +44,21 @@ class TokenRedis:
 
     def put(self, token: Token) -> None:
         with self._client.reporting():
-            self._client.driver.hset(self._key, token.token_id, json.dumps(asdict(token)))
+            self._client.driver.hset(self._key, token.token_id, json.dumps(token.row()))
 
     def delete(self, token_id: str) -> bool:
         with self._client.reporting():
+            self._client.driver.hdel(self._uses_key, token_id)
             return bool(self._client.driver.hdel(self._key, token_id))
+
+    def last_uses(self) -> dict[str, float]:
+        with self._client.reporting():
+            found = self._client.driver.hgetall(self._uses_key)
+        return {_text(token_id) or "": float(at) for token_id, at in found.items()}
+
+    def note_use(self, token_id: str, at: float) -> None:
+        with self._client.reporting():
+            self._client.driver.hset(self._uses_key, token_id, at)
 
 
 class RedisSessions:

@@ -162,9 +162,11 @@ def admit(service: Service, role: Role | None) -> Identity | None:
     """
     request = flask.request
     address = network_of(request.remote_addr or "?")
-    identity = None
+    identity, expired = None, None
     try:
         identity = service.authenticator.identify(request, fresh=not service.limits.is_locked_out(address))
+    except auth.ExpiredTokenError as error:
+        expired = error
     except StoreError:
         if role is not None:  # an open route needs no caller: that the service is live must be seen
             raise
@@ -173,6 +175,8 @@ def admit(service: Service, role: Role | None) -> Identity | None:
     flask.g.counted_as = f"caller {identity.name}" if identity and is_named else f"address {address}"
     service.limits.count(flask.g.counted_as)
     if identity is None and role is not None and "Authorization" in request.headers:
+        if expired is not None:
+            raise expired
         service.limits.count_failure(address)
     return auth.authorise(identity, role)
 

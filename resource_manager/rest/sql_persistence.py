@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from dataclasses import asdict
 
 from resource_manager.rest.sessions import MAX_SESSIONS, SESSION_LIFE_S
 from resource_manager.rest.tokens import Token, tokens_of
@@ -48,26 +47,48 @@ class SqlTokens:
 
     def put(self, token: Token) -> None:
         def work(connection: Connection) -> None:
-            self._delete(connection, token.token_id)
-            self._database.execute(
-                connection,
+            execute = self._database.execute
+            row = {"token_id": token.token_id, "body": json.dumps(token.row())}
+            for statement in (
+                "UPDATE {token} SET body = :body WHERE namespace = :namespace AND token_id = :token_id",
                 "INSERT INTO {token} (namespace, token_id, body) VALUES (:namespace, :token_id, :body)",
-                token_id=token.token_id,
-                body=json.dumps(asdict(token)),
-            )
+            ):
+                if execute(connection, statement, **row).rowcount:
+                    return
 
         self._database.write(work)
 
     def delete(self, token_id: str) -> bool:
-        return self._database.write(lambda connection: self._delete(connection, token_id))
+        def work(connection: Connection) -> bool:
+            done = self._database.execute(
+                connection,
+                "DELETE FROM {token} WHERE namespace = :namespace AND token_id = :token_id",
+                token_id=token_id,
+            )
+            return bool(done.rowcount)
 
-    def _delete(self, connection: Connection, token_id: str) -> bool:
-        done = self._database.execute(
-            connection,
-            "DELETE FROM {token} WHERE namespace = :namespace AND token_id = :token_id",
-            token_id=token_id,
-        )
-        return bool(done.rowcount)
+        return self._database.write(work)
+
+    def last_uses(self) -> dict[str, float]:
+        def work(connection: Connection) -> dict[str, float]:
+            found = self._database.execute(
+                connection,
+                "SELECT token_id, used_at FROM {token} WHERE namespace = :namespace AND used_at IS NOT NULL",
+            )
+            return {str(token_id): float(used_at) for token_id, used_at in found}
+
+        return self._database.run(work)
+
+    def note_use(self, token_id: str, at: float) -> None:
+        def work(connection: Connection) -> None:
+            self._database.execute(
+                connection,
+                "UPDATE {token} SET used_at = :at WHERE namespace = :namespace AND token_id = :token_id",
+                token_id=token_id,
+                at=at,
+            )
+
+        self._database.write(work)
 
 
 class SqlSessions:

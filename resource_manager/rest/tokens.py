@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,8 +52,9 @@ class TokenError(ResourceManagerError, ValueError):
 class Token:
     """Stored part of a token: the name of its holder, the role, their teams, and the SHA-256 of its secret.
 
-    Without teams its holder may name any, or none. `server` is the one that an agent reports. The secret has
-    256 random bits, so a plain hash is as hard to invert as a slow one.
+    Without teams its holder may name any, or none. `server` is the one that an agent reports. With
+    `expires_at`, in seconds since 1970, it is worth nothing from then on. The secret has 256 random bits, so
+    a plain hash is as hard to invert as a slow one.
     """
 
     token_id: str
@@ -63,6 +64,14 @@ class Token:
     created_at: float
     teams: tuple[str, ...] = ()
     server: str = ""
+    expires_at: float | None = None
+
+    def has_expired(self, now: float) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
+
+    def row(self) -> dict[str, Any]:
+        """Return the row to store; services that know no `expires_at` go on to read a token without one."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Token:
@@ -70,6 +79,9 @@ class Token:
         teams = row.get("teams", [])
         if not isinstance(teams, list) or not all(isinstance(team, str) for team in teams):
             raise TypeError("teams must be a list of names")
+        expires_at = row.get("expires_at")
+        if isinstance(expires_at, bool) or not isinstance(expires_at, int | float | None):
+            raise TypeError("expires_at must be seconds since 1970")
         return cls(**{**row, "teams": tuple(teams)})
 
 
@@ -87,7 +99,7 @@ def tokens_of(texts: Iterable[str | bytes], where: str) -> dict[str, Token]:
 
 
 class TokenStore(Protocol):
-    """Storage of the tokens' hashes."""
+    """Storage of the tokens' hashes, and of when each token was used last."""
 
     def read(self) -> dict[str, Token]: ...
 
@@ -95,12 +107,21 @@ class TokenStore(Protocol):
 
     def delete(self, token_id: str) -> bool: ...
 
+    def last_uses(self) -> dict[str, float]:
+        """Return the time of the last noted use by token id, in seconds since 1970."""
+        ...
+
+    def note_use(self, token_id: str, at: float) -> None:
+        """Note a use; it brings no token back that was revoked meanwhile."""
+        ...
+
 
 class TokenFile:
-    """`TokenStore` in a JSON file that only its owner may change."""
+    """`TokenStore` in a JSON file that only its owner may change, with the uses in a second one beside it."""
 
     def __init__(self, path: Path) -> None:
         self._file = PrivateFile(path)
+        self._uses = PrivateFile(path.with_suffix(".used.json"))
 
     def read(self) -> dict[str, Token]:
         try:
@@ -126,8 +147,20 @@ class TokenFile:
                 self._write(tokens)
             return found
 
+    def last_uses(self) -> dict[str, float]:
+        try:
+            uses = json.loads(self._uses.read() or "{}")
+            return {token_id: float(at) for token_id, at in uses.items()}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise TokenError(f"{self._uses.path}: not a file of uses; remove it: {error}") from error
+
+    def note_use(self, token_id: str, at: float) -> None:
+        with self._uses.exclusive():
+            kept = {known: at for known, at in self.last_uses().items() if known in self.read()}
+            self._uses.write(json.dumps({**kept, token_id: at}))
+
     def _write(self, tokens: dict[str, Token]) -> None:
-        self._file.write(json.dumps([asdict(token) for token in tokens.values()], indent=1))
+        self._file.write(json.dumps([token.row() for token in tokens.values()], indent=1))
 
 
 def create(
@@ -137,12 +170,13 @@ def create(
     *,
     teams: Sequence[str] = (),
     server: str = "",
+    expires_s: float | None = None,
     now: Callable[[], float] = time.time,
 ) -> str:
     """Create a token for a holder and return its text, which is not stored.
 
-    With `teams` its holder may name these only. An agent's token is bound to its `server`. Raises
-    `TokenError` and `InvalidRequestError`.
+    With `teams` its holder may name these only. An agent's token is bound to its `server`. It expires after
+    `expires_s` seconds, or never. Raises `TokenError` and `InvalidRequestError`.
     """
     if not name or len(name) > 100:
         raise TokenError(f"a token's name must have 1 to 100 characters, got {name[:200]!a}")
@@ -153,8 +187,44 @@ def create(
     if len(server) > MAX_TEXT:
         raise TokenError(f"a server's name has at most {MAX_TEXT} characters")
     check_names({"name": (name,), "teams": teams, "server": (server,)})
+    at = now()
+    expires_at = None if expires_s is None else at + expires_s
+    return _issue(store, Token("", name, str(role), "", at, tuple(teams), server, expires_at))
+
+
+def rotate(
+    store: TokenStore,
+    token_id: str,
+    *,
+    expires_s: float | None = None,
+    overlap_s: float = 0.0,
+    now: Callable[[], float] = time.time,
+) -> str:
+    """Create a token with the rights of another and return its text; the other one ends after `overlap_s`.
+
+    Without `expires_s` it lives as long as the other was made for. Sessions begun with the other token end
+    with it. Raises `TokenError` if there is no such token.
+    """
+    old = store.read().get(token_id)
+    if old is None:
+        raise TokenError(f"there is no token {token_id[:100]!a}: gpu-manager token list shows the ids")
+    at = now()
+    if expires_s is None and old.expires_at is not None:
+        expires_s = old.expires_at - old.created_at
+    expires_at = None if expires_s is None else at + expires_s
+    text = _issue(store, replace(old, created_at=at, expires_at=expires_at))
+    if overlap_s > 0:
+        ends_at = min(at + overlap_s, float("inf") if old.expires_at is None else old.expires_at)
+        store.put(replace(old, expires_at=ends_at))
+    else:
+        store.delete(token_id)
+    return text
+
+
+def _issue(store: TokenStore, holder: Token) -> str:
+    """Store the token under a new id with a new secret, and return its text."""
     token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
-    store.put(Token(token_id, name, str(role), _digest(secret), now(), tuple(teams), server))
+    store.put(replace(holder, token_id=token_id, digest=_digest(secret)))
     return f"{PREFIX}_{token_id}_{secret}"
 
 

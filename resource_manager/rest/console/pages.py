@@ -361,10 +361,16 @@ def do_login(service: Service, caller: Identity | None) -> Any:
     auth.refuse_other_pages(flask.request)
     address = network_of(flask.request.remote_addr or "?")
     text = flask.request.form.get("token", "").strip()
-    token = authenticator.find(text, fresh=not service.limits.is_locked_out(address))
+    error = "Unknown token."
+    try:
+        token = authenticator.find(text, fresh=not service.limits.is_locked_out(address))
+    except auth.ExpiredTokenError as expired:
+        token, error = None, expired.detail
+    else:
+        if token is None:
+            service.limits.count_failure(address)
     if token is None:
-        service.limits.count_failure(address)
-        page = flask.render_template("login.html", service=service, caller=None, error="Unknown token.")
+        page = flask.render_template("login.html", service=service, caller=None, error=error)
         return flask.Response(page, status=401)
     if token.server:
         raise ProblemError(403, "an agent's token sends reports only: log in with another")

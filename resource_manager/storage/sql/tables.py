@@ -106,7 +106,13 @@ def metadata(*, schema: str | None, prefix: str) -> MetaData:
         Column("expires_at", Double, nullable=False),
     )
     table("secret", namespace(), Column("body", _name(200), nullable=False))
-    table("token", namespace(), Column("token_id", _name(32), primary_key=True), Column("body", _BODY))
+    table(
+        "token",
+        namespace(),
+        Column("token_id", _name(32), primary_key=True),
+        Column("body", _BODY),
+        Column("used_at", Double),
+    )
     table(
         "session",
         namespace(),

@@ -1,0 +1,168 @@
+"""Tokens expire, are rotated, and show when they were used last, on each storage of them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from resource_manager import GPUResourceManager, Settings
+from resource_manager.errors import StoreUnavailableError
+from resource_manager.rest import auth, tokens
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import Persistence, persistence_of, standalone
+from resource_manager.rest.auth import TokenAuthenticator
+from resource_manager.rest.sessions import MemorySessions
+from resource_manager.rest.tokens import Role, TokenError, TokenFile, TokenStore
+from tests.redis_server import embedded_redis
+from tests.sql_servers import DATABASES
+
+__all__ = ["embedded_redis"]
+
+DAY_S = 86_400.0
+
+
+@pytest.fixture(params=["file", "redis", "sqlite", *DATABASES])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> TokenStore:
+    if request.param == "file":
+        return TokenFile(tmp_path / "tokens.json")
+    if request.param == "sqlite":
+        return persistence_of(Settings(store=f"sqlite:///{tmp_path}/state.db")).tokens
+    name = "embedded_redis" if request.param == "redis" else request.param
+    return persistence_of(Settings(store=request.getfixturevalue(name).fresh_url())).tokens
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def bearer(text: str) -> Any:
+    return SimpleNamespace(headers={"Authorization": f"Bearer {text}"})
+
+
+def test_a_token_works_until_it_expires_and_then_says_so(store: TokenStore) -> None:
+    clock = Clock()
+    text = tokens.create(store, "ada", Role.USER, expires_s=90 * DAY_S, now=clock)
+    service = TokenAuthenticator(store, MemorySessions(clock), clock)
+    clock.now += 90 * DAY_S - 1
+    assert service.identify(bearer(text)) is not None
+    clock.now += 1
+    with pytest.raises(auth.ExpiredTokenError, match=r"of ada has expired: .* token rotate"):
+        service.identify(bearer(text))
+    assert service.identify(bearer(f"{text}x")) is None, "only who has its secret learns that it was one"
+
+
+def test_the_last_use_is_noted_once_in_a_while(store: TokenStore) -> None:
+    clock = Clock()
+    used, unused = (tokens.create(store, name, Role.USER, now=clock) for name in ("ada", "bob"))
+    service = TokenAuthenticator(store, MemorySessions(clock), clock)
+    first = clock.now
+    for _ in range(3):
+        service.identify(bearer(used))
+        clock.now += auth.USE_EVERY_S / 4
+    used_id, unused_id = used.split("_")[1], unused.split("_")[1]
+    assert store.last_uses() == {used_id: first}
+    clock.now += auth.USE_EVERY_S
+    service.identify(bearer(used))
+    assert store.last_uses() == {used_id: clock.now}
+    assert set(store.read()) == {used_id, unused_id}
+
+
+def test_a_use_brings_no_revoked_token_back(store: TokenStore) -> None:
+    token_id = tokens.create(store, "ada", Role.USER).split("_")[1]
+    assert store.delete(token_id)
+    store.note_use(token_id, 1.0)
+    assert store.read() == {}
+    assert store.delete(token_id) is False
+
+
+def test_a_rotated_token_has_the_rights_of_the_old_one_which_ends(store: TokenStore) -> None:
+    clock = Clock()
+    old = tokens.create(store, "ada", Role.USER, teams=["vision"], expires_s=30 * DAY_S, now=clock)
+    store.note_use(old.split("_")[1], clock.now)
+    clock.now += 20 * DAY_S
+    new = tokens.rotate(store, old.split("_")[1], now=clock)
+    (kept,) = store.read().values()
+    assert (kept.name, kept.role, kept.teams, kept.created_at) == ("ada", "user", ("vision",), clock.now)
+    assert kept.expires_at == clock.now + 30 * DAY_S, "it lives as long as the old one was made for"
+    assert tokens.find(store.read(), new) == kept
+    assert tokens.find(store.read(), old) is None
+    assert store.last_uses().get(kept.token_id) is None
+
+
+def test_with_an_overlap_both_work_for_that_time(store: TokenStore) -> None:
+    clock = Clock()
+    old = tokens.create(store, "gpu-a", Role.AGENT, server="gpu-a", now=clock)
+    new = tokens.rotate(store, old.split("_")[1], expires_s=90 * DAY_S, overlap_s=DAY_S, now=clock)
+    service = TokenAuthenticator(store, MemorySessions(clock), clock)
+    assert service.agent_of(old) == service.agent_of(new) != None  # noqa: E711 - both are the same agent
+    clock.now += DAY_S
+    assert service.agent_of(new) is not None
+    with pytest.raises(auth.ExpiredTokenError):
+        service.agent_of(old)
+
+
+def test_an_overlap_lengthens_no_token(store: TokenStore) -> None:
+    clock = Clock()
+    old = tokens.create(store, "ada", Role.USER, expires_s=60.0, now=clock).split("_")[1]
+    tokens.rotate(store, old, overlap_s=DAY_S, now=clock)
+    assert store.read()[old].expires_at == clock.now + 60.0
+
+
+def test_a_token_that_is_not_there_is_not_rotated(store: TokenStore) -> None:
+    with pytest.raises(TokenError, match="there is no token 'abc'"):
+        tokens.rotate(store, "abc")
+    assert store.read() == {}
+
+
+def test_a_token_without_an_end_is_read_by_services_that_know_none(store: TokenStore) -> None:
+    tokens.create(store, "ada", Role.USER)
+    (token,) = store.read().values()
+    assert "expires_at" not in token.row()
+
+
+def test_an_expired_token_gets_401_over_http_with_its_id(
+    manager: GPUResourceManager, kept: Persistence
+) -> None:
+    ended = tokens.create(kept.tokens, "ada", Role.OPERATOR, expires_s=1.0, now=lambda: time.time() - 2)
+    service = standalone(manager, kept)
+    client = create_app(service).test_client()
+    headers = {"Authorization": f"Bearer {ended}"}
+    refused = client.get("/api/status", headers=headers)
+    assert (refused.status_code, ended.split("_")[1] in refused.json["detail"]) == (401, True)
+    assert client.get("/livez", headers=headers).status_code == 200
+    page = client.post("/login", data={"token": ended})
+    assert (page.status_code, "has expired" in page.get_data(as_text=True)) == (401, True)
+    service.watch.close()
+
+
+def test_a_session_ends_with_its_token(
+    manager: GPUResourceManager, kept: Persistence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tokens.create(kept.tokens, "ada", Role.READER, expires_s=3600.0)
+    service = standalone(manager, kept)
+    browser = create_app(service).test_client()
+    assert browser.post("/login", data={"token": text}).status_code == 303
+    assert browser.get("/api/status").status_code == 200
+    later = time.time() + 3601
+    monkeypatch.setattr(service.authenticator, "_clock", lambda: later)
+    assert browser.get("/api/status").status_code == 401
+    service.watch.close()
+
+
+def test_a_use_that_cannot_be_noted_fails_no_call(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Full(TokenFile):
+        def note_use(self, token_id: str, at: float) -> None:
+            raise StoreUnavailableError("the disk is full")
+
+    store = Full(tmp_path / "tokens.json")
+    text = tokens.create(store, "ada", Role.USER)
+    assert TokenAuthenticator(store, MemorySessions()).identify(bearer(text)) is not None
+    assert "is not noted: the disk is full" in caplog.text
