@@ -27,9 +27,17 @@ from resource_manager.rest.client import ServiceClient
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from resource_manager.airflow import GPUAvailableSensor, GPUTrainingOperator, gpu_lease
+    from airflow.providers.standard.operators.python import PythonOperator
+
+    from resource_manager.airflow import GPUAvailableSensor, GPUTrainingOperator, gpu_lease, with_gpus
     from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
-    from resource_manager.airflow.demand import FIELDS, demand_of, demand_params, demand_templates
+    from resource_manager.airflow.demand import (
+        FIELDS,
+        asked_by_attributes,
+        demand_of,
+        demand_params,
+        demand_templates,
+    )
     from resource_manager.airflow.operators import GPUAllocateOperator
 
 VALUES: dict[str, Any] = {
@@ -156,7 +164,7 @@ def by_command(name: str) -> Callable[..., Any]:
 def by_operator(kind: Any, values: Callable[[], dict[str, Any]], **more: Any) -> Callable[..., Any]:
     def ask(client: ServiceClient, manager: GPUResourceManager) -> None:
         operator = kind(task_id="x", owner=VALUES["owner"], **more, **values())
-        manager.submit(demand_of(operator, {}, VALUES["lease_id"]))
+        manager.submit(demand_of(operator, asked_by_attributes(operator), {}, VALUES["lease_id"]))
 
     return ask
 
@@ -242,6 +250,18 @@ def test_a_function_takes_every_field_but_several_servers(
     assert asked == [expected]
 
 
+def test_any_operator_takes_every_field_but_several_servers(
+    manager: GPUResourceManager, client: ServiceClient, asked: list[Request]
+) -> None:
+    expected = requested(manager, Demand(**{**VALUES, "nodes": 1}))
+    asked.clear()
+    operator = with_gpus(PythonOperator, **{**own(), "nodes": 1})(
+        task_id="x", owner=VALUES["owner"], python_callable=print
+    )
+    manager.submit(demand_of(operator, operator.asked(), {}, VALUES["lease_id"]))
+    assert asked == [expected]
+
+
 def test_the_table_has_a_value_other_than_the_default_for_every_field() -> None:
     assert list(VALUES) == list(Demand.model_fields)
     assert not [name for name, field in Demand.model_fields.items() if field.default == VALUES[name]]
@@ -286,7 +306,8 @@ def test_a_lease_around_tasks_takes_what_its_operator_takes() -> None:
 
     with DAG("d", schedule=None), gpu_lease(**own()) as lease:
         pass
-    assert demand_of(lease.allocate, {}, "t").labels_required == VALUES["labels_required"]
+    demand = demand_of(lease.allocate, lease.allocate.asked(), {}, "t")
+    assert demand.labels_required == VALUES["labels_required"]
 
 
 @pytest.mark.parametrize("duration", [90, 90.0, "90", "90s", "1.5min", timedelta(seconds=90)])
@@ -297,7 +318,7 @@ def test_durations_are_seconds_texts_or_timedeltas(
     manager.submit("t", 1, utility=1.0, **options)
     client.submit("u", 1, utility=1.0, **options)
     operator = GPUTrainingOperator(task_id="x", command="true", gpus=1, utility="1", **options)
-    manager.submit(demand_of(operator, {}, "v"))
+    manager.submit(demand_of(operator, asked_by_attributes(operator), {}, "v"))
     for request in asked:
         assert request.utility is not None
         assert (request.ttl_s, request.expected_runtime_s, request.utility.target_s) == (90.0,) * 3

@@ -54,6 +54,7 @@ ELSEWHERE = {
     "docs/first-server.md": "tests/e2e/test_first_server.py",
     "docs/getting-started.md": "tests/test_getting_started.py",
     "docs/testing.md": "tests/test_testing.py",
+    "docs/from-a-pool.md": "tests/cli/test_converting.py",
     "docs/gpus.md": "tests/cli/test_discovering.py",
     "docs/deploy.md": "tests/test_deploy.py",
     "docs/restore.md": "tests/cli/test_restore_drill.py",

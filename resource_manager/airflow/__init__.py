@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from resource_manager.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from resource_manager.airflow.leased_operators.with_gpus import with_gpus
     from resource_manager.airflow.operators import (
         GPUAllocateOperator,
         GPUReleaseOperator,
@@ -23,6 +24,7 @@ else:
             "GPUTrainingOperator": "resource_manager.airflow.operators.training",
             "gpu_lease": "resource_manager.airflow.operators.lease",
             "reconcile_dag": "resource_manager.airflow.operators.reconcile",
+            "with_gpus": "resource_manager.airflow.leased_operators.with_gpus",
         },
     )
 
@@ -33,4 +35,5 @@ __all__ = [
     "GPUTrainingOperator",
     "gpu_lease",
     "reconcile_dag",
+    "with_gpus",
 ]

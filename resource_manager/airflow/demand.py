@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from airflow.sdk import Param
@@ -60,9 +61,56 @@ def taken(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {attribute: kwargs.pop(name, None) for name, attribute in ATTRIBUTES.items()}
 
 
-def demand_of(operator: Any, context: Any, lease_id: str, **instead: Any) -> Demand:
-    """Return the demand of an operator whose templates are rendered; raises `AirflowFailException`."""
-    given = {name: given_value(getattr(operator, attribute)) for name, attribute in ATTRIBUTES.items()}
+def asked_by_attributes(operator: Any) -> dict[str, Any]:
+    """Return the fields that `taken` made attributes of an operator, None where one was left out."""
+    return {name: given_value(getattr(operator, attribute)) for name, attribute in ATTRIBUTES.items()}
+
+
+def check_at_parse(operator: str, asked: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequestError` for a wrong field, where its value is known while the DAG is parsed.
+
+    Templates, and what other tasks return, are known in the task alone. `operator` begins the error.
+    """
+    known = {name: value for name, value in asked.items() if value is not None and is_literal(value)}
+    try:
+        if "team" in known:
+            known["team"] = str(known["team"])  # as `team_of` does
+        Demand.of(**from_texts({"gpus": 1, **known, "lease_id": operator}))
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{operator}: {error}", field=error.field) from None
+
+
+def check_partial(arguments: Mapping[str, Any]) -> None:
+    """Check the fields of a demand among the arguments of an operator's `partial`."""
+    # What `partial` calls resources are Airflow's.
+    asked = {name: arguments[name] for name in FIELDS if name in arguments and name != "resources"}
+    operator = str(arguments.get("task_id", "partial"))
+    check_at_parse(operator, asked)
+    check_duration(operator, "max_wait", arguments.get("max_wait"))
+
+
+def check_duration(operator: str, name: str, value: timedelta | None) -> None:
+    """Raise `TypeError` for anything but a `timedelta` or None."""
+    if value is not None and not isinstance(value, timedelta):
+        raise TypeError(f"{operator}: {name} must be a timedelta, got {value!r}")
+
+
+def is_literal(value: Any) -> bool:
+    """Return whether the value is plain, without a template in it."""
+    if isinstance(value, str):
+        return not any(mark in value for mark in ("{{", "{%", "{#"))
+    if isinstance(value, Mapping):
+        return all(is_literal(part) for pair in value.items() for part in pair)
+    if isinstance(value, (list, tuple)):
+        return all(map(is_literal, value))
+    return isinstance(value, (int, float, timedelta))
+
+
+def demand_of(operator: Any, given: Mapping[str, Any], context: Any, lease_id: str, **instead: Any) -> Demand:
+    """Return the demand of an operator whose templates are rendered; raises `AirflowFailException`.
+
+    `given` are the fields that its author gave, `instead` those that replace them.
+    """
     priority = operator.priority_weight if given["priority"] is None else given["priority"]
     own = {"priority": priority, "team": team_of(operator, given["team"], context), "owner": operator.owner}
     try:

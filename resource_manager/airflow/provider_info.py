@@ -13,7 +13,7 @@ def get_provider_info() -> dict[str, Any]:
     from resource_manager.settings import AIRFLOW_SECTION, Settings
 
     def module(name: str, *parts: str) -> dict[str, Any]:
-        root = f"resource_manager.airflow.{name}"
+        root = f"resource_manager.airflow.{name}".removesuffix(".")
         names = [f"{root}.{part}" for part in parts] or [root]
         return {"integration-name": INTEGRATION, "python-modules": names}
 
@@ -57,7 +57,7 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [module("operators", "training", "lease", "reconcile")],
         "sensors": [module("sensors")],
         "hooks": [module("hook")],
-        "triggers": [module("triggers")],
+        "triggers": [module("", "triggers", "leased_operators.lease_keeping")],
         "extra-links": ["resource_manager.airflow.links.ConsoleLink"],
         "task-decorators": [
             {"name": "gpu", "class-name": "resource_manager.airflow.decorators.gpu.gpu_task"}

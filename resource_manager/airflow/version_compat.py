@@ -18,6 +18,7 @@ try:  # since 3.2
         AirflowFailException,
         AirflowNotFoundException,
         AirflowTaskTerminated,
+        TaskDeferred,
     )
 
     THREADS_MAY_ASK = True
@@ -28,6 +29,7 @@ except ImportError:
         AirflowFailException,
         AirflowNotFoundException,
         AirflowTaskTerminated,
+        TaskDeferred,
     )
 
     THREADS_MAY_ASK = False
@@ -45,6 +47,7 @@ __all__ = [
     "AirflowNotFoundException",
     "AirflowTaskTerminated",
     "BaseHook",
+    "TaskDeferred",
     "get_xcom",
     "in_thread",
     "is_first_try_since_cleared",

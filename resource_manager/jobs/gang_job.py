@@ -142,6 +142,14 @@ class GangJob:
             raise error
         return False
 
+    def is_gone(self) -> bool:
+        """Return True if no process of any member is left; raises `LauncherError` if that is unknown."""
+
+        def is_left(launcher: Launcher, job: RunningJob) -> bool:
+            return launcher.status(job.key).state is JobState.RUNNING or job.key in launcher.running()
+
+        return not any(self._each(self.jobs, is_left).values())
+
     def stop(self, grace_s: float = 10.0) -> Stopped:
         """End all members at once and then remove them, those first that are started first."""
         ran: list[int] = []

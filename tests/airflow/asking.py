@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from resource_manager.agent.report_format import read_report
-from resource_manager.airflow.demand import demand_of, submit
+from resource_manager.airflow.demand import ATTRIBUTES, demand_of, submit
 from resource_manager.airflow.operators import GPUAllocateOperator
 from resource_manager.fleet.opening import REPORTS
 from resource_manager.fleet.receiving import ReportReceiver
@@ -22,10 +22,11 @@ def ask(
     labels: Any = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Submit the request of an operator with these parameters for the task; return its status."""
-    more = {"ttl": timedelta(minutes=2), "owner": "", "priority": 0, **more}
-    operator = GPUAllocateOperator(task_id="t", gpus=gpus, cpus=cpus, **more)
-    demand = demand_of(operator, {}, task.lease_id, quarantine=True)
+    """Submit the request of an operator whose templates gave these values; return its status."""
+    operator = GPUAllocateOperator(task_id="t", owner=more.pop("owner", ""), gpus="{{ params.gpus }}")
+    values = {"ttl": timedelta(minutes=2), "priority": 0, "gpus": gpus, "cpus": cpus, **more}
+    vars(operator).update({ATTRIBUTES[name]: value for name, value in values.items()})
+    demand = demand_of(operator, operator.asked(), {}, task.lease_id, quarantine=True)
     return submit(manager, demand.model_copy(update={"labels": {**task.labels, **(labels or {})}}), task)
 
 

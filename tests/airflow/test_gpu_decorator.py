@@ -22,7 +22,7 @@ with warnings.catch_warnings():
         from airflow.sdk.exceptions import AirflowSkipException
     except ImportError:
         from airflow.exceptions import AirflowSkipException
-    from resource_manager.airflow import use_meter
+    from resource_manager.airflow import in_worker, use_meter
     from resource_manager.airflow.decorators import gpu
     from resource_manager.airflow.version_compat import AirflowFailException
 
@@ -51,7 +51,7 @@ def test_a_child_that_ends_meanwhile_keeps_no_process_from_its_end(monkeypatch, 
     monkeypatch.setattr(
         os, "kill", lambda pid, how: killed.append(how) if pid == os.getpid() else kill(pid, how)
     )
-    gpu._end_this_process("its lease is over")
+    in_worker._end_this_process("its lease is over")
     assert killed == [signal.SIGKILL]
 
 
@@ -64,7 +64,7 @@ def test_a_function_for_one_server_is_not_run_by_the_worker_of_another(monkeypat
         return made(here, server=wanted).execute(context_of())
 
     assert [server_of(wanted) for wanted in (None, "gpu-server-3")] == ["gpu-server-0", "gpu-server-3"]
-    monkeypatch.setenv(gpu.SERVER_VARIABLE, "gpu-server-2")
+    monkeypatch.setenv(in_worker.SERVER_VARIABLE, "gpu-server-2")
     assert [server_of(one) for one in (None, "gpu-server-2", 2, " 2 ")] == ["gpu-server-2"] * 4
     with pytest.raises(AirflowFailException, match="requires server 1, but this worker is on 'gpu-server-2'"):
         server_of(1)
@@ -108,7 +108,7 @@ def test_a_function_whose_gpus_compute_nothing_is_told_so_in_its_log(manager, mo
 def ends(monkeypatch):
     """Queue of the reasons for which a `@task.gpu` would have ended its process."""
     said = queue.Queue()
-    monkeypatch.setattr(gpu, "_end_this_process", said.put)
+    monkeypatch.setattr(in_worker, "_end_this_process", said.put)
     return said
 
 
@@ -116,7 +116,7 @@ def test_a_process_ends_before_its_lease_if_a_renewal_hangs(manager, monkeypatch
     lease = ask(manager, TASK, 2, ttl=timedelta(seconds=2))
     answers, hangs = iter(["renewed"]), threading.Event()
     monkeypatch.setattr(manager, "renew", lambda *_, **__: next(answers, None) or hangs.wait(20))
-    with gpu._kept(manager, TASK.lease_id, lease["fencing_token"], 2.0):
+    with in_worker.kept(manager, TASK.lease_id, lease["fencing_token"], 2.0):
         assert ends.get(timeout=10) == "the lease could not be renewed: no answer"
     hangs.set()
 
@@ -131,9 +131,9 @@ def test_a_process_ends_if_renewals_fail(manager, monkeypatch, ends):
         if number:
             raise OSError("no file is left")
 
-    monkeypatch.setattr(gpu, "time", clock)
+    monkeypatch.setattr(in_worker, "time", clock)
     monkeypatch.setattr(manager, "renew", renew)
-    with gpu._kept(manager, "t", 1, 0.2):
+    with in_worker.kept(manager, "t", 1, 0.2):
         assert ends.get(timeout=30) == "the lease could not be renewed: no file is left"
 
 
@@ -147,9 +147,11 @@ def test_a_pending_renewal_does_not_end_a_process_that_released_its_lease(manage
             answered.set()
             raise LeaseNotFoundError("t")
 
-    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: 0.0))  # the lease does not run out
+    monkeypatch.setattr(
+        in_worker, "time", SimpleNamespace(monotonic=lambda: 0.0)
+    )  # the lease does not run out
     monkeypatch.setattr(manager, "renew", renew)
-    with gpu._kept(manager, "t", 1, 0.2):
+    with in_worker.kept(manager, "t", 1, 0.2):
         assert asked.wait(30)
     released.set()
     assert answered.wait(30)

@@ -35,5 +35,10 @@ def test_every_example_is_a_dag():
 def test_every_example_of_the_provider_is_a_dag():
     bag = DagBag(str(REPOSITORY / "resource_manager" / "airflow" / "example_dags"))
     assert bag.import_errors == {}
-    assert set(bag.dags) == {"example_gpu_alerts", "example_gpu_approval", "example_gpu_training"}
+    assert set(bag.dags) == {
+        "example_gpu_alerts",
+        "example_gpu_approval",
+        "example_gpu_operators",
+        "example_gpu_training",
+    }
     assert all(dag.description for dag in bag.dags.values())

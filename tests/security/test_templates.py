@@ -93,16 +93,22 @@ def test_the_docker_command_of_a_lease_keeps_its_words_apart(text: str) -> None:
     assert words[-3:] == ["image:1", "train", text]
 
 
+def demand_rendered_as(gpus: str) -> Any:
+    operator = GPUAllocateOperator(task_id="t", gpus="{{ params.gpus }}")
+    operator.gpus = gpus
+    return demand_of(operator, operator.asked(), {}, "t")
+
+
 @pytest.mark.parametrize("gpus", ["2; touch pwned", "{{ 2 }}", "2\x1b[2J", "0x2", "٢"])
 def test_an_invalid_number_in_a_form_is_refused_in_one_line(gpus: str) -> None:
     with pytest.raises(AirflowFailException, match="gpus must be a whole number") as caught:
-        demand_of(GPUAllocateOperator(task_id="t", gpus=gpus), {}, "t")
+        demand_rendered_as(gpus)
     assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("gpus", ["2", " 2\n"])
 def test_a_number_in_a_form_is_accepted(gpus: str) -> None:
-    assert demand_of(GPUAllocateOperator(task_id="t", gpus=gpus), {}, "t").gpus == 2
+    assert demand_rendered_as(gpus).gpus == 2
 
 
 def test_a_task_does_not_continue_with_a_lease_of_another_owner_under_its_id() -> None:

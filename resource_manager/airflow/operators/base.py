@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn, cast
 
 from airflow.sdk import BaseOperator
 
 from resource_manager.airflow.demand import (
     ATTRIBUTES,
+    asked_by_attributes,
+    check_at_parse,
+    check_duration,
+    check_partial,
     demand_of,
     is_of,
     submit,
@@ -26,59 +30,38 @@ from resource_manager.core.changes import Outcome
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.preempting import queue_again
 from resource_manager.jobs.task_identity import TaskIdentity
-from resource_manager.manager.demand import given_value
 from resource_manager.manager.results import Allocation, WindowView
 from resource_manager.manager.service import LeaseService
 from resource_manager.scheduling.preemption import restarts_of
 
 
-class GPUOperator(BaseOperator):
-    """Request GPUs and CPUs of one server, or of `nodes` servers, and wait for them in the triggerer.
+class HoldsLease:
+    """Methods of an operator that requests GPUs and waits for them in the triggerer."""
 
-    The fields of `Demand` are parameters, except `lease_id`; all of them are templates. As text, lists are
-    separated by commas and pairs are `NAME=VALUE`; durations are seconds, texts such as `2h`
-    or `timedelta`. What differs here:
-
-    :param priority: the task's `priority_weight` if None, cut to the highest that the cluster allows.
-    :param team: if None, Airflow's team of the DAG, else the task's pool.
-    :param expected_runtime: if None, the runtimes of earlier runs of the task are used.
-    :param quarantine: True if None.
-    :param max_wait: longest wait for the grant before the task fails; unlimited if None.
-    :param gpu_conn_id: connection of type `gpu_manager`.
-    """
-
-    template_fields: Sequence[str] = tuple(ATTRIBUTES.values())
-    operator_extra_links = (ConsoleLink(),)
     quarantined_by_default: ClassVar[bool] = True
     preemptible_by_default: ClassVar[bool] = True
     default_ttl: ClassVar[timedelta]
-    gpu_milli: Any
-    nodes: Any
-    preemptible: Any
-    priority: Any
-    quarantine: Any
-    server: Any
-    ttl: Any
+    wait_limit: timedelta | None
+    gpu_conn_id: str
+    owner: str
+    log: Any
+    defer: Callable[..., NoReturn]
+    execute: Callable[..., Any]
 
-    @takes_demand
-    def __init__(
-        self, *, max_wait: timedelta | None = None, gpu_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any
-    ) -> None:
-        asked = taken(kwargs)
-        super().__init__(**kwargs)
-        vars(self).update(asked)
-        self.max_wait = max_wait
-        self.gpu_conn_id = gpu_conn_id
+    def asked(self) -> dict[str, Any]:
+        """Return the fields of the demand that the author gave, rendered; None where one was left out."""
+        return asked_by_attributes(self)
 
     @property
     def manager(self) -> LeaseService:
         """Manager behind the connection."""
-        return GPUManagerHook(self.gpu_conn_id, task=self).get_conn()
+        task = cast(BaseOperator, self)
+        return GPUManagerHook(self.gpu_conn_id, task=task).get_conn()
 
     @property
     def _ttl(self) -> float | str | timedelta:
         """`ttl`, or the operator's own default where a template left it out."""
-        ttl: float | str | timedelta | None = given_value(self.ttl)
+        ttl: float | str | timedelta | None = self.asked()["ttl"]
         return self.default_ttl if ttl is None else ttl
 
     def lease(
@@ -94,19 +77,20 @@ class GPUOperator(BaseOperator):
         `instead` are fields of the demand that replace those of the parameters.
         """
         identity, plain_identity = identity_of(context)
-        if given_value(self.quarantine) is None:
+        asked = self.asked()
+        if asked["quarantine"] is None:
             instead["quarantine"] = self.quarantined_by_default
-        if given_value(self.preemptible) is None:
+        if asked["preemptible"] is None:
             instead["preemptible"] = self.preemptible_by_default
         instead["ttl"] = self._ttl
-        demand = demand_of(self, context, identity.lease_id, **instead)
+        demand = demand_of(self, asked, context, identity.lease_id, **instead)
         demand = demand.model_copy(update={"labels": {**demand.labels, **identity.labels, **labels}})
-        is_weight = given_value(self.priority) is None
+        is_weight = asked["priority"] is None
         status = submit(manager, demand, identity, is_weight=is_weight)
         self.log.info("GPU console: %s", console_url(identity.lease_id))
         if status["state"] == "WAITING":
             self.log.info("%s", describe_waiting(status))
-            max_wait_s = None if self.max_wait is None else self.max_wait.total_seconds()
+            max_wait_s = None if self.wait_limit is None else self.wait_limit.total_seconds()
             # A preempted request keeps its time of arrival: its job ran between that and this wait.
             before_s = status["waited_s"] if restarts_of(status["labels"]) else 0.0
             self.defer(
@@ -143,7 +127,7 @@ class GPUOperator(BaseOperator):
         self.log.info("%s", describe_wait(event["waited_s"], event["reasons"]))
         if event["state"] == TriggerState.MAX_WAIT_EXCEEDED and self._cancel(identity):
             why = f": {event['reasons'][-1]}" if event["reasons"] else ""
-            raise AirflowException(f"no GPUs within max_wait = {self.max_wait}{why}")
+            raise AirflowException(f"no GPUs within max_wait = {self.wait_limit}{why}")
 
     def _cancel(self, identity: TaskIdentity) -> bool:
         """Cancel this task's own pending request; return False if it is gone."""
@@ -152,6 +136,46 @@ class GPUOperator(BaseOperator):
         if entry is None or entry["state"] != "WAITING" or not is_of(entry, identity):
             return False
         return manager.cancel(identity.lease_id, sequence=entry["sequence"])
+
+
+class GPUOperator(HoldsLease, BaseOperator):
+    """Request GPUs and CPUs of one server, or of `nodes` servers, and wait for them in the triggerer.
+
+    The fields of `Demand` are parameters, except `lease_id`; all of them are templates. As text, lists are
+    separated by commas and pairs are `NAME=VALUE`; durations are seconds, texts such as `2h`
+    or `timedelta`. What differs here:
+
+    :param priority: the task's `priority_weight` if None, cut to the highest that the cluster allows.
+    :param team: if None, Airflow's team of the DAG, else the task's pool.
+    :param expected_runtime: if None, the runtimes of earlier runs of the task are used.
+    :param quarantine: True if None.
+    :param max_wait: longest wait for the grant before the task fails; unlimited if None.
+    :param gpu_conn_id: connection of type `gpu_manager`.
+    """
+
+    template_fields: Sequence[str] = tuple(ATTRIBUTES.values())
+    operator_extra_links = (ConsoleLink(),)
+    gpu_milli: Any
+    nodes: Any
+    server: Any
+
+    @classmethod
+    def partial(cls, **arguments: Any) -> Any:
+        """Return the mapped form of the operator, as of Airflow's, with its arguments checked."""
+        check_partial(arguments)
+        return super().partial(**arguments)
+
+    @takes_demand
+    def __init__(
+        self, *, max_wait: timedelta | None = None, gpu_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any
+    ) -> None:
+        asked = taken(kwargs)
+        super().__init__(**kwargs)
+        vars(self).update(asked)
+        self.max_wait = self.wait_limit = max_wait
+        self.gpu_conn_id = gpu_conn_id
+        check_at_parse(self.task_id, self.asked())
+        check_duration(self.task_id, "max_wait", max_wait)
 
 
 def _window_ahead(manager: LeaseService, allocation: Allocation) -> WindowView | None:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from resource_manager.airflow.demand import end_lease, is_of
+from resource_manager.airflow.demand import check_duration, end_lease, is_literal, is_of
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.outages import outlasting_outages, outlasts_outages
 from resource_manager.airflow.task_state import is_wanted
@@ -36,6 +36,8 @@ from resource_manager.errors import LeaseNotFoundError
 from resource_manager.jobs.gang_environment import HOSTFILE, gang_environment, hostfile, is_gang
 from resource_manager.jobs.gang_job import ORDER_LABEL, DoneWhen, GangJob, StartupOrder
 from resource_manager.jobs.launchers import AlreadyEndedError, Job, LauncherError, LauncherUnreachableError
+from resource_manager.jobs.launchers.base import check_image
+from resource_manager.jobs.launchers.registry import LAUNCHERS
 from resource_manager.jobs.preempting import end_jobs, queue_again
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.jobs.running_job import RunningJob, job_of
@@ -115,6 +117,8 @@ class GPUTrainingOperator(GPUOperator):
         self.launcher_conn_id = launcher_conn_id
         self.container = container
         self.unreachable_timeout = unreachable_timeout
+        check_duration(self.task_id, "unreachable_timeout", unreachable_timeout)
+        _check_launcher(self.task_id, launcher, image)
         self.startup_order = _one_of(StartupOrder, "startup_order", startup_order)
         self.done_when = _one_of(DoneWhen, "done_when", done_when)
         if start_attempts < 1:
@@ -420,6 +424,18 @@ class GPUTrainingOperator(GPUOperator):
         if self._identity is not None and not is_wanted(self._identity):
             end_lease(self.manager, self._identity, self.owner)
             raise AirflowTaskTerminated("the task was ended in Airflow")
+
+
+def _check_launcher(task_id: str, launcher: str, image: str) -> None:
+    """Raise `ValueError` for a launcher that is unknown, or runs no such job, if no template gives it."""
+    if not (launcher and is_literal(launcher)):
+        return
+    if launcher not in LAUNCHERS:
+        raise ValueError(f"{task_id}: launcher must be one of {', '.join(LAUNCHERS)}, got {launcher!r}")
+    try:
+        check_image(launcher, Job(task_id, (), image=image))
+    except LauncherError as error:
+        raise ValueError(f"{task_id}: {error}") from None
 
 
 Choice = TypeVar("Choice", bound=StrEnum)

@@ -9,7 +9,15 @@ from typing import Any
 
 from airflow.sdk import BaseSensorOperator
 
-from resource_manager.airflow.demand import ATTRIBUTES, demand_of, taken, takes_demand
+from resource_manager.airflow.demand import (
+    ATTRIBUTES,
+    asked_by_attributes,
+    check_at_parse,
+    check_partial,
+    demand_of,
+    taken,
+    takes_demand,
+)
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook, is_outage
 from resource_manager.airflow.triggers import FreeCapacityTrigger, identity_of
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
@@ -27,6 +35,12 @@ class GPUAvailableSensor(BaseSensorOperator):
 
     template_fields: Sequence[str] = tuple(ATTRIBUTES.values())
 
+    @classmethod
+    def partial(cls, **arguments: Any) -> Any:
+        """Return the mapped form of the sensor, as of Airflow's, with its arguments checked."""
+        check_partial(arguments)
+        return super().partial(**arguments)
+
     @takes_demand
     def __init__(
         self, *, deferrable: bool = True, gpu_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any
@@ -36,6 +50,7 @@ class GPUAvailableSensor(BaseSensorOperator):
         vars(self).update(asked)
         self.deferrable = deferrable
         self.gpu_conn_id = gpu_conn_id
+        check_at_parse(self.task_id, asked_by_attributes(self))
         self._waiting_log = WaitLog()
 
     def poke(self, context: Any) -> bool:
@@ -88,4 +103,5 @@ class GPUAvailableSensor(BaseSensorOperator):
 
     def _demand(self, context: Any) -> Demand:
         identity, _ = identity_of(context)
-        return demand_of(self, context, f"{identity.lease_id} (sensor)")
+        asked = asked_by_attributes(self)
+        return demand_of(self, asked, context, f"{identity.lease_id} (sensor)")

@@ -298,6 +298,41 @@ def attend(
     return code
 
 
+def stage(root: str, key: str, program: str) -> dict[str, Any]:
+    """Write a program into the job's prepared directory; return its {"path": …}."""
+    path = os.path.join(directory_of(root, key), "program")
+    write_file(path, program)
+    return {"path": path}
+
+
+def run(root: str, key: str, command: str, environment: Mapping[str, str]) -> int:
+    """Run a command of the login shell as the job in this process's session; return its exit code.
+
+    This process waits for it whatever signals it gets, and holds the lock: the job is known to run also where
+    its own process is another user's.
+    """
+    _refuse_ended(root, key)
+    directory = directory_of(root, key)
+    with _lock_of_unstarted(directory) as lock:
+        if lock is None:
+            raise RuntimeError(f"job {key} was started before")
+        for number in (*ENDING, *TERMINAL_SIGNALS):
+            signal.signal(number, lambda *_: None)  # not ignored: what is started has the default again
+        write_file(os.path.join(directory, "group"), str(os.getpgrp()))
+        _refuse_ended(root, key)
+        shell = os.environ.get("SHELL") or "/bin/sh"
+        job = subprocess.Popen(
+            [shell, "-c", command],
+            env={**os.environ, **environment, "GPU_JOB_LOCK": os.path.join(directory, "lock")},
+            pass_fds=(lock,),
+        )
+        code = job.wait()
+    code = 128 - code if code < 0 else code
+    with suppress(OSError):  # another process has just stopped the job
+        write_file(os.path.join(directory, "exit_code"), str(code))
+    return code
+
+
 def _wait(process: int, woken: int, sign_path: str, ttl_s: float) -> int:
     """Return the exit code of a child, or that of SIGTERM if it has to end.
 
@@ -776,7 +811,7 @@ def number_in(directory: str, name: str) -> int | None:
         return None
 
 
-ACTS = (prepare, start, status, logs, tail, terminate, preempt, stop, running, sign)
+ACTS = (prepare, start, stage, status, logs, tail, terminate, preempt, stop, running, sign)
 
 
 def answer(

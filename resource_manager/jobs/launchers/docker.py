@@ -73,17 +73,17 @@ class DockerLauncher:
         self._docker = docker
         self._place = place
         is_here = place.address in ("", *LOCAL_ADDRESSES)
-        self._engine = os.environ.get("DOCKER_HOST", LOCAL_ENGINE) if is_here else place.address
-        if "://" not in self._engine:
-            self._engine = f"ssh://{self._engine}"
+        self.engine = os.environ.get("DOCKER_HOST", LOCAL_ENGINE) if is_here else place.address
+        if "://" not in self.engine:
+            self.engine = f"ssh://{self.engine}"
         try:
             # With version="auto" the hook contacts the engine here, which raises if the engine is down.
-            self._api = DockerHook(conn_id, self._engine, version="auto", timeout=TIMEOUT_S).api_client
+            self._api = DockerHook(conn_id, self.engine, version="auto", timeout=TIMEOUT_S).api_client
         except Exception as error:
             if "connection" in str(error).lower() and "isn't defined" in str(error):
                 raise LauncherError(str(error)) from error
             raise LauncherUnreachableError(
-                f"the Docker engine {self._engine} does not answer: {error}"
+                f"the Docker engine {self.engine} does not answer: {error}"
             ) from error
 
     def prepare(self, job: Job) -> JobPlace:
@@ -103,15 +103,15 @@ class DockerLauncher:
         names = [name.lstrip("/") for each in listed for name in each["Names"]]
         # The engine's list may still have one that has just ended.
         running = (name for name in names if self._status(name).state is JobState.RUNNING)
-        check_no_other_lease(job.key, running, self._engine)
-        if job.port and self._engine.startswith("unix://"):
+        check_no_other_lease(job.key, running, self.engine)
+        if job.port and self.engine.startswith("unix://"):
             with closing(socket.socket()) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
                     probe.bind(("", job.port))
                 except OSError as error:
                     raise LauncherError(
-                        f"{failed} on {self._engine}: port {job.port} cannot be bound: {error.strerror}"
+                        f"{failed} on {self.engine}: port {job.port} cannot be bound: {error.strerror}"
                     ) from error
         self._place = replace(self._place, machine=engine["ID"])
         return self._place
@@ -122,7 +122,7 @@ class DockerLauncher:
             engine: Mapping[str, Any] = self._api.info()
         if self._place.machine not in ("", engine["ID"]):
             raise LauncherUnreachableError(
-                f"job {key} is in the Docker engine {self._place.machine}, but {self._engine} is the engine "
+                f"job {key} is in the Docker engine {self._place.machine}, but {self.engine} is the engine "
                 f"{engine['ID']} on {engine['Name']}: ask from where that address leads to the job's engine"
             )
         return engine
@@ -139,9 +139,7 @@ class DockerLauncher:
         except (LauncherUnreachableError, AlreadyEndedError):
             raise
         except (TypeError, ValueError, LauncherError, self._docker.errors.DockerException) as error:
-            reason = (
-                str(error) if isinstance(error, LauncherError) else f"{failed} on {self._engine}: {error}"
-            )
+            reason = str(error) if isinstance(error, LauncherError) else f"{failed} on {self.engine}: {error}"
             kind = LauncherError
             if self._status(job.key).state is JobState.RUNNING:  # by an earlier call
                 kind = LauncherUnreachableError
@@ -173,7 +171,7 @@ class DockerLauncher:
                     continue
             if is_late:
                 raise LauncherUnreachableError(
-                    f"another process creates job {job.key} on {self._engine} and does not start it"
+                    f"another process creates job {job.key} on {self.engine} and does not start it"
                 )
             time.sleep(0.1)
 
@@ -201,7 +199,7 @@ class DockerLauncher:
         if container:
             self._remove(container)
         if self._status(key).state is JobState.RUNNING:
-            raise LauncherUnreachableError(f"job {key} is being ended and still runs on {self._engine}")
+            raise LauncherUnreachableError(f"job {key} is being ended and still runs on {self.engine}")
         raise AlreadyEndedError(f"job {key} has ended already; it is not started again")
 
     def _bury(self, key: str, engine: Mapping[str, Any]) -> None:
@@ -252,25 +250,31 @@ class DockerLauncher:
         options: dict[str, Any] = {"init": True}
         if job.cpus:
             options["nano_cpus"] = int(min(job.cpus, self._api.info()["NCPU"]) * 1e9)
-        if job.gpu_ids and job.vendor in ("nvidia", ""):
-            options["device_requests"] = [
-                self._docker.types.DeviceRequest(
-                    device_ids=device_names(job.vendor, job.gpu_ids, job.gpu_uuids), capabilities=[["gpu"]]
-                )
-            ]
+        if requests := self.device_requests(job):
+            options["device_requests"] = requests
         elif files := device_files(job.vendor, job.gpu_ids):
             options["devices"] = [f"{path}:{path}:rwm" for path in files]
         return options
+
+    def device_requests(self, job: Job) -> list[Any]:
+        """Return the request for NVIDIA's GPUs, by CDI names where the engine has no runtime of NVIDIA's."""
+        if not job.gpu_ids or job.vendor not in ("nvidia", ""):
+            return []
+        names, engine = device_names(job.vendor, job.gpu_ids, job.gpu_uuids), self._api.info()
+        if engine.get("CDISpecDirs") and "nvidia" not in engine.get("Runtimes", {}):
+            devices = [f"nvidia.com/gpu={name}" for name in names]
+            return [self._docker.types.DeviceRequest(driver="cdi", device_ids=devices)]
+        return [self._docker.types.DeviceRequest(device_ids=names, capabilities=[["gpu"]])]
 
     def _pull(self, image: str) -> None:
         name, _, tag = image.partition("@") if "@" in image else _split_tag(image)
         try:
             for line in self._api.pull(name, tag or "latest", stream=True, decode=True):
                 if "error" in line:
-                    raise LauncherError(f"image {image!r} is not on {self._engine} and {line['error']}")
+                    raise LauncherError(f"image {image!r} is not on {self.engine} and {line['error']}")
         except self._docker.errors.APIError as error:
             raise LauncherError(
-                f"image {image!r} is not on {self._engine} and cannot be pulled: {error.explanation}"
+                f"image {image!r} is not on {self.engine} and cannot be pulled: {error.explanation}"
             ) from error
 
     def status(self, key: str) -> JobStatus:
@@ -291,7 +295,7 @@ class DockerLauncher:
         return JobStatus(JobState.RUNNING)
 
     def running(self) -> list[str]:
-        with self._reporting(f"the jobs of {self._engine} cannot be seen"):
+        with self._reporting(f"the jobs of {self.engine} cannot be seen"):
             listed = self._api.containers()
         names = (name.lstrip("/") for each in listed for name in each["Names"])
         return [name for name in names if is_key(name)]
@@ -445,9 +449,9 @@ class DockerLauncher:
         except self._docker.errors.NotFound:
             raise
         except self._docker.errors.APIError as error:
-            raise refused(f"{what} on {self._engine}: {error.explanation}") from error
+            raise refused(f"{what} on {self.engine}: {error.explanation}") from error
         except (requests.RequestException, OSError) as error:
-            raise LauncherUnreachableError(f"{what}: {self._engine} does not answer: {error}") from error
+            raise LauncherUnreachableError(f"{what}: {self.engine} does not answer: {error}") from error
 
 
 def _tombstone(key: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -73,6 +74,10 @@ class _Prepared(_Running):
     user: str
 
 
+class _Staged(Answer):
+    path: str
+
+
 class _Refused(Answer):
     refused: Literal["AlreadyEndedError", "ElsewhereError", "NotStartedError", "StillRunsError"]
     reason: str
@@ -83,6 +88,7 @@ ANSWERS: dict[str, type[Answer]] = {
     **dict.fromkeys(("start", "terminate", "stop", "sign"), Answer),
     "prepare": _Prepared,
     "running": _Running,
+    "stage": _Staged,
     "logs": _Output,
     "tail": _Tail,
 }
@@ -209,6 +215,18 @@ class SSHLauncher:
         check_image(self._place.launcher, job)
         call = {"command": list(job.command), "environment": job_environment(job), "files": dict(job.files)}
         self.ask("start", key=job.key, **call)
+
+    def foreground(self, job: Job, command: str) -> str:
+        """Return what to run in a session on the server so that a text of the login shell runs as the job.
+
+        Nothing but its own end, `terminate` and `stop` ends it.
+        """
+        call = {"root": self.root, "key": job.key, "command": command, "environment": job_environment(job)}
+        program = (
+            f"{inspect.getsource(directory_job)}\nraise SystemExit(run(**json.loads({json.dumps(call)!r})))\n"
+        )
+        path = self.ask("stage", key=job.key, program=program)["path"]
+        return f"exec python3 -I -S {shlex.quote(path)}"
 
     def status(self, key: str) -> JobStatus:
         return status_of(self.ask("status", key=key))

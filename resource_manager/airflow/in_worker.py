@@ -1,0 +1,272 @@
+"""Work of a task in its own worker: the lease's GPUs in the environment, for as long as the lease lives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import timedelta
+from typing import Any
+
+from resource_manager.airflow.operators.base import HoldsLease
+from resource_manager.airflow.outages import outlasting_outages
+from resource_manager.airflow.triggers import LeaseEndTrigger, identity_of
+from resource_manager.airflow.use_meter import warn_when_idle
+from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
+from resource_manager.airflow.worker_guard import guarded
+from resource_manager.core.changes import Outcome
+from resource_manager.errors import LeaseNotFoundError, LockTimeoutError, ResourceManagerError
+from resource_manager.jobs.launchers.devices import device_environment, lease_environment
+from resource_manager.jobs.reconcile import PROCESS_SCOPE
+from resource_manager.jobs.registered_process import register_process
+from resource_manager.manager.cluster_file.durations import seconds_of
+from resource_manager.manager.results import Allocation
+from resource_manager.manager.service import LeaseService
+
+SERVER_VARIABLE = "GPU_MANAGER_SERVER"
+
+TRY_LABEL = "try_number"
+"""Label of a lease with the number of the try that requested it."""
+
+
+class RunsInWorker(HoldsLease):
+    """Steps of an operator that waits for its GPUs in the triggerer and then works in a worker.
+
+    The lease lives `ttl` beyond its last renewal. A process that cannot renew ends itself before then, so
+    an expired lease has no process left, wherever the worker ran. A retry that finds the lease of an
+    earlier try waits until that lease has ended.
+    """
+
+    quarantined_by_default = False
+    preemptible_by_default = False  # what works in a worker cannot go on where it stopped
+    default_ttl = timedelta(minutes=1)
+    name_in_errors: str
+
+    def work(self, context: Any) -> Any:
+        """Do what the lease is for; its devices are in the environment of this process."""
+        raise NotImplementedError
+
+    def execute(self, context: Any) -> Any:
+        """Request the lease; work if it is granted and no other try may still use it."""
+        try:
+            self.require_one_server(self.asked()["nodes"])
+        except ValueError as error:
+            raise AirflowFailException(str(error)) from None
+        return self.execute_request(context, {})
+
+    def execute_request(self, context: Any, event: dict[str, Any], granted_to_this_try: bool = False) -> Any:
+        """Take the first steps; after an outage of at most `max_wait` repeat them, but never the work."""
+        step, again = "execute_request", {"granted_to_this_try": granted_to_this_try}
+        with outlasting_outages(self, step, event, at_most=self.wait_limit, **again):
+            manager = self.manager
+            allocation = self._granted(context, manager, granted_to_this_try)
+        context["ti"].xcom_push(key="allocation", value=allocation)
+        return self.run_under_lease(context, manager, allocation, lambda: self.work(context))
+
+    def labels_of_lease(self) -> dict[str, str]:
+        """Return further labels of the lease."""
+        return {"scope": PROCESS_SCOPE}
+
+    def _granted(self, context: Any, manager: LeaseService, granted_to_this_try: bool) -> Allocation:
+        """Return this try's allocation, on this worker's server; defer for as long as there is none."""
+        identity, plain_identity = identity_of(context)
+        this_try = str(context["ti"].try_number)
+        where = self.server_of_worker(manager)
+        status = self.lease(context, manager, labels={TRY_LABEL: this_try, **self.labels_of_lease()}, **where)
+        if not granted_to_this_try and status["labels"].get(TRY_LABEL) != this_try:
+            self.end_earlier_try(manager, plain_identity, status)
+            return self._granted(context, manager, granted_to_this_try)
+        here = where.get("server", status["server_name"])
+        if here != status["server_name"]:
+            with suppress(LockTimeoutError):  # it will expire
+                manager.release(
+                    identity.lease_id, fencing_token=status["fencing_token"], outcome=Outcome.FAILED
+                )
+            raise AirflowException(
+                f"the GPUs were granted on {status['server_name']}, but this worker is on {here} "
+                f"({SERVER_VARIABLE}): give the task the Airflow queue of one server's workers"
+            )
+        if self.gives_back(manager, status):
+            return self._granted(context, manager, granted_to_this_try=True)
+        self.log.info("allocated GPUs %s of %s", status["gpu_devices"], status["server_name"])
+        return status
+
+    def end_earlier_try(
+        self, manager: LeaseService, plain_identity: dict[str, Any], status: Allocation
+    ) -> None:
+        """Defer until the lease of an earlier try has ended, unless that can be ended now."""
+        self.log.info("an earlier try may still use the GPUs; waiting until its lease has ended")
+        self.defer(
+            trigger=LeaseEndTrigger(plain_identity, status["fencing_token"], self.gpu_conn_id),
+            method_name="execute_over",
+        )
+
+    @classmethod
+    def require_one_server(cls, nodes: Any) -> None:
+        """Raise `ValueError` for a gang: the work is one process, of one worker."""
+        if nodes not in (None, 1, "1"):
+            raise ValueError(
+                f"nodes={nodes}: {cls.name_in_errors} in one worker; a job on several servers is "
+                "GPUTrainingOperator(nodes=…), or tasks in gpu_lease(nodes=…)"
+            )
+
+    def server_of_worker(self, manager: LeaseService) -> dict[str, str]:
+        """Return the server named by `GPU_MANAGER_SERVER` as a field, or none if it is not set.
+
+        Raises `AirflowFailException` if the task requires another server.
+        """
+        here, wanted = os.environ.get(SERVER_VARIABLE), self.asked()["server"]
+        if here is None:
+            return {}
+        if wanted is None or str(wanted) == here:
+            return {"server": here}
+        for row in manager.servers():
+            if row["server_name"] == here and str(row["server_id"]) == str(wanted):
+                return {"server": here}
+        raise AirflowFailException(
+            f"the task requires server {wanted!r}, but this worker is on {here!r} ({SERVER_VARIABLE}): give "
+            "the task the Airflow queue of that server's workers"
+        )
+
+    def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:
+        """Continue after the wait; this try queued the request, so no other try ran under its lease."""
+        with outlasting_outages(self, "execute_granted", event):
+            self.fail_if_overdue(context, event)
+        return self.execute_request(context, {}, granted_to_this_try=True)
+
+    def execute_over(self, context: Any, event: dict[str, Any]) -> Any:
+        """Continue after the lease of an earlier try ended."""
+        return self.execute_request(context, {})
+
+    def run_under_lease(
+        self, context: Any, manager: LeaseService, allocation: Allocation, work: Callable[[], Any]
+    ) -> Any:
+        """Return what the work returns, done with the lease's devices and renewals; then end the lease."""
+        outcome = Outcome.FAILED
+        try:
+            with self.with_devices(manager, allocation):
+                result = work()
+            outcome = Outcome.SUCCESS
+            return result
+        finally:
+            self.end_lease(manager, allocation, outcome)
+
+    @contextmanager
+    def with_devices(
+        self, manager: LeaseService, allocation: Allocation, *, ends_in_time: bool = True
+    ) -> Iterator[None]:
+        """Keep the lease for the block, which has its devices in the environment of this process."""
+        lease_id, token = allocation["task_id"], allocation["fencing_token"]
+        register_process(lease_id, token)
+        task_over = warn_when_idle(manager, allocation, self.log)
+        try:
+            with (
+                environment(devices_of(allocation)),
+                guarded(lease_id, token) if ends_in_time else nullcontext(),
+                kept(manager, lease_id, token, seconds_of(self._ttl), ends_in_time=ends_in_time),
+            ):
+                yield
+        finally:
+            task_over.set()
+
+    def end_lease(self, manager: LeaseService, allocation: Allocation, outcome: Outcome) -> None:
+        """Release the lease after the work."""
+        try:
+            manager.release(allocation["task_id"], fencing_token=allocation["fencing_token"], outcome=outcome)
+        except ResourceManagerError as error:  # a failed release must not hide the work's own result
+            self.log.warning("the lease was not released and will expire: %s", error)
+
+
+def devices_of(allocation: Allocation) -> dict[str, str]:
+    """Return the environment with the lease and its devices."""
+    gpus = allocation["gpu_ids"], allocation["gpu_uuids"]
+    devices = device_environment(
+        allocation["vendor"],
+        *gpus,
+        gpu_milli=allocation["gpu_milli"],
+        gpu_memory_mib=allocation["gpu_memory_mib"],
+    )
+    lease = {
+        "GPU_LEASE_ID": allocation["task_id"],
+        "GPU_LEASE_FENCING_TOKEN": str(allocation["fencing_token"]),
+        "GPU_SERVER": allocation["server_name"],
+    }
+    return devices | lease_environment(*gpus) | lease
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def kept(
+    manager: LeaseService, lease_id: str, token: int, ttl_s: float, *, ends_in_time: bool = True
+) -> Iterator[None]:
+    """Renew the lease while the block runs; kill this process and its children before it expires.
+
+    Without `ends_in_time` they live on where the manager does not answer, as for a lease that is quarantined
+    instead of expiring; they are killed only once the lease is lost or one of its GPUs has failed.
+    """
+    over = threading.Event()
+    renewed_at = time.monotonic()
+    problem = "no answer"
+    manager.renew(lease_id, fencing_token=token)
+
+    def keep() -> None:
+        nonlocal renewed_at, problem
+        while not over.wait(ttl_s / 4):
+            asked_at = time.monotonic()
+            try:
+                failure = manager.renew(lease_id, fencing_token=token)["gpu_failed"]
+                renewed_at = asked_at
+                if failure and not over.is_set():
+                    _end_this_process(f"one of its GPUs failed: {failure}")
+                    return
+            except LeaseNotFoundError:
+                if not over.is_set():  # otherwise this process itself released the lease meanwhile
+                    _end_this_process("the lease was ended by another client")
+                    return
+            except Exception as error:  # any failure to renew lets the lease expire
+                problem = str(error)
+
+    # A separate thread, since a renewal may wait for its answer until after the lease has expired.
+    def end_in_time() -> None:
+        while not over.wait(max(renewed_at + 0.75 * ttl_s - time.monotonic(), 0.0)):
+            if time.monotonic() - renewed_at >= 0.75 * ttl_s:
+                _end_this_process(f"the lease could not be renewed: {problem}")
+                return
+
+    guard = threading.Thread(target=end_in_time, name="gpu-lease-end", daemon=True)
+    if ends_in_time:
+        guard.start()
+    threading.Thread(target=keep, name="gpu-lease", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+        if ends_in_time:
+            guard.join()  # the guard must not kill the process after the block has ended
+
+
+def _end_this_process(reason: str) -> None:
+    import psutil
+
+    print(f"ending this task: {reason}", flush=True)
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended by itself
+            child.kill()
+    os.kill(os.getpid(), signal.SIGKILL)

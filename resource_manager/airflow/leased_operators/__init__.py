@@ -1,0 +1,1 @@
+"""Other people's operators under leases: `with_gpus`."""

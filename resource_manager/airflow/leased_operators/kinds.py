@@ -1,0 +1,223 @@
+"""How an operator is told its GPUs, and where what it starts runs: one entry for each family of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from resource_manager.airflow.in_worker import devices_of
+from resource_manager.airflow.version_compat import AirflowException
+from resource_manager.core.changes import JobEnd, Outcome
+from resource_manager.core.identifiers import as_reason
+from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
+from resource_manager.jobs.gang_job import GangJob
+from resource_manager.jobs.launchers import Job, LauncherError
+from resource_manager.jobs.launchers.devices import job_environment
+from resource_manager.jobs.launchers.plain_ssh import parts_of
+from resource_manager.jobs.reconcile import PROCESS_SCOPE
+from resource_manager.jobs.running_job import job_of
+from resource_manager.manager.results import Allocation
+from resource_manager.manager.serializers import name_in_words
+from resource_manager.manager.service import LeaseService
+
+AIRFLOW = "airflow.providers"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Family of operators that work in the worker; `fill` tells one its devices beyond the environment.
+
+    Without `on_worker` it does not matter on which server the worker runs.
+    """
+
+    fill: Callable[[Any, Allocation], None] = lambda operator, allocation: None
+    on_worker: bool = True
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the lease: it expires, since the worker ends before."""
+        return {"scope": PROCESS_SCOPE}
+
+    def prepare(self, operator: Any, manager: LeaseService, allocation: Allocation) -> Allocation:
+        """Fill the operator in before it runs; return the allocation."""
+        self.fill(operator, allocation)
+        return allocation
+
+    def end(self, operator: Any, manager: LeaseService, allocation: Allocation, outcome: Outcome) -> bool:
+        """End the lease after the operator's own end; return whether it has ended."""
+        operator.end_lease(manager, allocation, outcome)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class KindElsewhere(Kind):
+    """Family of operators that start their job on the granted server, where it may outlive the worker.
+
+    The launcher of that name prepares it, and looks whether it is gone: only then its GPUs are free.
+    """
+
+    launcher: str = ""
+    connection: str = ""
+    """Attribute of the operator with the id of its connection."""
+    start: Callable[[Any, Any, Job, str], None] = lambda operator, launcher, job, address: None
+    """Makes the operator start this job by this launcher at this address."""
+    tidies: bool = False
+    """Whether the launcher has files of the job to remove after it."""
+    on_worker: bool = False
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {"launcher": self.launcher}
+
+    def prepare(self, operator: Any, manager: LeaseService, allocation: Allocation) -> Allocation:
+        """Prepare the job, store where it will be, and make the operator start it there.
+
+        If that fails nothing runs: the lease ends at once, and the next one avoids the server.
+        """
+        if allocation["job_places"]:
+            return allocation
+        conn_id = getattr(operator, self.connection)
+        running = GangJob.planned(allocation, self.launcher, conn_id).jobs[0]
+        is_placed = False
+        try:
+            if not running.place.address:
+                raise LauncherError(f"server {running.server} has no address in the inventory: give it one")
+            image = getattr(operator, "image", "")
+            job = job_of(allocation, running.key, (), image=image, labels=_labels(allocation))
+            with closing(running.open()) as launcher:
+                place = launcher.prepare(job)
+                allocation = manager.place_job(
+                    allocation["task_id"], [place], fencing_token=allocation["fencing_token"]
+                )
+                is_placed = True
+                self.start(operator, launcher, job, running.place.address)
+        except LeaseNotFoundError as error:
+            raise AirflowException("the lease was ended by another client before its job started") from error
+        except LauncherError as error:
+            manager.release(
+                allocation["task_id"],
+                fencing_token=allocation["fencing_token"],
+                outcome=Outcome.FAILED,
+                job_end=JobEnd.ENDED if is_placed else JobEnd.UNKNOWN,
+                reason=as_reason(error),
+                failed_nodes=[running.server],
+            )
+            raise AirflowException(str(error)) from error
+        return allocation
+
+    def end(self, operator: Any, manager: LeaseService, allocation: Allocation, outcome: Outcome) -> bool:
+        """Release the lease if its job is gone; else it is kept, and quarantined."""
+        name = name_in_words(allocation)
+        try:
+            gang = GangJob.of(allocation)
+            if gang is not None and gang.is_gone():
+                if self.tidies:
+                    gang.stop(0.0)
+                manager.release(
+                    allocation["task_id"],
+                    fencing_token=allocation["fencing_token"],
+                    outcome=outcome,
+                    job_end=JobEnd.ENDED,
+                )
+                return True
+            problem = f"what it started still runs on {allocation['server_name']}"
+        except ResourceManagerError as error:
+            problem = f"it is unknown whether what it started has ended: {error}"
+        operator.log.error(
+            "%s; its GPUs stay allocated until that is gone: gpu-manager stop %s ends it", problem, name
+        )
+        return False
+
+
+def _labels(allocation: Allocation) -> dict[str, str]:
+    return {**allocation["labels"], "lease": str(allocation["fencing_token"])}
+
+
+def _fill_bash(operator: Any, allocation: Allocation) -> None:
+    if operator.env is not None:
+        operator.env = {**operator.env, **devices_of(allocation)}
+
+
+def _fill_virtualenv(operator: Any, allocation: Allocation) -> None:
+    operator.env_vars = {**(operator.env_vars or {}), **devices_of(allocation)}
+
+
+def _fill_pod(operator: Any, allocation: Allocation) -> None:
+    """Choose the node; which of its GPUs the pod gets is bound by Kubernetes, not by the lease."""
+    from kubernetes.client import V1EnvVar
+
+    lease = {
+        "GPU_LEASE_ID": allocation["task_id"],
+        "GPU_LEASE_GPUS": allocation["gpu_devices"],
+        "GPU_SERVER": allocation["server_name"],
+    }
+    operator.env_vars = [
+        *operator.env_vars,
+        *(V1EnvVar(name=name, value=text) for name, text in lease.items()),
+    ]
+    operator.node_selector = {
+        **(operator.node_selector or {}),
+        "kubernetes.io/hostname": allocation["server_name"],
+    }
+
+
+def _start_by_ssh(operator: Any, launcher: Any, job: Job, address: str) -> None:
+    user, host, port = parts_of(address)
+    operator.remote_host = host
+    hook = operator.ssh_hook
+    hook.remote_host, hook.port, hook.username = host, port or hook.port, user or hook.username
+    if operator.command is None:
+        return
+    operator.log.info("command under the lease: %s", operator.command)
+    operator.get_pty = operator.get_pty or operator.command.startswith("sudo")
+    operator.command = launcher.foreground(job, operator.command)
+
+
+def _start_container(operator: Any, launcher: Any, job: Job, address: str) -> None:
+    """Name the container by the job's key, by which the launcher finds it, and give it the devices."""
+    requests = launcher.device_requests(job)
+    if job.gpu_ids and not requests:
+        raise LauncherError(
+            f"DockerOperator passes no device files, as {job.vendor} needs: use GPUTrainingOperator(image=…)"
+        )
+    operator.docker_url = launcher.engine
+    operator.container_name = job.key
+    operator.device_requests = requests
+    operator.environment = {**operator.environment, **job_environment(job, renumbered=True)}
+    labels = {f"gpu-manager.{name}": value for name, value in job.labels.items()}
+    own = operator.labels or {}
+    operator.labels = (
+        {**own, **labels} if isinstance(own, dict) else [*own, *(f"{name}={labels[name]}" for name in labels)]
+    )
+
+
+KINDS = {
+    f"{AIRFLOW}.standard.operators.bash.BashOperator": Kind(_fill_bash),
+    f"{AIRFLOW}.standard.operators.python._BasePythonVirtualenvOperator": Kind(_fill_virtualenv),
+    f"{AIRFLOW}.cncf.kubernetes.operators.pod.KubernetesPodOperator": Kind(_fill_pod, on_worker=False),
+    f"{AIRFLOW}.ssh.operators.ssh.SSHOperator": KindElsewhere(
+        launcher="ssh", connection="ssh_conn_id", start=_start_by_ssh, tidies=True
+    ),
+    f"{AIRFLOW}.docker.operators.docker.DockerOperator": KindElsewhere(
+        launcher="docker", connection="docker_conn_id", start=_start_container
+    ),
+}
+"""Class of Airflow's -> what is done with its subclasses; with others only the environment is set."""
+
+PLACED_BY_OTHERS = {
+    f"{AIRFLOW}.docker.operators.docker_swarm.DockerSwarmOperator": "Swarm chooses the server",
+    f"{AIRFLOW}.ssh.operators.ssh_remote_job.SSHRemoteJobOperator": "its job outlives it: use SSHOperator",
+}
+
+
+def kind_of(operator: type) -> Kind:
+    """Return the kind of an operator's class, by its bases; raises `TypeError` if it cannot be leased."""
+    for base in operator.__mro__:
+        name = f"{base.__module__}.{base.__qualname__}"
+        if name in PLACED_BY_OTHERS:
+            raise TypeError(f"with_gpus: not for {operator.__name__}: {PLACED_BY_OTHERS[name]}")
+        if name in KINDS:
+            return KINDS[name]
+    return Kind()

@@ -1,0 +1,241 @@
+"""`with_gpus`: any operator, run under a lease on GPUs."""
+
+from __future__ import annotations
+
+import copyreg
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any, ClassVar, TypeVar
+
+from airflow.sdk import BaseOperator
+
+from resource_manager.airflow.demand import FIELDS, check_at_parse, check_duration
+from resource_manager.airflow.hook import DEFAULT_CONNECTION
+from resource_manager.airflow.in_worker import TRY_LABEL, RunsInWorker
+from resource_manager.airflow.leased_operators.kinds import Kind, KindElsewhere, kind_of
+from resource_manager.airflow.leased_operators.lease_keeping import (
+    EarlierJobTrigger,
+    LeaseKeepingTrigger,
+    Resumed,
+)
+from resource_manager.airflow.links import ConsoleLink
+from resource_manager.airflow.operators.base import HoldsLease
+from resource_manager.airflow.outages import outlasting_outages
+from resource_manager.airflow.triggers import identity_of
+from resource_manager.airflow.version_compat import AirflowException, TaskDeferred
+from resource_manager.core.changes import Outcome
+from resource_manager.manager.cluster_file.durations import seconds_of
+from resource_manager.manager.demand import given_value
+from resource_manager.manager.results import Allocation
+from resource_manager.manager.service import LeaseService
+
+Op = TypeVar("Op", bound=BaseOperator)
+
+_made: dict[tuple[type, str], type] = {}
+
+
+class LeasedOperator(RunsInWorker):
+    """Steps that `with_gpus` adds: wait for GPUs, fill the operator in, run its `execute`, end the lease."""
+
+    default_ttl = timedelta(minutes=2)
+    name_in_errors = "with_gpus runs one operator"
+    gpu_kind: ClassVar[Kind]
+    own_execute: ClassVar[Callable[..., Any]]
+    gpu_demand: Mapping[str, Any]
+    task_id: str
+
+    def asked(self) -> dict[str, Any]:
+        return {name: given_value(self.gpu_demand.get(name)) for name in FIELDS}
+
+    def labels_of_lease(self) -> dict[str, str]:
+        return self.gpu_kind.labels
+
+    def server_of_worker(self, manager: LeaseService) -> dict[str, str]:
+        return super().server_of_worker(manager) if self.gpu_kind.on_worker else {}
+
+    def work(self, context: Any) -> Any:
+        return self.own_execute(context)
+
+    def end_earlier_try(
+        self, manager: LeaseService, plain_identity: dict[str, Any], status: Allocation
+    ) -> None:
+        """End the lease of an earlier try if its job is gone; else defer until it is, or the lease is."""
+        if not status["job_places"]:
+            super().end_earlier_try(manager, plain_identity, status)
+        elif not self.gpu_kind.end(self, manager, status, Outcome.FAILED):
+            trigger = EarlierJobTrigger(plain_identity, status["fencing_token"], self.gpu_conn_id)
+            self.defer(trigger=trigger, method_name="execute_over")
+
+    def run_under_lease(
+        self, context: Any, manager: LeaseService, allocation: Allocation, work: Callable[[], Any]
+    ) -> Any:
+        """Return what the work returns; if it defers, the lease goes on in the trigger."""
+        context["gpu_lease"] = allocation
+        allocation = self.gpu_kind.prepare(self, manager, allocation)
+        outcome = Outcome.FAILED
+        try:
+            with self.with_devices(
+                manager, allocation, ends_in_time=not isinstance(self.gpu_kind, KindElsewhere)
+            ):
+                result = work()
+            outcome = Outcome.SUCCESS
+        except TaskDeferred as deferred:
+            raise self._deferred(context, allocation, deferred) from None
+        except BaseException:
+            self.gpu_kind.end(self, manager, allocation, outcome)
+            raise
+        self.gpu_kind.end(self, manager, allocation, outcome)
+        return result
+
+    def _deferred(self, context: Any, allocation: Allocation, deferred: TaskDeferred) -> TaskDeferred:
+        """Return the deferral in which the operator's trigger runs inside ours, which renews the lease."""
+        _, plain_identity = identity_of(context)
+        classpath, arguments = deferred.trigger.serialize()
+        trigger = LeaseKeepingTrigger(
+            plain_identity,
+            allocation["fencing_token"],
+            seconds_of(self._ttl),
+            classpath,
+            arguments,
+            self.gpu_conn_id,
+        )
+        step = {"method": deferred.method_name, "arguments": deferred.kwargs or {}}
+        return TaskDeferred(
+            trigger=trigger, method_name="execute_resumed", kwargs=step, timeout=deferred.timeout
+        )
+
+    def execute_resumed(
+        self, context: Any, event: dict[str, Any], method: str, arguments: dict[str, Any]
+    ) -> Any:
+        """Go on with the operator's own method after its trigger fired, under the same lease."""
+        resumed = Resumed(**event)
+        step: dict[str, Any] = {"method": method, "arguments": arguments}
+        with outlasting_outages(self, "execute_resumed", event, **step):
+            manager = self.manager
+            allocation = self._lease_of_this_try(context, manager)
+        if allocation is None or allocation["fencing_token"] != resumed.fencing_token:
+            raise AirflowException("the lease was ended by another client while the task was deferred")
+        if resumed.error is not None:
+            self.gpu_kind.end(self, manager, allocation, Outcome.FAILED)
+            return super().resume_execution("__fail__", resumed.error, context)  # type: ignore[misc]
+        arguments = {**arguments, "event": resumed.event}
+        resume = super().resume_execution  # type: ignore[misc]
+        return self.run_under_lease(context, manager, allocation, lambda: resume(method, arguments, context))
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
+        """End the lease of a deferral that timed out or whose trigger failed; else resume."""
+        if next_method == "__fail__":
+            try:
+                manager = self.manager
+                allocation = self._lease_of_this_try(context, manager)
+                if allocation is not None:
+                    self.gpu_kind.end(self, manager, allocation, Outcome.FAILED)
+            except Exception as error:  # the task has failed for another reason
+                self.log.warning("the lease was not released and will expire: %s", error)
+        return super().resume_execution(next_method, next_kwargs, context)  # type: ignore[misc]
+
+    def _lease_of_this_try(self, context: Any, manager: LeaseService) -> Allocation | None:
+        identity, _ = identity_of(context)
+        entry = manager.status_of(identity.lease_id)
+        if entry is None or entry["state"] == "WAITING":
+            return None
+        is_own = entry["labels"].get(TRY_LABEL) == str(context["ti"].try_number)
+        return entry if is_own else None
+
+
+OWN_NAMES = {"gpu_conn_id", "gpu_demand", "gpu_kind", "made_by", "own_execute", "wait_limit"} | {
+    name
+    for steps in (LeasedOperator, RunsInWorker, HoldsLease)
+    for name in vars(steps)
+    if not hasattr(BaseOperator, name)
+}
+"""Names that an operator must not use for something else."""
+
+
+class _MadeByWithGPUs(type(BaseOperator)):  # type: ignore[misc]
+    """Type of the classes that `with_gpus` makes; they are pickled as the call that makes them."""
+
+    made_by: tuple[type[BaseOperator], dict[str, Any]]
+
+
+def with_gpus(
+    operator: type[Op],
+    *,
+    max_wait: timedelta | None = None,
+    gpu_conn_id: str = DEFAULT_CONNECTION,
+    **demand: Any,
+) -> type[Op]:
+    """Return a subclass of the operator that waits for GPUs in the triggerer and runs under their lease.
+
+    Its tasks take the operator's own arguments, and `gpu_demand` with fields that replace those given here.
+    The lease is also in `context["gpu_lease"]`. Raises `TypeError` or `ValueError` for wrong arguments.
+
+    :param operator: class of an operator or sensor.
+    :param max_wait: longest wait for the grant before the task fails; unlimited if None.
+    :param gpu_conn_id: connection of type `gpu_manager`.
+    :param demand: fields of a `Demand`, such as `gpus=2`; all of them are templates.
+    """
+    if not (isinstance(operator, type) and issubclass(operator, BaseOperator)):
+        raise TypeError(f"with_gpus: operator must be the class of an operator, got {operator!r}")
+    if issubclass(operator, HoldsLease):
+        raise TypeError(f"with_gpus: {operator.__name__} asks for GPUs itself")
+    for base in operator.__mro__:
+        _check_names(operator, vars(base) if base not in BaseOperator.__mro__ else ())
+    if unknown := sorted(demand.keys() - set(FIELDS)):
+        raise TypeError(f"with_gpus: {', '.join(unknown)}: no field of a demand")
+    if "gpus" not in demand:
+        raise TypeError("with_gpus: gpus is missing")
+    check_duration("with_gpus", "max_wait", max_wait)
+    check_at_parse("with_gpus", demand)
+    if isinstance(demand.get("nodes"), int):
+        LeasedOperator.require_one_server(demand["nodes"])
+    key = (operator, repr((max_wait, gpu_conn_id, sorted(demand.items()))))
+    if key not in _made:
+        _made[key] = _subclass(operator, demand, max_wait, gpu_conn_id)
+    return _made[key]
+
+
+def _check_names(operator: type, names: Iterable[str]) -> None:
+    """Raise `TypeError` if the operator itself has one of the names that `with_gpus` gives it."""
+    if clash := OWN_NAMES.intersection(names):
+        raise TypeError(f"with_gpus: {operator.__name__} has its own {', '.join(sorted(clash))}")
+
+
+def _subclass(
+    operator: type[Op], demand: dict[str, Any], max_wait: timedelta | None, gpu_conn_id: str
+) -> type[Op]:
+    def __init__(self: Any, *, gpu_demand: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        operator.__init__(self, **kwargs)
+        _check_names(operator, vars(self))
+        self.start_from_trigger = False  # the lease comes first
+        self.gpu_demand = {**demand, **(gpu_demand or {})}
+        check_at_parse(self.task_id, self.gpu_demand)
+
+    members = {
+        "__init__": __init__,
+        "__module__": __name__,
+        "__doc__": operator.__doc__,
+        "template_fields": (*operator.template_fields, "gpu_demand"),
+        "template_fields_renderers": {**operator.template_fields_renderers, "gpu_demand": "json"},
+        "operator_extra_links": (*operator.operator_extra_links, ConsoleLink()),
+        "custom_operator_name": f"{getattr(operator, 'custom_operator_name', operator.__name__)} with GPUs",
+        "gpu_kind": kind_of(operator),
+        "own_execute": operator.execute,
+        "wait_limit": max_wait,
+        "gpu_conn_id": gpu_conn_id,
+        "made_by": (operator, {"max_wait": max_wait, "gpu_conn_id": gpu_conn_id, **demand}),
+    }
+    name, bases = f"{operator.__name__}WithGPUs", (LeasedOperator, operator)
+    made: type[Op] = _MadeByWithGPUs(name, bases, members)
+    return made
+
+
+def _remade(operator: type[BaseOperator], arguments: dict[str, Any]) -> Any:
+    return with_gpus(operator, **arguments)
+
+
+def _reduced(made: _MadeByWithGPUs) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    return _remade, made.made_by
+
+
+copyreg.pickle(_MadeByWithGPUs, _reduced)

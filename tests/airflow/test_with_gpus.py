@@ -1,0 +1,336 @@
+"""`with_gpus`: what it makes of an operator, its lease in a worker, and while the operator is deferred."""
+
+import asyncio
+import json
+import os
+import pickle
+import warnings
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow.providers.standard.operators.bash import BashOperator
+    from airflow.providers.standard.operators.python import PythonOperator, PythonVirtualenvOperator
+    from airflow.sdk import DAG, BaseOperator, TaskGroup, task
+    from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
+
+    from resource_manager.airflow import (
+        GPUAllocateOperator,
+        GPUAvailableSensor,
+        GPUTrainingOperator,
+        gpu_lease,
+        with_gpus,
+    )
+    from resource_manager.airflow.leased_operators import lease_keeping
+    from resource_manager.airflow.leased_operators.kinds import kind_of
+    from resource_manager.airflow.triggers import GrantTrigger, LeaseEndTrigger
+    from resource_manager.airflow.version_compat import AirflowException, TaskDeferred
+    from tests.airflow.any_operators import OPERATORS
+
+from tests.airflow.tasks import TASK, context_of
+
+LEASE = "test:d/r/t"
+
+
+class Waits(BaseTrigger):
+    """Trigger of an operator that defers; `how` says what becomes of it."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def serialize(self):
+        return f"{__name__}.Waits", {"how": self.how}
+
+    async def run(self):
+        await asyncio.sleep(0.5)
+        if self.how == "fails":
+            raise OSError("the system that was asked does not answer")
+        yield TaskSuccessEvent() if self.how == "ends" else TriggerEvent({"found": self.how})
+
+
+class Defers(BaseOperator):
+    """Operator that defers, and then returns its event and the lease that it sees."""
+
+    def __init__(self, *, how="value", **kwargs):
+        super().__init__(**kwargs)
+        self.how = how
+
+    def execute(self, context):
+        self.defer(
+            trigger=Waits(self.how),
+            method_name="execute_complete",
+            kwargs={"given": 1},
+            timeout=timedelta(hours=1),
+        )
+
+    def execute_complete(self, context, event, given):
+        return event, given, os.environ["GPU_LEASE_ID"], context["gpu_lease"]["task_id"]
+
+
+def made(operator, *, owner="", demand=None, **arguments):
+    return with_gpus(operator, **{"gpus": 2, **(demand or {})})(task_id="t", owner=owner, **arguments)
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
+def test_an_operator_is_wrapped_pickled_serialised_and_mapped(operator):
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    leased = with_gpus(operator, gpus=2, expected_runtime=timedelta(hours=3))
+    assert issubclass(leased, operator)
+    assert with_gpus(operator, gpus=2, expected_runtime=timedelta(hours=3)) is leased
+    assert pickle.loads(pickle.dumps(leased)) is leased
+    with DAG("d", schedule=None) as dag, TaskGroup("group"):
+        leased(task_id="one", **OPERATORS[operator])
+        leased.partial(task_id="many", **OPERATORS[operator]).expand(
+            gpu_demand=[{"gpus": 1}, {"cpus": "{{ ti.map_index }}"}]
+        )
+    found = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))
+    assert found.get_task("group.one").gpu_demand["gpus"] == 2
+    assert set(operator.template_fields) < set(found.get_task("group.one").template_fields)
+    many = dag.get_task("group.many").unmap({"gpu_demand": {"cpus": 4}})
+    assert many.asked()["gpus"] == 2
+    assert many.asked()["cpus"] == 4
+
+
+def test_a_task_is_pickled_as_its_operator_is():
+    task = made(PythonOperator, python_callable=print)
+    again = pickle.loads(pickle.dumps(task))
+    assert (type(again), again.asked()) == (type(task), task.asked())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"env": None}, "0,1 of gpu-server-0"),
+        ({"env": {"OWN": "x"}}, "0,1 of gpu-server-0x"),
+        ({"env": {"OWN": "x", "CUDA_VISIBLE_DEVICES": "7"}, "append_env": True}, "0,1 of gpu-server-0x"),
+    ],
+)
+def test_a_command_gets_its_devices_whatever_environment_it_has(manager, arguments, words):
+    seen = []
+    command = 'echo "$CUDA_VISIBLE_DEVICES of gpu-server-0$OWN"'
+    context = context_of(xcom_push=lambda key, value: seen.append(value["task_id"]))
+    assert made(BashOperator, bash_command=command, **arguments).execute(context) == words
+    assert seen == [LEASE]
+    assert manager.leases() == []
+    assert manager.history(0)[-1]["outcome"] == "SUCCESS"
+
+
+def test_a_function_finds_its_lease_in_the_context(manager):
+    def found(gpu_lease):
+        return gpu_lease["gpu_devices"], os.environ["GPU_LEASE_GPUS"]
+
+    assert made(PythonOperator, python_callable=found).execute(context_of()) == ("0,1", "0,1")
+
+
+def test_a_virtual_environment_that_inherits_nothing_gets_its_devices(manager):
+    operator = made(
+        PythonVirtualenvOperator, python_callable=deferred_by, inherit_env=False, env_vars={"OWN": "x"}
+    )
+    lease = manager.allocate_resources("t", 2, 1)
+    allocation = next(entry for entry in manager.leases() if entry["task_id"] == lease["task_id"])
+    kind_of(PythonVirtualenvOperator).prepare(operator, manager, allocation)
+    assert operator.env_vars["OWN"] == "x"
+    assert operator.env_vars["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_it_waits_in_the_triggerer_and_runs_on_the_grant(manager):
+    for number in range(4):
+        manager.allocate_resources(f"holds-{number}", 8, 1)
+    operator = made(BashOperator, bash_command="echo done")
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute(context_of())
+    assert isinstance(deferred.value.trigger, GrantTrigger)
+    manager.release_resources("holds-0")
+    event = asyncio.run(anext(deferred.value.trigger.run())).payload
+    resumed = operator.resume_execution(deferred.value.method_name, {"event": event}, context_of())
+    assert resumed == "done"
+
+
+def test_a_failure_releases_the_gpus_and_a_retry_waits_for_a_lost_try(manager):
+    with pytest.raises(AirflowException):
+        made(BashOperator, bash_command="exit 1").execute(context_of())
+    assert manager.history(0)[-1]["outcome"] == "FAILED"
+    manager.submit(
+        LEASE, 2, 1, labels={**TASK.labels, "try_number": "1", "scope": "process"}, ttl=60, owner=""
+    )
+    with pytest.raises(TaskDeferred) as deferred:
+        made(BashOperator, bash_command="true").execute(context_of(try_number=2))
+    assert isinstance(deferred.value.trigger, LeaseEndTrigger)
+
+
+def deferred_by(manager, how="value", **arguments):
+    operator = made(Defers, how=how, **arguments)
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute(context_of())
+    return operator, deferred.value
+
+
+def fired(deferred, meanwhile=lambda: None):
+    """Return the event of the trigger as a triggerer makes it of what was serialised."""
+    classpath, arguments = deferred.trigger.serialize()
+    trigger = getattr(lease_keeping, classpath.rpartition(".")[2])(**json.loads(json.dumps(arguments)))
+
+    async def run():
+        asyncio.get_running_loop().call_later(0.1, meanwhile)
+        return await anext(trigger.run())
+
+    return asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def resumed(operator, deferred, event, context=None):
+    given = {**deferred.kwargs, "event": event.payload}
+    return operator.resume_execution(deferred.method_name, given, context or context_of())
+
+
+def test_an_operator_that_defers_keeps_its_lease_meanwhile_and_goes_on_under_it(manager, monkeypatch):
+    operator, deferred = deferred_by(manager, demand={"ttl": 1})
+    assert deferred.timeout == timedelta(hours=1)
+    [lease] = manager.leases()
+    renewed = []
+    renew = manager.renew
+    monkeypatch.setattr(manager, "renew", lambda *args, **more: renewed.append(args) or renew(*args, **more))
+    event = fired(deferred)
+    assert renewed
+    assert resumed(operator, deferred, event) == ({"found": "value"}, 1, LEASE, LEASE)
+    assert manager.leases() == []
+    assert manager.history(0)[-1]["fencing_token"] == lease["fencing_token"]
+
+
+def test_a_trigger_that_fails_fails_the_task_and_releases_its_gpus(manager):
+    operator, deferred = deferred_by(manager, "fails")
+    with pytest.raises(Exception, match="Trigger failure"):
+        resumed(operator, deferred, fired(deferred))
+    assert manager.leases() == []
+    assert manager.history(0)[-1]["outcome"] == "FAILED"
+
+
+def test_a_trigger_that_ends_the_task_releases_its_gpus(manager):
+    _, deferred = deferred_by(manager, "ends")
+    assert isinstance(fired(deferred), TaskSuccessEvent)
+    assert manager.leases() == []
+    assert manager.history(0)[-1]["outcome"] == "SUCCESS"
+
+
+def test_a_lease_that_others_ended_fails_the_deferred_task(manager):
+    operator, deferred = deferred_by(manager, demand={"ttl": 0.5})
+    event = fired(deferred, lambda: manager.release_resources(LEASE))
+    with pytest.raises(AirflowException, match="ended by another client while the task was deferred"):
+        resumed(operator, deferred, event)
+
+
+def test_a_deferral_that_took_too_long_releases_the_gpus(manager):
+    operator, _ = deferred_by(manager)
+    with pytest.raises(Exception, match="timeout"):
+        operator.resume_execution("__fail__", {"error": "Trigger timeout"}, context_of())
+    assert manager.leases() == []
+
+
+def test_an_operator_with_names_of_ours_is_refused():
+    class Manages(BaseOperator):
+        def manager(self): ...
+
+    class Waits(BaseOperator):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.wait_limit = 5
+
+    with pytest.raises(TypeError, match="with_gpus: Manages has its own manager"):
+        with_gpus(Manages, gpus=1)
+    with pytest.raises(TypeError, match="with_gpus: Waits has its own wait_limit"):
+        with_gpus(Waits, gpus=1)(task_id="t")
+    for other in (GPUTrainingOperator, with_gpus(BashOperator, gpus=1)):
+        with pytest.raises(TypeError, match="asks for GPUs itself"):
+            with_gpus(other, gpus=1)
+    with pytest.raises(TypeError, match="must be the class of an operator, got <function"):
+        with_gpus(lambda: None, gpus=1)
+
+
+def by_decorator(**arguments):
+    @task.gpu(**arguments)
+    def train(): ...
+
+    train()
+
+
+def by_lease(**arguments):
+    with gpu_lease(**arguments):
+        pass
+
+
+WAYS = {
+    "GPUTrainingOperator": lambda **given: GPUTrainingOperator(task_id="t", **given),
+    "partial": lambda **given: GPUTrainingOperator.partial(task_id="t", **given).expand(command=["true"]),
+    "GPUAllocateOperator": lambda **given: GPUAllocateOperator(task_id="t", **given),
+    "gpu_lease": by_lease,
+    "@task.gpu": by_decorator,
+    "@task.gpu, mapped": lambda **given: task.gpu(**given)(lambda x: x).expand(x=[1]),
+    "with_gpus": lambda **given: with_gpus(BashOperator, **given)(task_id="t", bash_command="true"),
+    "gpu_demand": lambda **given: with_gpus(BashOperator, gpus=1)(
+        task_id="t", bash_command="true", gpu_demand=given
+    ),
+    "GPUAvailableSensor": lambda **given: GPUAvailableSensor(task_id="t", **given),
+    "sensor, mapped": lambda **given: GPUAvailableSensor.partial(task_id="t", **given).expand(cpus=[1]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_wrong_arguments_are_found_when_the_dag_is_parsed(way):
+    for wrong, words in (
+        ({"gpus": -1}, "gpus must be greater than or equal to 0, got -1"),
+        ({"gpus": "two"}, "gpus must be a whole number, got 'two'"),
+        ({"gpus": 1, "ttl": "soon"}, "ttl must be seconds or a text"),
+        ({"gpus": 1, "preempt_signal": "KILL"}, "preempt_signal must be 'TERM' or 'USR2', got 'KILL'"),
+    ):
+        with DAG("d", schedule=None), pytest.raises(ValueError, match=words):
+            WAYS[way](**wrong)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_templates_are_left_for_the_task(way):
+    with DAG("d", schedule=None):
+        WAYS[way](gpus="{{ params.gpus }}", ttl="{% if x %}1h{% endif %}", labels={"model": "{{ params.m }}"})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"launcher": "shh"}, "t: launcher must be one of local, ssh, docker.*, got 'shh'"),
+        ({"launcher": "docker"}, "t: the docker launcher needs an image: set image"),
+        ({"launcher": "ssh", "image": "train:1"}, "t: the ssh launcher runs no images"),
+        ({"max_wait": 60}, "t: max_wait must be a timedelta, got 60"),
+        ({"unreachable_timeout": "1h"}, "t: unreachable_timeout must be a timedelta, got '1h'"),
+    ],
+)
+def test_a_wrong_launcher_or_duration_is_found_when_the_dag_is_parsed(wrong, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        GPUTrainingOperator(task_id="t", gpus=1, **wrong)
+    GPUTrainingOperator(task_id="t", gpus=1, launcher="{{ params.launcher }}")
+
+
+def test_a_pod_goes_to_the_node_and_leaves_its_devices_to_kubernetes(manager, monkeypatch):
+    """The provider is not installed here: a class of its name stands for its operator's arguments."""
+
+    class KubernetesPodOperator(BaseOperator):
+        __module__ = "airflow.providers.cncf.kubernetes.operators.pod"
+        __qualname__ = "KubernetesPodOperator"
+
+        def __init__(self, *, env_vars, node_selector=None, **kwargs):
+            super().__init__(**kwargs)
+            self.env_vars, self.node_selector = env_vars, node_selector
+
+        def execute(self, context):
+            return {variable.name: variable.value for variable in self.env_vars}, self.node_selector
+
+    variable = SimpleNamespace(V1EnvVar=lambda name, value: SimpleNamespace(name=name, value=value))
+    monkeypatch.setitem(__import__("sys").modules, "kubernetes", SimpleNamespace(client=variable))
+    monkeypatch.setitem(__import__("sys").modules, "kubernetes.client", variable)
+    monkeypatch.setenv("GPU_MANAGER_SERVER", "gpu-server-3")  # of the worker, which matters for no pod
+    operator = made(KubernetesPodOperator, env_vars=[], node_selector={"zone": "a"})
+    variables, node = operator.execute(context_of())
+    assert variables == {"GPU_LEASE_ID": LEASE, "GPU_LEASE_GPUS": "0,1", "GPU_SERVER": "gpu-server-0"}
+    assert node == {"zone": "a", "kubernetes.io/hostname": "gpu-server-0"}

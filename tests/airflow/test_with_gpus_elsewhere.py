@@ -1,0 +1,122 @@
+"""`with_gpus` of operators whose jobs run on the granted server: a real sshd, a real Docker engine."""
+
+import os
+import signal
+import warnings
+from base64 import b64decode
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow.providers.ssh.operators.ssh import SSHOperator
+
+    from resource_manager.airflow import with_gpus
+    from resource_manager.airflow.leased_operators.lease_keeping import EarlierJobTrigger
+    from resource_manager.airflow.version_compat import AirflowException, TaskDeferred
+
+from resource_manager.core.models import Gpu, Node
+from resource_manager.jobs import reconcile
+from tests.airflow.tasks import TASK, context_of, fire
+from tests.e2e.servers import ssh_server
+from tests.eventually import wait_for
+
+__all__ = ["ssh_server"]
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def gpu_inventory(ssh_server):
+    gpus = tuple(Gpu(n, "A100") for n in range(2))
+    return [Node("gpu-a", 0, {"cpus": 64}, gpus, address=f"127.0.0.1:{ssh_server.port}")]
+
+
+@pytest.fixture
+def train(manager, ssh_server, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_TRAIN", ssh_server.connection)
+
+    def made(command, **arguments):
+        operator = with_gpus(SSHOperator, gpus=1)(
+            task_id="t", ssh_conn_id="train", command=command, cmd_timeout=20, **arguments
+        )
+        operator.owner = ""
+        return operator
+
+    return made
+
+
+@pytest.fixture
+def context():
+    """Function that returns the context of a try; the servers remember jobs that have ended."""
+    identity = replace(TASK, run_id=uuid4().hex)
+
+    def of_try(number=1):
+        found = context_of(identity, try_number=number)
+        return {**found, "task_instance": found["ti"]}
+
+    return of_try
+
+
+def test_a_command_runs_on_the_granted_server_with_its_devices(train, context, manager):
+    command = "echo \"$CUDA_VISIBLE_DEVICES of $GPU_SERVER: $GPU_LEASE_ID 'quoted'\"\necho two"
+    result = b64decode(train(command).execute(context())).decode()
+    run_id = context()["ti"].run_id
+    assert result == f"0 of gpu-a: test:d/{run_id}/t 'quoted'\ntwo\n"
+    assert not manager.leases()
+
+
+def test_a_command_that_fails_releases_its_gpus_and_has_its_exit_code(train, context, manager):
+    with pytest.raises(AirflowException, match="exit status = 3"):
+        train("exit 3").execute(context())
+    assert not manager.leases()
+    assert manager.history(0)[-1]["outcome"] == "FAILED"
+
+
+def left_behind(train, context, tmp_path):
+    """Run a command whose connection is given up while it runs; return the pid of what it goes on with."""
+    operator = train(f"echo $$ > {tmp_path}/pid; exec sleep 60")
+    operator.cmd_timeout = 2
+    with pytest.raises(Exception, match="SSH command timed out"):
+        operator.execute(context())
+    return int((tmp_path / "pid").read_text())
+
+
+def test_gpus_stay_allocated_while_a_command_lives_that_its_task_has_lost(train, context, manager, tmp_path):
+    pid = left_behind(train, context, tmp_path)
+    [lease] = manager.leases()
+    with pytest.raises(TaskDeferred) as deferred:
+        train("echo again").execute(context(2))
+    assert isinstance(deferred.value.trigger, EarlierJobTrigger)
+    fire(deferred.value.trigger, meanwhile=lambda: os.kill(pid, signal.SIGKILL))
+    again = getattr(train("echo again"), deferred.value.method_name)
+    assert b64decode(again(context(2), {})) == b"again\n"
+    assert not manager.leases()
+    assert manager.history(0)[-1]["fencing_token"] > lease["fencing_token"]
+
+
+def test_the_reconciler_ends_a_command_whose_task_has_ended(train, context, manager, tmp_path):
+    pid = left_behind(train, context, tmp_path)
+    [lease] = manager.leases()
+    assert reconcile.end(manager, lease).action is reconcile.ActionKind.RELEASED
+    wait_for(lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+def test_what_a_command_leaves_in_the_background_keeps_the_gpus(train, context, manager, tmp_path):
+    train(f"setsid sleep 60 >/dev/null 2>&1 & echo $! > {tmp_path}/pid").execute(context())
+    [lease] = manager.leases()
+    assert reconcile.end(manager, lease).action is reconcile.ActionKind.RELEASED
+    pid = (tmp_path / "pid").read_text().strip()
+    wait_for(lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+def test_a_server_out_of_reach_frees_the_gpus_at_once_and_is_avoided(
+    train, context, manager, ssh_server, monkeypatch
+):
+    monkeypatch.setenv("AIRFLOW_CONN_TRAIN", ssh_server.connection.replace(str(ssh_server.key), "/dev/null"))
+    with pytest.raises(AirflowException, match="does not answer by ssh"):
+        train("true").execute(context())
+    assert not manager.leases()
+    assert manager.history(0)[-1]["reason"]
