@@ -4,6 +4,7 @@ from resource_manager.cli import (  # noqa: F401 - they add their commands
     agent,
     by_hand,
     cluster,
+    converting,
     discovering,
     maintenance,
     reconciling,

@@ -1,0 +1,158 @@
+"""`gpu-manager convert-dags`: rewrite the tasks of a pool so that they ask for GPUs."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import os
+import stat
+import tokenize
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, one_line, print_json
+from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.target import exit_codes
+from resource_manager.errors import how_to_install
+
+if TYPE_CHECKING:
+    from resource_manager.cli.pool_tasks import Conversion
+
+MAX_FILE_BYTES = 4 * 1024 * 1024
+MAX_GPUS_A_SLOT = 1024
+
+
+class PoolGPUs(click.ParamType[tuple[str, int]]):
+    """Pool and the GPUs of each of its slots: gpu=1."""
+
+    name = "pool=gpus"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        pool, _, gpus = str(value).rpartition("=")
+        if not pool or not (gpus.isascii() and gpus.isdigit() and 1 <= int(gpus[:9]) <= MAX_GPUS_A_SLOT):
+            self.fail(
+                f"{value!r} is not POOL=GPUS, as gpu=1 for a pool with one slot for each GPU", param, ctx
+            )
+        return pool, int(gpus)
+
+
+@main.command("convert-dags")
+@click.argument("folder", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--pool",
+    "pools",
+    type=PoolGPUs(),
+    multiple=True,
+    required=True,
+    help="Pool, and GPUs of each of its slots.",
+)
+@click.option("--write", is_flag=True, help="Write the files; without it, only print the differences.")
+@json_option
+@exit_codes
+def convert_dags(folder: Path, pools: tuple[tuple[str, int], ...], write: bool, as_json: bool) -> None:
+    """Find the tasks of a pool in FOLDER, and let with_gpus ask for their GPUs instead.
+
+    The files are read, never imported; every other byte stays. A task that has to be rewritten by hand is one
+    line on standard error, and the exit code is then 1.
+    """
+    wanted = dict(pools)
+    files: list[dict[str, Any]] = []
+    left = 0
+    for path in _python_files(folder):
+        try:
+            source, encoding = _read(path, folder)
+            done = _converted(source, wanted)
+            if write and done.converted:
+                _write(path, done.source.encode(encoding))
+        except (OSError, ValueError) as error:
+            files.append({"path": str(path), "converted": 0, "unconverted": [], "problem": str(error)})
+            left += 1
+            click.echo(f"{path}: not converted: {one_line(error)}", err=True)
+            continue
+        if not as_json:
+            _show(path, source, done.source)
+        for task in done.unconverted:
+            click.echo(f"{path}:{task.line}: not converted: {one_line(task.reason)}", err=True)
+        if done.converted or done.unconverted:
+            lines = [{"line": task.line, "reason": task.reason} for task in done.unconverted]
+            files.append(
+                {"path": str(path), "converted": done.converted, "unconverted": lines, "problem": ""}
+            )
+            left += len(lines)
+    converted = sum(file["converted"] for file in files)
+    if as_json:
+        print_json({"converted": converted, "unconverted": left, "written": write, "files": files})
+    else:
+        how = "converted" if write else "would be converted (--write does it)"
+        click.echo(f"{converted} tasks {how}, {left} not", err=True)
+    if left or not converted:
+        raise click.exceptions.Exit(REFUSED)
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    """Yield the Python files of a folder once each, or the one file, in order, without hidden folders."""
+    if not folder.is_dir():
+        yield folder
+        return
+    seen = set()
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+        for path in (Path(root, name) for name in sorted(names) if name.endswith(".py")):
+            if (real := os.path.realpath(path)) not in seen:
+                seen.add(real)
+                yield path
+
+
+def _read(path: Path, folder: Path) -> tuple[str, str]:
+    """Return source and encoding; raises `ValueError` or `OSError` for what is no source of this folder."""
+    if folder.is_dir() and not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError("it is a link out of the folder")
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is not a regular file")
+    if found.st_size > MAX_FILE_BYTES:
+        raise ValueError(f"it has more than {MAX_FILE_BYTES:,} bytes")
+    content = path.read_bytes()
+    if b"pool" not in content:
+        return "", "utf-8"
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        return content.decode(encoding), encoding
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise ValueError(f"it is not text: {error}") from None
+
+
+def _converted(source: str, pools: Mapping[str, int]) -> Conversion:
+    try:
+        from resource_manager.cli.pool_tasks import convert
+    except ModuleNotFoundError as error:
+        raise Failure(f"convert-dags needs libcst: {how_to_install('convert')}", BAD_INPUT) from error
+    return convert(source, pools)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replace a file in one step; a link stays one."""
+    path = path.resolve()
+    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            file.write(content)
+            os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+            file.close()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _show(path: Path, before: str, after: str) -> None:
+    lines = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), str(path), f"{path} (with leases)", lineterm=""
+    )
+    for line in lines:
+        click.echo(line)
