@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from ipaddress import ip_address
@@ -32,6 +33,10 @@ logger = logging.getLogger(__name__)
 DEFAULT_RATE = "1000/second"
 EXPIRE_EVERY_S = 10.0
 ARCHIVE_S = 5.0
+AUDIT_S = 1.0
+
+Chore = tuple[str, float, Callable[[], object]]
+"""Work that is done regularly: its name, the seconds between, what to call."""
 
 SWITCH_S = 0.001
 """Longest run of a thread while others wait: a short call has its turn several times beside dear ones."""
@@ -70,6 +75,12 @@ SWITCH_S = 0.001
     type=click.Path(dir_okay=False, path_type=Path),
     help="Append every change to this file, before the store drops it.",
 )
+@click.option(
+    "--audit",
+    envvar="GPU_MANAGER_AUDIT",
+    metavar="FILE|syslog",
+    help="Append every change to this file, or send it to this machine's syslog, within a second.",
+)
 @click.option("--example", is_flag=True, help="Give an empty store 4 servers with 8 GPUs each, to try it.")
 @tokens_file_option
 @click.pass_obj
@@ -89,11 +100,13 @@ def serve(
     log_format: str | None,
     log_level: str,
     archive: Path | None,
+    audit: str | None,
     example: bool,
     tokens_file: Path | None,
 ) -> None:
     """Serve the REST API and the console."""
     from resource_manager.errors import NO_SERVERS
+    from resource_manager.manager.audit_trail import audit_trail
     from resource_manager.rest.app import create_app
     from resource_manager.rest.assemble import persistence_of, standalone
     from resource_manager.rest.observability import logs
@@ -107,8 +120,12 @@ def serve(
     if example:
         _add_example(settings)
     manager = target.on_store()
+    records: list[Chore] = []
     if archive is not None:
         extend(archive, manager)
+        records.append(("archive", ARCHIVE_S, lambda: extend(archive, manager)))
+    if audit is not None:
+        records.append(("audit", AUDIT_S, audit_trail(manager, audit, state_folder()).follow))
     logs.configure(log_format or ("text" if sys.stderr.isatty() else "json"), log_level)
     service = standalone(
         manager,
@@ -124,7 +141,7 @@ def serve(
         logger.warning("%s", NO_SERVERS)
     app = create_app(service, secure_cookies=behind_https)
     if not _serve(
-        app, service, host, port, threads + max_streams, max_connections_per_address, trusted_proxy, archive
+        app, service, host, port, threads + max_streams, max_connections_per_address, trusted_proxy, records
     ):
         leave(0)
 
@@ -177,13 +194,12 @@ def _serve(
     threads: int,
     max_per_address: int,
     trusted_proxy: str | None,
-    archive: Path | None,
+    records: Sequence[Chore],
 ) -> bool:
     """Serve until a signal comes; return False if something still waits for a silent store."""
     from resource_manager.manager.state_marks import CHECK_EVERY_S
     from resource_manager.rest.chores import SILENCE_EVERY_S, regularly
     from resource_manager.rest.http_server import bounded_server
-    from resource_manager.storage.archive import extend
 
     server = bounded_server(
         app, host, port, threads=threads, max_per_address=max_per_address, trusted_proxy=trusted_proxy
@@ -198,8 +214,7 @@ def _serve(
             regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, stop),
             regularly("marks of the state", CHECK_EVERY_S, service.receiver.marks.check, stop),
         ]
-        if archive is not None:
-            chores.append(regularly("archive", ARCHIVE_S, lambda: extend(archive, service.manager), stop))
+        chores += [regularly(name, interval_s, work, stop) for name, interval_s, work in records]
         serving = Calls(signals).begin(server.run)
         with suppress(Interrupted):
             signals.result(serving)

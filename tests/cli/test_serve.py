@@ -21,8 +21,9 @@ from resource_manager.cli.serving import addresses
 def test_serve_starts_answers_and_stops(tmp_path: Path, options: list[str]) -> None:
     archive = tmp_path / "history.jsonl"
     command = [sys.executable, "-m", "resource_manager.cli", "--store", "memory://", "serve", "--port", "0"]
-    command += ["--archive", str(archive)]
-    environment = {**os.environ, "GPU_MANAGER_TOKENS": str(tmp_path / "tokens.json")}
+    command += ["--archive", str(archive), "--audit", str(tmp_path / "audit.jsonl")]
+    own = {"GPU_MANAGER_TOKENS": str(tmp_path / "tokens.json"), "XDG_STATE_HOME": str(tmp_path)}
+    environment = {**os.environ, **own}
     process = subprocess.Popen([*command, *options], env=environment, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
@@ -40,6 +41,7 @@ def test_serve_starts_answers_and_stops(tmp_path: Path, options: list[str]) -> N
     before, granted = map(json.loads, archive.read_text().splitlines())
     assert before["snapshot"]["version"] == 0
     assert granted["lease"]["request"]["lease_id"] == "test_001"
+    assert json.loads((tmp_path / "audit.jsonl").read_text()) == granted
 
 
 def test_a_host_name_with_several_addresses_is_served_at_each() -> None:

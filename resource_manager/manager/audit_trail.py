@@ -1,0 +1,167 @@
+"""The audit trail: every change as a line of JSON in a file or in syslog, at least once and in order."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from logging.handlers import SysLogHandler
+from pathlib import Path
+from typing import Any
+
+from resource_manager.errors import SettingsError
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.storage.draft_file import create_draft
+
+logger = logging.getLogger(__name__)
+
+SYSLOG = "syslog"
+DEVICE = "/dev/log"
+PAGE = 500
+PRIORITY = SysLogHandler.LOG_AUTHPRIV << 3 | SysLogHandler.LOG_INFO
+
+Line = dict[str, Any]
+Write = Callable[[Sequence[Line]], None]
+
+
+class AuditTrail:
+    """Follower of the history that writes each change out and keeps a cursor outside of the store.
+
+    The cursor moves after the lines are on disk: a crash between repeats lines, which have the same `version`
+    and `at`, and loses none. Changes that the store dropped unread, and a state that took another's place,
+    are lines of their own. Raises `SettingsError` for a cursor that cannot be read.
+    """
+
+    def __init__(self, manager: GPUResourceManager, write: Write, cursor: Path) -> None:
+        self._manager = manager
+        self._write = write
+        self._cursor = cursor
+        self._incarnation, self._version = _read_cursor(cursor)
+
+    def follow(self) -> int:
+        """Write what changed since the last call and return the number of changes."""
+        now_at = self._manager.look(lambda cluster, now: cluster.version)
+        incarnation = self._manager.store.incarnation
+        written, last = 0, self._version
+        if self._incarnation and incarnation != self._incarnation:
+            self._write([_mark("state_replaced", version=now_at, before=self._version)])
+            last = 0
+        is_known = incarnation == self._incarnation
+        while page := self._manager.history(last, PAGE):
+            lines: list[Line] = []
+            for entry in page:
+                if is_known and entry["version"] != last + 1:
+                    lines.append(_mark("dropped_unread", version=entry["version"], before=last))
+                lines.append(dict(entry))
+                last, is_known = entry["version"], True
+            self._write(lines)
+            written += len(page)
+            self._keep(incarnation, last)
+        if incarnation != self._incarnation:  # a state without a history begins where it is
+            self._keep(incarnation, now_at)
+        return written
+
+    def _keep(self, incarnation: str, version: int) -> None:
+        handle, draft = create_draft(self._cursor, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(json.dumps({"incarnation": incarnation, "version": version}))
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(self._cursor)
+        self._incarnation, self._version = incarnation, version
+
+
+def audit_trail(manager: GPUResourceManager, target: str, folder: Path) -> AuditTrail:
+    """Return the trail to `syslog` or to the file of that name, with its cursor in `folder`.
+
+    Raises `SettingsError` if nothing can be written there.
+    """
+    to_file = target != SYSLOG
+    place = str(Path(target).absolute()) if to_file else target
+    name = sha256(f"{manager.settings.store} {place}".encode()).hexdigest()[:16]
+    write: Write = FileWriter(Path(place)) if to_file else to_syslog
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write([])
+    except OSError as error:
+        raise SettingsError(f"--audit {target}: {error.strerror or error}") from error
+    return AuditTrail(manager, write, folder / f"{name}.audit")
+
+
+class FileWriter:
+    """Appender that opens the file each time: one that was moved away is begun anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, lines: Sequence[Line]) -> None:
+        with os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o640), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            end = _whole_lines(file)
+            try:
+                file.write("".join(f"{_text(line)}\n" for line in lines).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:  # such as a full disk: no half line stays
+                os.ftruncate(file.fileno(), end)
+                raise
+
+
+def to_syslog(lines: Sequence[Line]) -> None:
+    """Send each line to this machine's log, as `gpu-manager-audit` of the facility authpriv."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.connect(DEVICE)
+        for line in lines:
+            try:
+                log.send(_message(line))
+            except OSError as error:
+                if error.errno != errno.EMSGSIZE:
+                    raise
+                known = {name: line.get(name, "") for name in ("version", "change", "at", "by")}
+                log.send(_message({**known, "truncated": True}))
+
+
+def _message(line: Line) -> bytes:
+    return f"<{PRIORITY}>gpu-manager-audit: {_text(line)}".encode()
+
+
+def _text(line: Line) -> str:
+    return json.dumps(line, ensure_ascii=False)
+
+
+def _mark(change: str, **values: Any) -> Line:
+    logger.warning("audit: %s: the store is at version %d, the trail at %d", change, *values.values())
+    return {"change": change, **values}
+
+
+def _whole_lines(file: Any) -> int:
+    """Cut off a last line that a crash left without its end; return the size, and seek to it."""
+    end = size = file.seek(0, os.SEEK_END)
+    while end:
+        begin = max(end - 65536, 0)
+        file.seek(begin)
+        newline = file.read(end - begin).rfind(b"\n")
+        end = begin if newline < 0 else begin + newline + 1
+        if newline >= 0:
+            break
+    if end < size:
+        file.truncate(end)
+    return int(file.seek(0, os.SEEK_END))
+
+
+def _read_cursor(path: Path) -> tuple[str, int]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return str(found["incarnation"]), int(found["version"])
+    except FileNotFoundError:
+        return "", 0
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise SettingsError(
+            f"{path}: not the cursor of an audit trail; remove it, and what the store still keeps is written "
+            f"again: {error}"
+        ) from error

@@ -1,0 +1,179 @@
+"""The audit trail: every change once in order, over restarts, rotation, full disks and replaced states."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resource_manager import GPUResourceManager
+from resource_manager.errors import SettingsError
+from resource_manager.manager.audit_trail import AuditTrail, FileWriter, audit_trail, to_syslog
+from resource_manager.manager.cluster_file.servers import default_inventory
+from tests.redis_server import RedisServer, embedded_redis
+
+__all__ = ["embedded_redis"]
+
+
+@pytest.fixture
+def manager() -> GPUResourceManager:
+    return GPUResourceManager.from_url("memory://", inventory=default_inventory())
+
+
+def pairs(manager: GPUResourceManager, count: int, name: str = "t") -> None:
+    for number in range(count):
+        assert manager.allocate_resources(f"{name}{number}", 2, 4)
+        assert manager.release_resources(f"{name}{number}")
+
+
+def lines(*paths: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def versions(*paths: Path) -> list[int]:
+    return [line["version"] for line in lines(*paths)]
+
+
+def test_each_change_is_a_line_with_who_and_what(manager: GPUResourceManager, tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    trail = audit_trail(manager, str(file), tmp_path / "state")
+    pairs(manager, 300)
+    assert trail.follow() == 600, "more than a page"
+    assert trail.follow() == 0
+    assert versions(file) == list(range(1, 601))
+    assert lines(file) == json.loads(json.dumps(manager.history(0, 600)))
+    assert lines(file)[1]["change"] == "released"
+    assert lines(file)[1]["by"].startswith("unix:")
+    assert file.stat().st_mode & 0o007 == 0
+
+
+def test_it_goes_on_after_a_restart(manager: GPUResourceManager, tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    for _ in range(3):
+        pairs(manager, 2)
+        audit_trail(manager, str(file), tmp_path / "state").follow()
+    assert versions(file) == list(range(1, 13))
+
+
+@pytest.mark.parametrize("at", ["before the write", "in a line", "before the cursor"])
+def test_a_crash_loses_no_change_and_leaves_no_half_line(
+    at: str, manager: GPUResourceManager, tmp_path: Path
+) -> None:
+    file, cursor = tmp_path / "audit.jsonl", tmp_path / "cursor"
+    pairs(manager, 1)
+    AuditTrail(manager, FileWriter(file), cursor).follow()
+    kept = cursor.read_text()
+    pairs(manager, 2, "u")
+    if at == "in a line":
+        with file.open("a") as stream:
+            stream.write('{"version": 3, "cha')
+    if at == "before the cursor":
+        AuditTrail(manager, FileWriter(file), cursor).follow()
+        cursor.write_text(kept)
+    AuditTrail(manager, FileWriter(file), cursor).follow()
+    repeated = [3, 4, 5, 6] if at == "before the cursor" else []
+    assert versions(file) == [1, 2, *repeated, 3, 4, 5, 6]
+
+
+def test_a_file_that_was_moved_is_begun_anew(manager: GPUResourceManager, tmp_path: Path) -> None:
+    file, moved = tmp_path / "audit.jsonl", tmp_path / "audit.jsonl.1"
+    trail = audit_trail(manager, str(file), tmp_path / "state")
+    pairs(manager, 2)
+    trail.follow()
+    file.rename(moved)
+    pairs(manager, 2, "u")
+    trail.follow()
+    assert (versions(moved), versions(file)) == ([1, 2, 3, 4], [5, 6, 7, 8])
+
+
+def test_a_reset_is_seen_and_what_follows_it(manager: GPUResourceManager, tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    trail = audit_trail(manager, str(file), tmp_path / "state")
+    pairs(manager, 1)
+    trail.follow()
+    manager.reset_resources()
+    pairs(manager, 1, "u")
+    trail.follow()
+    trail.follow()
+    assert [line["change"] for line in lines(file)] == [
+        "granted",
+        "released",
+        "state_replaced",
+        "granted",
+        "released",
+    ]
+
+
+def test_changes_that_the_store_dropped_unread_are_a_line(
+    tmp_path: Path, embedded_redis: RedisServer
+) -> None:
+    file = tmp_path / "audit.jsonl"
+    with GPUResourceManager.from_url(
+        embedded_redis.fresh_url(), history_length=1000, inventory=default_inventory()
+    ) as manager:
+        trail = audit_trail(manager, str(file), tmp_path / "state")
+        pairs(manager, 1)
+        trail.follow()
+        pairs(manager, 1500, "u")
+        trail.follow()
+    gap = lines(file)[2]
+    assert (gap["change"], gap["before"]) == ("dropped_unread", 2)
+    assert versions(file)[3:] == list(range(gap["version"], 3003))
+
+
+def test_a_failed_write_is_made_up_for(manager: GPUResourceManager, tmp_path: Path) -> None:
+    file = FileWriter(tmp_path / "audit.jsonl")
+    is_full = True
+
+    def write(written: Sequence[dict[str, Any]]) -> None:
+        if is_full:
+            raise OSError(28, "No space left on device")
+        file(written)
+
+    trail = AuditTrail(manager, write, tmp_path / "cursor")
+    pairs(manager, 2)
+    with pytest.raises(OSError, match="No space"):
+        trail.follow()
+    is_full = False
+    trail.follow()
+    assert versions(tmp_path / "audit.jsonl") == [1, 2, 3, 4]
+
+
+def test_a_place_that_cannot_be_written_is_refused_at_once(
+    manager: GPUResourceManager, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=r"--audit .*/none/audit.jsonl: No such file or directory"):
+        audit_trail(manager, str(tmp_path / "none" / "audit.jsonl"), tmp_path / "state")
+    with pytest.raises(SettingsError, match="Is a directory"):
+        audit_trail(manager, str(tmp_path), tmp_path / "state")
+
+
+def test_a_cursor_that_cannot_be_read_is_named(manager: GPUResourceManager, tmp_path: Path) -> None:
+    (tmp_path / "cursor").write_text("{")
+    with pytest.raises(SettingsError, match="cursor: not the cursor of an audit trail; remove it"):
+        AuditTrail(manager, FileWriter(tmp_path / "audit.jsonl"), tmp_path / "cursor")
+
+
+def test_syslog_gets_each_change_and_a_short_line_for_one_too_long(
+    manager: GPUResourceManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = tmp_path / "log"
+    monkeypatch.setattr("resource_manager.manager.audit_trail.DEVICE", str(address))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.bind(str(address))
+        log.settimeout(5)
+        trail = audit_trail(manager, "syslog", tmp_path / "state")
+        pairs(manager, 1)
+        trail.follow()
+        head, _, text = log.recv(1 << 20).decode().partition(": ")
+        assert (head, json.loads(text)["change"]) == ("<86>gpu-manager-audit", "granted")
+        assert json.loads(log.recv(1 << 20).decode().partition(": ")[2])["version"] == 2
+        to_syslog([{"version": 3, "change": "inventory_changed", "at": 1.0, "nodes": "x" * 10**7}])
+        short = json.loads(log.recv(1 << 20).decode().partition(": ")[2])
+        assert (short["version"], short["change"], short["truncated"]) == (3, "inventory_changed", True)
+    with pytest.raises(SettingsError, match="--audit syslog: "):
+        audit_trail(manager, "syslog", tmp_path / "state")
