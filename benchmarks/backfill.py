@@ -20,8 +20,8 @@ from resource_manager.core.changes import Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.policies import POLICIES
-from resource_manager.scheduling.queue_order import fifo, get_order
+from resource_manager.scheduling.placement.policies import POLICIES
+from resource_manager.scheduling.queue.orders import fifo, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.replay.replay import Replay
 from simulator.replay.workload import Workload, read_workload

@@ -19,10 +19,10 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, PendingRequest, Placement, Request
 from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.queue_order import fifo, get_order
+from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.preemption.victims import find_victims
+from resource_manager.scheduling.queue.orders import fifo, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
-from resource_manager.scheduling.victims import find_victims
 
 LEASES, TEAMS, GPUS, SAMPLES = 10_000, 100, 8, 25
 SIZES = (1, 1, 1, 1, 2, 2, 4, 8)

@@ -19,10 +19,10 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling.allocator import allocate, release
-from resource_manager.scheduling.policies.capacity import CPU_MILLI
-from resource_manager.scheduling.policies.fgd import Fragmentation
-from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.placement.policies.capacity import CPU_MILLI
+from resource_manager.scheduling.placement.policies.fgd import Fragmentation
+from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.cli import InputErrors, print_json
 from simulator.replay import openb

@@ -20,8 +20,8 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.errors import SettingsError, StaleStateError
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.policies import get_policy
-from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.placement.policies import get_policy
+from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage import MemoryStore, Store, open_store
 from resource_manager.storage.locks import Lock

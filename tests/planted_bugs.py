@@ -35,12 +35,12 @@ OF_VARIABLES = ("tests/storage/airflow_variable/test_store.py", "tests/storage/t
 OF_AIRFLOW = ("tests/storage/airflow_variable/test_access.py",)
 OF_CLUSTER = ("tests/core/test_node_index.py", "tests/core/test_cluster.py", "tests/core/test_expiry_heap.py")
 OF_GPUS = ("tests/core/test_gpu_state.py", "tests/faults/test_gpus.py")
-OF_GANGS = ("tests/scheduling/test_gangs.py",)
-OF_PREEMPTION = ("tests/scheduling/test_preemption.py",)
-OF_VICTIMS = (*OF_PREEMPTION, "tests/scheduling/test_victims.py")
-OF_QUOTAS = ("tests/scheduling/test_quotas.py",)
+OF_GANGS = ("tests/scheduling/placement/test_gangs.py",)
+OF_PREEMPTION = ("tests/scheduling/preemption/test_preempting.py",)
+OF_VICTIMS = (*OF_PREEMPTION, "tests/scheduling/preemption/test_victims.py")
+OF_QUOTAS = ("tests/scheduling/queue/test_quotas.py",)
 OF_ENDING = ("tests/jobs/test_preempting.py",)
-OF_WINDOWS = ("tests/scheduling/test_maintenance.py", "tests/core/test_maintenance.py")
+OF_WINDOWS = ("tests/scheduling/queue/test_windows.py", "tests/core/test_maintenance.py")
 OF_REPORTS = ("tests/fleet/test_receiving.py", "tests/faults/test_gpus.py")
 
 
@@ -243,7 +243,7 @@ BUGS += [
         ("(*snapshot.leases, *snapshot.remainders)\n        named", "snapshot.leases\n        named"),
     ),
     *of_python(
-        "scheduling/preemption",
+        "scheduling/preemption/preempting",
         OF_PREEMPTION,
         ("return [Queued(request, lease.arrived_at, lease.sequence, now)]", "return []"),
         ("lease.arrived_at, lease.sequence, now)", "now, lease.sequence, now)"),
@@ -263,7 +263,7 @@ BUGS += [
         ("if is_over and own_kind not in turn:", "if is_over:"),
     ),
     *of_python(
-        "scheduling/victims",
+        "scheduling/preemption/victims",
         OF_VICTIMS,
         ("other.priority >= priority", "other.priority > priority"),
         ("if lease.quarantined or lease.preempted_by:", "if lease.preempted_by:"),
@@ -282,7 +282,7 @@ BUGS += [
         ("self._ledger.rules.min_runtime_s if own_s is None else own_s", "0.0"),
     ),
     *of_python(
-        "scheduling/quotas",
+        "scheduling/queue/quotas",
         OF_QUOTAS,
         ("allocated + asked > account.limit", "allocated > account.limit"),
         ("if ledger.rules.preemption and not request.preemptible:", "if not request.preemptible:"),
@@ -311,7 +311,7 @@ BUGS += [
         ("    yield from starting_early(cluster, current)\n", ""),
     ),
     *of_python(
-        "scheduling/maintenance",
+        "scheduling/queue/windows",
         OF_WINDOWS,
         ("change = Preempting(lease.lease_id, lease.fencing_token, window.preemptor,",
          "change = Preempting(lease.lease_id, lease.fencing_token, window.preemptor.strip(),"),
@@ -504,18 +504,18 @@ BUGS += [
         (OPEN, "return self.drained is None"),
     ),
     *of_python(
-        "scheduling/avoidance",
-        ("tests/scheduling/test_avoidance.py",),
+        "scheduling/placement/avoidance",
+        ("tests/scheduling/placement/test_avoidance.py",),
         ("if not found or not could_ever_take(cluster, request, without=found):", "if True:"),
         ("if not found or not could_ever_take(cluster, request, without=found):", "if not found:"),
     ),
     *of_python(
         "scheduling/allocator",
-        ("tests/scheduling/test_allocator.py", "tests/scheduling/test_preemption.py"),
+        ("tests/scheduling/test_allocator.py", "tests/scheduling/preemption/test_preempting.py"),
         ("cluster.sequence + 1 if pending is None else pending.sequence", "0"),
     ),
     *of_python(
-        "scheduling/preemption",
+        "scheduling/preemption/preempting",
         OF_PREEMPTION,
         ("lease.arrived_at, lease.sequence, now", "lease.arrived_at, cluster.sequence + 1, now"),
     ),

@@ -36,8 +36,8 @@ from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.tokens import Role
-from resource_manager.scheduling.policies import POLICIES
-from resource_manager.scheduling.queue_order import ORDERS
+from resource_manager.scheduling.placement.policies import POLICIES
+from resource_manager.scheduling.queue.orders import ORDERS
 from simulator.edge.dataset_files import write_dataset
 from simulator.edge.random_dataset import generate
 from tests.redis_server import RedisServer

@@ -9,7 +9,7 @@ import pytest
 
 import resource_manager
 from resource_manager import GPUResourceManager
-from resource_manager.scheduling.policies import POLICIES, get_policy
+from resource_manager.scheduling.placement.policies import POLICIES, get_policy
 
 MANAGER_METHODS = {
     *("allocate_resources", "release_resources", "get_resource_summary", "reset_resources", "allocate_batch"),

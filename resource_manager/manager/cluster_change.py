@@ -22,8 +22,8 @@ from resource_manager.manager.cluster_file.writing import sections_of, to_toml
 from resource_manager.manager.results import ClusterDiff, ClusterView
 from resource_manager.manager.server_gpus import replacement
 from resource_manager.manager.wording import bounded, changed_in_words, gpus_in_words, value_in_words
-from resource_manager.scheduling.policies import get_policy, package_of
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.placement.policies import get_policy, package_of
+from resource_manager.scheduling.queue.orders import get_order
 
 REMOVABLE = ("cluster", "teams", "maintenance", "health")
 """Sections that `remove` ends; servers leave one by one."""

@@ -31,7 +31,7 @@ from resource_manager.manager.refusal_wording import Refusal, detail_of, lock_bu
 from resource_manager.manager.requests import checked, is_repeat, request_of
 from resource_manager.manager.results import Allocation, Recorded, Submission
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.feasibility import refusals_of
+from resource_manager.scheduling.reasons.feasibility import refusals_of
 from resource_manager.storage import codec
 from resource_manager.storage.once import Once
 

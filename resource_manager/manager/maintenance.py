@@ -18,7 +18,7 @@ from resource_manager.manager.demand import ServerRef, Text, in_words
 from resource_manager.manager.requests import server_name
 from resource_manager.manager.results import WindowView
 from resource_manager.manager.wording import bounded
-from resource_manager.scheduling.maintenance import running
+from resource_manager.scheduling.queue.windows import running
 
 MAX_WINDOWS = 1000
 MAX_NAMED = 5

@@ -14,8 +14,8 @@ from resource_manager.errors import CorruptStateError, SettingsError, StateLostE
 from resource_manager.manager.cluster_change import NO_OPTIONS, plan
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, settings_of
 from resource_manager.manager.commit.protocol import Transactions
-from resource_manager.scheduling.policies import get_policy, package_of
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.placement.policies import get_policy, package_of
+from resource_manager.scheduling.queue.orders import get_order
 
 logger = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ from resource_manager.manager.server_gpus import server_detail
 from resource_manager.manager.use_results import ServerUse
 from resource_manager.manager.wording import matches, what_of
 from resource_manager.scheduling.accounting.gpu_hours import Measure
-from resource_manager.scheduling.start_estimates import Start, estimate_starts
+from resource_manager.scheduling.reasons.start_estimates import Start, estimate_starts
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, codec
 

@@ -72,7 +72,7 @@ from resource_manager.manager.plurals import counted, plural
 
 if TYPE_CHECKING:  # a client of the service loads neither state nor scheduling
     from resource_manager.core.node_state import NodeState
-    from resource_manager.scheduling.victims import PreemptionRight
+    from resource_manager.scheduling.preemption.victims import PreemptionRight
 
 MAX_DETAIL = 480
 """Maximum length of a sentence, so that no interface has to shorten it and all show the same."""

@@ -35,15 +35,15 @@ from resource_manager.manager.results import (
 )
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.accounting.gpu_hours import WASTED
-from resource_manager.scheduling.feasibility import Standing, Verdict, explain, refusals_of, standings
-from resource_manager.scheduling.gangs import Members, select_members
-from resource_manager.scheduling.maintenance import closed_for
-from resource_manager.scheduling.policies import scores_of
-from resource_manager.scheduling.preemption import would_preempt
-from resource_manager.scheduling.price_admission import PriceAdmission
+from resource_manager.scheduling.placement.gangs import Members, select_members
+from resource_manager.scheduling.placement.policies import scores_of
+from resource_manager.scheduling.preemption.preempting import would_preempt
+from resource_manager.scheduling.preemption.victims import right_to
+from resource_manager.scheduling.queue.price_admission import PriceAdmission
+from resource_manager.scheduling.queue.windows import closed_for
+from resource_manager.scheduling.reasons.feasibility import Standing, Verdict, explain, refusals_of, standings
+from resource_manager.scheduling.reasons.start_estimates import Start
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
-from resource_manager.scheduling.start_estimates import Start
-from resource_manager.scheduling.victims import right_to
 
 
 def allocation(cluster: ClusterState, lease: Lease) -> Allocation:

@@ -45,12 +45,8 @@ from resource_manager.errors import (
     OtherOwnerError,
     UnknownNodeError,
 )
-from resource_manager.scheduling.backfill import Reservations
-from resource_manager.scheduling.capacity_grounds import never_fits
-from resource_manager.scheduling.gangs import Members, Prospects, could_start
-from resource_manager.scheduling.giving_back import given_back
-from resource_manager.scheduling.maintenance import closed_for, ending, is_restricted, place_now
-from resource_manager.scheduling.preemption import (
+from resource_manager.scheduling.placement.gangs import Members, Prospects, could_start
+from resource_manager.scheduling.preemption.preempting import (
     held_back,
     overdue,
     preemption_of,
@@ -60,9 +56,13 @@ from resource_manager.scheduling.preemption import (
     starting_early,
     taken_back,
 )
-from resource_manager.scheduling.quotas import lease_end, may_start, stop_of
+from resource_manager.scheduling.preemption.victims import place_of
+from resource_manager.scheduling.queue.backfill import Reservations
+from resource_manager.scheduling.queue.giving_back import given_back
+from resource_manager.scheduling.queue.quotas import lease_end, may_start, stop_of
+from resource_manager.scheduling.queue.windows import closed_for, ending, is_restricted, place_now
+from resource_manager.scheduling.reasons.capacity_grounds import never_fits
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
-from resource_manager.scheduling.victims import place_of
 
 MAX_REASON = 240
 """Maximum length of the reason of a release, which the history keeps."""

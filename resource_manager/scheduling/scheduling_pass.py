@@ -9,10 +9,10 @@ from resource_manager.core.cluster_settings import MAINTENANCE_GUARD_S
 from resource_manager.core.direct_init import direct_init
 from resource_manager.core.models import Request
 from resource_manager.core.refusal import Grounds
-from resource_manager.scheduling.gangs import Members
-from resource_manager.scheduling.policies import Policy
-from resource_manager.scheduling.price_admission import PriceAdmission
-from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.scheduling.placement.gangs import Members
+from resource_manager.scheduling.placement.policies import Policy
+from resource_manager.scheduling.queue.orders import QueueDiscipline
+from resource_manager.scheduling.queue.price_admission import PriceAdmission
 
 
 @dataclass(frozen=True, slots=True)

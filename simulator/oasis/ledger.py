@@ -11,8 +11,8 @@ from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Request
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.errors import SimulationError
 from simulator.oasis.model import GPU, Amounts, Instance, TrainingJob, Units, to_units

@@ -14,9 +14,9 @@ from resource_manager.core.teams import NO_TEAMS, Teams, check_teams
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.positions import dotted
 from resource_manager.manager.cluster_file.reading import ClusterFiles, load_teams
-from resource_manager.scheduling.policies import get_policy, takes_seed
-from resource_manager.scheduling.policies.fgd import Fragmentation
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.placement.policies import get_policy, takes_seed
+from resource_manager.scheduling.placement.policies.fgd import Fragmentation
+from resource_manager.scheduling.queue.orders import get_order
 from simulator.errors import InputError
 from simulator.progress import Progress, no_progress
 from simulator.replay import metrics, openb

@@ -1,6 +1,6 @@
 """Placement of an openb trace in machine code: the choices of the published policies.
 
-The policies of `resource_manager.scheduling.policies` are the specification: a property test holds both
+The policies of `scheduling.placement.policies` are the specification: a property test holds both
 equal, and every grant goes through `ClusterState.apply`, which refuses what does not fit. Scores are kept by
 request class and node; when a class comes again, only nodes that took a pod since are scored anew.
 """
@@ -18,10 +18,10 @@ from numba import njit
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import accepts_node
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Node, Placement, Request
-from resource_manager.scheduling.policies.capacity import CPU_MILLI
-from resource_manager.scheduling.policies.fgd import Fragmentation
-from resource_manager.scheduling.policies.gpu_clustering import FULL_NODE_MILLI
-from resource_manager.scheduling.policies.random import MAX_DRAWS, NODES_PER_DRAW
+from resource_manager.scheduling.placement.policies.capacity import CPU_MILLI
+from resource_manager.scheduling.placement.policies.fgd import Fragmentation
+from resource_manager.scheduling.placement.policies.gpu_clustering import FULL_NODE_MILLI
+from resource_manager.scheduling.placement.policies.random import MAX_DRAWS, NODES_PER_DRAW
 
 FGD, WEIGHTED_FIT, DOT_PRODUCT, GPU_PACKING, GPU_CLUSTERING, RANDOM = range(6)
 POLICIES = {

@@ -16,8 +16,8 @@ from typing import Any
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.scheduling.allocator import allocate
-from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.errors import InputError
 from simulator.io.rows import Row, read_csv

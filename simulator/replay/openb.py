@@ -12,12 +12,12 @@ from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Node, Request
 from resource_manager.manager.cluster_file.servers import MAX_GPUS, MAX_GPUS_OF_SERVER
 from resource_manager.scheduling.allocator import allocate
-from resource_manager.scheduling.policies import Policy, get_policy
-from resource_manager.scheduling.policies.capacity import CPU_MILLI
-from resource_manager.scheduling.policies.dot_product import dot_product_for
-from resource_manager.scheduling.policies.fgd import Fragmentation, fgd_for
-from resource_manager.scheduling.policies.weighted_fit import weighted_fit_for
-from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.placement.policies import Policy, get_policy
+from resource_manager.scheduling.placement.policies.capacity import CPU_MILLI
+from resource_manager.scheduling.placement.policies.dot_product import dot_product_for
+from resource_manager.scheduling.placement.policies.fgd import Fragmentation, fgd_for
+from resource_manager.scheduling.placement.policies.weighted_fit import weighted_fit_for
+from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.errors import InputError
 from simulator.io.rows import Row, read_csv, read_json

@@ -33,10 +33,10 @@ from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease, Pl
 from resource_manager.core.runtimes import job_id_of
 from resource_manager.core.teams import NO_TEAMS, Teams
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.maintenance import ending
-from resource_manager.scheduling.policies import Policy
-from resource_manager.scheduling.policies.fgd import Fragmentation
-from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.scheduling.placement.policies import Policy
+from resource_manager.scheduling.placement.policies.fgd import Fragmentation
+from resource_manager.scheduling.queue.orders import QueueDiscipline
+from resource_manager.scheduling.queue.windows import ending
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.engine import EventQueue
 from simulator.errors import SimulationError

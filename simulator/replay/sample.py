@@ -11,8 +11,8 @@ import click
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Gpu, Node, Request
-from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.storage.history_file import History, write_file
 from simulator.cli import common_options, print_json
 from simulator.io.files import write_text

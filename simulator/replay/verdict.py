@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from resource_manager.scheduling.queue_order import ORDERS
+from resource_manager.scheduling.queue.orders import ORDERS
 from simulator.present.units import duration, instead_of
 
 BY_RUNTIME = [name for name, order in ORDERS.items() if order.uses_runtimes]

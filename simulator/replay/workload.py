@@ -37,7 +37,7 @@ from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placem
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.servers import MAX_GPUS, MAX_GPUS_OF_SERVER
 from resource_manager.manager.refusal_wording import detail_of
-from resource_manager.scheduling.capacity_grounds import never_fits
+from resource_manager.scheduling.reasons.capacity_grounds import never_fits
 from simulator.errors import InputError
 from simulator.io.rows import MAX_VALUE, Row, read_csv, read_json, read_json_lines
 

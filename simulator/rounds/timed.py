@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from resource_manager.core.changes import Cancelled, Change
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
-from resource_manager.scheduling.policies.first_fit import first_fit
+from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from simulator.errors import SimulationError
 from simulator.replay.workload import ServerChange, Workload
 from simulator.rounds.fixed_rounds import FixedRounds

@@ -6,8 +6,8 @@ from math import inf
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Placement, Request
-from resource_manager.scheduling.policies import Policy
-from resource_manager.scheduling.policies.least_loaded import least_loaded
+from resource_manager.scheduling.placement.policies import Policy
+from resource_manager.scheduling.placement.policies.least_loaded import least_loaded
 from simulator.serverless.raw_env import RawEnv
 
 

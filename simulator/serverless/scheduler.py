@@ -14,7 +14,7 @@ from resource_manager.core.changes import new_released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Amount, Placement, Request
 from resource_manager.scheduling.allocator import grant
-from resource_manager.scheduling.policies import Policy, get_policy
+from resource_manager.scheduling.placement.policies import Policy, get_policy
 from simulator.serverless.data_local import data_local
 from simulator.serverless.errors import MemoryAllocationError
 from simulator.serverless.raw_env import EnvLog, RawEnv

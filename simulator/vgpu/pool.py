@@ -11,8 +11,8 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import could_ever_fit
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Request
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.policies.glb import glb, rank_vendors
-from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.placement.policies.glb import glb, rank_vendors
+from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.errors import InputError
 from simulator.vgpu.scenario import Card, Scenario

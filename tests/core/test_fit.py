@@ -19,10 +19,10 @@ from resource_manager.core.fit import (
     total_capacity,
 )
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
-from resource_manager.scheduling.backfill import Reservations
-from resource_manager.scheduling.feasibility import verdict
-from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.queue.backfill import Reservations
+from resource_manager.scheduling.queue.orders import fifo
+from resource_manager.scheduling.reasons.feasibility import verdict
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 TYPES = ["A100", "T4", ""]

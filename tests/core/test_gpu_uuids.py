@@ -10,10 +10,10 @@ from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.errors import CapacityError
 from resource_manager.manager.refusal_wording import detail_of, reasons_of
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.capacity_grounds import never_fits
-from resource_manager.scheduling.feasibility import explain
-from resource_manager.scheduling.policies import POLICIES, get_policy, select_placement
-from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.placement.policies import POLICIES, get_policy, select_placement
+from resource_manager.scheduling.queue.orders import fifo
+from resource_manager.scheduling.reasons.capacity_grounds import never_fits
+from resource_manager.scheduling.reasons.feasibility import explain
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 FIRST_FIT = get_policy("first_fit")

@@ -25,8 +25,8 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Node, Placement, Request
 from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNodeError
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.policies import POLICIES
-from resource_manager.scheduling.queue_order import ORDERS, fifo
+from resource_manager.scheduling.placement.policies import POLICIES
+from resource_manager.scheduling.queue.orders import ORDERS, fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.builders import node, nodes
 

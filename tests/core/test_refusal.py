@@ -31,12 +31,12 @@ from resource_manager.manager.refusal_wording import (
 from resource_manager.manager.serializers import explanation
 from resource_manager.rest.problems import from_refusal
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.backfill import MAX_RESERVATIONS
-from resource_manager.scheduling.capacity_grounds import never_fits
-from resource_manager.scheduling.feasibility import explain, refusals_of, standings
-from resource_manager.scheduling.policies import get_policy
-from resource_manager.scheduling.price_admission import PriceAdmission
-from resource_manager.scheduling.queue_order import QueueDiscipline, get_order
+from resource_manager.scheduling.placement.policies import get_policy
+from resource_manager.scheduling.queue.backfill import MAX_RESERVATIONS
+from resource_manager.scheduling.queue.orders import QueueDiscipline, get_order
+from resource_manager.scheduling.queue.price_admission import PriceAdmission
+from resource_manager.scheduling.reasons.capacity_grounds import never_fits
+from resource_manager.scheduling.reasons.feasibility import explain, refusals_of, standings
 from resource_manager.scheduling.scheduling_pass import NO_LIMITS, Limits, SchedulingPass
 
 FIRST_FIT = get_policy("first_fit")

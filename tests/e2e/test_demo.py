@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from demo.__main__ import main
 from demo.timeline import holdings, overlaps
-from resource_manager.scheduling.policies import get_policy
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.placement.policies import get_policy
+from resource_manager.scheduling.queue.orders import get_order
 from simulator.replay.history import read_history, workload_of
 from simulator.replay.replay import Replay, differences
 

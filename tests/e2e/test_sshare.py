@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from resource_manager.scheduling.decayed_use import (
+from resource_manager.scheduling.accounting.decayed_use import (
     Share,
     fair_tree_ranks,
     fair_usage_factors,

@@ -10,8 +10,9 @@ from typing import Any
 
 from resource_manager.core.changes import Expired, JobEnd, Preempting, Quarantined, Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.scheduling import allocator, victims
-from resource_manager.scheduling.victim_bounds import VictimBounds
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.preemption import victims
+from resource_manager.scheduling.preemption.victim_bounds import VictimBounds
 from resource_manager.storage import RedisStore, VariableStore
 from resource_manager.storage.redis.lock import RedisLock
 

@@ -19,8 +19,8 @@ from resource_manager.manager.cluster_change import ApplyOptions
 from resource_manager.manager.cluster_file.reading import ClusterFiles
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.maintenance import WindowForm
-from resource_manager.scheduling.policies import POLICIES
-from resource_manager.scheduling.queue_order import ORDERS
+from resource_manager.scheduling.placement.policies import POLICIES
+from resource_manager.scheduling.queue.orders import ORDERS
 from tests.builders import nodes
 
 TWO_SERVERS = {"servers": [{"name": name, "id": i, "gpus": 4, "cpus": 8} for i, name in enumerate("ab")]}

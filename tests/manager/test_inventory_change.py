@@ -10,8 +10,8 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Node, Request
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.policies import get_policy
-from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.placement.policies import get_policy
+from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.builders import redefine
 

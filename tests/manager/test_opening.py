@@ -17,7 +17,7 @@ from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import InvalidRequestError, NoServersError, ResourceManagerError
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.refusal_wording import Refusal
-from resource_manager.scheduling import policies
+from resource_manager.scheduling.placement import policies
 from resource_manager.storage import open_store
 from resource_manager.storage.base import Store
 from tests.builders import nodes

@@ -16,10 +16,10 @@ from resource_manager.core.refusal import NotEstimated
 from resource_manager.core.runtimes import Confidence
 from resource_manager.manager import serializers
 from resource_manager.manager.refusal_wording import detail_of
-from resource_manager.scheduling.policies import get_policy
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.placement.policies import get_policy
+from resource_manager.scheduling.queue.orders import get_order
+from resource_manager.scheduling.reasons.start_estimates import Start
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
-from resource_manager.scheduling.start_estimates import Start
 from tests.builders import nodes
 
 FIRST_FIT = get_policy("first_fit")

@@ -10,10 +10,10 @@ from resource_manager.core.changes import Drained, Granted, Queued
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.fit import FreeCapacity, accepted_gpu_ids, pick_gpus, usable_gpus
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
-from resource_manager.scheduling.backfill import MAX_RESERVATIONS
-from resource_manager.scheduling.gangs import Members
-from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.queue_order import QueueDiscipline
+from resource_manager.scheduling.placement.gangs import Members
+from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.queue.backfill import MAX_RESERVATIONS
+from resource_manager.scheduling.queue.orders import QueueDiscipline
 
 Use = tuple[Request, Placement, float, float]
 """A request, its place, and from when to when it is there."""

@@ -8,9 +8,9 @@ from resource_manager.core.models import Request
 from resource_manager.core.teams import Team, Teams
 from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.feasibility import standings
-from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.queue_order import QueueDiscipline, fifo, get_order
+from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.queue.orders import QueueDiscipline, fifo, get_order
+from resource_manager.scheduling.reasons.feasibility import standings
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.builders import nodes
 

@@ -33,9 +33,9 @@ from resource_manager.errors import (
     UnknownNodeError,
 )
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.gangs import Members
-from resource_manager.scheduling.policies import POLICIES, select_placement
-from resource_manager.scheduling.queue_order import QueueDiscipline, fifo, get_order
+from resource_manager.scheduling.placement.gangs import Members
+from resource_manager.scheduling.placement.policies import POLICIES, select_placement
+from resource_manager.scheduling.queue.orders import QueueDiscipline, fifo, get_order
 from resource_manager.scheduling.scheduling_pass import Limits, SchedulingPass
 from tests.builders import node, nodes
 

@@ -12,13 +12,13 @@ from resource_manager.core.models import PendingRequest, Request
 from resource_manager.core.refusal import RecoveryWindow, recovering
 from resource_manager.core.teams import Team
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.feasibility import refusals_of
-from resource_manager.scheduling.maintenance import place_now
-from resource_manager.scheduling.policies import POLICIES
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.placement.policies import POLICIES
+from resource_manager.scheduling.preemption.victims import place_of
+from resource_manager.scheduling.queue.orders import get_order
+from resource_manager.scheduling.queue.windows import place_now
+from resource_manager.scheduling.reasons.feasibility import refusals_of
+from resource_manager.scheduling.reasons.start_estimates import estimate_starts
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
-from resource_manager.scheduling.start_estimates import estimate_starts
-from resource_manager.scheduling.victims import place_of
 from tests.builders import nodes
 from tests.scheduling.shared_cluster import Shared
 

@@ -26,7 +26,7 @@ from resource_manager.rest.limits import Limits
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.service import Service as RestService
 from resource_manager.rest.tokens import Role
-from resource_manager.scheduling import start_estimates
+from resource_manager.scheduling.reasons import start_estimates
 from tests.builders import Clock
 from tests.eventually import wait_for
 

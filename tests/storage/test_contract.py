@@ -47,9 +47,9 @@ from resource_manager.errors import (
     StateUnconfirmedError,
 )
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.decayed_use import uses_after
-from resource_manager.scheduling.policies import get_policy
-from resource_manager.scheduling.queue_order import fifo, get_order
+from resource_manager.scheduling.accounting.decayed_use import uses_after
+from resource_manager.scheduling.placement.policies import get_policy
+from resource_manager.scheduling.queue.orders import fifo, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage import Store
 from resource_manager.storage.base import NO_SUSPENSION

@@ -29,8 +29,8 @@ from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu, JobPlace, Lease, Node, Placement, Request, Spread
 from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.policies import get_policy
-from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.placement.policies import get_policy
+from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage import Store
 

@@ -29,8 +29,8 @@ from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placem
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import ResourceManagerError
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.policies import get_policy
-from resource_manager.scheduling.queue_order import BACKFILL_SUFFIX, QueueDiscipline, get_order
+from resource_manager.scheduling.placement.policies import get_policy
+from resource_manager.scheduling.queue.orders import BACKFILL_SUFFIX, QueueDiscipline, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "vectors"

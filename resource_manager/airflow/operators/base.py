@@ -32,7 +32,7 @@ from resource_manager.jobs.preempting import queue_again
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.results import Allocation, WindowView
 from resource_manager.manager.service import LeaseService
-from resource_manager.scheduling.preemption import restarts_of
+from resource_manager.scheduling.preemption.preempting import restarts_of
 
 
 class HoldsLease:

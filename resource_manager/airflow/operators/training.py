@@ -45,7 +45,7 @@ from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.results import Allocation, Submission
 from resource_manager.manager.service import LeaseService
-from resource_manager.scheduling.preemption import restarts_of
+from resource_manager.scheduling.preemption.preempting import restarts_of
 
 ATTEMPT_LABEL = "start_attempt"
 """Label of a gang's lease with the number of the attempt to start it, from the second on."""

@@ -21,8 +21,8 @@ from resource_manager.errors import SettingsError, StoreError, how_to_install, r
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.policies import get_policy
-from resource_manager.scheduling.queue_order import fifo
+from resource_manager.scheduling.placement.policies import get_policy
+from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage.redis.client import RedisClient
 

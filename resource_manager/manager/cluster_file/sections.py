@@ -18,7 +18,7 @@ from resource_manager.manager.cluster_file.teams import TeamsTable
 from resource_manager.manager.demand import Name, in_words
 from resource_manager.manager.maintenance import WindowForm
 from resource_manager.manager.plurals import one_of
-from resource_manager.scheduling.queue_order import BACKFILL_SUFFIX, ORDERS
+from resource_manager.scheduling.queue.orders import BACKFILL_SUFFIX, ORDERS
 
 Seconds = Annotated[Duration, Field(gt=0)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]

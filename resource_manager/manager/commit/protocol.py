@@ -44,7 +44,7 @@ from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.commit.rules import RuleBook
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.decayed_use import uses_after
+from resource_manager.scheduling.accounting.decayed_use import uses_after
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage import Store
 from resource_manager.storage.locks import Lock, Meanwhile, nothing

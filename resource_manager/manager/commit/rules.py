@@ -10,10 +10,10 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.refusal import Grounds, misconfigured
 from resource_manager.errors import PolicyError
-from resource_manager.scheduling.policies import Policy, get_policy
-from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.price_admission import PriceAdmission
-from resource_manager.scheduling.queue_order import QueueDiscipline, get_order, priority
+from resource_manager.scheduling.placement.policies import Policy, get_policy
+from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.queue.orders import QueueDiscipline, get_order, priority
+from resource_manager.scheduling.queue.price_admission import PriceAdmission
 from resource_manager.scheduling.scheduling_pass import Limits, SchedulingPass
 
 

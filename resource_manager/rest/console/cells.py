@@ -32,7 +32,7 @@ from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import colours
 from resource_manager.rest.console.colours import Colour, Holder
 from resource_manager.rest.service import Service
-from resource_manager.scheduling import maintenance
+from resource_manager.scheduling.queue import windows as maintenance
 
 T = TypeVar("T")
 

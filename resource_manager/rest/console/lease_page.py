@@ -23,7 +23,7 @@ from resource_manager.rest.console import cells
 from resource_manager.rest.console.history_pages import is_called, lease_of, newest
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.service import Service
-from resource_manager.scheduling.start_estimates import LATER
+from resource_manager.scheduling.reasons.start_estimates import LATER
 
 MAX_EVENTS = 100
 

@@ -27,7 +27,7 @@ from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.serializers import cpu_usage
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.scheduling.accounting.lives import Life
-from resource_manager.scheduling.maintenance import under_maintenance
+from resource_manager.scheduling.queue.windows import under_maintenance
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 WAIT_BUCKETS_S = (0, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 3 * 86_400)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resource_manager.scheduling.queue_order import FIRST_QUEUE_GPU_S
+from resource_manager.scheduling.queue.orders import FIRST_QUEUE_GPU_S
 from simulator.rounds.job import Job
 from simulator.rounds.linear_programs import Solve
 from simulator.rounds.policies.base import Choice

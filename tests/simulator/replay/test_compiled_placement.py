@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resource_manager.core.models import Gpu, Node, Placement, Request
-from resource_manager.scheduling.policies.fgd import Fragmentation
+from resource_manager.scheduling.placement.policies.fgd import Fragmentation
 from simulator.replay.compiled_placement import POLICIES, CompiledPolicy
 from simulator.replay.openb import Trace, place, policy_for
 

@@ -36,8 +36,8 @@ from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.maintenance import WindowForm
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.policies import get_policy
-from resource_manager.scheduling.queue_order import by_arrival, get_order
+from resource_manager.scheduling.placement.policies import get_policy
+from resource_manager.scheduling.queue.orders import by_arrival, get_order
 from resource_manager.settings import Settings
 from resource_manager.storage.history_file import History, change_of, collect, snapshot_of, to_lines
 from resource_manager.storage.memory import MemoryStore

@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from resource_manager import GPUResourceManager
 from resource_manager.core.cluster import ClusterState
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.scheduling.policies import get_policy
-from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.placement.policies import get_policy
+from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.settings import Settings
 from resource_manager.storage.history_file import History, collect, to_lines
 from resource_manager.storage.memory import MemoryStore

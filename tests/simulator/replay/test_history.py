@@ -28,8 +28,8 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.core.teams import Team, Teams
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.scheduling.policies import POLICIES, get_policy
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.placement.policies import POLICIES, get_policy
+from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.settings import Settings
 from resource_manager.storage.history_file import History, before_changes, collect, to_lines, write_file
 from resource_manager.storage.memory import MemoryStore

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from resource_manager.scheduling.policies.fgd import Fragmentation
+from resource_manager.scheduling.placement.policies.fgd import Fragmentation
 from simulator.cli import main
 from simulator.replay.openb import CURVE_COLUMNS, place, policy_for, read_trace, replay
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.teams import Team, Teams
-from resource_manager.scheduling.policies import get_policy
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.placement.policies import get_policy
+from resource_manager.scheduling.queue.orders import get_order
 from simulator.__main__ import main
 from simulator.replay import metrics
 from simulator.replay.replay import Replay

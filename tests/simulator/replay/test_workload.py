@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from resource_manager.core.changes import Cancelled, InventoryChanged, Released
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
-from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.queue.orders import get_order
 from simulator.cli import main
 from simulator.errors import SimulationError
 from simulator.replay import metrics

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.queue_order import FIRST_QUEUE_GPU_S
+from resource_manager.scheduling.queue.orders import FIRST_QUEUE_GPU_S
 from simulator.cli import main
 from simulator.rounds.fixed_rounds import RESTART_S, FixedRounds
 from simulator.rounds.policies import get_round_policy

@@ -15,8 +15,8 @@ from resource_manager.core.changes import Cancelled, Drained, Resumed
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.policies.first_fit import first_fit
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.queue.orders import get_order
 from simulator.cli import main
 from simulator.replay.replay import Replay
 from simulator.replay.workload import EventBatch, Job, Workload

@@ -8,7 +8,7 @@ from resource_manager.core.changes import Granted
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.scheduling.allocator import check
-from resource_manager.scheduling.policies import POLICIES
+from resource_manager.scheduling.placement.policies import POLICIES
 from simulator.serverless.config import ClusterConfig
 from simulator.serverless.data_local import data_local
 from simulator.serverless.errors import ActionError, MemoryAllocationError

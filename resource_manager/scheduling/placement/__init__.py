@@ -1,0 +1,1 @@
+"""Where a request goes: policies of placement, gangs, and nodes that are avoided."""

@@ -1,0 +1,93 @@
+"""Placement policies by name; a policy reads the cluster and returns a placement, it changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Placement, Request
+from resource_manager.errors import PolicyError
+from resource_manager.scheduling.placement.policies.best_fit import best_fit
+from resource_manager.scheduling.placement.policies.dot_product import dot_product
+from resource_manager.scheduling.placement.policies.fgd import fgd
+from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.placement.policies.glb import glb
+from resource_manager.scheduling.placement.policies.gpu_clustering import gpu_clustering
+from resource_manager.scheduling.placement.policies.gpu_packing import gpu_packing
+from resource_manager.scheduling.placement.policies.least_loaded import least_loaded
+from resource_manager.scheduling.placement.policies.random import random
+from resource_manager.scheduling.placement.policies.round_robin import round_robin
+from resource_manager.scheduling.placement.policies.weighted_fit import weighted_fit
+
+Policy = Callable[[ClusterState, Request], Placement | None]
+
+POLICIES: dict[str, Policy] = {
+    "first_fit": first_fit,
+    "best_fit": best_fit,
+    "round_robin": round_robin,
+    "least_loaded": least_loaded,
+    "weighted_fit": weighted_fit,
+    "dot_product": dot_product,
+    "gpu_packing": gpu_packing,
+    "gpu_clustering": gpu_clustering,
+    "fgd": fgd,
+    "random": random,
+    "glb": glb,
+}
+
+
+def select_placement(cluster: ClusterState, request: Request, policy: Policy) -> Placement | None:
+    """Return a placement on the preferred node if the request fits there, else the policy's choice."""
+    if request.preferred_node is not None:
+        preferred = cluster.by_name.get(request.preferred_node)
+        if preferred is not None and preferred.fits(request):
+            return preferred.place(request)
+    return policy(cluster, request)
+
+
+ENTRY_POINT_GROUP = "gpu_resource_manager.policies"
+
+
+def get_policy(name: str, *, seed: int | None = None) -> Policy:
+    """Return the policy of that name, built in or from an entry point; raises `PolicyError`.
+
+    A policy that draws has a method `with_seed`; a `seed` makes no difference to the others.
+    """
+    policy = POLICIES.get(name)
+    if policy is None:
+        found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+        if name not in found:
+            known = ", ".join(sorted({*POLICIES, *found}))
+            raise PolicyError(f"unknown policy {name!r}; known are {known}")
+        policy = found[name].load()
+    with_seed: Callable[[int], Policy] | None = getattr(policy, "with_seed", None)
+    return policy if seed is None or with_seed is None else with_seed(seed)
+
+
+def package_of(name: str) -> str:
+    """Return the distribution that brings a policy of an entry point; empty for a built-in one."""
+    found = () if name in POLICIES else entry_points(group=ENTRY_POINT_GROUP, name=name)
+    return next((point.dist.name for point in found if point.dist is not None), "")
+
+
+def takes_seed(policy: Policy) -> bool:
+    """Return True if the policy draws."""
+    return hasattr(policy, "with_seed")
+
+
+def scores_of(policy: Policy, cluster: ClusterState, request: Request) -> dict[str, int]:
+    """Return the score of each node that the request fits now, by name; empty for a policy without scores."""
+    scores: Callable[[ClusterState, Request], dict[str, int]] | None = getattr(policy, "scores", None)
+    return {} if scores is None else scores(cluster, request)
+
+
+__all__ = [
+    "POLICIES",
+    "Policy",
+    "get_policy",
+    "package_of",
+    "scores_of",
+    "select_placement",
+    "takes_seed",
+]

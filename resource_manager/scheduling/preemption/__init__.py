@@ -1,0 +1,1 @@
+"""Leases that end for requests with a stronger right."""

@@ -1,0 +1,399 @@
+"""Preemption as changes: leases that end for a request, what is kept for it, and what becomes of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import blake2b
+from typing import TypeVar
+
+from resource_manager.core.changes import (
+    Change,
+    Expired,
+    Granted,
+    Outcome,
+    Preempting,
+    Quarantined,
+    Queued,
+    Released,
+)
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.maintenance import is_window, preemptor_in_words
+from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Placement, Request
+from resource_manager.core.name_lookup import name_in
+from resource_manager.core.names import name_of
+from resource_manager.core.pending import Kind, kind_of
+from resource_manager.core.refusal import Grounds, RefusalKind, StillHeld, WaitsForEnds
+from resource_manager.core.team_ledger import TeamLedger
+from resource_manager.errors import InvalidRequestError, NotPreemptibleError
+from resource_manager.scheduling.placement.gangs import Members
+from resource_manager.scheduling.preemption.victim_bounds import VictimBounds
+from resource_manager.scheduling.preemption.victims import Planned, find_victims, place_of
+from resource_manager.scheduling.queue.quotas import StopKind, stop_of
+from resource_manager.scheduling.queue.windows import is_restricted
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
+
+T = TypeVar("T")
+
+MAX_SEARCHES = 32
+"""Maximum number of requests for which victims are found in one pass over the queue."""
+
+MAX_IN_VAIN = 4
+"""Maximum number of kinds of requests of one team, searched for in vain, after which it is others' turn."""
+
+MAX_TEAMS = 4
+"""Number of teams that have a turn at a time."""
+
+TURN_S = 1.0
+"""Duration of a turn."""
+
+RESTARTS = "restart_count"
+"""Label of a request: how often its job was preempted."""
+
+
+def would_preempt(cluster: ClusterState, request: Request, current: SchedulingPass) -> list[Lease]:
+    """Return the leases that the request would preempt after its delay; empty if none, or none more."""
+    if cluster.ledger is None or not cluster.ledger.rules.preemption:
+        return []
+    pending = cluster.pending.get(request.lease_id) or PendingRequest(
+        request, current.now, cluster.sequence + 1
+    )
+    with cluster.trial():
+        plan = _plan(cluster, current)
+        if request.lease_id in plan.to_come:
+            return []
+        return find_victims(cluster, pending, current, plan.planned)
+
+
+def ending_for(cluster: ClusterState, lease_id: str) -> list[Lease]:
+    """Return the leases that are being preempted for that request, the first to end first."""
+    ending = (cluster.leases[preempting] for preempting in cluster.preempting)
+    return sorted(
+        (lease for lease in ending if lease.preempted_by == lease_id),
+        key=lambda lease: (lease.preempt_until, lease.lease_id),
+    )
+
+
+def awaiting_release(cluster: ClusterState, lease_id: str, now: float) -> Grounds | None:
+    """Return the refusal of a request that waits for leases preempted for it, or None."""
+    ending = ending_for(cluster, lease_id)
+    if not ending:
+        return None
+    why: StillHeld | WaitsForEnds
+    if stuck := next((lease for lease in ending if lease.quarantined), None):
+        why = StillHeld(name_of(stuck), stuck.placement.node)
+    else:
+        left_s = max(ending[-1].preempt_until - now, 0.0)
+        why = WaitsForEnds(name_of(ending[0]), ending[0].placement.node, len(ending) - 1, left_s)
+    return Grounds(RefusalKind.AWAITING_RELEASE, (why,))
+
+
+# ---- the changes that it takes ----
+
+
+def preemption_of(
+    cluster: ClusterState,
+    lease: Lease,
+    current: SchedulingPass,
+    preemptor: str = "",
+) -> Preempting:
+    """Return the preemption of one lease that a person decides on, for the pending request `preemptor`.
+
+    Without one it is for the first in the queue that waits for what this lease holds. Rules of teams do not
+    matter, but `preemptible` does. Raises `NotPreemptibleError` if it must not, or need not, be preempted.
+    """
+    lease_id, name = lease.lease_id, name_of(lease)
+    if lease.preempted_by:
+        winner = name_in(cluster, preemptor_in_words(lease.preempted_by))
+        raise NotPreemptibleError(f"{name} is being preempted for {winner} already")
+    if not lease.request.preemptible:
+        raise NotPreemptibleError(f"{name} is not preemptible, as it asked: stop its job instead")
+    if preemptor and preemptor not in cluster.pending:
+        raise InvalidRequestError(
+            f"preemptor must be a pending request, got {preemptor!r}", field="preemptor"
+        )
+    with cluster.trial():
+        served = _plan(cluster, current).to_come
+        queue = current.order.starting(cluster, current.now)
+        if preemptor:
+            queue = [] if preemptor in served else [cluster.pending[preemptor]]
+        stuck = [
+            pending
+            for pending in queue
+            if pending.request.lease_id not in served and place_of(cluster, pending, current) is None
+        ]
+        cluster.suppose_ended(lease)
+        for pending in stuck[:MAX_SEARCHES]:
+            if place_of(cluster, pending, current) is not None:
+                until = current.now + lease.request.preempt_grace_s
+                winner = pending.request.lease_id
+                return Preempting(lease_id, lease.fencing_token, winner, until, current.now, by_operator=True)
+    if preemptor:
+        raise NotPreemptibleError(
+            f"{name_in(cluster, preemptor)} would not start if {name} ended, or need not wait for it"
+        )
+    raise NotPreemptibleError(f"nobody waits for what {name} holds: stop its job instead")
+
+
+def preemptions(cluster: ClusterState, current: SchedulingPass) -> list[Change]:
+    """Return the preemptions for pending requests that did not start, in queue order.
+
+    The cluster must be in a trial; all grants that are possible must have been applied to it.
+    """
+    ledger, now = cluster.ledger, current.now
+    if ledger is None or current.suspended is not None:
+        return []
+    changes: list[Change] = []
+    with cluster.trial():
+        plan = _plan(cluster, current)
+        kinds = _with_prospects(cluster, plan, now)
+        turn = _turn(cluster, kinds, current)
+        in_vain: Counter[tuple[Kind, bool]] = Counter()
+        searches: Counter[str] = Counter()
+        found = 0
+        for pending in current.order.starting(cluster, current.now) if kinds else ():
+            request = pending.request
+            team, delay_s = request.team, request.preemption_delay_s
+            own_kind = kind_of(request)
+            if own_kind not in kinds or request.lease_id in plan.to_come:
+                continue
+            is_over = searches[team] >= MAX_IN_VAIN or searches.total() >= MAX_IN_VAIN * MAX_TEAMS
+            if is_over and own_kind not in turn:
+                continue
+            if now - pending.queued_at < (ledger.rules.preemption_delay_s if delay_s is None else delay_s):
+                continue
+            # Windows, failed starts and prices speak of one request, and not of all of its kind.
+            is_alone = current.limits.admission is not None or is_restricted(cluster, request)
+            so_far = in_vain[own_kind, is_alone]
+            if so_far == (MAX_IN_VAIN if is_alone else 1) or _is_too_long(ledger, request):
+                continue
+            bounds = VictimBounds.of(cluster, now)
+            victims: list[Lease] = []
+            kind = (*own_kind, current.policy)
+            if is_alone or not bounds.is_in_vain(kind):
+                victims = find_victims(cluster, pending, current, plan.planned)
+            if not victims:
+                in_vain[own_kind, is_alone] += 1
+                searches[team] += own_kind not in turn
+                if not is_alone:
+                    bounds.was_in_vain(kind)
+                continue
+            for lease in victims:
+                until = now + lease.request.preempt_grace_s
+                changes.append(Preempting(lease.lease_id, lease.fencing_token, request.lease_id, until, now))
+                cluster.suppose_ended(lease)
+            plan.add(_place(cluster, pending, current))
+            found += 1
+            if found == MAX_SEARCHES:
+                break
+    return changes
+
+
+def _is_too_long(ledger: TeamLedger, request: Request) -> bool:
+    stop = stop_of(ledger, request)
+    return stop is not None and stop.kind is StopKind.RUNTIME
+
+
+def _with_prospects(cluster: ClusterState, plan: _Plan, now: float) -> set[Kind]:
+    """Return the kinds of pending requests that still wait for victims, and for which there may be any."""
+    bounds = VictimBounds.of(cluster, now)
+    found: set[Kind] = set()
+    for kind, requests in cluster.pending.kinds.items():
+        first = next((request for name, request in requests.items() if name not in plan.to_come), None)
+        if first is not None and not bounds.exclude(kind, first, plan.planned):
+            found.add(kind)
+    return found
+
+
+def _turn(cluster: ClusterState, kinds: set[Kind], current: SchedulingPass) -> set[Kind]:
+    """Return the kinds whose turn it is now, however many before them in the queue are in vain.
+
+    It depends on the state and the time alone, so that all processes and a replay agree on it.
+    """
+    if len(kinds) <= MAX_IN_VAIN:
+        return kinds
+    of_teams: dict[str, dict[Kind, None]] = {}
+    for pending in current.order.starting(cluster, current.now):
+        if (kind := kind_of(pending.request)) in kinds:
+            of_teams.setdefault(pending.request.team, {})[kind] = None
+    teams = _next([*of_teams], MAX_TEAMS, f"{current.now // TURN_S} teams")
+    return {
+        kind for team in teams for kind in _next([*of_teams[team]], MAX_IN_VAIN, f"{current.now // TURN_S}")
+    }
+
+
+def _next(each: Sequence[T], count: int, turn: str) -> Sequence[T]:
+    """Return so many of them, from a place that looks random: whatever the time between passes, all come."""
+    if len(each) <= count:
+        return each
+    drawn = int.from_bytes(blake2b(turn.encode(), digest_size=8).digest(), "big")
+    return [each[(drawn + place) % len(each)] for place in range(count)]
+
+
+class _Plan:
+    """What requests are to get once the leases that are being preempted for them have ended."""
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self.to_come: dict[str, Lease] = {}
+        self.planned = Planned(cluster)
+
+    def add(self, lease: Lease | None) -> None:
+        """Count a lease that is to come, if there is one."""
+        if lease is not None:
+            self.to_come[lease.lease_id] = lease
+            self.planned.add(lease)
+
+
+def _plan(cluster: ClusterState, current: SchedulingPass) -> _Plan:
+    """Apply the ends of the preempted leases, and place those they end for; return what those are to get."""
+    ending = _ending(cluster) if cluster.preempting else []
+    plan = _Plan(cluster)
+    for lease in ending:
+        cluster.suppose_ended(lease)
+    for by in dict.fromkeys(lease.preempted_by for lease in ending):
+        if pending := cluster.pending.get(by):
+            plan.add(_place(cluster, pending, current))
+    return plan
+
+
+def _ending(cluster: ClusterState) -> list[Lease]:
+    """Return the leases that are being preempted, the first to end first."""
+    return sorted(
+        (cluster.leases[lease_id] for lease_id in cluster.preempting),
+        key=lambda lease: (lease.preempt_until, lease.preempted_by, lease.lease_id),
+    )
+
+
+def starting_early(
+    cluster: ClusterState, current: SchedulingPass
+) -> Iterator[tuple[PendingRequest, Members]]:
+    """Yield those for whom leases are ending and who fit already, with their members.
+
+    None takes what another of them is to get. Apply each grant before the next step.
+    """
+    for by in dict.fromkeys(lease.preempted_by for lease in _ending(cluster)):
+        pending = cluster.pending.get(by)
+        if pending is None:
+            continue
+        with cluster.trial():
+            to_come = _place(cluster, pending, current)
+            after = {} if to_come is None else _plan(cluster, current).to_come
+        if to_come is None:
+            continue
+        with cluster.trial():
+            before = _plan(cluster, current).to_come
+        if before.keys() - {by} <= after.keys():
+            yield pending, to_come.members
+
+
+def _place(cluster: ClusterState, pending: PendingRequest, current: SchedulingPass) -> Lease | None:
+    """Grant the request in the trial that the cluster is in; return its lease, None if it does not fit."""
+    members = place_of(cluster, pending, current)
+    if members is None:
+        return None
+    # Quarantined, since nobody can be given what is only planned.
+    lease = Lease(pending.request, members, cluster.last_fencing_token + 1, current.now, quarantined=True)
+    cluster.apply(Granted(lease, current.now))
+    return lease
+
+
+@contextmanager
+def held_back(cluster: ClusterState, current: SchedulingPass) -> Iterator[Collection[str]]:
+    """Reserve what preempted leases have freed so far for those they ended for; yield the ids of those."""
+    if not cluster.preempting:
+        yield ()
+        return
+    with cluster.trial():
+        planned = _plan(cluster, current).to_come
+    parts = [
+        part
+        for lease in planned.values()
+        for rank, member in enumerate(lease.members)
+        if (part := _free_part(cluster, lease.request, rank, member)) is not None
+    ]
+    with cluster.reserved(parts):
+        yield planned.keys()
+
+
+def _free_part(cluster: ClusterState, request: Request, rank: int, member: Placement) -> Lease | None:
+    """Return a lease of what is free now of a member's place; the rest is held by leases that are ending."""
+    state = cluster.by_name[member.node]
+    ending = [
+        lease.request.resources
+        for lease in state.leases.values()
+        if lease.preempted_by
+        for _ in lease.on(state.name)
+    ]
+    amounts = {
+        name: max(amount - sum(held.get(name, 0) for held in ending), 0)
+        for name, amount in request.resources.items()
+    }
+    free = tuple(gpu_id for gpu_id in member.gpu_ids if state.gpu_free.get(gpu_id, 0) >= request.gpu_milli)
+    if not free and not any(amounts.values()):
+        return None
+    part = replace(
+        request,
+        lease_id=f"{request.lease_id}\x1freserved {rank}",
+        gpus=len(free),
+        gpu_milli=request.gpu_milli if free else MILLI_PER_GPU,
+        resources=amounts,
+        nodes=1,
+    )
+    return Lease(part, (Placement(member.node, free),), 0, 0.0)
+
+
+def preemptors_of(cluster: ClusterState, changes: Sequence[Change]) -> list[str]:
+    """Return the ids of the requests for which the leases that these changes end were preempted."""
+    ended = (
+        cluster.leases[change.lease_id].preempted_by
+        for change in changes
+        if isinstance(change, Released | Expired) and change.lease_id in cluster.preempting
+    )
+    return list(dict.fromkeys(ended))
+
+
+def taken_back(cluster: ClusterState, now: float) -> list[Change]:
+    """Return the ends of the preemptions for requests that do not wait any more.
+
+    A job that was told meanwhile ends, and its request waits again; the others run on.
+    """
+    return [
+        Preempting(lease_id, lease.fencing_token, "", lease.preempt_until, now)
+        for lease_id in sorted(cluster.preempting)
+        if not (lease := cluster.leases[lease_id]).quarantined
+        and lease.preempted_by not in cluster.pending
+        and not is_window(lease.preempted_by)
+    ]
+
+
+def requeued(lease: Lease, outcome: str, now: float) -> list[Change]:
+    """Return the change that queues a request again, at its old place in time.
+
+    It is that of a lease that was preempted.
+    """
+    if outcome != Outcome.PREEMPTED or lease.preempt_until == math.inf:
+        return []
+    request = lease.request
+    labels = {**request.labels, RESTARTS: str(restarts_of(request.labels) + 1)}
+    request = replace(request, labels=labels, preferred_node=lease.placement.node)
+    return [Queued(request, lease.arrived_at, lease.sequence, now)]
+
+
+def restarts_of(labels: Mapping[str, str]) -> int:
+    """Return how often the job of a lease with these labels was preempted."""
+    text = labels.get(RESTARTS, "0")
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
+
+
+def overdue(cluster: ClusterState, now: float, due: Collection[str]) -> list[Quarantined]:
+    """Return the quarantine of every lease that is held beyond the end of its preemption, but for `due`."""
+    return [
+        Quarantined(lease.lease_id, lease.fencing_token, now)
+        for lease_id in sorted(cluster.preempting)
+        if now > (lease := cluster.leases[lease_id]).preempt_until
+        and not lease.quarantined
+        and lease_id not in due
+    ]

@@ -1,0 +1,1 @@
+"""Whose turn it is: orders, teams, backfill, windows and prices."""

@@ -1,0 +1,488 @@
+"""Reservations: planned starts of pending requests, which later requests that start now must not delay."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.fit import FreeCapacity, accepted_gpu_ids
+from resource_manager.core.models import Placement, Request
+from resource_manager.scheduling.placement.gangs import (
+    Members,
+    Part,
+    Prospects,
+    plan,
+    positions,
+    ranked,
+    slots,
+    uniform,
+)
+from resource_manager.scheduling.queue.lease_timelines import LeaseTimelines, Reservation, Span, Timeline
+from resource_manager.scheduling.queue.windows import MAX_OCCURRENCES, horizon_s, is_restricted, opens_at
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
+
+MAX_RESERVATIONS = 32
+"""Maximum number of requests with a reservation; those behind them hold back what they could use."""
+
+MAX_SWEPT = 1000
+"""Maximum number of nodes at which the reservations of gangs look, beyond the first. Each looks at all nodes
+that it could use, in every pass: a few dozen gangs on hundreds of nodes would take a tenth of a second."""
+
+
+@dataclass(slots=True)
+class _Hold:
+    """What requests without a known start hold back on the nodes of a mask: GPUs of a kind, and amounts."""
+
+    mask: int
+    request: Request
+    """One of them, which tells the kind of GPUs."""
+    amounts: Counter[str] = field(default_factory=Counter)
+
+    def leave(self, node: NodeState, free: FreeCapacity) -> FreeCapacity:
+        """Return what is left of the free capacity of a node of the mask."""
+        gpus: dict[int, int] = dict(free.gpus)
+        if self.request.gpus:
+            gpus |= dict.fromkeys(accepted_gpu_ids(node.node, self.request), 0)
+        return FreeCapacity(gpus, {name: had - self.amounts[name] for name, had in free.amounts.items()})
+
+
+class Reservations:
+    """Free capacity of each node from now on, by the runtimes of leases and of reserved requests.
+
+    An unknown runtime is infinite, and before a maintenance window as the limits say: none of those that
+    start cross one. A lease past its expected end is assumed to end at any moment. A request whose start is
+    unknown, or that is one too many, may start at any moment: on each node that it could use, it holds back
+    the GPUs of its kind and its amounts.
+
+    Nothing is freed while a pass goes on, so what cannot start once cannot start later in it.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        current: SchedulingPass,
+        prospects: Prospects | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._now = current.now
+        self._guard_s = current.limits.maintenance_guard_s
+        self._prospects = prospects or Prospects.of(cluster)
+        self._leases = LeaseTimelines.of(cluster)
+        self._waiting: list[Request] = []
+        self._count = 0
+        self._swept = 0
+        """The nodes at which reservations of gangs have looked."""
+        self._ahead = 0
+        """The requests put ahead."""
+        self._look_from = 0
+        """Their number from which another look at what may still start is worth its time."""
+        self._gangs_ahead = 0
+        self._to_sweep = 0
+        """Those at which reservations for all gangs put ahead would look."""
+        self._planned: dict[int, list[Reservation]] = {}
+        """What is reserved, by position of the node."""
+        self._timelines: dict[int, tuple[Timeline, Timeline]] = {}
+        """By position of a node its timeline by leases alone, and with what is reserved."""
+        self._mark, self._before = self._leases.reserved
+        self._made: list[Reservation] = []
+        self._place_before = {each.request.lease_id: place for place, each in enumerate(self._before)}
+        self._passed = 0
+        """Place in the last pass up to which its reservations were looked at."""
+        self._dirty: set[int] | None = set()
+        """Positions of the nodes that changed since the last pass; None if any may have."""
+        self._holds: dict[tuple[object, ...], _Hold] = {}
+        self._held_mask = 0
+        self._common_mask = -1
+        """The nodes that all requests put ahead could use with their GPUs."""
+        self._gpus_held_mask = 0
+        """The nodes of which all GPUs are held back."""
+        self._delaying: dict[tuple[object, ...], float] = {}
+        """The shortest runtime with which a request of that shape would have delayed a reservation."""
+        self._startable: dict[tuple[object, ...], Request] | None = None
+        """Shapes of pending requests that may still start in this pass; None until somebody asks."""
+
+    def put_ahead(self, request: Request) -> None:
+        """Put a request that does not start ahead of those that are asked about next."""
+        self._waiting.append(request)
+        self._ahead += 1
+        usable = self._prospects.usable(request)
+        self._common_mask &= usable if request.gpus else 0
+        if request.nodes != 1:
+            self._gangs_ahead += 1
+            self._to_sweep += usable.bit_count()
+
+    def is_over(self) -> bool:
+        """Return True if it is known that no pending request behind those put ahead can start now."""
+        shapes = self._cluster.pending.shapes
+        is_full = (
+            len(self._waiting) + self._count > MAX_RESERVATIONS
+            or (self._gangs_ahead > 1 and self._to_sweep > MAX_SWEPT)
+            or bool(self._holds)
+        )
+        if self._startable is None and (is_full or len(shapes) <= MAX_RESERVATIONS):
+            self._startable = {
+                shape: request
+                for shape, request in shapes.items()
+                if next(self._cluster.candidates(request), None) is not None
+            }
+        if is_full and self._startable and self._ahead >= self._look_from:
+            # A look at all shapes for each of a long queue would take longer than the queue itself.
+            self._look_from = self._ahead + self._ahead // 8 + 1
+            # One of those put ahead gets no reservation, whichever it is: it holds back what all could use.
+            self._keep_startable(self._common_mask & uniform(self._cluster))
+            if self._startable and self._settle():
+                self._keep_startable(self._gpus_held_mask)
+        return self._startable is not None and not self._startable
+
+    def _keep_startable(self, held_mask: int) -> None:
+        """Drop the shapes for which no node has room now, beside what is held back and the GPUs of a mask."""
+        cluster, kept = self._cluster, {}
+        for shape, request in (self._startable or {}).items():
+            mask = cluster.candidate_mask(request) & ~(held_mask if request.gpus else 0)
+            nodes = cluster.scan(mask, request)
+            if any(slots(node.node, request, self._left(node, node.capacity)) for node in nodes):
+                kept[shape] = request
+        self._startable = kept
+
+    def may_start(self, request: Request) -> bool:
+        """Return False if it is known that no request of that shape can start now."""
+        return self._startable is None or request.shape in self._startable
+
+    def rule_out(self, request: Request) -> None:
+        """Note that no request of that shape can start now."""
+        if self._startable is not None:
+            self._startable.pop(request.shape, None)
+
+    def _settle(self) -> bool:
+        """Reserve for those put ahead, or hold back what they could use; return True if more is held back."""
+        more = False
+        for request in self._waiting:
+            if self.reserve(request) is None:
+                more = self.hold_back(request) or more
+        self._waiting.clear()
+        return more
+
+    def hold_back(self, request: Request) -> bool:
+        """Hold back what the request could use; return True if that was not so before."""
+        mask = self._prospects.usable(request)
+        kind = (mask, request.gpu_types, request.vendor, min(request.gpus, 2))
+        hold = self._holds.get(kind)
+        is_new = hold is None
+        if hold is None:
+            hold = self._holds[kind] = _Hold(mask, request)
+            self._held_mask |= mask
+            if request.gpus:
+                self._gpus_held_mask |= mask & uniform(self._cluster)
+        for name, amount in request.resources.items():
+            hold.amounts[name] += amount  # type: ignore[assignment]
+            is_new = is_new or bool(amount)
+        return is_new
+
+    def is_one_too_many(self, request: Request) -> bool:
+        """Return True if the request gets no reservation: those before it have all that a pass makes."""
+        if self._count == MAX_RESERVATIONS:
+            return True
+        if request.nodes == 1 or not self._swept:
+            return False
+        return self._swept + self._prospects.usable(request).bit_count() > MAX_SWEPT
+
+    def reserve(self, request: Request) -> float | None:
+        """Reserve the earliest start that delays no earlier reservation, on nodes of which nothing is held.
+
+        Returns it, or None if none is known or the request is one too many.
+        """
+        if self.is_one_too_many(request):
+            return None
+        if request.nodes != 1:
+            return self._reserve_gang(request)
+        runtime_s = self._leases.runtime_s(request)
+        held_mask = None if is_restricted(self._cluster, request) else self._held_mask
+        before, dirty = self._as_before(request), self._dirty
+        if (
+            before is not None
+            and dirty is not None
+            and held_mask is not None
+            and (before.request.shape, before.runtime_s, before.held_mask)
+            == (request.shape, runtime_s, held_mask)
+            and before.start >= self._now
+            and before.position not in dirty
+        ):  # it is still the best of all nodes but those that changed
+            best = before.start, before.position
+            usable = self._prospects.usable(request) if dirty else 0
+            for position in dirty:
+                if usable >> position & 1:
+                    since = self._leases.of_position(position).has_room_from(request)
+                    best = self._better(request, runtime_s, since, position, best)
+            is_same = best == (before.start, before.position)
+        else:
+            best = self._search(request, runtime_s, restricted=held_mask is None)
+            is_same = False
+            if before is not None and dirty is not None:
+                dirty.add(before.position)
+        start, position = best
+        if start == math.inf:
+            return None
+        if is_same and before is not None:
+            self._plan(before)
+        else:
+            end, timeline = start + runtime_s, self._timeline(position)
+            gpu_ids = timeline.pick_gpus(request, timeline.least_free(start, end)) or ()
+            if dirty is not None:
+                dirty.add(position)
+                if before is not None:
+                    dirty.add(before.position)
+            self._plan(Reservation(request, runtime_s, held_mask, start, position, gpu_ids))
+        self._count += 1
+        return start
+
+    def _as_before(self, request: Request) -> Reservation | None:
+        """Return what the last pass reserved for the request, of a gang the last node.
+
+        Nodes that changed since then, also by what is reserved there, become dirty.
+        """
+        if not self._made:
+            self._leases.reserved = self._cluster.mark, self._made
+        changed = self._cluster.changed_since(self._mark)
+        if self._dirty is None or changed is None:
+            self._dirty = None
+            return None
+        self._mark = self._cluster.mark
+        self._dirty.update(changed)
+        place = self._place_before.get(request.lease_id, -1)
+        if place < self._passed:
+            return None
+        self._dirty.update(skipped.position for skipped in self._before[self._passed : place])
+        self._passed = place + 1
+        return self._before[place]
+
+    def _search(self, request: Request, runtime_s: float, *, restricted: bool) -> tuple[float, int]:
+        """Return the earliest start and the first node of those with it; infinity if there is none."""
+        best = math.inf, -1
+        for since, position in self._leases.rooms(request):
+            if max(since, self._now) > best[0]:
+                break
+            best = self._better(request, runtime_s, since, position, best, restricted=restricted)
+        return best
+
+    def _better(
+        self,
+        request: Request,
+        runtime_s: float,
+        since: float,
+        position: int,
+        best: tuple[float, int],
+        *,
+        restricted: bool = False,
+    ) -> tuple[float, int]:
+        """Return the earliest start on a node, which has room by its leases `since` then, if it is better."""
+        at = since if since > self._now else self._now
+        if (at, position) >= best or self._held_mask >> position & 1:
+            return best
+        if restricted or position in self._planned:
+            opening = self._opening(self._cluster.nodes[position], request) if restricted else None
+            at = self._timeline(position).earliest(request, runtime_s, at, best[0], opening)
+        return (at, position) if (at, position) < best and at < math.inf else best
+
+    def _reserve_gang(self, request: Request) -> float | None:
+        """Reserve nodes for all members at the first time at which they are free together for the runtime."""
+        self._swept += self._prospects.usable(request).bit_count()
+        before, runtime_s = self._as_before(request), self._leases.runtime_s(request)
+        if before is not None and self._dirty is not None:
+            self._dirty.add(before.position)
+        for start in self._gang_starts(request, runtime_s):
+            free = partial(self._free, start, start + runtime_s)
+
+            def slots_of(
+                node: NodeState, start: float = start, free: Callable[[NodeState], FreeCapacity] = free
+            ) -> int:
+                if self._held_mask >> node.index & 1 or not self._is_open_at(node, request, start):
+                    return 0
+                return slots(node.node, request, free(node))
+
+            parts = plan(self._cluster, request, slots_of=slots_of)
+            if parts:
+                for member in self._fill(request, parts, free):
+                    position = self._cluster.by_name[member.node].index
+                    self._plan(Reservation(request, runtime_s, None, start, position, member.gpu_ids))
+                    if self._dirty is not None:
+                        self._dirty.add(position)
+                self._count += 1
+                return start
+        return None
+
+    def _free(self, start: float, end: float, node: NodeState) -> FreeCapacity:
+        return self._timeline(node.index).least_free(start, end)
+
+    def _opening(self, node: NodeState, request: Request) -> Callable[[float], float] | None:
+        """Return the function (time) -> when the node is first open to the request; None if it always is."""
+        if request.lease_id not in self._cluster.failed_starts and not any(
+            node.name in window.servers for window in self._cluster.windows
+        ):
+            return None
+        return lambda at: opens_at(self._cluster, node.name, request, at, self._guard_s)
+
+    def _is_open_at(self, node: NodeState, request: Request, at: float) -> bool:
+        opening = self._opening(node, request)
+        return opening is None or opening(at) == at
+
+    def _gang_starts(self, request: Request, runtime_s: float) -> Iterator[float]:
+        """Yield the times, ascending, at which enough nodes of one domain may be free for the runtime.
+
+        A sweep over the events of all nodes: each adds the members that it takes from a time on, and takes
+        them back where its free time has become too short.
+        """
+        events: list[tuple[float, int, str, int]] = []
+        for position in positions(self._prospects.usable(request) & ~self._held_mask):
+            node = self._cluster.nodes[position]
+            domain = node.node.labels.get(request.same) if request.same else ""
+            if domain is None:
+                continue
+            spans = self._timeline(node.index).gang_starts(request, runtime_s, self._now)
+            if is_restricted(self._cluster, request):
+                spans = self._outside_of_windows(node, request, spans)
+            for begin, end, is_at_end, count in spans:
+                events.append((begin, 0, domain, count))
+                if end < math.inf:
+                    events.append((end, int(is_at_end), domain, -count))
+        events.sort()
+        count_of: dict[str, int] = {}
+        enough: set[str] = set()
+        for place, (at, phase, domain, count) in enumerate(events):
+            count_of[domain] = count_of.get(domain, 0) + count
+            (enough.add if count_of[domain] >= request.nodes else enough.discard)(domain)
+            following = events[place + 1][:2] if place + 1 < len(events) else None
+            if enough and phase == 0 and following != (at, 0):
+                yield at
+
+    def _outside_of_windows(self, node: NodeState, request: Request, spans: Iterator[Span]) -> Iterator[Span]:
+        """Yield the parts of spans of starts in which the node is open to the request."""
+        held = [
+            (window, horizon_s(self._cluster, request, window, self._guard_s))
+            for window in self._cluster.windows
+            if node.name in window.servers
+        ]
+        for begin, end, is_at_end, count in spans:
+            for _ in range(MAX_OCCURRENCES):
+                begin = opens_at(self._cluster, node.name, request, begin, self._guard_s)
+                if begin > end or begin == math.inf or (begin == end and not is_at_end):
+                    break
+                comes = (window.occurrence(begin) for window, _ in held)
+                lasts = [
+                    found[0] - length_s for found, (_, length_s) in zip(comes, held, strict=True) if found
+                ]
+                last = min(lasts, default=math.inf)
+                if last >= end:
+                    yield begin, end, is_at_end, count
+                    break
+                yield begin, last, True, count
+                begin = math.nextafter(last, math.inf)
+
+    def _fill(
+        self, request: Request, parts: Iterable[Part], free_of: Callable[[NodeState], FreeCapacity]
+    ) -> list[Placement]:
+        """Return a placement for each member on the nodes of the parts, in inventory order."""
+        found: list[Placement] = []
+        for mask, count in parts:
+            wanted = len(found) + count
+            for position in positions(mask):
+                node = self._cluster.nodes[position]
+                free = free_of(node)
+                for _ in range(min(slots(node.node, request, free), wanted - len(found))):
+                    gpu_ids = self._timeline(node.index).pick_gpus(request, free) or ()
+                    found.append(Placement(node.name, gpu_ids))
+                    free = free.minus(request, gpu_ids)
+                if len(found) == wanted:
+                    break
+        return found
+
+    def without_delay(self, request: Request, members: Members) -> Members | None:
+        """Return the placements, or others for now, that delay no reservation; None if there are none."""
+        self._settle()
+        runtime_s, restricted = self._leases.runtime_s(request), is_restricted(self._cluster, request)
+        delaying = None if restricted else self._delaying.get(request.shape)
+        if delaying is not None and runtime_s >= delaying:
+            return None
+        found = self._without_delay(request, members, self._now + runtime_s)
+        if found is None and not restricted:
+            self._delaying[request.shape] = runtime_s
+        return found
+
+    def _without_delay(self, request: Request, members: Members, end: float) -> Members | None:
+        def free_of(node: NodeState) -> FreeCapacity:
+            # Intersect with what is free now: a lease past its expected end is still allocated.
+            free = self._timeline(node.index).least_free(self._now, end).intersect(node.capacity)
+            return self._left(node, free)
+
+        if request.nodes != 1:
+            return self._gang_without_delay(request, members, free_of)
+        placement = members[0]
+        wanted = self._cluster.by_name[placement.node]
+        for node in chain((wanted,), self._cluster.candidates(request)):
+            if not self._is_open_at(node, request, self._now):
+                continue
+            if node.index not in self._planned and not self._held_mask >> node.index & 1:
+                if not node.fits(request):
+                    continue
+                if node is wanted and all(
+                    node.gpu_free[gpu_id] >= request.gpu_milli for gpu_id in placement.gpu_ids
+                ):
+                    return members
+                return (node.place(request),)
+            timeline = self._timeline(node.index)
+            if not timeline.may_fit(request, self._now, end):
+                continue
+            free = free_of(node)
+            gpu_ids = timeline.pick_gpus(request, free)
+            if gpu_ids is None:
+                continue
+            if node is wanted and all(free.gpus[gpu_id] >= request.gpu_milli for gpu_id in placement.gpu_ids):
+                return members
+            return (Placement(node.name, gpu_ids),)
+        return None
+
+    def _left(self, node: NodeState, free: FreeCapacity) -> FreeCapacity:
+        """Return what is left of a node's free capacity without what is held back."""
+        if self._held_mask >> node.index & 1:
+            for hold in self._holds.values():
+                if hold.mask >> node.index & 1:
+                    free = hold.leave(node, free)
+        return free
+
+    def _gang_without_delay(
+        self, request: Request, members: Members, free_of: Callable[[NodeState], FreeCapacity]
+    ) -> Members | None:
+        left: dict[str, FreeCapacity] = {}
+        for member in members:
+            free = left.get(member.node) or free_of(self._cluster.by_name[member.node])
+            left[member.node] = free.minus(request, member.gpu_ids)
+        if all(min((*free.gpus.values(), *free.amounts.values()), default=0) >= 0 for free in left.values()):
+            return members
+
+        def slots_of(node: NodeState) -> int:
+            return self._is_open_at(node, request, self._now) and slots(node.node, request, free_of(node))
+
+        parts = plan(self._cluster, request, slots_of=slots_of)
+        return ranked(self._cluster, request, self._fill(request, parts, free_of)) if parts else None
+
+    def _plan(self, made: Reservation) -> None:
+        self._made.append(made)
+        self._planned.setdefault(made.position, []).append(made)
+        self._timelines.pop(made.position, None)
+
+    def _timeline(self, position: int) -> Timeline:
+        """Return the node's timeline with what is reserved on it."""
+        of_leases = self._leases.of_position(position)
+        if position not in self._planned:
+            return of_leases
+        known = self._timelines.get(position)
+        if known is None or known[0] is not of_leases:
+            timeline = of_leases
+            for made in self._planned[position]:
+                timeline = timeline.with_(made)
+            known = self._timelines[position] = of_leases, timeline
+        return known[1]

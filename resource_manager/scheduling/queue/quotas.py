@@ -1,0 +1,187 @@
+"""Quotas of teams: which requests must not start although they fit, and the refusals that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import MILLI_PER_GPU, Request
+from resource_manager.core.names import display_name, name_of, short
+from resource_manager.core.refusal import (
+    Fact,
+    Grounds,
+    OverGuarantee,
+    OverLimit,
+    OverOwnersLimit,
+    OverRuntime,
+    RefusalKind,
+    UsedBy,
+)
+from resource_manager.core.team_ledger import UNNAMED, Account, TeamLedger, milli_of
+from resource_manager.errors import RuntimeOverError
+from resource_manager.scheduling.queue.giving_back import runtime_used_s
+
+MAX_HOLDERS = 3
+"""Maximum number of those that use a quota among the facts of a refusal."""
+
+
+class StopKind(StrEnum):
+    """Rules by which a request must not start."""
+
+    LIMIT = "limit"
+    OWNER = "owner"
+    RUNTIME = "runtime"
+    GUARANTEE = "guarantee"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The rule that stops a request, and the account whose rule it is."""
+
+    kind: StopKind
+    account: Account
+
+
+def stop_of(ledger: TeamLedger, request: Request) -> Stop | None:
+    """Return the first rule that stops the request now, or None."""
+    asked = milli_of(request)
+    own = ledger.of(request)
+    runtime_s, longest_s = request.expected_runtime_s, own.team.max_runtime_s
+    if runtime_s is not None and longest_s is not None and runtime_s > longest_s:
+        return Stop(StopKind.RUNTIME, own)
+    if not asked:
+        return None
+    for account in own.path:
+        if account.limit is not None and account.allocated + asked > account.limit:
+            return Stop(StopKind.LIMIT, account)
+    most = own.team.max_gpus_per_owner
+    if most is not None and own.by_owner.get(request.owner, 0) + asked > MILLI_PER_GPU * most:
+        return Stop(StopKind.OWNER, own)
+    if ledger.rules.preemption and not request.preemptible:
+        for account in own.path:
+            if not _has_guarantee_left(account, request, asked):
+                return Stop(StopKind.GUARANTEE, account)
+    return None
+
+
+def lease_end(ledger: TeamLedger, request: Request, granted_at: float, now: float) -> float:
+    """Return the end of a lease that is granted or renewed now: its team's longest runtime bounds its TTL.
+
+    What leases took that the request gave back counts; a new lease has a second at least.
+
+    Raises `RuntimeOverError` if that runtime is over.
+    """
+    team = ledger.of(request).team
+    if team.max_runtime_s is None:
+        return now + request.ttl_s
+    end = granted_at + max(team.max_runtime_s - runtime_used_s(request), 1.0)
+    if now >= end:
+        called = short(display_name(request.lease_id, request.labels))
+        raise RuntimeOverError(request.lease_id, called, team.name, team.max_runtime_s)
+    return min(now + request.ttl_s, end)
+
+
+def _has_guarantee_left(account: Account, request: Request, asked: int) -> bool:
+    """Return True if the leases that must not be preempted stay inside the guarantee with this one."""
+    return account.fixed + asked <= account.guaranteed and (
+        not account.team.guaranteed_by_type or bool(types_inside(account, request, asked))
+    )
+
+
+def types_inside(account: Account, request: Request, asked: int) -> list[str]:
+    """Return the types of GPU the request accepts of which the team stays inside its guarantee with it."""
+    typed = account.team.guaranteed_by_type
+    return [
+        gpu_type
+        for gpu_type in request.gpu_types or typed
+        if account.by_type.get(gpu_type, 0) + asked <= MILLI_PER_GPU * typed.get(gpu_type, 0)
+    ]
+
+
+def stays_inside(account: Account, request: Request, more: int = 0) -> bool:
+    """Return True if the team, holding `more` thousandths than now, stays inside its guarantee with it."""
+    asked = milli_of(request) + more
+    if account.allocated + asked > account.guaranteed:
+        return False
+    return not account.team.guaranteed_by_type or bool(types_inside(account, request, asked))
+
+
+def may_start(ledger: TeamLedger, request: Request, blocked: Collection[str]) -> bool:
+    """Return True if no quota stops the request, and no team's request that does not fit blocks it.
+
+    `blocked` are the teams with such a request. Behind another team's request only one goes on that stays
+    inside its own team's guarantee: it is what that team was promised.
+    """
+    if blocked and not passes(ledger, request, blocked):
+        return False
+    return stop_of(ledger, request) is None
+
+
+def passes(ledger: TeamLedger, request: Request, blocked: Collection[str]) -> bool:
+    """Return True if the request goes on behind other teams' requests that do not fit."""
+    if not ledger.rules.teams or request.team in blocked:
+        return False
+    return all(stays_inside(account, request) for account in ledger.of(request).path)
+
+
+def quota_refusal(cluster: ClusterState, request: Request) -> Grounds | None:
+    """Return the refusal of a request that a quota stops, or None."""
+    if cluster.ledger is None:
+        return None
+    stop = stop_of(cluster.ledger, request)
+    return None if stop is None else Grounds(RefusalKind.QUOTA, (_fact(cluster, request, stop),), request)
+
+
+def _fact(cluster: ClusterState, request: Request, stop: Stop) -> Fact:
+    account, asked = stop.account, milli_of(request)
+    team, rules = account.name, account.team
+    match stop.kind:
+        case StopKind.RUNTIME:
+            assert request.expected_runtime_s is not None
+            assert rules.max_runtime_s is not None
+            return OverRuntime(team, rules.max_runtime_s, request.expected_runtime_s)
+        case StopKind.LIMIT:
+            assert account.limit is not None
+            return _over_limit(cluster, account, account.limit, asked)
+        case StopKind.OWNER:
+            assert rules.max_gpus_per_owner is not None
+            held = account.by_owner.get(request.owner, 0)
+            return OverOwnersLimit(request.owner, team, rules.max_gpus_per_owner, held, asked)
+    typed = rules.guaranteed_by_type
+    guaranteed = [(name, typed.get(name, 0)) for name in request.gpu_types or typed] if typed else []
+    return OverGuarantee(team, account.guaranteed, tuple(guaranteed), account.fixed, asked)
+
+
+def _over_limit(cluster: ClusterState, account: Account, limit: int, asked: int) -> OverLimit:
+    """Return by whom the limit is used, largest first: teams below, else owners, else leases."""
+    if account.children:
+        used_by = UsedBy.TEAMS
+        found = {child.name: child.allocated for child in account.children if child.allocated}
+    elif set(account.by_owner) - {""}:
+        used_by, found = UsedBy.OWNERS, dict(account.by_owner)
+    else:
+        used_by = UsedBy.LEASES
+        found = {
+            name_of(lease): milli_of(lease.request)
+            for lease in cluster.leases.values()
+            if lease.request.team == account.name and milli_of(lease.request)
+        }
+    largest = sorted(found.items(), key=lambda item: (-item[1], item[0] in ("", UNNAMED), item[0]))
+    shown, more = tuple(largest[:MAX_HOLDERS]), max(len(largest) - MAX_HOLDERS, 0)
+    return OverLimit(account.name, limit, account.allocated, asked, used_by, shown, more)
+
+
+def shares_by_weight(ledger: TeamLedger) -> dict[str, float]:
+    """Return each team's part of the whole by weight, divided down the tree; those not named share one."""
+    found: dict[str, float] = {}
+
+    def divide(accounts: list[Account], part: float) -> None:
+        total = sum(account.team.weight for account in accounts)
+        for account in accounts:
+            found[account.name] = part * account.team.weight / total if total else 0.0
+            divide(account.children, found[account.name])
+
+    divide(ledger.tops, 1.0)
+    return found

@@ -1,0 +1,92 @@
+"""Order between teams: those inside their guarantee first, then by the share that the next job would make."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+
+from resource_manager.core.models import PendingRequest
+from resource_manager.core.team_ledger import Account, TeamLedger, milli_of
+from resource_manager.scheduling.queue.quotas import stays_inside
+
+Level = tuple[bool, float, float]
+"""One level of a tree: outside the guarantee, share of the guarantee, part by weight."""
+
+Key = tuple[tuple[Level, ...], int]
+
+
+def between_teams(
+    ledger: TeamLedger, ordered: Iterable[PendingRequest], *, count_all: bool
+) -> Iterator[PendingRequest]:
+    """Yield the pending requests with the team whose turn it is first; `ordered` is the order inside a team.
+
+    Next is the team whose first job stays inside its guarantee, then the one of which that job would make the
+    smallest share, (held + asked) / guaranteed, compared from the top of the tree down. Teams without a
+    guarantee come last, by held + asked for their weight.
+
+    The accounts are read again before each step, so that a caller who grants as it goes counts what started.
+    With `count_all` every request yielded counts as started, which gives positions in the queue.
+    """
+    queues: dict[str, deque[PendingRequest]] = {}
+    for pending in _by_stated_priority(ledger, ordered):
+        queues.setdefault(ledger.of(pending.request).name, deque()).append(pending)
+    added: Counter[str] = Counter()
+    heap = [(_key(ledger, queue[0], added), team) for team, queue in queues.items()]
+    heapify(heap)
+    while heap:
+        key, team = heappop(heap)
+        queue = queues[team]
+        # What a team holds only grows in one pass, so the first entry that is still true comes next.
+        if (current := _key(ledger, queue[0], added)) != key:
+            heappush(heap, (current, team))
+            continue
+        pending = queue.popleft()
+        yield pending
+        if count_all:
+            for account in ledger.accounts[team].path:
+                added[account.name] += milli_of(pending.request)
+        if queue:
+            heappush(heap, (_key(ledger, queue[0], added), team))
+
+
+def _by_stated_priority(ledger: TeamLedger, ordered: Iterable[PendingRequest]) -> Iterable[PendingRequest]:
+    """Let the stated priority lead with preemption: else a job could be taken for one that is behind it."""
+    if not ledger.rules.preemption:
+        return ordered
+    return sorted(ordered, key=lambda pending: -pending.request.priority)
+
+
+def _key(ledger: TeamLedger, pending: PendingRequest, added: Counter[str]) -> Key:
+    accounts = reversed(ledger.of(pending.request).path)
+    return tuple(_level(account, pending, added[account.name]) for account in accounts), pending.sequence
+
+
+def _level(account: Account, pending: PendingRequest, more: int) -> Level:
+    would_hold = account.allocated + milli_of(pending.request) + more
+    weight = account.team.weight
+    return (
+        not stays_inside(account, pending.request, more),
+        would_hold / account.guaranteed if account.guaranteed else math.inf,
+        would_hold / weight if weight else math.inf,
+    )
+
+
+def guaranteed_first(ledger: TeamLedger, ordered: Iterable[PendingRequest]) -> list[PendingRequest]:
+    """Return the requests that stay inside their team's guarantee, then the others, each part as `ordered`.
+
+    For orders that compare teams by another share than that of the guarantee.
+    """
+    added: Counter[str] = Counter()
+    inside: list[PendingRequest] = []
+    outside: list[PendingRequest] = []
+    for pending in ordered:
+        accounts = ledger.of(pending.request).path
+        if all(stays_inside(account, pending.request, added[account.name]) for account in accounts):
+            inside.append(pending)
+            for account in accounts:
+                added[account.name] += milli_of(pending.request)
+        else:
+            outside.append(pending)
+    return inside + outside

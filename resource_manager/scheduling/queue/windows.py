@@ -1,0 +1,126 @@
+"""Maintenance windows in scheduling: the servers that a request may not start on now, and since when it may.
+
+A request crosses a window if its runtime, stated or learnt, reaches into it. An unknown runtime is taken to
+be `maintenance_guard_s`, or to end at the begin of a window that preempts it. A TTL tells nothing. Servers on
+which the request's job has just failed to start are closed to it the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from resource_manager.core.changes import Preempting
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.failed_starts import avoided_until
+from resource_manager.core.maintenance import Window
+from resource_manager.core.models import Lease, Request
+from resource_manager.core.node_state import ClosedToRequest
+from resource_manager.core.refusal import InWindow, StartFailed
+from resource_manager.scheduling.placement.avoidance import avoided
+from resource_manager.scheduling.placement.gangs import Members, select_members
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
+
+MAX_OCCURRENCES = 100
+"""Maximum number of windows in a row after which a start is looked for."""
+
+
+def horizon_s(cluster: ClusterState, request: Request, window: Window, guard_s: float) -> float:
+    """Return for how long from its start the request must not meet the window."""
+    runtime = cluster.runtimes.runtime_of(request)
+    if runtime is not None:
+        return runtime.seconds
+    return 0.0 if request.preemptible and preempts(cluster, window) else guard_s
+
+
+def preempts(cluster: ClusterState, window: Window) -> bool:
+    """Return True if the window ends what runs at its begin: it says so, and the teams allow preemption."""
+    return window.preempt and cluster.teams.preemption
+
+
+def opens_at(cluster: ClusterState, node: str, request: Request, at: float, guard_s: float) -> float:
+    """Return the first time from `at` on at which neither windows nor a failed start close the node to it."""
+    held = [
+        (window, horizon_s(cluster, request, window, guard_s))
+        for window in cluster.windows
+        if node in window.servers
+    ]
+    if not held and request.lease_id not in cluster.failed_starts:
+        return at
+    for _ in range(MAX_OCCURRENCES):
+        ends = [found[1] for window, length_s in held if (found := window.crossed(at, length_s))]
+        if (failed := avoided(cluster, request, at).get(node)) is not None:
+            ends.append(avoided_until(failed))
+        if not ends:
+            return at
+        at = max(ends)
+    return math.inf
+
+
+def ending(cluster: ClusterState, now: float) -> list[Preempting]:
+    """Return the preemption of every preemptible lease that still runs in a window that preempts."""
+    found: dict[str, Preempting] = {}
+    for window in cluster.windows:
+        if not (window.is_open(now) and preempts(cluster, window)):
+            continue
+        for lease in running(cluster, window):
+            if lease.request.preemptible and not (lease.preempted_by or lease.quarantined):
+                until = now + lease.request.preempt_grace_s
+                change = Preempting(lease.lease_id, lease.fencing_token, window.preemptor, until, now)
+                found.setdefault(lease.lease_id, change)
+    return list(found.values())
+
+
+def running(cluster: ClusterState, window: Window) -> list[Lease]:
+    """Return the leases on the window's servers, by id."""
+    states = (cluster.by_name[name] for name in window.servers if name in cluster.by_name)
+    found = {lease_id: lease for state in states for lease_id, lease in state.leases.items()}
+    return [lease for _, lease in sorted(found.items())]
+
+
+def under_maintenance(cluster: ClusterState, now: float) -> list[Lease]:
+    """Return the leases that still run on servers of open windows."""
+    open_windows = (window for window in cluster.windows if window.is_open(now))
+    return list({lease.key: lease for window in open_windows for lease in running(cluster, window)}.values())
+
+
+def is_restricted(cluster: ClusterState, request: Request) -> bool:
+    """Return True if servers may be closed to the request alone, by windows or by a failed start."""
+    return bool(cluster.windows) or request.lease_id in cluster.failed_starts
+
+
+@contextmanager
+def closed_for(cluster: ClusterState, request: Request, current: SchedulingPass) -> Iterator[None]:
+    """Close, inside, the servers that the request avoids, or whose windows it would cross, starting now."""
+    closed = {
+        node: ClosedToRequest(
+            node, failed.at, why=StartFailed(failed.at, failed.reason, avoided_until(failed))
+        )
+        for node, failed in avoided(cluster, request, current.now).items()
+    }
+    for window in cluster.windows:
+        length_s = horizon_s(cluster, request, window, current.limits.maintenance_guard_s)
+        if found := window.crossed(current.now, length_s):
+            for name in window.servers:
+                closed.setdefault(name, ClosedToRequest(name, found[0], why=InWindow(*found, window.reason)))
+    if not closed:
+        yield
+        return
+    with cluster.trial():
+        for drained in closed.values():
+            cluster.suppose_closed(drained)
+        yield
+
+
+def place_now(cluster: ClusterState, request: Request, current: SchedulingPass) -> Members | None:
+    """Return the placements of all members on servers that are open to them, as `select_members`.
+
+    There are none while grants are suspended.
+    """
+    if current.suspended is not None:
+        return None
+    if not is_restricted(cluster, request):
+        return select_members(cluster, request, current.policy)
+    with closed_for(cluster, request, current):
+        return select_members(cluster, request, current.policy)

@@ -1,0 +1,327 @@
+"""Grounds of requests for which servers are short: what the inventory lacks, and what is free now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.fit import (
+    ShortageKind,
+    accepted_gpu_ids,
+    accepts_node,
+    could_ever_fit,
+    count_gpus,
+    fits,
+    has_labels,
+    has_mig_devices_for,
+    shortages,
+)
+from resource_manager.core.gpu_state import withheld
+from resource_manager.core.models import MILLI_PER_GPU, Lease, Request, Spread
+from resource_manager.core.names import name_of
+from resource_manager.core.node_state import ClosedToRequest
+from resource_manager.core.refusal import (
+    AddressesMissing,
+    AmountShort,
+    ClosedServer,
+    Closure,
+    Fact,
+    FreeNow,
+    FreeShort,
+    GpusShort,
+    Grounds,
+    IsDrained,
+    IsSilent,
+    KindMissing,
+    LabelsMissing,
+    LabelUnknown,
+    Lack,
+    MembersFree,
+    MoreClosed,
+    NeverTogether,
+    NextServer,
+    NoFreeServer,
+    NoPlacement,
+    NoPort,
+    NoServer,
+    NotAtOnce,
+    OneServerOnly,
+    RefusalKind,
+    StartFailed,
+    TooFewGpus,
+    TooFewServers,
+    Unreleased,
+    WithheldGpus,
+)
+from resource_manager.core.search import awaits_restore
+from resource_manager.scheduling.placement.gangs import (
+    could_ever_take,
+    domain_masks,
+    ever_slots,
+    member_of,
+    positions,
+    slots,
+    takes_ever,
+)
+
+MAX_CLOSED = 3
+"""Maximum number of closed servers among the facts of a refusal."""
+
+
+# ---- never ----
+
+
+def never_fits(cluster: ClusterState, request: Request) -> Grounds | None:
+    """Return why the inventory could not satisfy the request even when empty; None if it could."""
+    if could_ever_take(cluster, request):
+        return None
+    found = _never_a_member(cluster, request) or _never_together(cluster, request)
+    return Grounds(RefusalKind.NEVER_FITS, (found,), request)
+
+
+def _never_a_member(cluster: ClusterState, request: Request) -> Fact | None:
+    """Return why no server could take a member; None if one could."""
+    states = [state for state in cluster.nodes if not state.retired]
+    if any(could_ever_fit(state.node, request) for state in states):
+        return None
+    named = [state for state in states if request.required_node in (None, state.name)]
+    allowed = [state for state in named if has_labels(state.node, request)]
+    if not allowed:
+        return LabelsMissing() if named else NoServer()
+    if not any(accepts_node(state.node, request) for state in allowed) or (
+        request.gpus and not any(state.node.gpus for state in allowed)
+    ):
+        return KindMissing()
+    best = max(allowed, key=lambda state: count_gpus(state.node, request))
+    most = count_gpus(best.node, request)
+    if most < request.gpus:
+        of_mig = any(has_mig_devices_for(state.node, request) for state in allowed)
+        return TooFewGpus(best.name, most, of_mig)
+    return _amount_short(allowed, request, free=False) or NeverTogether()
+
+
+def _never_together(cluster: ClusterState, request: Request) -> Fact:
+    """Return why the whole inventory cannot take the gang, although it can take a member."""
+    label, areas = request.same, _areas(cluster, request)
+    if label and not areas:
+        return LabelUnknown()
+    member = member_of(request)
+    able = [state for state in cluster.nodes if not state.retired and could_ever_fit(state.node, member)]
+    without = [state for state in able if not state.node.address]
+    if without and len(able) - len(without) < (request.nodes if request.spread is Spread.SERVERS else 1):
+        return AddressesMissing(len(without), len(able), without[0].name)
+    if request.required_node is not None and request.spread is Spread.SERVERS:
+        return OneServerOnly()
+    per_area = {
+        value: sum(ever_slots(cluster.nodes[position], request) for position in positions(mask))
+        for value, mask in areas.items()
+    }
+    value = max(per_area, key=per_area.__getitem__)
+    return TooFewServers(per_area[value], value)
+
+
+def _areas(cluster: ClusterState, request: Request) -> dict[str, int]:
+    """Return the masks of nodes among which the request must be placed, by value of its label `same`."""
+    if request.same:
+        return domain_masks(cluster, request.same)
+    return {"": (1 << len(cluster.nodes)) - 1}
+
+
+# ---- not now ----
+
+
+def no_capacity(cluster: ClusterState, request: Request) -> Grounds:
+    """Return why a request does not fit now that could fit if servers were empty."""
+    return (_no_server if request.nodes == 1 else _too_few_servers)(cluster, request)
+
+
+def _no_server(cluster: ClusterState, request: Request) -> Grounds:
+    usable = [state for state in cluster.nodes if could_ever_fit(state.node, request) and not state.retired]
+    is_open = [
+        state for state in usable if state.is_open and (not state.closed_gpus or state.could_fit(request))
+    ]
+    if not is_open:
+        return Grounds(_kind_of_closed(usable), tuple(_closed_servers(usable, request)), request)
+    facts: list[Fact] = [NoFreeServer(_nearest(is_open, request))]
+    if unreleased := unreleased_lease(is_open, request):
+        return Grounds(RefusalKind.AWAITING_RELEASE, (*facts, unreleased), request)
+    closed = [state for state in usable if not state.is_open and _fits_without(state, [], request)]
+    facts += _closed_servers(closed, request)
+    marked = [state for state in is_open if request.gpus and (state.closed_gpus or state.cleaning)]
+    found = (withheld(state, accepted_gpu_ids(state.node, request)) for state in marked)
+    facts += [gpus for gpus in found if gpus is not None][:1]
+    return Grounds(RefusalKind.NO_CAPACITY, tuple(facts), request)
+
+
+def _too_few_servers(cluster: ClusterState, request: Request) -> Grounds:
+    areas = {
+        value: mask for value, mask in _areas(cluster, request).items() if takes_ever(cluster, request, mask)
+    }
+    able = {
+        value: [
+            state for position in positions(mask) if ever_slots(state := cluster.nodes[position], request)
+        ]
+        for value, mask in areas.items()
+    }
+    count = {value: sum(_slots_now(state, request) for state in states) for value, states in able.items()}
+    value = max(count, key=count.__getitem__)
+    states, free = able[value], MembersFree(count[value], value)
+    opened = [state for state in states if state.is_open]
+    if not any(takes_ever(cluster, request, mask & cluster.open_mask) for mask in areas.values()):
+        closed = [state for state in states if not state.is_open]
+        return Grounds(_kind_of_closed(closed), (free, *_closed_servers(closed, request)), request)
+    lacking = [state for state in opened if not _slots_now(state, request)]
+    if unreleased := unreleased_lease(lacking, request):
+        return Grounds(RefusalKind.AWAITING_RELEASE, (free, unreleased), request)
+    facts: list[Fact] = [free]
+    if count[value] >= request.nodes:
+        facts = [MembersFree(count[value], value, _without_port(states, request))]
+    elif lacking:
+        nearest = max(lacking, key=lambda state: most_free(state, request))
+        facts.append(NextServer(nearest.name, _next_lack(nearest, request)))
+    return Grounds(RefusalKind.NO_CAPACITY, tuple(facts), request)
+
+
+def _slots_now(state: NodeState, request: Request) -> int:
+    """Return how many members of the gang the server takes now."""
+    return slots(state.node, request, state.capacity) if state.is_open and state.node.address else 0
+
+
+def _next_lack(state: NodeState, request: Request) -> FreeShort | Lack:
+    for shortage in shortages(state.node, request, state.capacity):
+        if shortage.kind in (ShortageKind.GPUS, ShortageKind.AMOUNT):
+            return FreeShort(shortage.has, shortage.name)
+    return lack_of([state], request)
+
+
+def _without_port(states: list[NodeState], request: Request) -> NoPort | NoPlacement:
+    for state in states:
+        if _slots_now(state, request) and not state.free_port():
+            return NoPort(state.name, *state.node.gang_ports)
+    return NoPlacement()
+
+
+def leases_in_the_way(cluster: ClusterState, request: Request) -> Iterator[Lease]:
+    """Yield the leases on open servers that could fit the request when empty."""
+    for state in cluster.nodes:
+        if state.is_open and state.could_fit(request):
+            yield from state.leases.values()
+
+
+def unreleased_lease(states: Iterable[NodeState], request: Request) -> Unreleased | None:
+    """Return a quarantined lease after whose release the request can start, or None."""
+    for state in states:
+        unconfirmed = [lease for lease in state.leases.values() if lease.quarantined]
+        if unconfirmed and state.is_open and _fits_without(state, unconfirmed, request):
+            return Unreleased(name_of(unconfirmed[0]), state.name)
+    return None
+
+
+def free_on(state: NodeState, request: Request) -> FreeNow:
+    """Return what is free on the server: GPUs, milli of one, or else the first resource of the request."""
+    if not request.gpus:
+        return FreeNow(state.free.get(next(iter(request.resources), "cpus"), 0), state.name)
+    eligible = state.eligible_gpus(request)
+    if request.gpu_milli != MILLI_PER_GPU:
+        return FreeNow(max((state.gpu_free[gpu_id] for gpu_id in eligible), default=0), state.name)
+    return FreeNow(len(eligible), state.name)
+
+
+def is_by_gpus(cluster: ClusterState, request: Request) -> bool:
+    """Return True if GPUs are what the pending request lacks on every open server that could fit it."""
+    return request.gpus > 0 and not any(
+        state.is_open and state.could_fit(request) and _gpus_suffice(state, request)
+        for state in cluster.nodes
+    )
+
+
+def _nearest(states: list[NodeState], request: Request) -> Lack:
+    """Return what the best of these open servers is short of, none of which fits the request."""
+    if request.required_node is None and request.gpus:
+        best = max(states, key=lambda state: most_free(state, request))
+        most = most_free(best, request)
+        if most < (request.gpus if request.gpu_milli == MILLI_PER_GPU else request.gpu_milli):
+            return GpusShort(most, best.name)
+        states = [state for state in states if _gpus_suffice(state, request)]
+    return lack_of(states, request)
+
+
+def most_free(state: NodeState, request: Request) -> int:
+    """Return the node's number of free eligible GPUs; for a GPU fraction, the most milli free on one GPU."""
+    if request.gpu_milli == MILLI_PER_GPU:
+        any_gpu = not (request.gpu_types or request.vendor or state.has_mig)
+        return state.whole_free if any_gpu else len(state.eligible_gpus(request))
+    accepted = accepted_gpu_ids(state.node, request)
+    return max((state.gpu_free[gpu_id] for gpu_id in accepted if gpu_id in state.gpu_free), default=0)
+
+
+def _gpus_suffice(state: NodeState, request: Request) -> bool:
+    return len(state.eligible_gpus(request)) >= request.gpus
+
+
+def lack_of(states: list[NodeState], request: Request) -> Lack:
+    """Return what is short now, on the server with most of it."""
+    if request.gpus and not any(_gpus_suffice(state, request) for state in states):
+        return GpusShort(max(most_free(state, request) for state in states))
+    return _amount_short(states, request, free=True) or NotAtOnce()
+
+
+def _amount_short(states: list[NodeState], request: Request, *, free: bool) -> AmountShort | None:
+    """Return the first resource of which no server has enough, free or in total."""
+    for name, amount in request.resources.items():
+
+        def has(state: NodeState, name: str = name) -> float:
+            return (state.free if free else state.node.resources).get(name, 0)
+
+        best = max(states, key=has)
+        if has(best) < amount:
+            return AmountShort(name, max(has(best), 0), best.name, free)
+    return None
+
+
+def _kind_of_closed(states: Iterable[NodeState]) -> RefusalKind:
+    """Return the kind of a refusal by these closed servers: not searched, missing, or in maintenance."""
+    states = list(states)
+    if any(awaits_restore(state.drained) for state in states):
+        return RefusalKind.RECOVERING
+    is_missing = any(
+        state.silent is not None
+        or (isinstance(state.drained, ClosedToRequest) and isinstance(state.drained.why, StartFailed))
+        for state in states
+    )
+    return RefusalKind.NO_CAPACITY if is_missing else RefusalKind.MAINTENANCE
+
+
+def _closed_servers(states: list[NodeState], request: Request) -> Iterator[ClosedServer | MoreClosed]:
+    """Yield the closed servers, or those with closed GPUs, and how many more there are."""
+    for state in states[:MAX_CLOSED]:
+        has = most_free(state, request) if request.gpus else 0
+        yield ClosedServer(state.name, has, _closure_of(state, request))
+    if len(states) > MAX_CLOSED:
+        yield MoreClosed(len(states) - MAX_CLOSED)
+
+
+def _closure_of(state: NodeState, request: Request) -> Closure:
+    if state.is_open:
+        gpu_ids = state.closed_gpus.keys() & accepted_gpu_ids(state.node, request)
+        return withheld(state, gpu_ids) or WithheldGpus(())
+    return closure_of(state) or IsDrained("")
+
+
+def closure_of(state: NodeState) -> Closure | None:
+    """Return what closes a server as a whole, None for one that is open or only left the inventory."""
+    if isinstance(state.drained, ClosedToRequest):
+        return state.drained.why
+    if state.drained is not None:
+        return IsDrained(state.drained.reason, state.drained.failed)
+    return None if state.silent is None else IsSilent(state.silent.since)
+
+
+def _fits_without(state: NodeState, gone: Collection[Lease], request: Request) -> bool:
+    """Return True if the request would fit the node if it were open and the leases in `gone` had ended."""
+    free = state.capacity_without_leases
+    for lease in state.leases.values():
+        if lease not in gone:
+            for member in lease.on(state.name):
+                free = free.minus(lease.request, state.gpu_ids_of(member))
+    return fits(state.node, request, free)

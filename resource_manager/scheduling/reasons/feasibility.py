@@ -1,0 +1,320 @@
+"""Explanations why a request is not granted now: one refusal, and a verdict for each server."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.fit import (
+    Shortage,
+    ShortageKind,
+    accepted_gpu_ids,
+    could_ever_fit,
+    count_gpus,
+    has_mig_devices_for,
+    shortages,
+)
+from resource_manager.core.gpu_state import withheld
+from resource_manager.core.models import MILLI_PER_GPU, PendingRequest, Request
+from resource_manager.core.name_lookup import name_in
+from resource_manager.core.refusal import (
+    Ahead,
+    Fact,
+    Grounds,
+    HeldForAhead,
+    IsSilent,
+    LeftInventory,
+    MayStartAnyTime,
+    NextPass,
+    NoAddress,
+    NoPlaceInTime,
+    PriceNotCovered,
+    RefusalKind,
+    ServerShort,
+    WouldDelay,
+)
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.placement.gangs import Prospects, fitting_node
+from resource_manager.scheduling.preemption.preempting import awaiting_release, ending_for, held_back
+from resource_manager.scheduling.queue.backfill import Reservations
+from resource_manager.scheduling.queue.quotas import quota_refusal, stop_of
+from resource_manager.scheduling.queue.windows import closed_for, place_now
+from resource_manager.scheduling.reasons.capacity_grounds import (
+    closure_of,
+    free_on,
+    is_by_gpus,
+    leases_in_the_way,
+    most_free,
+    never_fits,
+    no_capacity,
+)
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
+
+SHORTEST_RUN_S = 0.001
+"""A request that could not even start with this runtime is not helped by stating one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Position of a pending request in queue order, from 1, and the refusal that says why it is pending."""
+
+    position: int
+    entry: PendingRequest
+    refusal: Grounds
+
+
+def standings(
+    cluster: ClusterState,
+    current: SchedulingPass,
+    *,
+    only: Collection[str] | None = None,
+) -> Iterator[Standing]:
+    """Yield the standing of every pending request, or of `only` those task ids, in queue order.
+
+    Do not change the cluster while iterating.
+    """
+    if cluster.preempting:
+        with held_back(cluster, current):
+            yield from list(_standings(cluster, current, only))
+    else:
+        yield from _standings(cluster, current, only)
+
+
+def _standings(
+    cluster: ClusterState,
+    current: SchedulingPass,
+    only: Collection[str] | None,
+) -> Iterator[Standing]:
+    reasons = _Reasons(cluster, current)
+    for position, entry in enumerate(current.order(cluster, current.now), 1):
+        if only is None or entry.lease_id in only:
+            yield Standing(position, entry, reasons.of(entry))
+        reasons.advance(position, entry)
+
+
+def refusals_of(
+    cluster: ClusterState,
+    requests: Iterable[Request],
+    current: SchedulingPass,
+) -> dict[str, Grounds]:
+    """Return the refusal of each request by task id, as if it was queued now; the cluster is unchanged."""
+    with cluster.trial():
+        asked = {request.lease_id: request for request in requests}
+        new = [request for lease_id, request in asked.items() if lease_id not in cluster.pending]
+        for change in allocator.enqueue(cluster, new, current.now):
+            cluster.apply(change)
+        return {
+            standing.entry.lease_id: standing.refusal for standing in standings(cluster, current, only=asked)
+        }
+
+
+class _Reasons:
+    """Refusals of pending requests, computed one after the other from the head of the queue."""
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        current: SchedulingPass,
+    ) -> None:
+        self._cluster = cluster
+        self._current = current
+        self._ahead: tuple[int, Request] | None = None
+        """Position and request of the first one passed that blocks all behind it."""
+        self._reservations: Reservations | None = None
+        self._waiting: list[tuple[int, Request]] = []
+        """With backfill, the requests passed that wait, in order."""
+        self._looked_at = 0
+        """How many of them have a reservation, or hold back what they could use."""
+        self._reserved: list[Request] = []
+        self._holding: list[tuple[int, Request, int]] = []
+        """Position and request of those that hold something back; how many have all places in time, or 0."""
+        self._nodes: dict[tuple[object, ...], NodeState | None] = {}
+        self._no_capacity: dict[tuple[object, ...], Grounds] = {}
+
+    def advance(self, position: int, entry: PendingRequest) -> None:
+        """Advance to the requests behind this one."""
+        request = entry.request
+        if self._cluster.ledger is not None and (
+            stop_of(self._cluster.ledger, request) is not None or ending_for(self._cluster, request.lease_id)
+        ):
+            return
+        if self._ahead is None:
+            if self._node(request) is None and allocator.blocks_queue(self._cluster, request, self._current):
+                self._ahead = (position, request)
+        elif not self._current.order.backfill:
+            return
+        elif self._node(request) is None:
+            if not allocator.blocks_queue(self._cluster, request, self._current):
+                return
+        elif self._by_price(entry):
+            return
+        if self._ahead is not None:
+            self._waiting.append((position, request))
+
+    def of(self, entry: PendingRequest) -> Grounds:
+        request = entry.request
+        node = self._node(request)
+        if node is None and (never := never_fits(self._cluster, request)):
+            return never
+        if self._current.suspended is not None:
+            return self._current.suspended
+        if self._cluster.preempting and (
+            waits := awaiting_release(self._cluster, request.lease_id, self._current.now)
+        ):
+            return waits
+        if node is None:
+            if stopped := quota_refusal(self._cluster, request):
+                return stopped
+            key = self._key(request)
+            if key not in self._no_capacity:
+                with closed_for(self._cluster, request, self._current):
+                    self._no_capacity[key] = no_capacity(self._cluster, request)
+            return self._no_capacity[key]
+        return quota_refusal(self._cluster, request) or self._by_price(entry) or self._behind(request, node)
+
+    def _node(self, request: Request) -> NodeState | None:
+        """Return a node that the request fits now, or None."""
+        key = self._key(request)
+        if key not in self._nodes:
+            with closed_for(self._cluster, request, self._current):
+                self._nodes[key] = fitting_node(self._cluster, request)
+        return self._nodes[key]
+
+    def _key(self, request: Request) -> tuple[object, ...]:
+        """Return what decides where the request fits now.
+
+        That is its shape, how far it reaches into windows, and the request itself if its start has failed.
+        """
+        shape = request.shape
+        if request.lease_id in self._cluster.failed_starts:
+            shape = (*shape, request.lease_id)
+        if not self._cluster.windows:
+            return shape
+        runtime = self._cluster.runtimes.runtime_of(request)
+        return (*shape, None if runtime is None else runtime.seconds, request.preemptible)
+
+    def _by_price(self, entry: PendingRequest) -> Grounds | None:
+        admission, request = self._current.limits.admission, entry.request
+        if admission is None or request.utility is None:
+            return None
+        members = place_now(self._cluster, request, self._current)
+        if members is None:
+            return None
+        quote = admission.quote(self._cluster, request, members, entry.queued_at, self._current.now)
+        if quote.covered:
+            return None
+        over = PriceNotCovered(quote.utility or 0.0, quote.price or 0.0, members[0].node, len(members) - 1)
+        return Grounds(RefusalKind.PRICE, (over,), request)
+
+    def _behind(self, request: Request, node: NodeState) -> Grounds:
+        why: Fact
+        if self._ahead is None:
+            why = NextPass(first=True)
+        elif self._current.order.backfill:
+            why = self._delay(request, node)
+        else:
+            ahead = self._ahead[1]
+            why = HeldForAhead(self._who(*self._ahead), node.could_fit(ahead), self._current.order.rule)
+        return Grounds(RefusalKind.BEHIND_QUEUE, (free_on(node, request), why), request)
+
+    def _who(self, position: int, ahead: Request) -> Ahead:
+        name = name_in(self._cluster, ahead.lease_id)
+        return Ahead(name, position, ahead, is_by_gpus(self._cluster, ahead))
+
+    def _delay(self, request: Request, node: NodeState) -> Fact:
+        """Return why backfill does not start the request now, by the same steps as `allocator.dispatch`."""
+        if self._reservations is None:
+            self._reservations = Reservations(self._cluster, self._current)
+        for position, ahead in self._waiting[self._looked_at :]:
+            too_late_for = len(self._reserved) if self._reservations.is_one_too_many(ahead) else 0
+            if self._reservations.reserve(ahead) is not None:
+                self._reserved.append(ahead)
+            else:
+                self._reservations.hold_back(ahead)
+                self._holding.append((position, ahead, too_late_for))
+        self._looked_at = len(self._waiting)
+        members = place_now(self._cluster, request, self._current)
+        if members is not None and self._reservations.without_delay(request, members):
+            return NextPass(first=False)
+        usable = Prospects.of(self._cluster).usable
+        for position, ahead, too_late_for in self._holding:
+            if usable(ahead) >> node.index & 1:
+                who = self._who(position, ahead)
+                return NoPlaceInTime(who, too_late_for) if too_late_for else self._any_time(who)
+        delayed = (each for each in self._waiting if usable(each[1]) >> node.index & 1)
+        assert self._ahead is not None
+        is_unknown = False
+        if members is not None and self._cluster.runtimes.runtime_of(request) is None:
+            brief = replace(request, expected_runtime_s=SHORTEST_RUN_S)
+            is_unknown = self._reservations.without_delay(brief, members) is not None
+        return WouldDelay(self._who(*next(delayed, self._ahead)), is_unknown)
+
+    def _any_time(self, who: Ahead) -> MayStartAnyTime:
+        """Return why a request ahead has no reservation, so that nothing overtakes it."""
+        leased = [lease.request for lease in leases_in_the_way(self._cluster, who.request)]
+        for one in (*leased, *self._reserved):
+            if self._cluster.runtimes.runtime_of(one) is None:
+                is_lease = one.lease_id in self._cluster.leases
+                return MayStartAnyTime(who, name_in(self._cluster, one.lease_id), is_lease)
+        return MayStartAnyTime(who)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Verdict of one server on a request: fits now or not, could fit when empty or not, and the reasons."""
+
+    node: str
+    server_id: int
+    fits: bool
+    could_fit: bool
+    reasons: tuple[Fact, ...]
+
+
+def explain(cluster: ClusterState, request: Request) -> list[Verdict]:
+    """Return the verdict of every server, in inventory order."""
+    return [verdict(state, request) for state in cluster.nodes]
+
+
+def verdict(state: NodeState, request: Request) -> Verdict:
+    """Return one server's verdict on the request."""
+    can_meet = request.nodes == 1 or bool(state.node.address)
+    fits = can_meet and state.fits(request)
+    return Verdict(
+        state.name,
+        state.node.server_id,
+        fits,
+        can_meet and not state.retired and could_ever_fit(state.node, request),
+        () if fits else tuple(_reasons(state, request)),
+    )
+
+
+def _reasons(state: NodeState, request: Request) -> list[Fact]:
+    reasons: list[Fact] = []
+    if request.nodes != 1 and not state.node.address:
+        reasons.append(NoAddress())
+    if state.retired:
+        reasons.append(LeftInventory())
+    if (closure := closure_of(state)) is not None:
+        reasons.append(closure)
+    if state.silent is not None and not isinstance(closure, IsSilent):
+        reasons.append(IsSilent(state.silent.since))
+    never = {(shortage.kind, shortage.name): shortage for shortage in shortages(state.node, request)}
+    # Unused capacity of a closed server does not count as free: only what it never has is said of it.
+    found = list(shortages(state.node, request, state.capacity)) if state.is_open else never.values()
+    for shortage in found:
+        ever = never.get((shortage.kind, shortage.name))
+        reasons.append(_short(state, request, ever or shortage, ever=ever is not None))
+        if shortage.kind is ShortageKind.GPUS and state.is_open and not ever:
+            gpus = withheld(state, accepted_gpu_ids(state.node, request))
+            reasons += [] if gpus is None else [gpus]
+    return reasons
+
+
+def _short(state: NodeState, request: Request, shortage: Shortage, *, ever: bool) -> ServerShort:
+    if shortage.kind is not ShortageKind.GPUS:
+        return ServerShort(shortage, ever, state.node.resources.get(shortage.name, 0))
+    if not ever and request.gpu_milli != MILLI_PER_GPU:
+        shortage = replace(shortage, has=most_free(state, request), wants=request.gpu_milli)
+    of_mig = has_mig_devices_for(state.node, request)
+    return ServerShort(shortage, ever, count_gpus(state.node, request), of_mig)

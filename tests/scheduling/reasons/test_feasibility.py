@@ -1,0 +1,167 @@
+"""Standings in the queue and verdicts of servers: each agrees with what the allocator does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resource_manager.core.changes import Drained, Granted, InventoryChanged, Queued
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.fit import could_ever_fit
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.refusal import IsDrained, LeftInventory, RecoveryWindow, RefusalKind, recovering
+from resource_manager.manager.refusal_wording import detail_of, reasons_of
+from resource_manager.scheduling.placement.policies import get_policy, select_placement
+from resource_manager.scheduling.queue.orders import get_order
+from resource_manager.scheduling.reasons.feasibility import explain, refusals_of, standings, verdict
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
+from tests.builders import node, nodes
+
+FIRST_FIT = get_policy("first_fit")
+FIFO = get_order("fifo")
+SRTF = get_order("srtf")
+
+
+def hold(cluster: ClusterState, lease_id: str, on: str, gpus: int, cpus: int = 0) -> None:
+    request = Request(lease_id, gpus, resources={"cpus": cpus})
+    placement = Placement(on, cluster.by_name[on].pick_gpus(request) or ())
+    cluster.apply(Granted(Lease(request, (placement,), cluster.last_fencing_token + 1, 0.0), 0.0))
+
+
+def queue(cluster: ClusterState, *requests: Request) -> None:
+    for number, request in enumerate(requests):
+        cluster.apply(Queued(request, float(number), number, float(number)))
+
+
+@pytest.fixture
+def full() -> ClusterState:
+    """Nodes a and b with 2 GPUs each, all held, and three requests pending."""
+    cluster = ClusterState(nodes("ab"))
+    hold(cluster, "x", "a", 2)
+    hold(cluster, "y", "b", 2)
+    queue(
+        cluster,
+        Request("slow", 2, expected_runtime_s=100.0),
+        Request("never", 3, expected_runtime_s=10.0),
+        Request("quick", 1, expected_runtime_s=1.0),
+    )
+    return cluster
+
+
+def test_standings_number_the_queue_in_its_order(full: ClusterState) -> None:
+    by_arrival = [
+        (each.position, each.entry.lease_id) for each in standings(full, SchedulingPass(FIRST_FIT, FIFO, 5.0))
+    ]
+    assert by_arrival == [(1, "slow"), (2, "never"), (3, "quick")]
+    by_runtime = [
+        (each.position, each.entry.lease_id) for each in standings(full, SchedulingPass(FIRST_FIT, SRTF, 5.0))
+    ]
+    assert by_runtime == [(1, "quick"), (2, "never"), (3, "slow")]
+    kinds = {
+        each.entry.lease_id: each.refusal.kind
+        for each in standings(full, SchedulingPass(FIRST_FIT, FIFO, 5.0))
+    }
+    assert kinds == {
+        "slow": RefusalKind.NO_CAPACITY,
+        "never": RefusalKind.NEVER_FITS,
+        "quick": RefusalKind.NO_CAPACITY,
+    }
+
+
+def test_standings_of_some_are_those_among_all(full: ClusterState) -> None:
+    everyone = list(standings(full, SchedulingPass(FIRST_FIT, FIFO, 5.0)))
+    some = list(standings(full, SchedulingPass(FIRST_FIT, FIFO, 5.0), only={"quick", "unknown"}))
+    assert some == [each for each in everyone if each.entry.lease_id == "quick"]
+
+
+def test_in_a_recovery_window_all_wait_for_it_but_what_never_fits(full: ClusterState) -> None:
+    window = recovering(RecoveryWindow(5.0, 55.0))
+    kinds = [each.refusal.kind for each in standings(full, SchedulingPass(FIRST_FIT, FIFO, 5.0, window))]
+    assert kinds == [RefusalKind.RECOVERING, RefusalKind.NEVER_FITS, RefusalKind.RECOVERING]
+
+
+def test_a_refusal_is_that_of_the_request_at_the_end_of_the_queue(full: ClusterState) -> None:
+    before = full.snapshot()
+    new = [Request("new", 1), Request("slow", 2, expected_runtime_s=100.0), Request("big", 9)]
+    refusals = refusals_of(full, new, SchedulingPass(FIRST_FIT, FIFO, 9.0))
+    assert {name: refusal.kind for name, refusal in refusals.items()} == {
+        "new": RefusalKind.NO_CAPACITY,
+        "slow": RefusalKind.NO_CAPACITY,
+        "big": RefusalKind.NEVER_FITS,
+    }
+    assert full.snapshot() == before
+
+
+def test_a_request_that_fits_but_is_not_first_is_behind_the_queue() -> None:
+    cluster = ClusterState(nodes("a"))
+    hold(cluster, "x", "a", 1)
+    queue(cluster, Request("head", 2))
+    refusal = refusals_of(cluster, [Request("t", 1)], SchedulingPass(FIRST_FIT, FIFO, 9.0))["t"]
+    assert refusal.kind is RefusalKind.BEHIND_QUEUE
+    assert "head bbbb (position 1" in detail_of(refusal)
+
+
+def test_every_server_answers_in_the_order_of_the_inventory() -> None:
+    cluster = ClusterState(nodes("cab"))
+    hold(cluster, "x", "a", 1)
+    answers = explain(cluster, Request("t", 2))
+    assert [(answer.node, answer.server_id, answer.fits, answer.could_fit) for answer in answers] == [
+        ("c", 2, True, True),
+        ("a", 0, False, True),
+        ("b", 1, True, True),
+    ]
+    assert [answer.reasons for answer in answers if answer.fits] == [(), ()]
+
+
+def test_all_reasons_of_a_server_are_named_at_once() -> None:
+    cluster = ClusterState([Node("a", 0, {"cpus": 8}, (Gpu(0, "V100"), Gpu(1, "V100"))), node("b")])
+    hold(cluster, "x", "a", 1, cpus=6)
+    short = Request("t", 2, resources={"cpus": 4})
+    reasons = verdict(cluster.by_name["a"], short).reasons
+    assert reasons_of(reasons, short)[-1] == "2 of 8 cpus free, 4 requested"
+    cluster.apply(Drained("a", 1.0, "new fan"))
+    asked = Request("t", 1, resources={"cpus": 9}, gpu_types=("A100",), required_node="b")
+    answer = verdict(cluster.by_name["a"], asked)
+    assert (answer.fits, answer.could_fit) == (False, False)
+    assert reasons_of(answer.reasons, asked) == [
+        "drained: new fan",
+        "the request is for b only",
+        "has no GPU of A100",
+        "has 8 cpus in total, 9 requested",
+    ]
+
+
+def test_a_failed_and_a_retired_server_say_so() -> None:
+    cluster = ClusterState(nodes("ab"))
+    hold(cluster, "x", "b", 1)
+    cluster.apply(Drained("a", 1.0, failed=True))
+    cluster.apply(InventoryChanged((node("a"),), 2.0))
+    a, b = explain(cluster, Request("t", 1))
+    assert (a.reasons, a.could_fit) == ((IsDrained("", failed=True),), True)
+    assert (b.reasons[0], b.could_fit) == (LeftInventory(), False)
+
+
+@given(
+    held=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2), st.integers(0, 4)), max_size=3),
+    drained=st.sets(st.sampled_from("ab")),
+    gpus=st.integers(0, 3),
+    cpus=st.integers(0, 9),
+    required=st.sampled_from([None, "a", "b"]),
+)
+def test_a_server_has_a_reason_exactly_if_it_cannot_take_the_request(
+    held: list[tuple[str, int, int]], drained: set[str], gpus: int, cpus: int, required: str | None
+) -> None:
+    cluster = ClusterState(nodes("ab"))
+    for number, (on, some_gpus, some_cpus) in enumerate(held):
+        if cluster.by_name[on].fits(Request("t", some_gpus, resources={"cpus": some_cpus})):
+            hold(cluster, f"x{number}", on, some_gpus, some_cpus)
+    for name in drained:
+        cluster.apply(Drained(name, 1.0))
+    request = Request("t", gpus, resources={"cpus": cpus}, required_node=required)
+    answers = explain(cluster, request)
+    for answer in answers:
+        assert answer.fits is (not answer.reasons)
+        assert answer.could_fit is could_ever_fit(cluster.by_name[answer.node].node, request)
+    granted = select_placement(cluster, request, FIRST_FIT)
+    assert (granted.node if granted else None) == next((a.node for a in answers if a.fits), None)

@@ -1,0 +1,197 @@
+"""Estimated starts of pending requests, from stated and learnt runtimes, never from a TTL."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from resource_manager import GPUResourceManager, MemoryStore, Settings
+from resource_manager.core.changes import AgentLost, Drained, Granted, Quarantined, Queued
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Lease, Placement, Request, Utility
+from resource_manager.core.runtimes import Confidence, LearntRuntimes
+from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.refusal_wording import detail_of
+from resource_manager.manager.serializers import estimate
+from resource_manager.scheduling.placement.policies import get_policy
+from resource_manager.scheduling.queue.orders import get_order
+from resource_manager.scheduling.queue.price_admission import PriceAdmission
+from resource_manager.scheduling.reasons.start_estimates import MAX_STEPS, estimate_starts
+from resource_manager.scheduling.scheduling_pass import Limits, SchedulingPass
+from tests.builders import Clock
+
+FIRST_FIT, FIFO = get_policy("first_fit"), get_order("fifo")
+
+
+def busy(*runtimes: float | None, ttl_s: float = 50.0) -> ClusterState:
+    """Return a cluster with a full server of 8 GPUs for each runtime, leased to `runs0`, … from 0."""
+    cluster = ClusterState(default_inventory(len(runtimes)))
+    for number, runtime_s in enumerate(runtimes):
+        request = Request(f"runs{number}", 8, ttl_s=ttl_s, expected_runtime_s=runtime_s)
+        placement = Placement(f"gpu-server-{number}", tuple(range(8)))
+        cluster.apply(Granted(Lease(request, (placement,), number + 1, 0.0, ttl_s), 0.0))
+    return cluster
+
+
+def test_a_ttl_is_not_taken_as_the_end_of_a_lease() -> None:
+    cluster = busy(None, None)
+    for number in range(3):
+        cluster.apply(Queued(Request(f"w{number}", 8, ttl_s=100.0), 1.0, number, 1.0))
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))
+    assert [starts[f"w{number}"].at for number in range(3)] == [None] * 3
+    assert estimate(starts["w0"]) == {
+        "at": None,
+        "server_name": None,
+        "confidence": "unknown",
+        "detail": "the end of runs0 bbbb and 1 more is unknown; state runtimes: expected_runtime, "
+        "--expected-runtime",
+    }
+
+
+@pytest.mark.parametrize("order", ["fifo", "fifo+backfill"])
+def test_only_starts_that_depend_on_known_runtimes_are_estimated(order: str) -> None:
+    cluster = busy(600.0, None)
+    cluster.apply(Queued(Request("first", 8), 1.0, 1, 1.0))
+    cluster.apply(Queued(Request("second", 8), 2.0, 2, 2.0))
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, get_order(order), 10.0))
+    assert (starts["first"].at, starts["first"].node, starts["first"].confidence) == (
+        600.0,
+        "gpu-server-0",
+        Confidence.GOOD,
+    )
+    assert starts["second"].at is None
+
+
+def test_an_estimate_leaves_the_state_unchanged() -> None:
+    cluster = busy(600.0)
+    for number in range(3):
+        cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=100.0), 1.0, number, 1.0))
+    before, ends = cluster.snapshot(), cluster.expired(1e9)
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0), [Request("extra", 2)])
+    assert [starts[name].at for name in ("w0", "w1", "w2", "extra")] == [600.0, 700.0, 800.0, 900.0]
+    after = cluster.snapshot()
+    assert replace(after, pending=()) == replace(before, pending=())
+    assert sorted(after.pending, key=lambda entry: entry.sequence) == list(before.pending)
+    assert cluster.expired(1e9) == ends
+
+
+def test_a_learnt_runtime_passes_on_its_confidence_and_an_overdue_job_a_poor_one() -> None:
+    cluster = busy(None)
+    cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
+    cluster.runtimes = LearntRuntimes({"runs#": (300.0,)})
+    start = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))["w"]
+    assert (start.at, start.confidence) == (300.0, Confidence.FAIR)
+    overdue = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 1_000.0))["w"]
+    assert (overdue.at, overdue.confidence) == (1_100.0, Confidence.POOR)
+
+
+def test_other_reasons_for_an_unknown_start() -> None:
+    cluster = busy(10.0)
+    cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
+    cluster.apply(Quarantined("runs0", 1, 5.0))
+    assert detail_of(estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))["w"].why) == (
+        "runs0 bbbb on gpu-server-0 was not renewed, but its job may still run: release the lease once the "
+        "job is known to be gone"
+    )
+    cluster = busy(10.0)
+    cluster.apply(Queued(Request("w", 9), 1.0, 2, 1.0))
+    detail = detail_of(estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))["w"].why)
+    assert detail == "no server could ever satisfy 9 GPUs: the largest, gpu-server-0, has 8"
+    cluster = busy(10.0)
+    for number in range(MAX_STEPS + 2):
+        cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=1.0), 1.0, number, 1.0))
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))
+    assert detail_of(starts[f"w{MAX_STEPS + 1}"].why) == f"more than {MAX_STEPS} leases end before it"
+
+
+def test_the_lease_that_is_named_is_on_a_server_that_could_take_the_request() -> None:
+    cluster = busy(None, None, None)
+    cluster.apply(Drained("gpu-server-0", 1.0))
+    cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
+    cluster.apply(Queued(Request("here", 8, required_node="gpu-server-2"), 2.0, 2, 2.0))
+    cluster.apply(Queued(Request("closed", 8, required_node="gpu-server-0"), 3.0, 3, 3.0))
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))
+    assert detail_of(starts["w"].why).startswith("the end of runs1 bbbb and 1 more is unknown; ")
+    assert detail_of(starts["here"].why).startswith("the end of runs2 bbbb is unknown; ")
+    assert detail_of(starts["closed"].why) == "gpu-server-0 has 0 but is drained"
+
+
+def test_a_request_that_only_a_silent_server_could_take_has_no_estimate_and_is_told_so() -> None:
+    cluster = busy(600.0, 600.0)
+    cluster.apply(AgentLost("gpu-server-0", 70.0, 10.0))
+    cluster.apply(Queued(Request("w", 8, required_node="gpu-server-0"), 71.0, 1, 71.0))
+    cluster.apply(Queued(Request("x", 8), 72.0, 2, 72.0))
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 80.0))
+    assert (starts["w"].at, detail_of(starts["w"].why)) == (
+        None,
+        "gpu-server-0 has 0 but has been silent since 1970-01-01T00:00Z",
+    )
+    assert (starts["x"].at, starts["x"].node) == (600.0, "gpu-server-1")
+
+
+def test_a_request_behind_another_has_the_same_detail() -> None:
+    cluster = busy(None, 600.0)
+    cluster.apply(Queued(Request("head", 8, required_node="gpu-server-0"), 1.0, 1, 1.0))
+    cluster.apply(Queued(Request("behind", 2), 2.0, 2, 2.0))
+    starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))
+    assert detail_of(starts["behind"].why) == detail_of(starts["head"].why)
+    assert "the end of runs0 bbbb is unknown" in detail_of(starts["head"].why)
+
+
+def test_a_price_that_is_not_covered_names_no_lease() -> None:
+    cluster = ClusterState(default_inventory(1))
+    request = Request("holds", 4, resources={"cpus": 32})
+    cluster.apply(Granted(Lease(request, (Placement("gpu-server-0", (0, 1, 2, 3)),), 1, 0.0), 0.0))
+    worth = Utility(16.0, 7200.0)
+    asks = Request("w", 4, resources={"cpus": 32}, expected_runtime_s=3600.0, utility=worth)
+    cluster.apply(Queued(asks, 1.0, 1, 1.0))
+    limits = Limits(PriceAdmission(1.0, 100.0))
+    detail = detail_of(
+        estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0, limits=limits))["w"].why
+    )
+    assert detail == "it is unknown when its utility will exceed its price"
+
+
+@pytest.fixture
+def manager(clock: Clock) -> GPUResourceManager:
+    """Manager of one server of 8 GPUs with backfill."""
+    return GPUResourceManager(
+        Settings(store="memory://"),
+        cluster={"order": "fifo+backfill"},
+        store=MemoryStore(clock=clock),
+        inventory=default_inventory(1, 8, 64),
+    )
+
+
+def learn(manager: GPUResourceManager, clock: Clock, task_id: str, seconds: float) -> None:
+    """Run the task three times."""
+    for number in range(3):
+        manager.allocate_resources(f"{task_id}_{number}", 2, 1)
+        clock.now += seconds
+        manager.release_resources(f"{task_id}_{number}", outcome="SUCCESS")
+
+
+def test_queue_explain_and_backfill_use_the_same_learnt_runtimes(
+    manager: GPUResourceManager, clock: Clock
+) -> None:
+    learn(manager, clock, "long", 600.0)
+    learn(manager, clock, "quick", 60.0)
+    granted_at = clock.now
+    manager.allocate_resources("long_7", 6, 1)
+    assert manager.submit("head_1", 8, 1, expected_runtime=100.0)["state"] == "WAITING"
+    slow = manager.submit("long_8", 2, 1, expected_runtime=6_000.0)
+    assert (slow["kind"], slow["reason"]) == (
+        "behind_queue",
+        "2 GPUs are free on gpu-server-0; starting now could delay head_1 xjv4 (position 1, needs 8)",
+    )
+    assert manager.submit("quick_9", 2, 1)["state"] == "RUNNING", "its learnt runtime ends before long_7"
+    head = manager.queue()[0]["estimated_start"]
+    assert head == {
+        "at": granted_at + 600.0,
+        "server_name": "gpu-server-0",
+        "confidence": "good",
+        "detail": "",
+    }
+    assert manager.expected_starts()["head_1"] == head
+    assert manager.explain("x_1", 8, 1)["estimated_start"]["at"] > head["at"]
