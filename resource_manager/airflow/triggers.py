@@ -34,7 +34,7 @@ from resource_manager.jobs.launchers import LauncherError, LauncherUnreachableEr
 from resource_manager.jobs.preempting import grace_of
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
-from resource_manager.manager.asking import asked_by
+from resource_manager.manager.commit.asking import asked_by
 
 POLL_S = 1.0
 OUTAGE_POLL_S = 5.0

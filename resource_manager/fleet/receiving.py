@@ -22,7 +22,7 @@ from resource_manager.fleet.judgement import DEFAULT_INTERVAL_S, Judgement, chec
 from resource_manager.fleet.records import Record, keep, records_of
 from resource_manager.fleet.sightings import Sightings, is_list_wanted, partners
 from resource_manager.fleet.silence import LastReport, SilenceWatch
-from resource_manager.manager.asking import asked_by
+from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.state_marks import StateMarks
 

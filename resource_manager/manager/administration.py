@@ -22,9 +22,9 @@ from resource_manager.errors import (
     StateLostError,
 )
 from resource_manager.manager import maintenance, repeats, serializers
-from resource_manager.manager.asking import Step
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, plan, revision_of
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
+from resource_manager.manager.commit.asking import Step
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.maintenance import WindowForm

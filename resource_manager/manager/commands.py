@@ -24,7 +24,7 @@ from resource_manager.errors import (
 )
 from resource_manager.manager import repeats, serializers
 from resource_manager.manager.arguments import DemandArguments, Dumpable
-from resource_manager.manager.asking import Step
+from resource_manager.manager.commit.asking import Step
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.queries import status_in
 from resource_manager.manager.refusal_wording import Refusal, detail_of, lock_busy, no_servers, refusal_of

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Self
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Node
 from resource_manager.manager.administration import Administration
-from resource_manager.manager.asking import checked_by, this_user
 from resource_manager.manager.cluster_file.reading import load_inventory
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commands import Commands
+from resource_manager.manager.commit.asking import checked_by, this_user
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.opening import StatedCluster, open_cluster

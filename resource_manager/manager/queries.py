@@ -321,7 +321,11 @@ class Queries:
 
 def status_in(commits: Transactions, cluster: ClusterState, lease_id: str, now: float) -> Submission | None:
     """Return the task's allocation or queue entry in that state, None if it has neither."""
-    return serializers.status(cluster, lease_id, commits.explaining(cluster, now))
+    if (lease := cluster.leases.get(lease_id)) is not None:
+        return serializers.allocation(cluster, lease)
+    if lease_id not in cluster.pending:
+        return None
+    return serializers.queue_entry(cluster, lease_id, commits.explaining(cluster, now))
 
 
 def _inventory(cluster: ClusterState) -> tuple[Node, ...]:

@@ -24,7 +24,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import AlreadyDoneError
-from resource_manager.manager.asking import Step
+from resource_manager.manager.commit.asking import Step
 from resource_manager.manager.commit.group import Reader, Repeatable
 from resource_manager.manager.maintenance import numbered
 from resource_manager.manager.refusal_wording import Refusal

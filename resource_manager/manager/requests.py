@@ -18,8 +18,8 @@ from resource_manager.errors import (
     UnknownNodeError,
 )
 from resource_manager.manager.arguments import DemandArguments, Dumpable
-from resource_manager.manager.asking import asking
 from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.commit.asking import asking
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.demand import Demand
 from resource_manager.manager.refusal_wording import describe
@@ -61,13 +61,13 @@ def request_of(
     who = asking()
     is_operator = any_priority or (who is not None and who.is_operator)
 
-    def build(cluster: ClusterState, now: float) -> Request:
-        return build_request(demand, cluster, is_operator=is_operator)
-
-    try:
-        return commits.peek_replica(build)
-    except InvalidRequestError:  # it may be older than the cluster that takes it
-        return commits.read(build)
+    known = commits.known()
+    if known is not None:
+        try:
+            return build_request(demand, known, is_operator=is_operator)
+        except InvalidRequestError:  # it may be older than the cluster that takes it
+            pass
+    return commits.read(lambda cluster, now: build_request(demand, cluster, is_operator=is_operator))
 
 
 def build_request(demand: Demand, cluster: ClusterState, *, is_operator: bool = False) -> Request:

@@ -30,7 +30,6 @@ from resource_manager.manager.results import (
     Requested,
     ServerSummary,
     ServerVerdict,
-    Submission,
     Summary,
 )
 from resource_manager.scheduling import allocator
@@ -184,17 +183,8 @@ def estimate(start: Start) -> ExpectedStart:
     return {"at": start.at, "server_name": start.node, "confidence": str(start.confidence), "detail": ""}
 
 
-def status(
-    cluster: ClusterState,
-    lease_id: str,
-    current: SchedulingPass,
-) -> Submission | None:
-    """Return the task's allocation, its queue entry, or None if it has neither."""
-    lease = cluster.leases.get(lease_id)
-    if lease is not None:
-        return allocation(cluster, lease)
-    if lease_id not in cluster.pending:
-        return None
+def queue_entry(cluster: ClusterState, lease_id: str, current: SchedulingPass) -> QueueEntry:
+    """Return one pending request, with its position and the reason of its wait."""
     return pending(next(standings(cluster, current, only=(lease_id,))), current.now)
 
 

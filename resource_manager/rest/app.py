@@ -10,7 +10,7 @@ from urllib.parse import quote
 import flask
 from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
 
-from resource_manager.manager.asking import Asking
+from resource_manager.manager.commit.asking import Asking
 from resource_manager.manager.serializers import duration, usage_in_words
 from resource_manager.manager.wording import by_whom, describe
 from resource_manager.rest import problems, routes

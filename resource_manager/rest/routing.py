@@ -20,7 +20,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from resource_manager.errors import ResourceManagerError, StoreError
-from resource_manager.manager.asking import as_caller, asked_by
+from resource_manager.manager.commit.asking import as_caller, asked_by
 from resource_manager.rest import auth, problems
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.limits import MAX_FORM_BYTES, network_of

@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, mo
 
 from resource_manager.core.changes import JobEnd
 from resource_manager.jobs.task_identity import probe_id
-from resource_manager.manager.asking import MAX_BY
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER, Uuid, Vendor
+from resource_manager.manager.commit.asking import MAX_BY
 from resource_manager.manager.demand import PRINTABLE, Demand, LeaseId, Text, from_texts
 from resource_manager.manager.maintenance import WindowForm
 from resource_manager.manager.wording import What

@@ -12,8 +12,8 @@ import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu, Node
-from resource_manager.manager.asking import asked_by
 from resource_manager.manager.cluster_file.reading import load_teams
+from resource_manager.manager.commit.asking import asked_by
 from resource_manager.storage.memory import MemoryStore
 from tests.builders import Clock, redefine
 from tests.cli.targets import Run

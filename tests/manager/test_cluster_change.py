@@ -14,10 +14,10 @@ from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.models import Gpu
 from resource_manager.errors import ClusterChangedError, InvalidRequestError, SettingsError
-from resource_manager.manager.asking import asked_by
 from resource_manager.manager.cluster_change import ApplyOptions
 from resource_manager.manager.cluster_file.reading import ClusterFiles
 from resource_manager.manager.cluster_file.sections import ClusterForm
+from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.maintenance import WindowForm
 from resource_manager.scheduling.placement.policies import POLICIES
 from resource_manager.scheduling.queue.orders import ORDERS

@@ -79,19 +79,16 @@ def test_a_lease_without_gpus_has_the_vendor_of_its_server_and_empty_devices() -
     assert (allocation["expires_at"], allocation["gpu_memory_mib"]) == (70.0, 0)
 
 
-def test_the_status_of_a_task_is_its_lease_its_place_in_the_queue_or_nothing() -> None:
+def test_a_lease_and_a_queue_entry_say_how_it_stands_with_a_task() -> None:
     cluster = ClusterState(nodes("a"))
     hold(cluster, Request("running", 2), "a", 0, 1)
     cluster.apply(Quarantined("running", 1, 60.0))
     for number, name in enumerate(("first", "second")):
         cluster.apply(Queued(Request(name, 1, team="vision"), 20.0, number, 20.0))
 
-    def of(lease_id: str) -> dict[str, object] | None:
-        return serializers.status(cluster, lease_id, SchedulingPass(FIRST_FIT, FIFO, 25.0))
-
-    running, second = of("running"), of("second")
-    assert running is not None
-    assert second is not None
+    current = SchedulingPass(FIRST_FIT, FIFO, 25.0)
+    running = serializers.allocation(cluster, cluster.leases["running"])
+    second = serializers.queue_entry(cluster, "second", current)
     assert (running["state"], running["quarantined"]) == ("ERROR", True)
     assert (second["state"], second["position"], second["kind"], second["waited_s"]) == (
         "WAITING",
@@ -100,8 +97,7 @@ def test_the_status_of_a_task_is_its_lease_its_place_in_the_queue_or_nothing() -
         5.0,
     )
     assert second["team"] == "vision"
-    assert of("unknown") is None
-    assert serializers.queue(cluster, SchedulingPass(FIRST_FIT, FIFO, 25.0)) == [of("first"), second]
+    assert serializers.queue(cluster, current) == [serializers.queue_entry(cluster, "first", current), second]
 
 
 def test_a_wait_is_not_negative_if_the_clock_was_set_back() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import LockTimeoutError
-from resource_manager.manager.asking import Step, with_by
+from resource_manager.manager.commit.asking import Step, with_by
 from resource_manager.storage.once import Once
 
 T = TypeVar("T")

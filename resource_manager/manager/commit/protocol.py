@@ -38,7 +38,7 @@ from resource_manager.errors import (
     StateUnconfirmedError,
     StoreFullError,
 )
-from resource_manager.manager.asking import Step, asking
+from resource_manager.manager.commit.asking import Step, asking
 from resource_manager.manager.commit.group import Groups, Operation, Reader, Repeatable
 from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
@@ -223,6 +223,10 @@ class Transactions:
         with self._groups.mutex, self._replica:
             return reader(self._replica.as_of(max_age_s), self.store.now())
 
+    def known(self) -> ClusterState | None:
+        """Return the replica as it is, None before the first read; see `peek_replica`."""
+        return self._replica.cluster
+
     def peek_replica(self, reader: Reader[T]) -> T:
         """Return the answer of `reader` on the replica as it is, for values that only an inventory changes.
 
@@ -341,14 +345,8 @@ class Transactions:
                 for operation in decided
                 if operation.once is not None and operation.changes
             ]
-            self.store.commit(
-                cluster.version,
-                changes,
-                now=self.store.now(),
-                lock=lock,
-                once=once,
-                uses=uses_after(cluster, changes),
-            )
+            uses = uses_after(cluster, changes)
+            self.store.commit(cluster.version, changes, now=self.store.now(), lock=lock, once=once, uses=uses)
             self._replica.refreshed_at = time.monotonic()
             self._measured("commit_s", self._replica.refreshed_at - started)
         return decided
