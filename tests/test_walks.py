@@ -14,8 +14,8 @@ from resource_manager import GPUResourceManager
 from tests.test_architecture import rung_of
 
 MAX_STAYS = 46
-"""Wanted are 20. It is 40 with the folders of `scheduling` taken as one; most of the rest is the time, which is
-read at each step, and values of `core`, whose functions are small."""
+"""Wanted are 20. It is 40 with the folders of `scheduling` taken as one; most of the rest is the time, which
+is read at each step, and values of `core`, whose functions are small."""
 
 MAX_CLIMBS = 2
 """The step that is decided and the reader that answers, which the commit calls."""
