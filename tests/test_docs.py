@@ -58,6 +58,7 @@ ELSEWHERE = {
     "docs/gpus.md": "tests/cli/test_discovering.py",
     "docs/deploy.md": "tests/test_deploy.py",
     "docs/restore.md": "tests/cli/test_restore_drill.py",
+    "docs/slurm.md": "tests/e2e/test_slurm.py",
     "docs/compose.md": "tests/test_docs.py::test_the_stack_has_what_its_page_uses",
     "docs/contributing/fault-tests.md": "tests/test_docs.py::test_the_fault_tests_know_their_options",
 }

@@ -127,9 +127,16 @@ def _show_notices(target: Target) -> None:
 @click.pass_obj
 @exit_codes
 def leases(target: Target, wide: bool, as_json: bool) -> None:
-    """Show the leases, the oldest first."""
+    """Show the leases, the oldest first, and the jobs on Slurm, which have no lease."""
     found = target.manager.leases()
-    print_json(found) if as_json else tables.console(wide=wide).print(tables.leases_table(found, time.time()))
+    on_slurm = [job for job in target.manager.slurm_jobs() if job["ended_at"] is None]
+    if as_json:
+        print_json([*found, *on_slurm])
+        return
+    console = tables.console(wide=wide)
+    console.print(tables.leases_table(found, time.time()))
+    if on_slurm:
+        console.print(tables.slurm_table(on_slurm, time.time()))
 
 
 @main.command()

@@ -23,7 +23,7 @@ FIELDS = ("granted", "used", "idle", "failed", "preempted", "quarantined", "unkn
 
 
 @main.command()
-@click.option("--by", default="team", show_default=True, help="Keys: any of team,user,dag,gpu_type.")
+@click.option("--by", default="team", show_default=True, help="Keys: any of team,user,dag,gpu_type,source.")
 @click.option("--since", default="30d", show_default=True, help="How far back: 45min, 12h, 30d.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV only.")
 @wide_option

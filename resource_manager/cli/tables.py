@@ -225,6 +225,27 @@ def leases_table(leases: Sequence[Row], now: float) -> FittedTable:
     return table
 
 
+def slurm_table(jobs: Sequence[Row], now: float) -> FittedTable:
+    """Return the jobs on Slurm, with Slurm's state, and where they run or why they wait."""
+    table = FittedTable(
+        Column("task", wraps=True),
+        Column("job"),
+        Column("state"),
+        Column("GPUs", justify="right"),
+        Column("where, or why it waits", wraps=True),
+        Column("owner", 2),
+        Column("team", 1),
+        Column("age", justify="right"),
+        title=f"{len(jobs)} jobs on Slurm",
+    )
+    for job in jobs:
+        age = "" if job["submitted_at"] is None else duration(now - job["submitted_at"])
+        gpus = str(job["gpus"] * job["nodes"])
+        where = job["where"] or job["wait"]
+        table.add_row(job["task_id"], job["id"], job["state"], gpus, where, job["owner"], job["team"], age)
+    return table
+
+
 def queue_table(queue: Sequence[Row]) -> Group:
     """Return the pending requests with reason and estimated start, then why any start is unknown."""
     table = FittedTable(

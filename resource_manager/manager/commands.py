@@ -22,17 +22,17 @@ from resource_manager.errors import (
     OtherOwnerError,
     StateUnconfirmedError,
 )
-from resource_manager.manager import repeats, serializers
+from resource_manager.manager import repeats, serializers, slurm_jobs
 from resource_manager.manager.arguments import DemandArguments, Dumpable
 from resource_manager.manager.commit.asking import Step
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.queries import status_in
 from resource_manager.manager.refusal_wording import Refusal, detail_of, lock_busy, no_servers, refusal_of
 from resource_manager.manager.requests import checked, is_repeat, request_of
-from resource_manager.manager.results import Allocation, Recorded, Submission
+from resource_manager.manager.results import Allocation, Recorded, SlurmJob, Submission
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.reasons.feasibility import refusals_of
-from resource_manager.storage import codec
+from resource_manager.storage import Store, codec
 from resource_manager.storage.once import Once
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,11 @@ class Commands:
     """Commands about leases and the queue, each one commit or more of `Transactions`."""
 
     _commits: Transactions
+    store: Store
+
+    def keep_slurm_jobs(self, cluster: str, jobs: Sequence[SlurmJob]) -> None:
+        """Replace what is known of the jobs of a cluster of Slurm, which `slurm_jobs` returns."""
+        slurm_jobs.keep(self.store, cluster, jobs)
 
     def allocate(
         self,

@@ -11,7 +11,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Node, Request
 from resource_manager.core.name_lookup import find
 from resource_manager.errors import ResourceManagerError
-from resource_manager.manager import maintenance, serializers, teams
+from resource_manager.manager import maintenance, serializers, slurm_jobs, teams
 from resource_manager.manager.arguments import DemandArguments, Dumpable
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
@@ -30,6 +30,7 @@ from resource_manager.manager.results import (
     Recorded,
     ServerDetail,
     ServerSummary,
+    SlurmJob,
     Submission,
     Summary,
     TeamsView,
@@ -143,6 +144,10 @@ class Queries:
             ]
         )
 
+    def slurm_jobs(self) -> list[SlurmJob]:
+        """Return the jobs on Slurm, as last told; they are no leases and hold nothing of the state."""
+        return slurm_jobs.jobs_on_slurm(self.store)
+
     def preempting(self) -> list[Allocation]:
         """Return the leases that are being preempted as allocations; cheap while there are none."""
         return self._commits.read(
@@ -221,8 +226,10 @@ class Queries:
         return self.accounts().report(query, measures=measures, prices=self.prices())
 
     def accounts(self) -> Accounts:
-        """Return the account of the kept history, of which reports are made."""
-        return Accounts(self, self.store.now())
+        """Return the account of the kept history and of the jobs on Slurm, of which reports are made."""
+        accounts = Accounts(self, self.store.now())
+        slurm_jobs.add_hours(accounts.hours, self.slurm_jobs(), accounts.now)
+        return accounts
 
     def prices(self) -> Mapping[str, float]:
         """Return the cluster's price of an hour of a GPU by type."""

@@ -23,7 +23,7 @@ from resource_manager.storage.history_file import HistorySource, collect
 DAY_S = 86_400.0
 MAX_STEPS = 60
 
-Key = Literal["team", "user", "dag", "gpu_type"]
+Key = Literal["team", "user", "dag", "gpu_type", "source"]
 
 
 def _listed(value: object) -> object:
@@ -40,7 +40,7 @@ class ReportQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     by: Annotated[list[Key], BeforeValidator(_listed), Field(min_length=1, max_length=4)] = Field(
-        default=["team"], description="Keys to group by: team, user, dag, gpu_type."
+        default=["team"], description="Keys to group by: team, user, dag, gpu_type, source."
     )
     since: Annotated[Duration, Field(gt=0)] = Field(
         default=30 * DAY_S, description="How far back, in seconds or as 45min, 12h, 30d."

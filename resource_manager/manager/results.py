@@ -133,6 +133,37 @@ Submission = Allocation | QueueEntry
 """Which of the two it is says `state`."""
 
 
+class SlurmJob(TypedDict):
+    """A job on Slurm: what its task asked for, and what Slurm says. Times are seconds since the epoch.
+
+    `conn_id` is the Airflow connection of its login node, empty where Airflow itself runs on one. `state` and
+    `reason` are Slurm's own words, `wait` is the reason in the user's; `where` are its nodes and
+    GPUs; `begins_at` is Slurm's estimate of a pending job's start.
+    """
+
+    source: str
+    cluster: str
+    conn_id: str
+    key: str
+    task_id: str
+    id: str
+    state: str
+    reason: str
+    wait: str
+    where: str
+    partition: str
+    owner: str
+    team: str
+    labels: dict[str, str]
+    gpus: int
+    nodes: int
+    exit_code: int | None
+    begins_at: float | None
+    submitted_at: float | None
+    started_at: float | None
+    ended_at: float | None
+
+
 class ClosedGpu(TypedDict):
     """A GPU that takes no new leases; with `stop`, leases on it are marked as failed."""
 

@@ -18,6 +18,7 @@ from resource_manager.manager.results import (
     Recorded,
     ServerDetail,
     ServerSummary,
+    SlurmJob,
     Submission,
     Summary,
     TeamsView,
@@ -202,6 +203,12 @@ class LeaseService(Protocol):
 
     def history(self, after: int = 0, limit: int = 1000, *, by: str = "", what: str = "") -> list[Recorded]:
         """Return the changes after a version, the oldest first."""
+
+    def slurm_jobs(self) -> list[SlurmJob]:
+        """Return the jobs on Slurm, as last told, which are no leases."""
+
+    def keep_slurm_jobs(self, cluster: str, jobs: Sequence[SlurmJob]) -> None:
+        """Replace what is known of the jobs of a cluster of Slurm."""
 
     def report(self, by: Sequence[str] = ("team",), since: float | str = "30d") -> Report:
         """Return the GPU-hours of the last time by these keys."""

@@ -48,6 +48,7 @@ from resource_manager.manager.results import (
     Recorded,
     ServerDetail,
     ServerSummary,
+    SlurmJob,
     Submission,
     Summary,
     TeamsView,
@@ -392,6 +393,12 @@ class ServiceClient(OriginalNames):
 
     def preempting(self) -> list[Allocation]:
         return self._get(Page[Allocation], "/api/leases/preempting")["items"]
+
+    def slurm_jobs(self) -> list[SlurmJob]:
+        return self._get(Page[SlurmJob], "/api/slurm")["items"]
+
+    def keep_slurm_jobs(self, cluster: str, jobs: Sequence[SlurmJob]) -> None:
+        self._post(Done, "/api/slurm", {"cluster": cluster, "jobs": list(jobs)})
 
     def wait(self, lease_id: str, timeout_s: float) -> Submission | None:
         """Return as `status_of`, once a pending request is granted or gone, at most that much later."""

@@ -33,6 +33,7 @@ from resource_manager.manager.results import (
     QueueEntry,
     ServerDetail,
     ServerSummary,
+    SlurmJob,
     Submission,
     Summary,
     TeamsView,
@@ -79,6 +80,7 @@ from resource_manager.rest.schemas import (
     ResetBody,
     ResumeBody,
     SearchedBody,
+    SlurmBody,
     StatusQuery,
     TaskQuery,
     UsageHistoryQuery,
@@ -514,6 +516,30 @@ def leases(service: Service, caller: Identity, query: PageQuery) -> Page[Allocat
 )
 def preempting(service: Service, caller: Identity) -> Page[Allocation]:
     return {"items": service.manager.preempting(), "next": None}
+
+
+@routes.add(
+    "GET",
+    "/api/slurm",
+    Role.READER,
+    "Jobs that Slurm placed, the latest submitted first",
+    tags=("leases",),
+)
+def slurm_jobs(service: Service, caller: Identity) -> Page[SlurmJob]:
+    return {"items": service.manager.slurm_jobs(), "next": None}
+
+
+@routes.add(
+    "POST",
+    "/api/slurm",
+    Role.USER,
+    "Replace what is known of the jobs of a cluster of Slurm",
+    body=SlurmBody,
+    tags=("leases",),
+)
+def keep_slurm_jobs(service: Service, caller: Identity, body: SlurmBody, once: Once | None = None) -> Done:
+    service.manager.keep_slurm_jobs(body.cluster, body.jobs)
+    return {"success": True}
 
 
 @routes.add(

@@ -13,6 +13,7 @@ from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER, Uu
 from resource_manager.manager.commit.asking import MAX_BY
 from resource_manager.manager.demand import PRINTABLE, Demand, LeaseId, Text, from_texts
 from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.results import SlurmJob
 from resource_manager.manager.wording import What
 
 MAX_BATCH = 1000
@@ -244,6 +245,13 @@ class MaintenanceRemoveBody(Body):
 
     id: Annotated[int, Field(strict=True, ge=1, le=2**53)] = Field(description="Number of the window.")
     dry_run: bool = Field(default=False, description="Answer what would be removed, and change nothing.")
+
+
+class SlurmBody(Body):
+    """All that is known of the jobs of a cluster of Slurm."""
+
+    cluster: Annotated[str, Field(min_length=1, max_length=200)] = Field(description="Name of the cluster.")
+    jobs: Annotated[list[SlurmJob], Field(max_length=10_000)] = Field(description="Its jobs.")
 
 
 class PageQuery(Body):

@@ -14,6 +14,7 @@ from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.reconcile import reconcile
+from resource_manager.jobs.slurm_records import end_left_behind
 
 
 class GPUReconcileOperator(BaseOperator):
@@ -32,7 +33,9 @@ class GPUReconcileOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         manager = GPUManagerHook(self.gpu_conn_id, task=self).get_conn()
         try:
-            done = reconcile(manager, ExecutionTaskStates(), instance_id())
+            states, instance = ExecutionTaskStates(), instance_id()
+            done = reconcile(manager, states, instance)
+            done.actions.extend(end_left_behind(manager, states, instance))
         except ResourceManagerError as error:
             raise AirflowException(str(error)) from error
         for action in done.actions:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 from resource_manager.airflow.demand import check_duration, end_lease, is_literal, is_of
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.outages import outlasting_outages, outlasts_outages
+from resource_manager.airflow.slurm import task as slurm_task
 from resource_manager.airflow.task_state import is_wanted
 from resource_manager.airflow.triggers import (
     LOG_PLACE,
@@ -71,6 +72,8 @@ class GPUTrainingOperator(GPUOperator):
     :param launcher: `local` (this machine), `ssh` or `docker` (the granted server, by its address in the
         inventory). Default: `docker` if there is an image, else `local`.
     :param launcher_conn_id: connection of the launcher: of type ssh, or docker (for the registry).
+    :param slurm: further options of `sbatch` for the launcher `slurm`, which places the job itself, such as
+        `{"partition": "gpu"}`; the job then has no lease.
     :param container: further options for the container, as Docker's `create_host_config` names them.
     :param unreachable_timeout: longest time that the job's server may be unreachable before this try fails.
     :param startup_order: of a gang (`nodes` above 1): `together`, or `workers_first`, rank 0 last.
@@ -86,7 +89,14 @@ class GPUTrainingOperator(GPUOperator):
     cannot hold); XCom `allocation` has the lease. `execution_timeout` counts from the start of the job.
     """
 
-    template_fields: Sequence[str] = (*GPUOperator.template_fields, "command", "image", "env", "launcher")
+    template_fields: Sequence[str] = (
+        *GPUOperator.template_fields,
+        "command",
+        "image",
+        "env",
+        "launcher",
+        "slurm",
+    )
     template_fields_renderers: ClassVar[dict[str, str]] = {"command": "bash", "env": "json"}
     ui_color = "#d9ead3"
     default_ttl = timedelta(minutes=2)
@@ -100,6 +110,7 @@ class GPUTrainingOperator(GPUOperator):
         launcher: str = "",
         launcher_conn_id: str | None = None,
         container: Mapping[str, Any] | None = None,
+        slurm: Mapping[str, str] | None = None,
         ttl: float | str | timedelta = default_ttl,
         unreachable_timeout: timedelta = timedelta(minutes=10),
         startup_order: str = StartupOrder.TOGETHER.value,
@@ -116,6 +127,7 @@ class GPUTrainingOperator(GPUOperator):
         self.launcher = launcher
         self.launcher_conn_id = launcher_conn_id
         self.container = container
+        self.slurm = slurm
         self.unreachable_timeout = unreachable_timeout
         check_duration(self.task_id, "unreachable_timeout", unreachable_timeout)
         _check_launcher(self.task_id, launcher, image)
@@ -132,7 +144,14 @@ class GPUTrainingOperator(GPUOperator):
 
     def execute(self, context: Any) -> Any:
         """Request the lease; run the job if it is granted, else wait in the triggerer."""
+        if self.launcher == slurm_task.NAME:
+            self._identity, _ = identity_of(context)
+            return slurm_task.begin(self, context)
         return self.execute_request(context, {})
+
+    def execute_on_slurm(self, context: Any, event: dict[str, Any]) -> Any:
+        """Return the result of a job on Slurm, or raise its failure."""
+        return _value(slurm_task.go_on(self, context, event))
 
     def execute_request(self, context: Any, event: dict[str, Any]) -> Any:
         """Take the first steps; repeat them after an outage of at most `max_wait`."""
@@ -421,7 +440,9 @@ class GPUTrainingOperator(GPUOperator):
         Airflow calls this between two steps of `execute`; it raises `AirflowTaskTerminated`, so that
         `execute` does not continue and start a job on free GPUs.
         """
-        if self._identity is not None and not is_wanted(self._identity):
+        if self._identity is not None and self.launcher == slurm_task.NAME:
+            slurm_task.end_unless_wanted(self, self._identity)
+        elif self._identity is not None and not is_wanted(self._identity):
             end_lease(self.manager, self._identity, self.owner)
             raise AirflowTaskTerminated("the task was ended in Airflow")
 

@@ -149,6 +149,7 @@ class Record(Said):
 
     key: str
     lease_id: str
+    conn_id: str
     labels: dict[str, str]
     owner: str
     team: str
@@ -180,6 +181,7 @@ class _Current(Answer):
 
 class _Records(Answer):
     records: list[Record]
+    cluster: str
 
 
 class Seen(NamedTuple):
@@ -286,9 +288,10 @@ class SlurmLauncher(SSHLauncher):
         """Return the key of the job of this lease id that is there, else of its next one."""
         return str(self.ask("current", lease=job_key(lease_id, 0)[:-1])["key"])
 
-    def records(self, since: float = 0.0) -> list[Record]:
-        """Return the jobs that are there, and those that have ended since."""
-        return [Record(**each) for each in self.ask("records", since=since)["records"]]
+    def records(self, since: float = 0.0) -> tuple[str, list[Record]]:
+        """Return the cluster's name, and the jobs that are there or have ended since."""
+        found = self.ask("records", since=since)
+        return found["cluster"].partition("/")[2], [Record(**each) for each in found["records"]]
 
     def program(self, call: str) -> str:
         sent = (directory_job, slurm_commands, slurm_script, slurm_job)

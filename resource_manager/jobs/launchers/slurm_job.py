@@ -76,6 +76,7 @@ def start(
             folder.write_file(os.path.join(directory, "about"), json.dumps(dict(about or {})))
             submitted = slurm.submit(key, directory, [*options, f"--nodes={nodes}"], comment)
         except (OSError, ValueError, slurm.RejectedError) as error:
+            folder.remove(root, key)
             raise folder.NotStartedError(str(error)) from error
         _note_submitted(directory, submitted)
 
@@ -193,7 +194,8 @@ def stop(root: str, key: str, grace_s: float = 10.0) -> None:
     folder.bury(root, key)
     terminate(root, key, grace_s)
     with suppress(FileNotFoundError):  # no job was there, or another process has just stopped it
-        _note_ended(root, _record(root, key, []))
+        if record := _record(root, key, []):
+            _note_ended(root, record)
     folder.remove(root, key)
 
 
@@ -221,7 +223,7 @@ def current(root: str, lease: str) -> dict[str, Any]:
 
 
 def records(root: str, since: float = 0.0) -> dict[str, Any]:
-    """Return {"records": what is known of each job that is here or has ended since}."""
+    """Return {"cluster": its name, "records": what is known of each job that is here or has ended since}."""
     queue = slurm.queue()
     keys = [
         key
@@ -231,22 +233,28 @@ def records(root: str, since: float = 0.0) -> dict[str, Any]:
     found = {each["key"]: each for each in _ended_jobs(root) if each["ended_at"] >= since}
     for key in keys:
         with suppress(FileNotFoundError):  # it was removed just now
-            found[key] = _record(root, key, [job for job in queue if job["name"] == key])
-    return {"records": list(found.values())}
+            if record := _record(root, key, [job for job in queue if job["name"] == key]):
+                found[key] = record
+    return {"records": list(found.values()), "cluster": cluster()}
 
 
-def _record(root: str, key: str, listed: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+def _record(root: str, key: str, listed: Sequence[Mapping[str, str]]) -> dict[str, Any] | None:
+    """Return what is known of a job, None before it was submitted; raises `FileNotFoundError`."""
     directory, found = folder.directory_of(root, key), _status(root, key, listed)
+    about = json.loads(folder.whole_text_of(os.path.join(directory, "about")))
+    if found["slurm"] is None:
+        return None
+    began_at = None
+    with suppress(FileNotFoundError):
+        began_at = slurm.time_of(folder.text_of(os.path.join(directory, "begun", "at")))
     return {
-        **json.loads(folder.whole_text_of(os.path.join(directory, "about"))),
-        **(found["slurm"] or _described({})),
+        **about,
+        **found["slurm"],
         "key": key,
         "exit_code": found["exit_code"],
         "submitted_at": folder.modified_at(os.path.join(directory, "submitted")),
-        "started_at": slurm.time_of(folder.text_of(os.path.join(directory, "begun", "at")).strip())
-        if folder.exists(os.path.join(directory, "begun", "at"))
-        else None,
-        "ended_at": (found["ended_at"] or time.time()) if found["state"] != "running" else None,
+        "started_at": began_at,
+        "ended_at": None if found["state"] == "running" else found["ended_at"] or time.time(),
     }
 
 

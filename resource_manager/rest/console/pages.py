@@ -17,6 +17,7 @@ from resource_manager.manager import serializers
 from resource_manager.manager.demand import LeaseId, Text
 from resource_manager.manager.report import ReportQuery
 from resource_manager.manager.results import QueueEntry
+from resource_manager.manager.slurm_jobs import is_live
 from resource_manager.rest import auth
 from resource_manager.rest import routes as rest
 from resource_manager.rest.auth import Identity, TokenAuthenticator
@@ -81,7 +82,7 @@ class TimelineQuery(Body):
 class UseQuery(Body):
     """Key to group by, and how many days back."""
 
-    by: Literal["team", "user", "dag", "gpu_type"] = "team"
+    by: Literal["team", "user", "dag", "gpu_type", "source"] = "team"
     days: Annotated[float, Field(ge=0.01, le=3650)] = 7
 
 
@@ -203,7 +204,13 @@ def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
         rows = [cells.lease_row(cluster, lease, colours[lease.key], caller, service) for lease in shown]
         return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
 
-    return _page("leases.html", service, caller, query=query, **service.watch.look(look))
+    text = query.q.casefold()
+    on_slurm = [
+        job
+        for job in service.manager.slurm_jobs()
+        if is_live(job) and any(text in job[name].casefold() for name in ("task_id", "owner", "where"))
+    ]
+    return _page("leases.html", service, caller, query=query, on_slurm=on_slurm, **service.watch.look(look))
 
 
 @routes.add("GET", "/queue", Role.READER, "The queue", query=ListQuery, page=True)

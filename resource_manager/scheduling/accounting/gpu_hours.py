@@ -24,8 +24,11 @@ USED, IDLE, FAILED, PREEMPTED, QUARANTINED, UNKNOWN = CATEGORIES = (
 WASTED = (IDLE, FAILED, PREEMPTED, QUARANTINED)
 """Categories of time that gave nothing."""
 
-KEYS = ("team", "user", "dag", "gpu_type")
+KEYS = ("team", "user", "dag", "gpu_type", "source")
 """Keys to group by."""
+
+LEASE, SLURM = "lease", "slurm"
+"""Values of the key `source`: our own grants, and jobs that Slurm placed, which have the label `launcher`."""
 
 NONE = "(none)"
 """Value of a key that a request does not have."""
@@ -196,5 +199,6 @@ def _values(by: Sequence[str], request: Request, gpu_type: str) -> tuple[str, ..
         "user": request.owner,
         "dag": request.labels.get("dag_id", ""),
         "gpu_type": gpu_type,
+        "source": SLURM if request.labels.get("launcher") == SLURM else LEASE,
     }
     return tuple(values[key] or NONE for key in by)

@@ -26,7 +26,7 @@ from tests.e2e.servers import SSHServer
 from tests.eventually import wait_for, wait_until_ended
 
 on_slurm = [pytest.mark.e2e, pytest.mark.parametrize("launcher", ["slurm"], indirect=True)]
-ABOUT = {"lease_id": "a:d/r/t", "labels": {"dag_id": "d"}, "owner": "ann", "team": "vision"}
+ABOUT = {"lease_id": "a:d/r/t", "conn_id": "", "labels": {"dag_id": "d"}, "owner": "ann", "team": "vision"}
 
 
 def shell(key, command, **asked):
@@ -276,10 +276,11 @@ class TestManyJobs:
         for each in keys[:12]:
             wait_until_ended(launcher, each)
         assert {launcher.logs(each).text for each in keys[:12]} == {"done\n"}
-        assert {record.lease_id for record in launcher.records()} == {ABOUT["lease_id"]}
+        assert {record.lease_id for record in launcher.records()[1]} == {ABOUT["lease_id"]}
         for each in keys[:12]:
             launcher.stop(each)
-        records = launcher.records()
+        cluster, records = launcher.records()
+        assert cluster == "test"
         assert {(record.state, record.exit_code, record.gpus) for record in records} == {("COMPLETED", 0, 4)}
         assert launcher.current("a:d/r/t/0") == keys[0][:-1] + "2"
 

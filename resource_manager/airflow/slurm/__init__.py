@@ -1,0 +1,1 @@
+"""Tasks whose jobs Slurm places: submitted by a worker, watched by the triggerer, one poll for all."""

@@ -1,0 +1,84 @@
+"""Jobs that Slurm places: records beside the state, which those who watch the jobs keep up to date.
+
+They hold no capacity of the state, and a store's changes know nothing of them. Each cluster has one record,
+which its login node's files determine, so that whichever watcher writes last writes the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from pydantic import TypeAdapter
+
+from resource_manager.core.models import Request
+from resource_manager.manager.results import SlurmJob
+from resource_manager.scheduling.accounting.gpu_hours import (
+    FAILED,
+    NONE,
+    PREEMPTED,
+    USED,
+    GpuHours,
+    Segment,
+)
+from resource_manager.scheduling.accounting.lives import Wait
+from resource_manager.storage import Store
+
+INDEX = "slurm"
+"""Name, no server can have it, of the record with the names of the clusters."""
+
+KEPT_S = 3600.0
+"""Time for which a cluster whose watchers are silent is shown."""
+
+
+JOBS = TypeAdapter(list[SlurmJob])
+
+
+def keep(store: Store, cluster: str, jobs: Sequence[SlurmJob]) -> None:
+    """Replace what is known of the jobs of a cluster."""
+    names = _clusters(store)
+    if cluster not in names:
+        index = json.dumps([*names, cluster]).encode()
+        store.reports.put(INDEX, index, index, KEPT_S)
+    record = JOBS.dump_json(list(jobs))
+    store.reports.put(f"{INDEX}/{cluster}", record, record, KEPT_S)
+
+
+def jobs_on_slurm(store: Store) -> list[SlurmJob]:
+    """Return the jobs of all clusters, as last told, the latest submitted first."""
+    names = [f"{INDEX}/{name}" for name in _clusters(store)]
+    found = store.reports.records(names) if names else {}
+    jobs = [job for record in found.values() for job in JOBS.validate_json(record)]
+    return sorted(jobs, key=lambda job: -(job["submitted_at"] or 0.0))
+
+
+def is_live(job: SlurmJob) -> bool:
+    """Return whether a job is pending or runs."""
+    return job["ended_at"] is None
+
+
+def add_hours(hours: GpuHours, jobs: Sequence[SlurmJob], now: float) -> None:
+    """Count the jobs' GPU-hours and waits as those of leases; Slurm measures no use, so success is use."""
+    for number, job in enumerate(jobs, start=1):
+        labels = {**job["labels"], "launcher": INDEX}
+        request = Request(job["task_id"], job["gpus"], team=job["team"], owner=job["owner"], labels=labels)
+        began, ended = job["started_at"], job["ended_at"] or now
+        if job["submitted_at"] is not None:
+            hours.waits.append(Wait(request, job["submitted_at"], max(began or ended, job["submitted_at"])))
+        if began is not None:
+            gpus = job["gpus"] * job["nodes"]
+            end = max(ended, began)
+            hours.segments.append(Segment(request, -number, NONE, gpus, began, end, _category(job)))
+
+
+def _category(job: SlurmJob) -> str:
+    if is_live(job):
+        return ""
+    if job["state"] == "PREEMPTED":
+        return PREEMPTED
+    return USED if job["exit_code"] == 0 else FAILED
+
+
+def _clusters(store: Store) -> list[str]:
+    found = store.reports.records([INDEX])
+    return list(json.loads(found[INDEX])) if INDEX in found else []

@@ -1,0 +1,68 @@
+"""Jobs on Slurm beside the state: told by those who watch them, shown with leases, counted in the report."""
+
+import pytest
+
+from resource_manager import GPUResourceManager
+from resource_manager.manager.report import ReportQuery
+from resource_manager.manager.results import SlurmJob
+
+
+def job(number, now, **more) -> SlurmJob:
+    return {
+        "source": "slurm",
+        "cluster": "c",
+        "conn_id": "slurm",
+        "key": f"gpu-k-1a2b3c4d-{number}",
+        "task_id": f"a:d/r/t/{number}",
+        "id": str(number),
+        "state": "RUNNING",
+        "reason": "",
+        "wait": "",
+        "where": "n1 GPU 0-1",
+        "partition": "gpu",
+        "owner": "ann",
+        "team": "vision",
+        "labels": {"dag_id": "d"},
+        "gpus": 2,
+        "nodes": 2,
+        "exit_code": None,
+        "begins_at": None,
+        "submitted_at": now - 7200.0,
+        "started_at": now - 3600.0,
+        "ended_at": None,
+        **more,
+    }
+
+
+@pytest.fixture
+def manager():
+    with GPUResourceManager.from_url("memory://") as manager:
+        yield manager
+
+
+def test_the_jobs_of_several_clusters_are_kept_until_told_anew(manager):
+    now = manager.store.now()
+    manager.keep_slurm_jobs("c", [job(1, now), job(2, now)])
+    manager.keep_slurm_jobs("d", [job(3, now, cluster="d", submitted_at=now)])
+    assert [each["id"] for each in manager.slurm_jobs()] == ["3", "1", "2"]
+    manager.keep_slurm_jobs("c", [])
+    assert [each["id"] for each in manager.slurm_jobs()] == ["3"]
+    assert manager.leases() == manager.queue() == []
+
+
+def test_the_report_counts_them_beside_leases(manager):
+    now = manager.store.now()
+    ended = {"ended_at": now, "state": "COMPLETED", "exit_code": 0}
+    manager.keep_slurm_jobs(
+        "c",
+        [
+            job(1, now, **ended),
+            job(2, now, **{**ended, "exit_code": 1, "state": "FAILED"}),
+            job(3, now, **{**ended, "exit_code": None, "state": "PREEMPTED"}),
+            job(4, now, started_at=None, state="PENDING"),
+        ],
+    )
+    [row] = manager.accounts().report(ReportQuery(by=["source"]), measures={}, prices={})["rows"]
+    assert row["group"] == {"source": "slurm"}
+    hours = {name: round(row[name], 2) for name in ("granted", "used", "failed", "preempted", "waited")}
+    assert hours == {"granted": 12.0, "used": 4.0, "failed": 4.0, "preempted": 4.0, "waited": 5.0}
