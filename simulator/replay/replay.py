@@ -11,7 +11,6 @@ from typing import Any
 from resource_manager.core.changes import (
     Cancelled,
     Change,
-    ClusterSettingsChanged,
     Expired,
     GpuCleaned,
     Granted,
@@ -362,9 +361,8 @@ class Replay:
                 return [new_released(lease_id, lease.fencing_token, now), *self._clean_later(lease, now)]
             case TeamsChanged(teams=rules):
                 return [TeamsChanged(rules, now)]
-            case MaintenanceChanged() | InventoryChanged() | ClusterSettingsChanged():
-                return [event]
-        return [event] if event.node in self.cluster.by_name else []
+        node = getattr(event, "node", None)
+        return [event] if node is None or node in self.cluster.by_name else []
 
     def _lease_changes(self, event: LeaseChange, now: float) -> list[Change]:
         """Return the changes of an event of a recorded lease, none if no lease follows it."""

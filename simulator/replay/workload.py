@@ -9,14 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from resource_manager.core.changes import (
-    AgentLost,
-    AgentSeen,
-    Cancelled,
     Change,
     ClusterSettingsChanged,
     Drained,
     Expired,
-    GpuCleaned,
     GpuClosed,
     GpuOpened,
     Granted,
@@ -117,8 +113,8 @@ ServerChange = (
 LeaseChange = Released | Expired | MembersReleased | Renewed | Quarantined
 """A change to a recorded lease; it counts only for a lease that began when that one did."""
 
-ExternalEvent = ServerChange | LeaseChange | Preempting | Cancelled | AgentSeen | AgentLost | GpuCleaned
-"""External events other than arrivals; a `Preempting` is one if an operator decided it."""
+ExternalEvent = Change
+"""A change other than an arrival that the scheduler did not decide; a `Preempting` if an operator did."""
 
 Decision = tuple[str, tuple[Placement, ...] | str]
 """A decision of the scheduler: a request with its placements, or a lease with what it is preempted for."""

@@ -15,8 +15,8 @@ from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.manager import wording
 from resource_manager.manager.wording import What, describe, matches
 from resource_manager.scheduling.accounting.lives import lives_of
-from resource_manager.scheduling.policies import get_policy
-from resource_manager.scheduling.queue_order import get_order
+from resource_manager.scheduling.placement.policies import get_policy
+from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.storage import Store, codec
 from resource_manager.storage.history_file import StoreHistory, collect, to_lines
 from resource_manager.storage.redis import layout
