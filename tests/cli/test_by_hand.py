@@ -260,7 +260,7 @@ def test_wrong_input_is_one_line(
 ) -> None:
     done = piped(environment, *arguments)
     assert (done.returncode, done.stdout) == (code, "")
-    (said,) = [each for each in done.stderr.splitlines() if ": GPUs " not in each]
+    (said,) = [each for each in done.stderr.splitlines() if ": GPU " not in each]
     assert line in said
 
 
