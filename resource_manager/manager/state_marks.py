@@ -34,6 +34,11 @@ class StateMarks:
         self._is_behind = False
 
     @property
+    def is_behind(self) -> bool:
+        """Return whether the state lacks the newest mark, so that nothing is granted."""
+        return self._is_behind
+
+    @property
     def told(self) -> str:
         """The mark for others to remember; empty if there is none, or the state lacks it."""
         return "" if self._known is None or self._is_behind else str(self._known)

@@ -134,6 +134,7 @@ def build(
     manager.read_reports_by(REPORTS)
     receiver = ReportReceiver(manager)
     metrics.registry.register(GpuGauges(watch, manager, receiver.silence))
+    metrics.watch_state(lambda: bool(manager.store.closed), lambda: receiver.marks.is_behind)
     return Service(manager, authenticator, Limits(rate, threads), watch, metrics, receiver, secret, **more)
 
 

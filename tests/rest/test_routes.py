@@ -377,7 +377,7 @@ def test_a_reset_removes_its_leases_from_the_metrics(manager: GPUResourceManager
     metrics.text()
     manager.reset_resources()
     manager.allocate_resources("another", 2, 1)
-    assert b"gpu_manager_leases 1.0" in metrics.text()
+    assert b'gpu_manager_leases{state="running"} 1.0' in metrics.text()
     known = watch.look(lambda cluster, now: [life.lease.lease_id for life in watch.lives.lives.values()])
     assert known == ["another"]
     watch.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -12,22 +12,35 @@ from prometheus_client.process_collector import ProcessCollector
 from resource_manager import STORED_FORMAT, __version__
 from resource_manager.core.changes import (
     Change,
+    ClusterSettingsChanged,
     Expired,
     Granted,
+    InventoryChanged,
+    MaintenanceChanged,
     MembersReleased,
     Preempting,
     Quarantined,
     Released,
+    TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.maintenance import is_window
 from resource_manager.core.models import MILLI_PER_GPU
+from resource_manager.core.names import name_of
 from resource_manager.core.refusal import RefusalKind
+from resource_manager.errors import StateLostError
 from resource_manager.manager.serializers import cpu_usage
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.scheduling.accounting.lives import Life
 from resource_manager.scheduling.queue.windows import under_maintenance
+
+CLUSTER_CHANGES: dict[type[Change], str] = {
+    InventoryChanged: "servers",
+    ClusterSettingsChanged: "settings",
+    TeamsChanged: "teams",
+    MaintenanceChanged: "maintenance",
+}
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 WAIT_BUCKETS_S = (0, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 3 * 86_400)
@@ -134,18 +147,50 @@ class Metrics:
             self._preemptions.labels(reason)
         for quarantined in ("true", "false"):
             self._expirations.labels(quarantined)
+        self._cluster_changes = Counter(
+            "gpu_manager_cluster_changes",
+            "Changes of the stored cluster: its servers, settings, teams, maintenance windows.",
+            ("kind",),
+            registry=registry,
+        )
+        for part in CLUSTER_CHANGES.values():
+            self._cluster_changes.labels(part)
+        self._without_state = CollectorRegistry()
+        self._unusable = Gauge(
+            "gpu_manager_state_unusable",
+            "1 if nothing can be granted, by reason: closed, outdated (set back to a dump), lost.",
+            ("reason",),
+            registry=self._without_state,
+        )
+        registry.register(self._unusable)
+        self._unusable.labels("lost").set(0)
         self._watch = watch
         watch.on_change(self._count)
         registry.register(_State(watch))
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
 
+    def watch_state(self, is_closed: Callable[[], bool], is_outdated: Callable[[], bool]) -> None:
+        """Show whether the state was closed, and whether it was set back, as these say at each scrape."""
+        self._unusable.labels("closed").set_function(is_closed)
+        self._unusable.labels("outdated").set_function(is_outdated)
+
     def text(self) -> bytes:
-        """Return the metrics in the exposition format, with all changes up to now counted."""
-        self._watch.look(lambda cluster, now: None)
+        """Return the metrics in the exposition format, with all changes up to now counted.
+
+        Of a lost state there is nothing to show but that it is lost.
+        """
+        try:
+            self._watch.look(lambda cluster, now: None)
+        except StateLostError:
+            self._unusable.labels("lost").set(1)
+            return generate_latest(self._without_state)
+        self._unusable.labels("lost").set(0)
         return generate_latest(self.registry)
 
     def _count(self, change: Change, life: Life | None) -> None:
+        if (part := CLUSTER_CHANGES.get(type(change))) is not None:
+            self._cluster_changes.labels(part).inc()
         if life is None:
             return
         match change:
@@ -199,6 +244,9 @@ class _State:
         is_open = GaugeMetricFamily(
             "gpu_manager_server_open", "1 if the server takes new leases.", labels=("server",)
         )
+        failed = GaugeMetricFamily(
+            "gpu_manager_server_failed", "1 if the server was drained as failed.", labels=("server",)
+        )
         for state in cluster.nodes:
             for gpu_type, (unused_milli, closed_milli, total_milli) in _milli_by_type(state).items():
                 unused, withheld = unused_milli / MILLI_PER_GPU, closed_milli / MILLI_PER_GPU
@@ -210,6 +258,7 @@ class _State:
             cpus_allocated.add_metric((state.name,), cpus.used)
             cpus_closed.add_metric((state.name,), cpus.closed)
             is_open.add_metric((state.name,), float(state.is_open))
+            failed.add_metric((state.name,), float(state.drained is not None and state.drained.failed))
         of_team = GaugeMetricFamily(
             "gpu_manager_team_gpus",
             "GPUs of a team: guaranteed, allocated, and borrowed beyond the guarantee.",
@@ -240,6 +289,7 @@ class _State:
             cpus_allocated,
             cpus_closed,
             is_open,
+            failed,
             of_team,
             ending,
             GaugeMetricFamily(
@@ -247,9 +297,7 @@ class _State:
                 "Leases on servers that are in a maintenance window.",
                 len(busy),
             ),
-            GaugeMetricFamily(
-                "gpu_manager_leases", "Live leases.", len(cluster.leases) + len(cluster.remainders)
-            ),
+            *_leases(cluster),
             GaugeMetricFamily("gpu_manager_queue_length", "Pending requests.", len(cluster.pending)),
             GaugeMetricFamily(
                 "gpu_manager_queue_oldest_seconds",
@@ -257,6 +305,24 @@ class _State:
                 max(now - oldest, 0.0),
             ),
         ]
+
+
+def _leases(cluster: ClusterState) -> list[Metric]:
+    """Return the number of leases by state, and one gauge for each that is quarantined."""
+    live = GaugeMetricFamily("gpu_manager_leases", "Live leases by state.", labels=("state",))
+    quarantined = GaugeMetricFamily(
+        "gpu_manager_lease_quarantined",
+        "1 for each server of a lease that was not renewed and whose job may still run there.",
+        labels=("lease", "team", "server"),
+    )
+    counts = dict.fromkeys(("running", "preempting", "quarantined"), 0)
+    for lease in (*cluster.leases.values(), *cluster.remainders.values()):
+        counts["quarantined" if lease.quarantined else "preempting" if lease.preempted_by else "running"] += 1
+        for server in {member.node for member in lease.members} if lease.quarantined else ():
+            quarantined.add_metric((name_of(lease), lease.request.team, server), 1)
+    for state, count in counts.items():
+        live.add_metric((state,), count)
+    return [live, quarantined]
 
 
 def _milli_by_type(state: NodeState) -> dict[str, tuple[int, int, int]]:
