@@ -51,7 +51,7 @@ def root(tmp_path: Path) -> Path:
             if not line.startswith("sudo install "):
                 continue
             words = [word if "/" not in word[:1] else f"{tmp_path}{word}" for word in shlex.split(line)[1:]]
-            words = [str(ROOT / word) if word.startswith("deploy/") else word for word in words]
+            words = [str(ROOT / word) if word.startswith(("deploy/", "docs/")) else word for word in words]
             (tmp_path / "etc/systemd/system").mkdir(parents=True, exist_ok=True)
             subprocess.run(words, check=True, cwd=tmp_path)
     return tmp_path
@@ -65,6 +65,12 @@ def test_the_page_installs_every_file_of_the_folder(root: Path) -> None:
         assert installed.read_text() == (ROOT / "deploy" / name).read_text()
         assert installed.stat().st_mode & 0o777 == 0o600
     assert {unit.name for unit in UNITS} == EXPOSURE.keys()
+
+
+def test_the_documentation_that_a_unit_names_is_installed(root: Path) -> None:
+    for unit in UNITS:
+        [named] = re.findall(r"^Documentation=file:/(.+)$", unit.read_text(), re.MULTILINE)
+        assert (root / named).read_text() == PAGE
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
