@@ -546,10 +546,11 @@ BUGS += [
         "manager/manager",
         ("tests/rest/test_old_inventory.py",),
         (
-            "        stated = settings_of(self._stated)\n",
+            "        open_cluster(self._commits, self._stated)\n",
+            "        from resource_manager.manager.cluster_file.sections import ClusterDefinition\n\n"
+            "        open_cluster(self._commits, self._stated)\n"
             "        if self.settings.inventory:\n"
-            "            self.apply(ClusterDefinition(nodes=load_inventory(self.settings.inventory)))\n"
-            "        stated = settings_of(self._stated)\n",
+            "            self.apply(ClusterDefinition(nodes=load_inventory(self.settings.inventory)))\n",
         ),
     ),
     *of_python(
@@ -573,7 +574,7 @@ BUGS += [
         ("now - restore.at > NEWCOMERS_S", "False"),
     ),
     *of_python(
-        "manager/manager",
+        "manager/administration",
         OF_SEARCHES,
         ("or state.watched or not is_searchable(", "or not is_searchable("),
         ("now - age_s):", "now):"),
@@ -616,7 +617,7 @@ BUGS += [
     ),
     *of_python("rest/routes", ("tests/rest/test_health.py",), ("    service.watch.check()\n", "")),
     *of_python(
-        "manager/manager",
+        "manager/administration",
         OF_REPEATED,
         ("repeats.of_answer(once, step, answer)\n        done", "(step, None)\n        done"),
     ),

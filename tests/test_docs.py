@@ -45,6 +45,7 @@ from tests.redis_server import RedisServer
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SERVICE, TOKEN, REDIS = "http://localhost:5000", "gpm_…", "redis://localhost:6379/0"
+TOKEN_ID = "5b0c41d09e3f"
 """Placeholders of the pages for the reader's own values."""
 
 LANGUAGES = {"python", "sh", "toml", "yaml", "json", "text"}
@@ -193,11 +194,11 @@ def script_of(page: Path, store: str, port: int) -> str:
             command = command.replace(given, smaller)
         command = command.replace(REDIS, store).replace(SERVICE, f"http://localhost:{port}")
         if "token create" in command:
-            command = f"token=$({command} | grep -o 'gpm_[^ ]*')"
+            command = f"token=$({command} | grep -o 'gpm_[^ ]*'); token_id=$(cut -d_ -f2 <<< $token)"
         if command.endswith(" serve"):
             command += f" --port {port} & curl -sf --retry 60 --retry-connrefused --retry-delay 1"
             command += f" http://localhost:{port}/healthz"
-        lines.append(command.replace(TOKEN, "$token"))
+        lines.append(command.replace(TOKEN, "$token").replace(TOKEN_ID, "$token_id"))
     return "\n".join(lines)
 
 
