@@ -34,17 +34,18 @@ def gpu_manager(
 
     Triggers fire without their usual pauses. The Airflow instance is called `test`.
     """
-    from resource_manager.airflow import listener, triggers
+    from resource_manager.airflow import listener
     from resource_manager.airflow.hook import GPUManagerHook
+    from resource_manager.airflow.task_trigger import base
     from resource_manager.jobs.airflow_instance import instance_id
     from resource_manager.manager.manager import GPUResourceManager
 
     with GPUResourceManager.from_url("memory://", inventory=gpu_inventory) as manager:
         monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
         monkeypatch.setenv("GPU_MANAGER_INSTANCE", "test")
-        monkeypatch.setattr(triggers, "MIN_DEFERRAL_S", 0.0)
-        monkeypatch.setattr(triggers, "POLL_S", 0.01)
-        monkeypatch.setattr(triggers, "OUTAGE_POLL_S", 0.01)
+        monkeypatch.setattr(base, "MIN_DEFERRAL_S", 0.0)
+        monkeypatch.setattr(base, "POLL_S", 0.01)
+        monkeypatch.setattr(base, "OUTAGE_POLL_S", 0.01)
         listener.finish()
         instance_id.cache_clear()
         yield manager

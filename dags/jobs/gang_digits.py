@@ -22,6 +22,12 @@ MEETING = (os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTE
 MEETING_TIMEOUT_S = 120.0
 
 
+def at_once(peer):
+    """Let the peer send small messages without waiting for more: each step sends several."""
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return peer
+
+
 class Sockets:
     """Messages of all members by way of rank 0, which the others connect to."""
 
@@ -29,12 +35,12 @@ class Sockets:
         if RANK == 0:
             with socket.create_server(MEETING) as server:
                 server.settimeout(MEETING_TIMEOUT_S)
-                self.peers = [server.accept()[0] for _ in range(MEMBERS - 1)]
+                self.peers = [at_once(server.accept()[0]) for _ in range(MEMBERS - 1)]
             return
         deadline = time.monotonic() + MEETING_TIMEOUT_S
         while True:
             try:
-                self.peers = [socket.create_connection(MEETING, timeout=MEETING_TIMEOUT_S)]
+                self.peers = [at_once(socket.create_connection(MEETING, timeout=MEETING_TIMEOUT_S))]
                 return
             except ConnectionRefusedError:  # rank 0 does not listen yet
                 if time.monotonic() > deadline:

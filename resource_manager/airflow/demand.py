@@ -186,23 +186,23 @@ def end_lease(
     identity: TaskIdentity,
     owner: str,
     outcome: Outcome | None = Outcome.CANCELLED,
-    **why: Any,
-) -> Action | None:
-    """End the task's lease or pending request, with outcome None if it is unknown; return what was done.
+) -> int:
+    """End the task's lease or pending request; return the fencing token of the lease, 0 if there is none.
 
-    `why` is that of `reconcile.end`. Raises `AirflowException` if it is not the task's own, or if its job may
-    still run.
+    The outcome is None if it is unknown. Raises `AirflowException` if it is not the task's own, or if its job
+    may still run.
     """
     entry = manager.status_of(identity.lease_id)
     if entry is None:
-        return None
+        return 0
     _require_owner(manager, entry, owner)
     if not is_of(entry, identity):
         raise AirflowException(
             f"lease {name_in_words(entry)} names another task in its labels; it was not requested by this "
             "task: release it"
         )
-    return end_entry(manager, entry, outcome, **why)
+    end_entry(manager, entry, outcome)
+    return 0 if entry["state"] == "WAITING" else entry["fencing_token"]
 
 
 def _require_owner(manager: LeaseService, entry: Mapping[str, Any], owner: str) -> None:
@@ -219,10 +219,10 @@ def is_of(entry: Mapping[str, Any], identity: TaskIdentity) -> bool:
     return all(entry["labels"].get(name) == value for name, value in identity.labels.items())
 
 
-def end_entry(manager: LeaseService, entry: Mapping[str, Any], outcome: Outcome | None, **why: Any) -> Action:
+def end_entry(manager: LeaseService, entry: Mapping[str, Any], outcome: Outcome | None) -> Action:
     """End a lease or pending request; raises `AirflowException` if it is another's or its job may run."""
     try:
-        done = reconcile.end(manager, entry, outcome, **why)
+        done = reconcile.end(manager, entry, outcome)
     except ResourceManagerError as error:
         raise AirflowException(str(error)) from error
     if done.action is ActionKind.KEPT:

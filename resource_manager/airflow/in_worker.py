@@ -13,7 +13,8 @@ from typing import Any
 
 from resource_manager.airflow.operators.base import HoldsLease
 from resource_manager.airflow.outages import outlasting_outages
-from resource_manager.airflow.triggers import LeaseEndTrigger, identity_of
+from resource_manager.airflow.task_state import identity_of
+from resource_manager.airflow.task_trigger.waits import LeaseEndTrigger
 from resource_manager.airflow.use_meter import warn_when_idle
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 from resource_manager.airflow.worker_guard import guarded

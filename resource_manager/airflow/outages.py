@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from resource_manager.airflow.hook import is_outage
-from resource_manager.airflow.triggers import AnswerTrigger
+from resource_manager.airflow.task_trigger.waits import AnswerTrigger
 
 Step = Callable[..., Any]
 """Method of an operator that is resumed with the context and the event of a trigger."""

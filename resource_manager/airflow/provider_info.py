@@ -57,7 +57,15 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [module("operators", "training", "lease", "reconcile")],
         "sensors": [module("sensors")],
         "hooks": [module("hook")],
-        "triggers": [module("", "triggers", "leased_operators.lease_keeping")],
+        "triggers": [
+            module(
+                "",
+                "task_trigger.trigger",
+                "task_trigger.waits",
+                "leased_operators.lease_keeping",
+                "slurm.trigger",
+            )
+        ],
         "extra-links": ["resource_manager.airflow.links.ConsoleLink"],
         "task-decorators": [
             {"name": "gpu", "class-name": "resource_manager.airflow.decorators.gpu.gpu_task"}

@@ -69,6 +69,10 @@ class SharedManager:
                 self._read_at = clock()
         return self._tasks.get(lease_id)
 
+    def expire(self) -> None:
+        """Read anew for the next who asks: a task has just changed something."""
+        self._read_at = float("-inf")
+
     async def preempting(self) -> dict[tuple[str, int], Allocation]:
         """Return the leases that are being preempted, by id and fencing token, as of `MAX_AGE_S` ago."""
         async with self._reading:

@@ -10,7 +10,10 @@ from typing import Any
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from resource_manager.airflow import version_compat
+from resource_manager.airflow.version_compat import AirflowException
+from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs.airflow_api import ENDED_TASK_STATES
+from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.task_identity import TaskIdentity
 
 
@@ -35,6 +38,18 @@ class ExecutionTaskStates:
 
     def run_is_unfinished(self, dag_id: str, run_id: str) -> bool:
         return bool(RuntimeTaskInstance.get_dr_count(dag_id, run_ids=[run_id], states=["queued", "running"]))
+
+
+def identity_of(context: Any) -> tuple[TaskIdentity, dict[str, Any]]:
+    """Return the running task's identity, as an object and as plain data for a trigger.
+
+    Raises `AirflowException`.
+    """
+    try:
+        identity = TaskIdentity.of(context["ti"], instance_id())
+    except ResourceManagerError as error:
+        raise AirflowException(str(error)) from error
+    return identity, asdict(identity)
 
 
 def is_wanted(identity: TaskIdentity) -> bool:

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -9,15 +10,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.sdk import DAG
 
-    try:  # since 3.2
-        from airflow.sdk.exceptions import TaskDeferred
-    except ImportError:
-        from airflow.exceptions import TaskDeferred
-
     from resource_manager.airflow import listener
     from resource_manager.airflow.decorators.gpu import gpu_task
     from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease
-    from resource_manager.airflow.triggers import JobTrigger, PauseTrigger, TriggerState
+    from resource_manager.airflow.task_trigger import trigger
+    from resource_manager.airflow.task_trigger.events import EndState
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
 from resource_manager.core.models import Gpu, JobPlace, Node
@@ -25,7 +22,7 @@ from resource_manager.jobs.launchers import LAUNCHERS, LauncherError, LauncherUn
 from resource_manager.jobs.launchers.fake import FakeLauncher
 from resource_manager.jobs.reconcile import reconcile
 from resource_manager.jobs.running_job import RunningJob
-from tests.airflow.tasks import TASK, context_of, fire
+from tests.airflow.tasks import TASK, again, asked, context_of, fire, until
 from tests.jobs.test_reconcile import States
 
 SERVERS = [
@@ -74,18 +71,20 @@ class _Server:
 
 
 @pytest.fixture
-def servers(manager, monkeypatch):
+def servers(manager, fast_triggers, notes, wanted, monkeypatch):
     servers = Servers()
     for name in LAUNCHERS:
         monkeypatch.setitem(LAUNCHERS, name, lambda place: servers.at(place.address))
+    monkeypatch.setattr(trigger, "START_PAUSE_S", 0.05)
     return servers
 
 
-def execute(operator, **more):
-    """Execute the operator until it defers; return the deferral."""
-    with pytest.raises(TaskDeferred) as deferred:
-        operator.execute(context_of(**more))
-    return deferred.value
+def started(servers, operator, jobs=3):
+    """Run the task's trigger until that many jobs run; return it."""
+    servers.runs("train")
+    asks = asked(operator)
+    until(asks, lambda: len(servers.running()) == jobs)
+    return asks
 
 
 def train(**arguments):
@@ -93,8 +92,7 @@ def train(**arguments):
 
 
 def test_every_member_starts_with_its_rank_and_its_own_gpus(manager, servers):
-    deferral = execute(train(env={"LR": 0.1}))
-    assert isinstance(deferral.trigger, JobTrigger)
+    started(servers, train(env={"LR": 0.1}))
     jobs = sorted(servers.jobs, key=lambda job: job.key)
     [lease] = manager.leases()
     assert [job.key for job in jobs] == [
@@ -112,7 +110,7 @@ def test_every_member_starts_with_its_rank_and_its_own_gpus(manager, servers):
 
 
 def test_a_job_of_one_server_gets_nothing_of_a_gang(manager, servers):
-    execute(train(nodes=None))
+    started(servers, train(nodes=None), jobs=1)
     [job] = servers.jobs
     gang = ("PET_", "MASTER_", "GPU_NODE", "GPU_MASTER", "GPU_HOSTFILE", "GLOO_", "NCCL_")
     assert not [name for name in job.environment if name.startswith(gang)]
@@ -120,35 +118,30 @@ def test_a_job_of_one_server_gets_nothing_of_a_gang(manager, servers):
 
 
 def test_containers_of_a_gang_share_the_network_of_their_server(manager, servers):
-    execute(train(image="torch", launcher="docker"))
+    started(servers, train(image="torch", launcher="docker"))
     assert {job.container["network_mode"] for job in servers.jobs} == {"host"}
 
 
-def test_the_next_try_finds_the_same_gang_and_starts_what_is_missing(manager, servers):
-    execute(train())
+def test_the_next_try_finds_the_same_gang_and_starts_what_is_missing(manager, servers, notes):
+    started(servers, train())
     [before] = manager.leases()
-    servers.runs("train")
     keys = [job.key for job in servers.jobs]
-    servers.forget(keys[2])  # as if the worker had been killed before that start
-    execute(train(), try_number=2)
+    servers.forget(keys[2])  # as if the triggerer had been killed before that start
+    notes.clear()
+    started(servers, train())
     [after] = manager.leases()
     assert (after["fencing_token"], after["members"]) == (before["fencing_token"], before["members"])
-    assert [job.key for job in servers.jobs] == [*keys, keys[2]]
+    assert sorted(job.key for job in servers.jobs) == sorted([*keys, keys[2]])
 
 
-def test_a_start_that_fails_ends_what_started_and_queues_again_after_a_pause(manager, servers):
+def test_a_start_that_fails_ends_what_started_and_queues_again_after_a_pause(manager, servers, notes):
     servers.refuse["10.0.0.2"] = "start"
     servers.runs("train")
-    operator = train(start_attempts=2, startup_order="together")
-    first = execute(operator)
-    assert isinstance(first.trigger, PauseTrigger)
-    assert first.trigger.pause_s == 10.0
-    assert manager.leases() == manager.queue() == []
+    asks = asked(train(start_attempts=2))
+    until(asks, lambda: notes.get("gpu_task", {}).get("attempt") == 2)
     assert {job.key for job in servers.stopped} == {job.key for job in servers.jobs}
     servers.refuse.clear()
-    with pytest.raises(TaskDeferred) as second:
-        getattr(operator, first.method_name)(context_of(), {}, **first.kwargs)
-    assert isinstance(second.value.trigger, JobTrigger)
+    until(again(asks), lambda: len(servers.running()) == 3)
     [lease] = manager.leases()
     assert (lease["labels"]["start_attempt"], lease["fencing_token"]) == ("2", 2)
 
@@ -156,9 +149,9 @@ def test_a_start_that_fails_ends_what_started_and_queues_again_after_a_pause(man
 def test_the_last_attempt_names_the_server(manager, servers):
     servers.refuse["10.0.0.2"] = "prepare"
     operator = train(start_attempts=2, nodes=4)
-    first = execute(operator)
+    event = fire(asked(operator))
     with pytest.raises(AirflowException) as failed:
-        operator.execute_again(context_of(), {}, **first.kwargs)
+        operator.execute_ended(context_of(), event)
     assert str(failed.value) == (
         "the gang did not start in 2 attempts (start_attempts): rank 1 on gpu-1: no space on 10.0.0.2"
     )
@@ -168,36 +161,39 @@ def test_the_last_attempt_names_the_server(manager, servers):
 
 def test_the_next_attempt_avoids_the_server_that_did_not_start(manager, servers):
     servers.refuse["10.0.0.2"] = "prepare"
-    operator = train(start_attempts=2)
-    first = execute(operator)
-    with pytest.raises(TaskDeferred):
-        operator.execute_again(context_of(), {}, **first.kwargs)
+    started(servers, train(start_attempts=2))
     [lease] = manager.leases()
     assert [member["server_name"] for member in lease["members"]] == ["gpu-0", "gpu-2", "gpu-3"]
 
 
-def test_the_pause_fires_by_itself(manager):
-    assert fire(PauseTrigger(0.01)) == {}
-
-
-def test_a_server_out_of_reach_keeps_its_part_and_the_next_gang_avoids_it(manager, servers):
-    servers.runs("train")
-    operator = train()
-    execute(operator)
+def test_a_restart_of_the_triggerer_keeps_a_gang_of_which_a_server_is_out_of_reach(manager, servers):
+    asks = started(servers, train())
     servers.out_of_reach.add("10.0.0.3")
-    lost = {"state": TriggerState.JOB_UNREACHABLE, "detail": "10.0.0.3 does not answer", "rank": 2}
+    looked = len(servers.calls)
+    until(again(asks), lambda: len(servers.calls) > looked + 20)
+    [lease] = manager.leases()
+    assert (lease["state"], len(lease["members"])) == ("RUNNING", 3)
+    assert servers.stopped == []
+
+
+def test_a_server_out_of_reach_keeps_its_part_and_the_next_gang_avoids_it(manager, servers, notes):
+    operator = train(unreachable_timeout=timedelta(seconds=0.05))
+    asks = started(servers, operator)
+    servers.out_of_reach.add("10.0.0.3")
+    event = fire(again(asks))
     with pytest.raises(AirflowException, match=r"rank 2 is out of reach: 10\.0\.0\.3 does not answer"):
-        operator.execute_ended(context_of(), {**lost, "server": "gpu-2"})
+        operator.execute_ended(context_of(), event)
     [rest] = manager.leases()
     assert (rest["state"], [member["rank"] for member in rest["members"]]) == ("ERROR", [2])
-    execute(train(), try_number=2)
-    _, again = manager.leases()
-    assert [member["server_name"] for member in again["members"]] == ["gpu-0", "gpu-1", "gpu-3"]
+    notes.clear()
+    started(servers, train(), jobs=4)
+    _, again_granted = manager.leases()
+    assert [member["server_name"] for member in again_granted["members"]] == ["gpu-0", "gpu-1", "gpu-3"]
     assert reconciled(manager) == [("kept", 2)]
     servers.out_of_reach.clear()
     assert reconciled(manager) == [("released", 1)]
     [left] = manager.leases()
-    assert left["fencing_token"] == again["fencing_token"]
+    assert left["fencing_token"] == again_granted["fencing_token"]
 
 
 def reconciled(manager):
@@ -206,26 +202,24 @@ def reconciled(manager):
     return [(str(action.action), len(manager.leases())) for action in done.actions]
 
 
-def test_a_gang_out_of_reach_as_a_whole_stays_as_it_is(manager, servers):
-    servers.runs("train")
-    operator = train()
-    execute(operator)
+def test_a_gang_out_of_reach_as_a_whole_stays_as_it_is(manager, servers, notes):
+    operator = train(unreachable_timeout=timedelta(seconds=0.05))
+    asks = started(servers, operator)
     servers.out_of_reach.update(node.address for node in SERVERS)
-    lost = {"state": TriggerState.JOB_UNREACHABLE, "detail": "no answer", "rank": 0, "server": "gpu-0"}
-    with pytest.raises(AirflowException, match="stay allocated"):
-        operator.execute_ended(context_of(), lost)
+    event = fire(again(asks))
+    assert "its GPUs stay allocated" in event["detail"]
     [lease] = manager.leases()
     assert len(lease["members"]) == 3
     servers.out_of_reach.clear()
-    execute(train(), try_number=2)
+    notes.clear()
+    started(servers, train())
     assert manager.leases()[0]["fencing_token"] == lease["fencing_token"]
 
 
 def test_a_failed_member_fails_the_task_with_its_rank_and_last_lines(manager, servers):
     operator = train()
-    execute(operator)
     ended = {
-        "state": TriggerState.JOB_ENDED,
+        "state": EndState.JOB_ENDED,
         "exit_code": 3,
         "last_line": "out of memory",
         "rank": 2,
@@ -237,12 +231,10 @@ def test_a_failed_member_fails_the_task_with_its_rank_and_last_lines(manager, se
     with pytest.raises(AirflowException, match=r"^rank 2 on gpu-2 ended with exit code 3: out of memory$"):
         operator.execute_ended(context_of(), ended)
     assert said == ["[rank 2] epoch 1", "[rank 2] out of memory", "[rank 1] connection reset"]
-    assert manager.leases() == []
 
 
 def test_a_gang_of_a_task_that_was_ended_is_stopped_everywhere(manager, servers):
-    servers.runs("train")
-    execute(train())
+    started(servers, train())
     listener.on_task_instance_failed(None, _Ended(), None)
     listener.finish()
     assert len(servers.stopped) == 3

@@ -31,7 +31,7 @@ with warnings.catch_warnings():
     from resource_manager.airflow.operators import GPUAllocateOperator, GPUReleaseOperator
     from resource_manager.airflow.registration import AT_START, publish_at_start
     from resource_manager.airflow.sensors import GPUAvailableSensor
-    from resource_manager.airflow.triggers import identity_of
+    from resource_manager.airflow.task_state import identity_of
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
     from tests.airflow.asking import ask
 

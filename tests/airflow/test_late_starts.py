@@ -7,20 +7,15 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    try:  # since 3.2
-        from airflow.sdk.exceptions import TaskDeferred
-    except ImportError:
-        from airflow.exceptions import TaskDeferred
     from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
     from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.operators import GPUTrainingOperator
-    from resource_manager.airflow.version_compat import AirflowException
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.core.maintenance import as_text
 from resource_manager.jobs.launchers import LauncherUnreachableError
 from resource_manager.manager.maintenance import WindowForm
-from tests.airflow.tasks import context_of
+from tests.airflow.tasks import TASK, again, asked, context_of, deferral, fire, until
 from tests.builders import Clock, nodes
 
 BEGIN, END = 3600.0, 7200.0
@@ -38,8 +33,9 @@ def clock():
 
 
 @pytest.fixture
-def late(manager, gpu_launcher, clock, monkeypatch):
+def late(manager, gpu_launcher, fast_triggers, notes, wanted, clock, monkeypatch):
     """Return a manager with a clock of the test, on two servers of 8 GPUs with a window on the first."""
+    gpu_launcher.runs("train")
     settings = Settings(store="memory://")
     fleet = [replace(node, address=f"10.0.0.{node.server_id}") for node in nodes("ab", 8)]
     own = GPUResourceManager(
@@ -70,25 +66,29 @@ def function_task(calls, **more):
 
 
 def waits(call):
-    with pytest.raises(TaskDeferred) as deferred:
-        call()
-    assert deferred.value.method_name == "execute_granted"
+    """Take a step of a function's task that leaves its worker until GPUs are granted."""
+    assert deferral(call).method_name == "execute_granted"
 
 
-def begins(call):
-    with pytest.raises(TaskDeferred) as deferred:
-        call()
-    assert deferred.value.method_name == "execute_ended"
+def waits_again(manager, trigger):
+    """Run the trigger until its request is pending."""
+    until(again(trigger), lambda: manager.status_of(TASK.lease_id)["state"] == "WAITING")
+
+
+def begins(gpu_launcher, trigger, jobs=1):
+    """Run the trigger until it watches its job, and so many were started."""
+    until(again(trigger), lambda: len(gpu_launcher.jobs) == jobs and gpu_launcher.running())
 
 
 def waited_until_50(operator, manager, clock, *held):
-    """Let the task wait behind leases that end at 50."""
+    """Let the task wait behind leases that end at 50; return its trigger."""
     for server in held:
         manager.submit(f"holds {server}", 8, server=server, expected_runtime=50)
-    waits(lambda: operator.execute(context_of()))
+    trigger = deferral(lambda: operator.execute(context_of())).trigger
     clock.now = 50.0
     manager.release("holds a")
     assert [entry["server_name"] for entry in manager.leases() if "holds" not in entry["task_id"]] == ["a"]
+    return trigger
 
 
 def ends_of(manager):
@@ -96,68 +96,60 @@ def ends_of(manager):
     return [(entry.get("outcome"), entry["at"]) for entry in ended]
 
 
-def test_a_job_that_would_begin_too_late_waits_again_in_its_try(late, gpu_launcher, clock, monkeypatch):
-    operator, said = training(), []
-    waited_until_50(operator, late, clock, "a", "b")
-    monkeypatch.setattr(operator.log, "warning", lambda text, *values: said.append(text % values))
+def test_a_job_that_would_begin_too_late_waits_again_in_its_try(late, gpu_launcher, clock, capsys):
+    trigger = waited_until_50(training(), late, clock, "a", "b")
     clock.now = 101.0
     late.submit("later", 8, expected_runtime=9000)
-    waits(lambda: operator.execute_granted(context_of(), GRANTED))
+    waits_again(late, trigger)
     assert gpu_launcher.jobs == []
     assert ends_of(late)[-1] == ("NOT_STARTED", 101.0)
-    assert said == [
+    assert (
         "the job begins too late to end before the maintenance "
         "from 1970-01-01T01:00Z until 1970-01-01T02:00Z; waiting again"
-    ]
+    ) in capsys.readouterr().out
     first, second = late.queue()
     assert (first["labels"].get("restart_count"), first["queued_at"]) == (None, 0.0)
     assert "maintenance from 1970-01-01T01:00Z" in first["reason"]
     assert second["task_id"] == "later"
     clock.now = END
     late.expire_and_schedule()
-    begins(lambda: operator.execute_granted(context_of(), GRANTED))
+    begins(gpu_launcher, trigger)
     assert [job.environment["GPU_RESTART_COUNT"] for job in gpu_launcher.jobs] == ["0"]
 
 
 def test_a_job_that_begins_in_time_keeps_its_lease(late, gpu_launcher, clock):
-    operator = training()
-    waited_until_50(operator, late, clock, "a", "b")
+    trigger = waited_until_50(training(), late, clock, "a", "b")
     clock.now = 100.0
-    begins(lambda: operator.execute_granted(context_of(), GRANTED))
-    assert len(gpu_launcher.jobs) == 1
+    begins(gpu_launcher, trigger)
 
 
 def test_it_begins_at_once_where_no_window_is_ahead(late, gpu_launcher, clock):
-    operator = training()
-    waited_until_50(operator, late, clock, "a", "b")
+    trigger = waited_until_50(training(), late, clock, "a", "b")
     clock.now = 101.0
     late.release("holds b")
-    begins(lambda: operator.execute_granted(context_of(), GRANTED))
+    begins(gpu_launcher, trigger)
     assert [job.environment["GPU_SERVER"] for job in gpu_launcher.jobs] == ["b"]
 
 
 def test_a_gang_is_given_back_as_a_whole(late, gpu_launcher, clock):
     operator = training(nodes=2, launcher="ssh")
     late.submit("holds b", 8, server="b", expected_runtime=50)
-    waits(lambda: operator.execute(context_of()))
+    trigger = asked(operator)
     clock.now = 50.0
     late.release("holds b")
     assert len(late.leases()[0]["members"]) == 2
     clock.now = 101.0
-    waits(lambda: operator.execute_granted(context_of(), GRANTED))
+    waits_again(late, trigger)
     assert gpu_launcher.jobs == late.leases() == []
 
 
 def test_a_job_that_runs_already_is_watched(late, gpu_launcher, clock):
-    gpu_launcher.runs("train")
-    operator = training()
-    waited_until_50(operator, late, clock, "a", "b")
-    begins(lambda: operator.execute_granted(context_of(), GRANTED))
+    trigger = waited_until_50(training(), late, clock, "a", "b")
+    begins(gpu_launcher, trigger)
     for clock.now in (1000.0, BEGIN + 1.0):
-        begins(lambda: operator.execute(context_of()))
-    assert len(gpu_launcher.jobs) == 1
+        late.renew(TASK.lease_id)
+        begins(gpu_launcher, trigger)
     assert gpu_launcher.stopped == []
-    assert len(late.leases()) == 2
 
 
 @pytest.mark.parametrize(("begin", "gives_back"), [(55.0, True), (61.0, False)])
@@ -166,27 +158,32 @@ def test_a_runtime_that_is_not_stated_counts_for_an_open_window_only(
 ):
     operator = training(expected_runtime=None, server="b")
     late.submit("holds b", 8, server="b", expected_runtime=50)
-    waits(lambda: operator.execute(context_of()))
+    trigger = asked(operator)
     clock.now = 50.0
     late.release("holds b")
     add_window(late, "b", begin=begin)
     clock.now = 60.0
-    (waits if gives_back else begins)(lambda: operator.execute_granted(context_of(), GRANTED))
-    assert len(gpu_launcher.jobs) == (0 if gives_back else 1)
+    if gives_back:
+        waits_again(late, trigger)
+        assert gpu_launcher.jobs == []
+    else:
+        begins(gpu_launcher, trigger)
 
 
-def test_a_server_that_cannot_be_asked_for_the_job_keeps_the_lease(late, gpu_launcher, clock, monkeypatch):
+def test_a_server_that_cannot_be_asked_for_the_job_keeps_the_lease(
+    late, gpu_launcher, notes, clock, monkeypatch
+):
     def silent(key):
         raise LauncherUnreachableError("no route to a")
 
-    operator = training()
-    waited_until_50(operator, late, clock, "a", "b")
-    begins(lambda: operator.execute_granted(context_of(), GRANTED))
+    trigger = waited_until_50(training(), late, clock, "a", "b")
+    begins(gpu_launcher, trigger)
     clock.now = 101.0
     monkeypatch.setattr(gpu_launcher, "status", silent)
-    with pytest.raises(AirflowException, match="no route to a; its GPUs stay allocated"):
-        operator.execute(context_of())
-    assert len(late.leases()) == 2
+    notes.clear()  # a new try
+    event = fire(again(trigger))
+    assert event["detail"].startswith("no route to a; its GPUs stay allocated")
+    assert late.status_of(TASK.lease_id)["state"] == "RUNNING"
 
 
 def test_a_function_that_would_begin_too_late_is_not_called(late, clock):

@@ -8,10 +8,6 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    try:  # since 3.2
-        from airflow.sdk.exceptions import TaskDeferred
-    except ImportError:
-        from airflow.exceptions import TaskDeferred
     from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
     from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.operators import (
@@ -22,9 +18,11 @@ with warnings.catch_warnings():
     from resource_manager.airflow.sensors import GPUAvailableSensor
     from resource_manager.airflow.version_compat import AirflowException
 
+from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import CorruptStateError, LockTimeoutError, StoreUnavailableError
 from resource_manager.rest.client import ServiceUnavailableError
-from tests.airflow.tasks import context_of, fire
+from tests.airflow.tasks import again, asked, context_of, deferral, fire, until
+from tests.builders import redefine
 
 OUTAGES = [
     StoreUnavailableError("no answer"),
@@ -64,13 +62,6 @@ def out(manager, monkeypatch, error, *calls):
         yield
 
 
-def leaves_the_worker(operator, call):
-    """Return the deferral of a step that meets an outage."""
-    with pytest.raises(TaskDeferred) as deferred:
-        call()
-    return deferred.value
-
-
 def resumed(operator, deferred, context):
     """Take the step as Airflow does: with the event that the trigger fires once the manager answers."""
     step = getattr(operator, deferred.method_name)
@@ -80,7 +71,9 @@ def resumed(operator, deferred, context):
 def has_gone_on(operator, manager, gpu_launcher, take):
     """Take a step that must end with the lease granted, and what the operator does with it."""
     if isinstance(operator, GPUTrainingOperator):
-        assert leaves_the_worker(operator, take).method_name == "execute_ended"
+        left = deferral(take)
+        assert left.method_name == "execute_ended"
+        assert fire(left.trigger)["exit_code"] == 0
         assert [job.command[-1] for job in gpu_launcher.jobs] == ["train"]
     elif isinstance(operator, GPUAllocateOperator):
         assert take()["state"] == "RUNNING"
@@ -97,13 +90,12 @@ def test_a_first_request_outlasts_an_outage_in_its_try(
     manager, gpu_launcher, fast_triggers, monkeypatch, name, error
 ):
     RAN.clear()
-    gpu_launcher.runs("train")
     operator = OPERATORS[name]()
     context, said = context_of(try_number=2, max_tries=1), []
     monkeypatch.setattr(operator.log, "warning", lambda text, *values: said.append(text % values))
     with out(manager, monkeypatch, error):
-        asked = leaves_the_worker(operator, lambda: operator.execute(context))
-        again = leaves_the_worker(operator, lambda: asked_again(operator, asked, context))
+        left = deferral(lambda: operator.execute(context))
+        again = deferral(lambda: asked_again(operator, left, context))
     assert manager.leases() == manager.queue() == []
     line = f"the GPU manager does not answer; going on once it does: {error}"
     assert [words for words in said if "Task Runner" not in words] == [line] * 2
@@ -120,7 +112,6 @@ def asked_again(operator, deferred, context):
 def test_an_answer_that_was_lost_is_asked_for_again(manager, gpu_launcher, fast_triggers, monkeypatch, name):
     """The request arrived: the repetition finds the lease that it was granted."""
     RAN.clear()
-    gpu_launcher.runs("train")
     operator, context, submit = OPERATORS[name](), context_of(max_tries=1), manager.submit
 
     def losing(*asked, **more):
@@ -129,8 +120,8 @@ def test_an_answer_that_was_lost_is_asked_for_again(manager, gpu_launcher, fast_
 
     with monkeypatch.context() as outage:
         outage.setattr(manager, "submit", losing)
-        asked = leaves_the_worker(operator, lambda: operator.execute(context))
-    has_gone_on(operator, manager, gpu_launcher, lambda: resumed(operator, asked, context))
+        left = deferral(lambda: operator.execute(context))
+    has_gone_on(operator, manager, gpu_launcher, lambda: resumed(operator, left, context))
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -138,7 +129,6 @@ def test_a_connection_that_cannot_be_opened_is_waited_for(
     manager, gpu_launcher, fast_triggers, monkeypatch, name
 ):
     RAN.clear()
-    gpu_launcher.runs("train")
     operator, context, tried = OPERATORS[name](), context_of(max_tries=1), []
 
     def opened(hook):
@@ -148,8 +138,8 @@ def test_a_connection_that_cannot_be_opened_is_waited_for(
         return manager
 
     monkeypatch.setattr(GPUManagerHook, "get_conn", opened)
-    asked = leaves_the_worker(operator, lambda: operator.execute(context))
-    has_gone_on(operator, manager, gpu_launcher, lambda: resumed(operator, asked, context))
+    left = deferral(lambda: operator.execute(context))
+    has_gone_on(operator, manager, gpu_launcher, lambda: resumed(operator, left, context))
 
 
 @pytest.mark.parametrize("max_wait", [None, timedelta(minutes=5)])
@@ -157,8 +147,8 @@ def test_a_connection_that_cannot_be_opened_is_waited_for(
 def test_the_wait_for_an_answer_ends_with_max_wait(manager, gpu_launcher, monkeypatch, name, max_wait):
     operator = OPERATORS[name](max_wait=max_wait)
     with out(manager, monkeypatch, OUTAGES[0]):
-        asked = leaves_the_worker(operator, lambda: operator.execute(context_of(max_tries=1)))
-    assert asked.timeout == max_wait
+        left = deferral(lambda: operator.execute(context_of(max_tries=1)))
+    assert left.timeout == max_wait
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -181,30 +171,75 @@ def test_a_function_that_meets_an_outage_is_not_run_again_in_its_try(manager):
     assert manager.leases() == []
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", ["allocation", "@task.gpu"])
 def test_a_request_that_waited_too_long_during_an_outage_is_cancelled_after_it(
-    manager, gpu_launcher, fast_triggers, monkeypatch, name
+    manager, fast_triggers, monkeypatch, name
 ):
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
     operator, context = OPERATORS[name](max_wait=timedelta(0)), context_of(max_tries=1)
-    waits = leaves_the_worker(operator, lambda: operator.execute(context))
+    waits = deferral(lambda: operator.execute(context))
     event = fire(waits.trigger)
     with out(manager, monkeypatch, OUTAGES[0]):
-        asked = leaves_the_worker(operator, lambda: operator.execute_granted(context, event))
+        again = deferral(lambda: operator.execute_granted(context, event))
     with pytest.raises(AirflowException, match="no GPUs within max_wait"):
-        resumed(operator, asked, context)
+        resumed(operator, again, context)
     assert manager.queue() == []
 
 
-def test_a_gang_that_starts_again_outlasts_an_outage(manager, gpu_launcher, fast_triggers, monkeypatch):
+@pytest.mark.parametrize("error", OUTAGES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("call", ["status_of", "maintenance", "place_job", "release"])
+def test_a_trigger_outlasts_an_outage_at_each_of_its_steps(
+    manager, gpu_launcher, fast_triggers, notes, wanted, monkeypatch, call, error
+):
+    left, ask, calls = asked(OPERATORS["training"]()), getattr(manager, call), []
+
+    def out_for_a_while(*given, **more):
+        calls.append(1)
+        if len(calls) <= 3:
+            raise error
+        return ask(*given, **more)
+
+    monkeypatch.setattr(manager, call, out_for_a_while)
+    assert fire(left)["exit_code"] == 0
+    assert len(calls) > 3
+    assert len(gpu_launcher.jobs) == 1
+    assert manager.leases() == []
+
+
+@pytest.mark.parametrize("call", ["status_of", "release"])
+def test_a_preempted_task_outlasts_an_outage_in_its_try(
+    manager, gpu_launcher, fast_triggers, notes, wanted, monkeypatch, call
+):
+    redefine(manager, teams=Teams((Team("vision", 32),), True, 0.0, 0.0))
     gpu_launcher.runs("train")
-    operator, context = OPERATORS["training"](), context_of()
-    with out(manager, monkeypatch, OUTAGES[0]):
-        asked = leaves_the_worker(operator, lambda: operator.execute_again(context, {}, attempt=2))
-    assert (asked.method_name, asked.kwargs) == ("execute_again", {"attempt": 2})
-    has_gone_on(operator, manager, gpu_launcher, lambda: resumed(operator, asked, context))
-    assert manager.leases()[0]["labels"]["start_attempt"] == "2"
+    left = asked(GPUTrainingOperator(task_id="t", gpus=8, command="train", server="gpu-server-0"))
+    until(left, lambda: gpu_launcher.jobs)
+    manager.submit("stronger", 8, team="vision", server="gpu-server-0")
+
+    def unreachable(*_, **__):
+        raise OUTAGES[0]
+
+    said = []
+    second = again(left)
+    monkeypatch.setattr(second.log, "warning", lambda text, *values: said.append(text % values))
+    with monkeypatch.context() as outage:
+        outage.setattr(manager, call, unreachable)
+        until(second, lambda: len(said) > 2)
+    until(again(left), lambda: manager.status_of("stronger")["state"] == "RUNNING")
+    assert [entry["state"] for entry in manager.queue()] == ["WAITING"]
+
+
+def test_an_error_of_the_manager_that_is_no_outage_fails_the_try(
+    manager, gpu_launcher, fast_triggers, notes, wanted, monkeypatch
+):
+    left = asked(OPERATORS["training"]())
+
+    def wrong(*_, **__):
+        raise CorruptStateError("cannot be read")
+
+    monkeypatch.setattr(manager, "release", wrong)
+    assert fire(left) == {"state": "failed", "detail": "cannot be read"}
 
 
 def test_a_release_outlasts_an_outage(manager, fast_triggers, monkeypatch):
@@ -212,9 +247,9 @@ def test_a_release_outlasts_an_outage(manager, fast_triggers, monkeypatch):
     held = OPERATORS["allocation"]().execute(context)
     release = GPUReleaseOperator(task_id="r", lease=held)
     with out(manager, monkeypatch, OUTAGES[0]):
-        asked = leaves_the_worker(release, lambda: release.execute(context))
+        left = deferral(lambda: release.execute(context))
     assert len(manager.leases()) == 1
-    resumed(release, asked, context)
+    resumed(release, left, context)
     assert manager.leases() == []
 
 
@@ -222,7 +257,7 @@ def test_a_sensor_waits_for_an_answer(manager, fast_triggers, monkeypatch):
     deferrable, poking = (GPUAvailableSensor(task_id="s", gpus=2, deferrable=each) for each in (True, False))
     with out(manager, monkeypatch, OUTAGES[0]):
         assert not poking.poke(context_of())
-        waits = leaves_the_worker(deferrable, lambda: deferrable.execute(context_of()))
+        waits = deferral(lambda: deferrable.execute(context_of()))
     assert fire(waits.trigger)["server_name"] == "gpu-server-0"
     assert poking.poke(context_of())
     with (

@@ -14,7 +14,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from resource_manager.airflow.operators import GPUTrainingOperator
     from resource_manager.airflow.shared_manager import SharedManager
-    from resource_manager.airflow.triggers import GrantTrigger, TriggerState
+    from resource_manager.airflow.task_trigger.events import EndState, GrantState
+    from resource_manager.airflow.task_trigger.waits import GrantTrigger
     from resource_manager.airflow.version_compat import AirflowException
     from resource_manager.airflow.wait_log import WaitLog, describe_wait, describe_waiting
 
@@ -60,18 +61,19 @@ def test_the_reasons_of_a_wait_reach_the_log_of_the_task(manager, fast_triggers,
     event = fire(GrantTrigger(asdict(TASK)), lambda: manager.release_resources("holds1"))
     full = "no server with 8 GPUs: none is free anywhere"
     assert event == json.loads(json.dumps(event))
-    assert (event["state"], event["reasons"]) == (TriggerState.GRANTED, [full])
+    assert (event["state"], event["reasons"]) == (GrantState.GRANTED, [full])
     lease = manager.status_of(TASK.lease_id)
-    assert event["waited_s"] == pytest.approx(lease["granted_at"] - lease["queued_at"])
+    waited_s = lease["granted_at"] - lease["queued_at"]
     operator = GPUTrainingOperator(task_id="t", gpus=8, command="true", max_wait=timedelta(seconds=1))
-    operator.fail_if_overdue(context_of(), event)
+    ended = {"state": EndState.JOB_ENDED, "exit_code": 0, "waited_s": waited_s, "reasons": event["reasons"]}
+    operator.execute_ended(context_of(), ended)
     assert re.fullmatch(rf"waited \d+ s for GPUs: {full}", lines[-1])
     manager.release_resources(TASK.lease_id)
     for number in range(4):
         manager.submit(f"again{number}", 8, 8)
     ask(manager, TASK, 8)
     with pytest.raises(AirflowException, match=f"no GPUs within max_wait = 0:00:01: {full}"):
-        operator.fail_if_overdue(context_of(), {**event, "state": TriggerState.MAX_WAIT_EXCEEDED})
+        operator.execute_ended(context_of(), {**ended, "state": EndState.MAX_WAIT_EXCEEDED})
 
 
 def test_a_pending_request_has_an_estimated_start(manager):

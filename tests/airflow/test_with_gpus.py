@@ -26,7 +26,7 @@ with warnings.catch_warnings():
     )
     from resource_manager.airflow.leased_operators import lease_keeping
     from resource_manager.airflow.leased_operators.kinds import kind_of
-    from resource_manager.airflow.triggers import GrantTrigger, LeaseEndTrigger
+    from resource_manager.airflow.task_trigger.waits import GrantTrigger, LeaseEndTrigger
     from resource_manager.airflow.version_compat import AirflowException, TaskDeferred
     from tests.airflow.any_operators import OPERATORS
 

@@ -79,13 +79,11 @@ def test_a_python_task_is_marked_while_it_runs(bench, state):
     waits.wait_until("success")
 
 
-@pytest.mark.parametrize(("place", "processes"), [("launched", 1), ("collecting", 1), ("released", 2)])
+@pytest.mark.parametrize(("place", "processes"), [("asked", 1), ("collecting", 1), ("collected", 2)])
 def test_the_worker_of_a_job_is_killed_before_or_after_the_job(bench, place, processes):
-    """A job needs a worker before it is watched and after it has ended; only an ended one runs again."""
+    """A job needs a worker to ask for GPUs and to collect its end; only a collected one runs again."""
     run = bench.run("lingering_job", linger=place)
-    if place == "launched":
-        wait_for(run.beats, what="the start of the job")
-    else:
+    if place != "asked":
         run.wait_until_training()
         run.finish()
     noted = Path(f"{bench.ledger}-{place}")
@@ -93,7 +91,7 @@ def test_the_worker_of_a_job_is_killed_before_or_after_the_job(bench, place, pro
     task = psutil.Process(int(number))
     for process in (task.parent(), task):
         process.kill()
-    if place == "launched":
+    if place == "asked":
         run.wait_until_deferred(try_number=2)
         run.finish()
     run.wait_until("success", 300)

@@ -26,13 +26,16 @@ with warnings.catch_warnings():
         from airflow.sdk.exceptions import TaskDeferred
     except ImportError:
         from airflow.exceptions import TaskDeferred
-    from resource_manager.airflow import member_watch, shared_manager, triggers
+    from airflow.sdk import Variable
+
+    from resource_manager.airflow import shared_manager, task_results
     from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
     from resource_manager.airflow.operators import (
         GPUAllocateOperator,
         GPUReleaseOperator,
         GPUTrainingOperator,
     )
+    from resource_manager.airflow.task_trigger import base, job_watch, member_watch, notes, task_lease
 
 from resource_manager.jobs.launchers import plain_ssh
 from resource_manager.jobs.launchers.local import LocalLauncher
@@ -54,9 +57,10 @@ COMMON: dict[str, Any] = {
 def shorten_airflow() -> None:
     """Let triggers live ten times as fast."""
     shorten()
-    triggers.MIN_DEFERRAL_S, triggers.POLL_S = 0.0, 0.1
-    triggers.OUTAGE_POLL_S = triggers.GPU_POLL_S = 0.5
-    triggers.LOOK_S = 1.0
+    base.MIN_DEFERRAL_S, base.POLL_S = 0.0, 0.1
+    base.OUTAGE_POLL_S = job_watch.GPU_POLL_S = 0.5
+    job_watch.LOOK_S = 1.0
+    base.is_wanted = task_lease.is_wanted = lambda identity: True
     member_watch.READ_S = 0.3
     shared_manager.MAX_AGE_S, shared_manager.EXPIRE_EVERY_S = 0.1, 0.5
     plain_ssh.CONNECT_TIMEOUT_S = 2.0
@@ -67,7 +71,20 @@ def shorten_airflow() -> None:
     async def noted(identity: TaskIdentity, key: str) -> Any:
         return json.loads(_file(key).read_text()) if _file(key).exists() else None
 
-    triggers.note, triggers.noted = note, noted
+    notes.note, notes.noted = note, noted
+    task_results.CurrentAccess = Variables  # type: ignore[misc, assignment]
+    Variable.delete = lambda key: _file(key).unlink()  # type: ignore[method-assign]
+
+
+class Variables:
+    """Airflow Variables in files."""
+
+    def get(self, key: str) -> str | None:
+        return _file(key).read_text() if _file(key).exists() else None
+
+    def set(self, key: str, text: str, before: str | None) -> bool:
+        _file(key).write_text(text)
+        return True
 
 
 def hold_starts() -> None:
@@ -128,7 +145,7 @@ def operator_of(kind: str) -> Any:
 
 def live(operator: Any, try_number: int) -> Any:
     """Go through all steps of one try; return what the task returns."""
-    own = {"try_number": try_number, "xcom_push": push, "map_index": -1, **asdict(TASK)}
+    own = {"try_number": try_number, "max_tries": 5, "xcom_push": push, "map_index": -1, **asdict(TASK)}
     context = {"ti": SimpleNamespace(**own)}
     step: Callable[[], Any] = lambda: operator.execute(context)  # noqa: E731
     while True:
@@ -140,15 +157,17 @@ def live(operator: Any, try_number: int) -> Any:
             step = lambda: method(context, event=event, **more)  # noqa: B023, E731
 
 
-async def first_event(trigger: Any) -> Any:
-    path, arguments = trigger.serialize()
-    async for event in type(trigger)(**arguments).run():
+async def first_event(deferred: Any) -> Any:
+    path, arguments = deferred.serialize()
+    async for event in type(deferred)(**arguments).run():
         return event.payload
     raise RuntimeError(f"{path} fired no event")
 
 
 def main() -> None:
     kind, try_number = sys.argv[1], int(sys.argv[2])
+    for key in (notes.TASK_NOTES, notes.LOG_PLACE):  # a new try begins without XComs
+        _file(key).unlink(missing_ok=True)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     shorten_airflow()
     hold_starts()

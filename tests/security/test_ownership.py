@@ -20,7 +20,7 @@ with warnings.catch_warnings():
     from resource_manager.airflow.demand import end_lease, submit, team_of
     from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.operators import GPUAllocateOperator, GPUReleaseOperator
-    from resource_manager.airflow.triggers import TriggerState
+    from resource_manager.airflow.task_trigger.events import GrantState
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
 from resource_manager import GPUResourceManager
@@ -301,7 +301,7 @@ def test_max_wait_cancels_only_the_tasks_own_entry(
     connect(monkeypatch, manager)
     for server in range(4):
         manager.submit(f"fill-{server}", 8, 1)
-    event = {"state": TriggerState.MAX_WAIT_EXCEEDED, "waited_s": 1.0, "reasons": []}
+    event = {"state": GrantState.MAX_WAIT_EXCEEDED, "waited_s": 1.0, "reasons": []}
     operator = GPUAllocateOperator(task_id="train", gpus=8)
     manager.submit(TASK.lease_id, 8, 1, labels={**TASK.labels, "dag_id": "other"})
     operator.fail_if_overdue({"ti": RUNNING}, event)

@@ -13,7 +13,7 @@ from airflow.triggers.base import BaseTaskEndEvent, BaseTrigger, TriggerEvent
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.shared_manager import SharedManager
-from resource_manager.airflow.triggers import TriggerState, _Trigger
+from resource_manager.airflow.task_trigger.base import PlainTrigger
 from resource_manager.airflow.version_compat import AirflowException, in_thread
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
@@ -33,7 +33,7 @@ class Resumed:
     error: dict[str, Any] | None = None
 
 
-class LeaseKeepingTrigger(_Trigger):
+class LeaseKeepingTrigger(PlainTrigger):
     """Run an operator's own trigger, and renew the lease meanwhile; fire a `Resumed` with its event.
 
     An event that ends the task releases the lease first.
@@ -86,7 +86,7 @@ class LeaseKeepingTrigger(_Trigger):
             yield await self._resumed(event=event.payload)
 
     async def _resumed(self, **found: Any) -> TriggerEvent:
-        return await self._event(**asdict(Resumed(self.fencing_token, **found)))
+        return await self._fire(asdict(Resumed(self.fencing_token, **found)))
 
     async def _renew(self) -> None:
         """Renew the lease; raises `LeaseNotFoundError` if it was ended."""
@@ -118,7 +118,7 @@ class LeaseKeepingTrigger(_Trigger):
             await self.own.on_kill()
 
 
-class EarlierJobTrigger(_Trigger):
+class EarlierJobTrigger(PlainTrigger):
     """Fire when the lease of an earlier try has ended, or its job is seen to be gone at its place."""
 
     def __init__(
@@ -132,7 +132,7 @@ class EarlierJobTrigger(_Trigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         while not await self._is_over():
             await asyncio.sleep(LOOK_EVERY_S)
-        yield await self._state_event(TriggerState.LEASE_ENDED)
+        yield await self._fire({})
 
     async def _is_over(self) -> bool:
         try:

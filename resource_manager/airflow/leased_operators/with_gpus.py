@@ -21,7 +21,7 @@ from resource_manager.airflow.leased_operators.lease_keeping import (
 from resource_manager.airflow.links import ConsoleLink
 from resource_manager.airflow.operators.base import HoldsLease
 from resource_manager.airflow.outages import outlasting_outages
-from resource_manager.airflow.triggers import identity_of
+from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.version_compat import AirflowException, TaskDeferred
 from resource_manager.core.changes import Outcome
 from resource_manager.manager.cluster_file.durations import seconds_of

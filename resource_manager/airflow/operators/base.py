@@ -21,18 +21,20 @@ from resource_manager.airflow.demand import (
     takes_demand,
 )
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
+from resource_manager.airflow.late_start import describe_late_start, window_ahead
 from resource_manager.airflow.links import ConsoleLink, console_url
 from resource_manager.airflow.outages import outlasts_outages
-from resource_manager.airflow.triggers import GrantTrigger, TriggerState, identity_of
+from resource_manager.airflow.task_state import identity_of
+from resource_manager.airflow.task_trigger.events import GrantEvent, GrantState
+from resource_manager.airflow.task_trigger.waits import GrantTrigger
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.airflow.wait_log import describe_wait, describe_waiting
 from resource_manager.core.changes import Outcome
-from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.preempting import queue_again
 from resource_manager.jobs.task_identity import TaskIdentity
-from resource_manager.manager.results import Allocation, WindowView
+from resource_manager.manager.demand import Demand
+from resource_manager.manager.results import Allocation, Submission
 from resource_manager.manager.service import LeaseService
-from resource_manager.scheduling.preemption.preempting import restarts_of
 
 
 class HoldsLease:
@@ -64,19 +66,14 @@ class HoldsLease:
         ttl: float | str | timedelta | None = self.asked()["ttl"]
         return self.default_ttl if ttl is None else ttl
 
-    def lease(
-        self,
-        context: Any,
-        manager: LeaseService,
-        *,
-        labels: Mapping[str, str],
-        **instead: Any,
-    ) -> Allocation:
-        """Return this task's allocation; defer while it is pending, which does not return.
+    def request(
+        self, context: Any, manager: LeaseService, *, labels: Mapping[str, str], **instead: Any
+    ) -> tuple[Demand, Submission]:
+        """Submit this task's demand; return it, and the task's lease or pending request.
 
         `instead` are fields of the demand that replace those of the parameters.
         """
-        identity, plain_identity = identity_of(context)
+        identity, _ = identity_of(context)
         asked = self.asked()
         if asked["quarantine"] is None:
             instead["quarantine"] = self.quarantined_by_default
@@ -85,34 +82,41 @@ class HoldsLease:
         instead["ttl"] = self._ttl
         demand = demand_of(self, asked, context, identity.lease_id, **instead)
         demand = demand.model_copy(update={"labels": {**demand.labels, **identity.labels, **labels}})
-        is_weight = asked["priority"] is None
-        status = submit(manager, demand, identity, is_weight=is_weight)
+        status = submit(manager, demand, identity, is_weight=self.has_weight)
         self.log.info("GPU console: %s", console_url(identity.lease_id))
         if status["state"] == "WAITING":
             self.log.info("%s", describe_waiting(status))
-            max_wait_s = None if self.wait_limit is None else self.wait_limit.total_seconds()
-            # A preempted request keeps its time of arrival: its job ran between that and this wait.
-            before_s = status["waited_s"] if restarts_of(status["labels"]) else 0.0
+        return demand, status
+
+    @property
+    def has_weight(self) -> bool:
+        """Return whether the request has Airflow's own priority."""
+        return self.asked()["priority"] is None
+
+    @property
+    def max_wait_s(self) -> float | None:
+        return None if self.wait_limit is None else self.wait_limit.total_seconds()
+
+    def lease(
+        self, context: Any, manager: LeaseService, *, labels: Mapping[str, str], **instead: Any
+    ) -> Allocation:
+        """Return this task's allocation; defer while it is pending, which does not return."""
+        _, plain_identity = identity_of(context)
+        _, status = self.request(context, manager, labels=labels, **instead)
+        if status["state"] == "WAITING":
             self.defer(
-                trigger=GrantTrigger(plain_identity, self.gpu_conn_id, max_wait_s, before_s),
+                trigger=GrantTrigger(plain_identity, self.gpu_conn_id, self.max_wait_s),
                 method_name="execute_granted",
             )
         return status
 
-    def gives_back(self, manager: LeaseService, allocation: Allocation, gang: GangJob | None = None) -> bool:
-        """Queue the request again if its job would run into maintenance; return False if it may begin.
-
-        The jobs of a `gang` may have begun before. Raises `LauncherError` if that is unknown.
-        """
-        window = _window_ahead(manager, allocation)
-        if window is None or (gang is not None and not gang.is_absent()):
+    def gives_back(self, manager: LeaseService, allocation: Allocation) -> bool:
+        """Queue the request again if it would run into maintenance; return False if it may begin."""
+        window = window_ahead(manager.maintenance(), allocation)
+        if window is None:
             return False
-        self.log.warning(
-            "the job begins too late to end before the maintenance from %s until %s; waiting again",
-            window["from"],
-            window["until"],
-        )
-        queue_again(manager, allocation, gang, Outcome.NOT_STARTED)
+        self.log.warning("%s", describe_late_start(window))
+        queue_again(manager, allocation, None, Outcome.NOT_STARTED)
         return True
 
     @outlasts_outages
@@ -124,10 +128,15 @@ class HoldsLease:
     def fail_if_overdue(self, context: Any, event: dict[str, Any]) -> None:
         """Log the wait; cancel the request and raise `AirflowException` if it exceeded `max_wait`."""
         identity, _ = identity_of(context)
-        self.log.info("%s", describe_wait(event["waited_s"], event["reasons"]))
-        if event["state"] == TriggerState.MAX_WAIT_EXCEEDED and self._cancel(identity):
-            why = f": {event['reasons'][-1]}" if event["reasons"] else ""
-            raise AirflowException(f"no GPUs within max_wait = {self.wait_limit}{why}")
+        wait = GrantEvent.model_validate(event)
+        self.log.info("%s", describe_wait(wait.waited_s, wait.reasons))
+        if wait.state is GrantState.MAX_WAIT_EXCEEDED and self._cancel(identity):
+            raise AirflowException(self.too_long(wait.reasons))
+
+    def too_long(self, reasons: Sequence[str]) -> str:
+        """Return why a wait beyond `max_wait` fails the task."""
+        why = f": {reasons[-1]}" if reasons else ""
+        return f"no GPUs within max_wait = {self.wait_limit}{why}"
 
     def _cancel(self, identity: TaskIdentity) -> bool:
         """Cancel this task's own pending request; return False if it is gone."""
@@ -176,18 +185,3 @@ class GPUOperator(HoldsLease, BaseOperator):
         self.gpu_conn_id = gpu_conn_id
         check_at_parse(self.task_id, self.asked())
         check_duration(self.task_id, "max_wait", max_wait)
-
-
-def _window_ahead(manager: LeaseService, allocation: Allocation) -> WindowView | None:
-    """Return the maintenance window that the job would run into if it began now, or None.
-
-    The grant counted the stated runtime from itself, and Airflow may begin the job a while later. A runtime
-    that is not stated keeps a job from beginning in an open window only.
-    """
-    runtime_s = allocation["expected_runtime_s"] or 0.0
-    servers = {member["server_name"] for member in allocation["members"]}
-    for window in manager.maintenance():
-        is_ahead = window["is_open"] or window["begins_in_s"] < runtime_s
-        if is_ahead and servers.intersection(window["servers"]):
-            return window
-    return None

@@ -4,67 +4,44 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
-import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from resource_manager.airflow.demand import check_duration, end_lease, is_literal, is_of
+from resource_manager.airflow.demand import check_duration, end_lease, is_literal
 from resource_manager.airflow.operators.base import GPUOperator
-from resource_manager.airflow.outages import outlasting_outages, outlasts_outages
+from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.slurm import task as slurm_task
-from resource_manager.airflow.task_state import is_wanted
-from resource_manager.airflow.triggers import (
-    LOG_PLACE,
-    TAIL_LINES,
-    JobTrigger,
-    PauseTrigger,
-    TriggerState,
-    identity_of,
-    log_place,
-)
+from resource_manager.airflow.task_results import drop_end
+from resource_manager.airflow.task_state import identity_of, is_wanted
+from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
+from resource_manager.airflow.task_trigger.plan import TaskPlan
+from resource_manager.airflow.task_trigger.trigger import TaskTrigger
 from resource_manager.airflow.use_meter import GPU_USAGE, usage_line
 from resource_manager.airflow.version_compat import (
     AirflowException,
+    AirflowFailException,
     AirflowTaskTerminated,
     is_first_try_since_cleared,
 )
-from resource_manager.core.changes import Outcome
-from resource_manager.core.identifiers import as_reason
-from resource_manager.errors import LeaseNotFoundError
-from resource_manager.jobs.gang_environment import HOSTFILE, gang_environment, hostfile, is_gang
-from resource_manager.jobs.gang_job import ORDER_LABEL, DoneWhen, GangJob, StartupOrder
-from resource_manager.jobs.launchers import AlreadyEndedError, Job, LauncherError, LauncherUnreachableError
+from resource_manager.airflow.wait_log import describe_wait
+from resource_manager.errors import InvalidRequestError
+from resource_manager.jobs.gang_job import ORDER_LABEL, DoneWhen, StartupOrder
+from resource_manager.jobs.job_template import JobTemplate
+from resource_manager.jobs.launchers import Job, LauncherError
 from resource_manager.jobs.launchers.base import check_image
 from resource_manager.jobs.launchers.registry import LAUNCHERS
-from resource_manager.jobs.preempting import end_jobs, queue_again
-from resource_manager.jobs.reconcile import ActionKind
-from resource_manager.jobs.running_job import RunningJob, job_of
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.cluster_file.durations import seconds_of
-from resource_manager.manager.results import Allocation, Submission
-from resource_manager.manager.service import LeaseService
-from resource_manager.scheduling.preemption.preempting import restarts_of
-
-ATTEMPT_LABEL = "start_attempt"
-"""Label of a gang's lease with the number of the attempt to start it, from the second on."""
-
-START_PAUSE_S = 10.0
-"""Pause before the second attempt to start a gang; it doubles before each further one."""
-
-UNREACHABLE_PAUSE_S = 30.0
-"""Pause before another attempt to end a preempted job whose server did not answer."""
-
-GPUS_STAY_ALLOCATED = "its GPUs stay allocated until the job is known to be gone"
 
 
 class GPUTrainingOperator(GPUOperator):
     """Run a job on GPUs, of one server or `nodes` servers, without a worker slot while it waits or trains.
 
-    Every execution (first try, retry, cleared or resumed) takes the same steps: request the lease of this
-    task, which returns the one it already holds; start the lease's job unless it runs; defer to a trigger.
+    A worker asks for the GPUs, and leaves: a trigger waits for the grant, starts the job, watches it, and
+    releases the GPUs at its end. A worker collects the result. A retry or a cleared task goes on with the
+    lease that it has, and with the job that runs.
 
     :param command: shell command, or list of arguments that are not passed through a shell.
     :param image: container image, for the `docker` launcher; `command` may then be left out.
@@ -143,7 +120,7 @@ class GPUTrainingOperator(GPUOperator):
         self._identity: TaskIdentity | None = None
 
     def execute(self, context: Any) -> Any:
-        """Request the lease; run the job if it is granted, else wait in the triggerer."""
+        """Ask for GPUs, and leave the worker: the trigger goes on until the job's result is known."""
         if self.launcher == slurm_task.NAME:
             self._identity, _ = identity_of(context)
             return slurm_task.begin(self, context)
@@ -154,285 +131,106 @@ class GPUTrainingOperator(GPUOperator):
         return _value(slurm_task.go_on(self, context, event))
 
     def execute_request(self, context: Any, event: dict[str, Any]) -> Any:
-        """Take the first steps; repeat them after an outage of at most `max_wait`."""
+        """Take the only step before the wait; repeat it after an outage of at most `max_wait`."""
         with outlasting_outages(self, "execute_request", event, at_most=self.max_wait):
-            if self.restart_on_clear and is_first_try_since_cleared(context["ti"], self.retries or 0):
-                self.log.info("the task was cleared: its job of before ends, and a new one starts")
-                identity, _ = identity_of(context)
-                self._end(self.manager, identity, Outcome.CANCELLED)
-            return self._request(context)
-
-    @outlasts_outages
-    def execute_granted(self, context: Any, event: dict[str, Any]) -> Any:
-        """Continue after the wait with this try's lease."""
-        self.fail_if_overdue(context, event)
-        return self._request(context)
-
-    def _request(self, context: Any, attempt: int = 1) -> Any:
-        self._identity, _ = identity_of(context)
-        manager = self.manager
-        labels = {"launcher": self._launcher}
-        if self.startup_order is not StartupOrder.TOGETHER:
-            labels[ORDER_LABEL] = self.startup_order.value
-        if attempt > 1:
-            labels[ATTEMPT_LABEL] = str(attempt)
-        allocation = self.lease(context, manager, labels=labels)
-        if allocation["preempted_by"] is not None:
-            return self._preempted(context, manager, allocation)
-        return self._run_job(context, manager, allocation)
-
-    def _run_job(self, context: Any, manager: LeaseService, allocation: Allocation) -> Any:
-        _, plain_identity = identity_of(context)
-        gang = GangJob.of(allocation)
-        try:
-            if self.gives_back(manager, allocation, gang):
-                return self._request(context)
-        except LauncherError as error:
-            self._not_started(context, manager, allocation, error)
-        if gang is None:
-            allocation, gang = self._placed(context, manager, allocation)
-        for member, job in zip(allocation["members"], gang.jobs, strict=True):
-            self.log.info(
-                "%sallocated GPUs %s and %s CPUs of %s; job %s",
-                f"rank {job.rank}: " if is_gang(allocation) else "",
-                ",".join(map(str, member["gpu_ids"])),
-                member["cpu_count"],
-                member["server_name"],
-                job.key,
-            )
-        if len(gang.jobs) > 1:
-            self.log.info(
-                "this log is of rank 0; of others, while the job runs: gpu-manager logs -f --rank N %s",
-                shlex.quote(allocation["task_id"]),
-            )
-        context["ti"].xcom_push(key="allocation", value=allocation)
-        context["ti"].xcom_push(key=LOG_PLACE, value=log_place(gang.jobs[0]))
-        started_at = time.time()
-        try:
-            if not gang.start([self._job(job, allocation) for job in gang.jobs]):
-                self.log.info("the job was started by an earlier execution; watching it")
-                started_at = allocation["granted_at"]
-        except AlreadyEndedError as error:
-            self.log.warning("%s; asking for GPUs again", error)
-            identity, _ = identity_of(context)
-            self._end(manager, identity, Outcome.CANCELLED)
-            return self._request(context)
-        except LauncherError as error:
-            self._not_started(context, manager, allocation, error)
+            self._identity, plain_identity = identity_of(context)
+            manager, after_token = self.manager, 0
+            if is_first_try_since_cleared(context["ti"], self.retries or 0):
+                drop_end(self._identity)
+                if self.restart_on_clear:
+                    self.log.info("the task was cleared: its job of before ends, and a new one starts")
+                    after_token = end_lease(manager, self._identity, self.owner)
+            job, labels = self._job(), {}
+            labels["launcher"] = job.launcher_name
+            if self.startup_order is not StartupOrder.TOGETHER:
+                labels[ORDER_LABEL] = self.startup_order.value
+            demand, _ = self.request(context, manager, labels=labels)
         timeout = self.execution_timeout
+        plan = TaskPlan(
+            demand=demand,
+            job=job,
+            is_weight=self.has_weight,
+            ttl_s=seconds_of(self._ttl),
+            max_wait_s=self.max_wait_s,
+            timeout_s=None if timeout is None else timeout.total_seconds(),
+            unreachable_s=self.unreachable_timeout.total_seconds(),
+            done_when=self.done_when,
+            start_attempts=self.start_attempts,
+            stale_grace_s=self.stale_grace_s,
+        )
         return self.defer(
-            trigger=JobTrigger(
-                plain_identity,
-                [job.to_dict() for job in gang.jobs],
-                seconds_of(self._ttl),
-                self.gpu_conn_id,
-                self.unreachable_timeout.total_seconds(),
-                None if timeout is None else timeout.total_seconds(),
-                started_at,
-                self.done_when.value,
-                self.stale_grace_s,
-            ),
+            trigger=TaskTrigger(plain_identity, plan.to_dict(), self.gpu_conn_id, after_token),
             method_name="execute_ended",
         )
 
-    @property
-    def _launcher(self) -> str:
-        return self.launcher or ("docker" if self.image else "local")
-
-    def _placed(
-        self, context: Any, manager: LeaseService, allocation: Allocation
-    ) -> tuple[Allocation, GangJob]:
-        """Prepare the job, and store where it is about to start; return the allocation with these places.
-
-        Nothing runs if that fails: the lease ends at once, and the next one avoids those servers.
-        """
-        planned = GangJob.planned(allocation, self._launcher, self.launcher_conn_id)
-        prepared = planned.prepare([self._job(job, allocation) for job in planned.jobs])
-        if prepared.failed:
-            error = next(iter(prepared.failed.values()))
-            self._not_started(context, manager, allocation, error, tuple(prepared.failed))
-        try:
-            allocation = manager.place_job(
-                allocation["task_id"], prepared.places, fencing_token=allocation["fencing_token"]
-            )
-        except LeaseNotFoundError as error:
-            raise AirflowException("the lease was ended by another client before its job started") from error
-        gang = GangJob.of(allocation)
-        assert gang is not None  # it was placed just now
-        return allocation, gang
-
-    def _not_started(
-        self,
-        context: Any,
-        manager: LeaseService,
-        allocation: Allocation,
-        error: LauncherError,
-        failed_nodes: Sequence[str] = (),
-    ) -> NoReturn:
-        """Fail the try; a gang that can be stopped and released starts again after a pause instead.
-
-        The next lease avoids the servers on which the job is known not to have started. What a server out of
-        reach may still run stays quarantined.
-        """
-        if (
-            allocation["job_places"]
-            and not is_gang(allocation)
-            and isinstance(error, LauncherUnreachableError)
-        ):
-            raise AirflowException(f"{error}; {GPUS_STAY_ALLOCATED}") from error
-        identity, _ = identity_of(context)
-        why = {
-            "reason": as_reason(error),
-            "failed_nodes": failed_nodes or ([error.server] if error.server else []),
-        }
-        self._end(manager, identity, Outcome.FAILED, **why)
-        if not is_gang(allocation):
-            raise AirflowException(str(error)) from error
-        attempt = int(allocation["labels"].get(ATTEMPT_LABEL, 1))
-        if attempt >= self.start_attempts:
-            raise AirflowException(
-                f"the gang did not start in {attempt} attempts (start_attempts): {error}"
-            ) from error
-        pause_s = START_PAUSE_S * 2 ** (attempt - 1)
-        self.log.warning(
-            "start %s of %s failed, queueing again in %g s: %s", attempt, self.start_attempts, pause_s, error
-        )
-        self.defer(
-            trigger=PauseTrigger(pause_s), method_name="execute_again", kwargs={"attempt": attempt + 1}
-        )
-
-    @outlasts_outages
-    def execute_again(self, context: Any, event: dict[str, Any], attempt: int) -> Any:
-        """Request a lease again after a start that failed."""
-        return self._request(context, attempt)
-
-    def _end(self, manager: LeaseService, identity: TaskIdentity, outcome: Outcome, **why: Any) -> None:
-        """End job and lease, and log what of it may still run."""
-        done = end_lease(manager, identity, self.owner, outcome, **why)
-        if done is not None and done.action is ActionKind.PARTLY_RELEASED:
-            self.log.warning("%s; the GPUs of that member stay allocated until it is gone", done.detail)
-
-    def _job(self, running: RunningJob, allocation: Allocation) -> Job:
+    def _job(self) -> JobTemplate:
+        """Return the job; raises `AirflowFailException` if it cannot be handed to the triggerer."""
         # Native rendering turns arguments into numbers, and an empty text into None.
         given = self.command or ()
-        command = ("/bin/sh", "-c", given) if isinstance(given, str) else tuple(map(str, given))
-        gang = is_gang(allocation)
-        return job_of(
-            allocation,
-            running.key,
-            command,
-            rank=running.rank,
-            environment={
-                **{name: str(value) for name, value in (self.env or {}).items()},
-                **gang_environment(allocation, running.rank),
-                "GPU_RESTART_COUNT": str(restarts_of(allocation["labels"])),
-            },
-            image=self.image,
-            labels={**allocation["labels"], "lease": str(allocation["fencing_token"])},
-            # Members meet at their servers' addresses, which a container has only in their network.
-            container={**({"network_mode": "host"} if gang else {}), **(self.container or {})},
-            files={HOSTFILE: hostfile(allocation)} if gang else {},
+        job = JobTemplate(
+            command=("/bin/sh", "-c", given) if isinstance(given, str) else tuple(map(str, given)),
+            image=self.image or "",
+            env={name: str(value) for name, value in (self.env or {}).items()},
+            launcher=self.launcher or "",
+            conn_id=self.launcher_conn_id,
+            container=self.container or {},
         )
+        try:
+            job.to_dict()
+        except InvalidRequestError as error:
+            raise AirflowFailException(str(error)) from None
+        return job
 
-    @outlasts_outages
     def execute_ended(self, context: Any, event: dict[str, Any]) -> Any:
-        """Stop what is left of the job, release its GPUs, and return its result or raise its failure."""
-        identity, _ = identity_of(context)
-        if (usage := event.get(GPU_USAGE)) is not None:
-            self.log.info("%s", usage_line(usage))
-            context["ti"].xcom_push(key=GPU_USAGE, value=usage)
-        if event["state"] == TriggerState.JOB_UNREACHABLE:
-            if "rank" in event:
-                self._end(self.manager, identity, Outcome.FAILED)
-                raise AirflowException(f"rank {event['rank']} is out of reach: {event['detail']}")
-            raise AirflowException(f"{event['detail']}; {GPUS_STAY_ALLOCATED}")
-        manager = self.manager
-        if event.get("exit_code") != 0 and (entry := self._taken(manager, identity, event)) is not None:
-            if entry["state"] == "WAITING" or entry["preempted_by"] is None:
-                return self._request(context)
-            return self._preempted(context, manager, entry)
-        if event["state"] == TriggerState.LEASE_LOST:
-            entry = manager.status_of(identity.lease_id)
-            if entry is not None and entry["state"] == "ERROR" and entry["revoked"]:
-                self._end(manager, identity, Outcome.CANCELLED)
-            raise AirflowException("the lease was ended by another client, so the job was stopped")
-        return self._finish(context, event)
+        """Return the job's result or raise its failure; its GPUs are free already."""
+        end = TaskEnd.model_validate(event)
+        try:
+            return self._result(context, end)
+        finally:
+            self._collected(context)
 
-    def _finish(self, context: Any, event: Mapping[str, Any]) -> Any:
-        """End the lease, and return the job's result or raise its failure."""
+    def _collected(self, context: Any) -> None:
+        """Drop the end that was kept until now: the next try is a new one."""
         identity, _ = identity_of(context)
-        succeeded = event.get("exit_code") == 0
-        for rank, lines in event.get("tails", {}).items():
+        try:
+            drop_end(identity)
+        except Exception as error:
+            self.log.warning("the end of this task may be collected again by its next try: %s", error)
+
+    def _result(self, context: Any, end: TaskEnd) -> Any:
+        if end.waited_s is not None:
+            self.log.info("%s", describe_wait(end.waited_s, end.reasons))
+        if end.gpu_usage is not None:
+            self.log.info("%s", usage_line(end.gpu_usage))
+            context["ti"].xcom_push(key=GPU_USAGE, value=end.gpu_usage)
+        for rank, lines in end.tails.items():
             for line in lines:
                 self.log.info("[rank %s] %s", rank, line)
-        self._end(self.manager, identity, Outcome.SUCCESS if succeeded else Outcome.FAILED)
-        if event["state"] == TriggerState.TIMED_OUT:
-            raise AirflowException(f"the job was stopped after execution_timeout = {self.execution_timeout}")
-        if event["state"] == TriggerState.GPU_FAILED:
-            raise AirflowException(f"the job was stopped, as one of its GPUs failed: {event['detail']}")
-        job = f"rank {event['rank']} on {event['server']}" if "rank" in event else "the job"
-        if event["exit_code"] is None:
-            raise AirflowException(
-                f"{job} vanished without an exit code: it was killed, or its server restarted"
-            )
-        if not succeeded:
-            raise AirflowException(f"{job} ended with exit code {event['exit_code']}: {event['last_line']}")
-        return _value(event["last_line"])
+        if end.has_succeeded:
+            return _value(end.last_line)
+        if end.state is EndState.NEVER_FITS:
+            raise AirflowFailException(end.detail)
+        raise AirflowException(self._failure(end))
 
-    def _taken(
-        self, manager: LeaseService, identity: TaskIdentity, event: Mapping[str, Any]
-    ) -> Submission | None:
-        """Return the task's lease or pending request if a preemption is why its job ended, else None."""
-        entry = manager.status_of(identity.lease_id)
-        if entry is None or not is_of(entry, identity):
-            return None
-        # Another process may have ended the job: the request waits again, or has a new lease already.
-        if entry["state"] == "WAITING" or entry["fencing_token"] != event.get(
-            "fencing_token", entry["fencing_token"]
-        ):
-            return entry
-        return entry if entry["preempted_by"] is not None else None
-
-    def _preempted(self, context: Any, manager: LeaseService, allocation: Allocation) -> Any:
-        """End the job of a lease that is being preempted, and wait for another one; the try goes on.
-
-        A job that still ends with exit code 0 has succeeded. One that cannot be known to be gone keeps its
-        GPUs, and is tried again later.
-        """
-        gang = GangJob.of(allocation)
-        self.log.warning("the lease is %s; ending its job", allocation["reason"])
-        try:
-            if gang is None:  # its job was not placed
-                queue_again(manager, allocation, None)
-                return self._request(context)
-            done = end_jobs(manager, allocation, gang)
-            if done.left:
-                raise next(iter(done.left.values()))
-            last_line = self._copy_end(gang)
-            if done.has_succeeded or done.has_failed:
-                exit_codes = [status.exit_code for status in done.statuses.values()]
-                exit_code = next((code for code in exit_codes if code != 0), 0)
-                state = TriggerState.JOB_ENDED.value
-                return self._finish(context, {"state": state, "exit_code": exit_code, "last_line": last_line})
-            queue_again(manager, allocation, gang)
-        except LauncherError as error:
-            self.log.error("the job may still run: %s; %s", error, GPUS_STAY_ALLOCATED)
-            self.defer(trigger=PauseTrigger(UNREACHABLE_PAUSE_S), method_name="execute_later")
-        except LeaseNotFoundError:
-            self.log.info("another process has ended the job and queued the request again")
-        return self._request(context)
-
-    def _copy_end(self, gang: GangJob) -> str:
-        """Write the end of the job's output to the log; return its last line."""
-        lines = [line for line in gang.tail().splitlines() if line.strip()]
-        for line in lines[-TAIL_LINES:]:
-            self.log.info("%s", line)
-        return lines[-1] if lines else ""
-
-    @outlasts_outages
-    def execute_later(self, context: Any, event: dict[str, Any]) -> Any:
-        """End the job of a preempted lease, whose server did not answer before."""
-        return self._request(context)
+    def _failure(self, end: TaskEnd) -> str:
+        """Return the sentence with which the try fails."""
+        job = "the job" if end.rank is None else f"rank {end.rank} on {end.server}"
+        match end.state:
+            case EndState.MAX_WAIT_EXCEEDED:
+                return self.too_long(end.reasons)
+            case EndState.TIMED_OUT:
+                return f"the job was stopped after execution_timeout = {self.execution_timeout}"
+            case EndState.GPU_FAILED:
+                return f"the job was stopped, as one of its GPUs failed: {end.detail}"
+            case EndState.LEASE_LOST:
+                return "the lease was ended by another client, so the job was stopped"
+            case EndState.JOB_UNREACHABLE if end.rank is not None:
+                return f"rank {end.rank} is out of reach: {end.detail}"
+            case EndState.JOB_ENDED if end.exit_code is None:
+                return f"{job} vanished without an exit code: it was killed, or its server restarted"
+            case EndState.JOB_ENDED:
+                return f"{job} ended with exit code {end.exit_code}: {end.last_line}"
+        return end.detail
 
     def on_kill(self) -> None:
         """End the job and its lease if a user ended the task while it was in a worker.

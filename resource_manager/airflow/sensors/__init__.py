@@ -19,7 +19,9 @@ from resource_manager.airflow.demand import (
     takes_demand,
 )
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook, is_outage
-from resource_manager.airflow.triggers import FreeCapacityTrigger, identity_of
+from resource_manager.airflow.task_state import identity_of
+from resource_manager.airflow.task_trigger.events import Vacancy
+from resource_manager.airflow.task_trigger.waits import FreeCapacityTrigger
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 from resource_manager.airflow.wait_log import WaitLog, describe_vacancy
 from resource_manager.core.refusal import RefusalKind
@@ -95,11 +97,12 @@ class GPUAvailableSensor(BaseSensorOperator):
 
         Raises `AirflowFailException` if no server can ever grant the request any more.
         """
-        if event["reasons"]:
-            self.log.info("waited for GPUs: %s", "; then: ".join(event["reasons"]))
-        if event["server_name"] is None:
-            raise AirflowFailException(event["detail"])
-        self.log.info("the GPUs are free on %s", event["server_name"])
+        found = Vacancy.model_validate(event)
+        if found.reasons:
+            self.log.info("waited for GPUs: %s", "; then: ".join(found.reasons))
+        if found.server_name is None:
+            raise AirflowFailException(found.detail)
+        self.log.info("the GPUs are free on %s", found.server_name)
 
     def _demand(self, context: Any) -> Demand:
         identity, _ = identity_of(context)

@@ -23,13 +23,13 @@ class LingeringOperator(GPUTrainingOperator):
 
     def defer(self, *, method_name, **arguments):
         if method_name == "execute_ended":
-            linger("launched", get_current_context())
+            linger("asked", get_current_context())
         super().defer(method_name=method_name, **arguments)
 
     def execute_ended(self, context, event):
         linger("collecting", context)
         result = super().execute_ended(context, event)
-        linger("released", context)
+        linger("collected", context)
         return result
 
 

@@ -1,0 +1,47 @@
+"""Ends of tasks that no worker has collected yet, one Airflow Variable each: Airflow encrypts them.
+
+An end is kept before the lease is released. So if its event is lost, or the worker that collects it, the next
+trigger fires it again, also in the next try, and nothing runs twice. XComs do not outlive their try.
+"""
+
+from __future__ import annotations
+
+from resource_manager.airflow.task_trigger.events import TaskEnd
+from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.storage.airflow_variable.access import CurrentAccess
+from resource_manager.storage.once import digest
+
+
+def keep_end(identity: TaskIdentity, end: TaskEnd) -> TaskEnd:
+    """Keep the end, and return it, or the end of that lease that another trigger has kept before.
+
+    Raises `StoreUnavailableError`.
+    """
+    before = kept_end(identity)
+    if before is not None and before.fencing_token == end.fencing_token:
+        return before
+    known = None if before is None else _text(before)
+    CurrentAccess().set(_key(identity), _text(end), known)
+    return end
+
+
+def kept_end(identity: TaskIdentity) -> TaskEnd | None:
+    """Return the end that nobody has collected, or None; raises `StoreUnavailableError`."""
+    text = CurrentAccess().get(_key(identity))
+    return None if text is None else TaskEnd.model_validate_json(text)
+
+
+def drop_end(identity: TaskIdentity) -> None:
+    """Drop the end, if there is one: it was collected, or shall not be."""
+    from airflow.sdk import Variable
+
+    if kept_end(identity) is not None:
+        Variable.delete(_key(identity))
+
+
+def _text(end: TaskEnd) -> str:
+    return end.model_dump_json(exclude_defaults=True)
+
+
+def _key(identity: TaskIdentity) -> str:
+    return f"gpu_manager_end_{digest(identity.lease_id)}"

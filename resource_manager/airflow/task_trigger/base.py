@@ -1,0 +1,115 @@
+"""Base of the triggers: plain arguments, an event that is no sooner than Airflow can take it, calls that
+outlast outages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from resource_manager.airflow.hook import is_outage
+from resource_manager.airflow.shared_manager import SharedManager
+from resource_manager.airflow.task_state import is_wanted
+from resource_manager.airflow.task_trigger.events import Event
+from resource_manager.airflow.version_compat import in_thread
+from resource_manager.jobs import reconcile
+from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.commit.asking import asked_by
+from resource_manager.manager.service import LeaseService
+
+T = TypeVar("T")
+
+POLL_S = 1.0
+OUTAGE_POLL_S = 5.0
+MIN_DEFERRAL_S = 5.0
+"""Shortest time before a trigger fires: Airflow's scheduler fails a task that resumes before the scheduler
+has read that the task was deferred (apache/airflow issues 71580 and 72716)."""
+
+
+LAUNCHER_THREADS = 32
+"""Calls of launchers at the same time; one to a server out of reach takes half a minute."""
+
+
+@cache
+def launcher_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(LAUNCHER_THREADS, "gpu-launcher")
+
+
+class PlainTrigger(BaseTrigger):
+    """Trigger that keeps its arguments, which are plain values, for `serialize`."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._arguments = arguments
+        self._began_at = time.monotonic()
+
+    async def _fire(self, event: Event | Mapping[str, Any]) -> TriggerEvent:
+        """Return the event, after `MIN_DEFERRAL_S` at the earliest."""
+        await asyncio.sleep(max(self._began_at + MIN_DEFERRAL_S - time.monotonic(), 0.0))
+        return TriggerEvent(event.plain() if isinstance(event, Event) else dict(event))
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{type(self).__module__}.{type(self).__qualname__}", self._arguments
+
+
+class TaskBoundTrigger(PlainTrigger):
+    """Trigger of one task instance, which asks the manager in its name."""
+
+    def __init__(self, identity: Mapping[str, Any], gpu_conn_id: str, **arguments: Any) -> None:
+        super().__init__(identity=dict(identity), gpu_conn_id=gpu_conn_id, **arguments)
+        self.identity = TaskIdentity(**identity)
+        self.gpu_conn_id = gpu_conn_id
+        self._calling: asyncio.Future[Any] | None = None
+
+    def __repr__(self) -> str:
+        """Return a name without the arguments, which may have what must not be in a log."""
+        return f"<{type(self).__name__} of {self.identity.lease_id}>"
+
+    @property
+    def shared(self) -> SharedManager:
+        return SharedManager.of(self.gpu_conn_id)
+
+    async def ask(self, act: Callable[[LeaseService], T]) -> T:
+        """Return what the manager answers, however long it takes to answer; it may be asked again."""
+        return await self.outlast(lambda: self.shared.call(act))
+
+    async def outlast(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Do what asks the manager, again and again while it does not answer."""
+        while True:
+            try:
+                with asked_by(self.identity.by):
+                    return await act()
+            except Exception as error:
+                if not is_outage(error):
+                    raise
+                self.log.warning("the GPU manager does not answer; trying again: %s", error)
+            await asyncio.sleep(OUTAGE_POLL_S)
+
+    def begin_launcher(self, act: Callable[..., T], *args: Any, **options: Any) -> asyncio.Future[T]:
+        """Begin a call of launchers in a thread; one at a time."""
+        self._calling = asyncio.ensure_future(in_thread(act, *args, executor=launcher_threads(), **options))
+        return self._calling
+
+    async def await_launcher(self) -> None:
+        """Wait for the call of launchers that is under way: a thread outlives its cancelled trigger."""
+        if self._calling is not None:
+            await asyncio.wait([self._calling])
+
+    async def end_unless_wanted(self) -> None:
+        """End the job and lease of a task that a user ended; keep those of a cleared or moved task.
+
+        Airflow also cancels a trigger that another triggerer took over, so the task's state is read first.
+        """
+        if await in_thread(is_wanted, self.identity):
+            return
+        entry = await self.shared.call(lambda manager: manager.status_of(self.identity.lease_id))
+        if entry is not None and TaskIdentity.from_labels(entry["labels"]) == self.identity:
+            manager = await self.shared.call(lambda manager: manager)
+            with asked_by(self.identity.by):
+                done = await in_thread(reconcile.end, manager, entry)  # stopping a job takes seconds
+            self.log.info("the task was ended in Airflow; %s: %s", done.action, done.detail)

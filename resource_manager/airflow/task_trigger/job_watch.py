@@ -1,0 +1,295 @@
+"""Watch over the jobs of a lease: the log of rank 0, renewals, limits, and how they ended."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from resource_manager.airflow.task_trigger import base
+from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
+from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
+from resource_manager.airflow.task_trigger.member_watch import MemberWatch
+from resource_manager.airflow.task_trigger.notes import TaskNotes
+from resource_manager.airflow.task_trigger.plan import TaskPlan
+from resource_manager.airflow.use_meter import IdleWarning, UseMeter, gpus_of
+from resource_manager.airflow.version_compat import AirflowException
+from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
+from resource_manager.jobs.gang_job import MAX_AT_ONCE, DoneWhen
+from resource_manager.jobs.launchers import LauncherError, LauncherUnreachableError
+from resource_manager.jobs.running_job import RunningJob
+from resource_manager.manager.commit.asking import asked_by
+from resource_manager.manager.results import Allocation
+
+GPU_POLL_S = 5.0
+
+LOOK_S = 5.0
+"""Longest time that the members' answers are waited for before lease, timeout and states are checked."""
+
+MEASURE_EVERY_S = 10.0
+"""Time between two readings of what the job's GPUs do."""
+
+TAIL_LINES = 20
+"""Last lines of a member's output in the task's log, if the job failed."""
+
+MAX_TAILS = 8
+"""Most members whose last lines are in the task's log."""
+
+
+class JobWatch:
+    """Watch over the jobs of a lease, which were started at `started_at`.
+
+    Their end is that of all members, or with `done_when="rank0"` that of rank 0. If a member fails, or its
+    server is unreachable for too long, the others are ended first: SIGTERM, after `stale_grace_s` SIGKILL.
+    """
+
+    def __init__(
+        self,
+        trigger: TaskBoundTrigger,
+        plan: TaskPlan,
+        notes: TaskNotes,
+        jobs: Sequence[RunningJob],
+        started_at: float,
+    ) -> None:
+        self.jobs = tuple(jobs)
+        self._trigger, self._plan, self._notes = trigger, plan, notes
+        self._log, self._shared = trigger.log, trigger.shared
+        self._started_at = started_at
+        self._clock = asyncio.get_running_loop().time
+        self._renewed_at = self._measured_at = self._clock()
+        self._gpus_seen_at = 0.0
+        self._noted_offset = 0
+        self._use = UseMeter()
+        self._idle = IdleWarning(self._log)
+        self._warned_of = ""
+        # A server that is cut off must not occupy the threads of all triggers.
+        self._threads = (
+            ThreadPoolExecutor(min(len(self.jobs), MAX_AT_ONCE), "gpu-gang") if len(self.jobs) > 1 else None
+        )
+        self._watches = [
+            MemberWatch(job, self._log, self._threads, copies_log=job.rank == 0) for job in self.jobs
+        ]
+
+    async def recall(self) -> None:
+        """Resume the log where an earlier triggerer stopped; repeats at most `ttl_s` / 3 of output."""
+        first = self._watches[0]
+        first.offset, first.last_line = await self._notes.log_place(first.job)
+        self._noted_offset = first.offset or -1
+        await self._note()
+
+    async def until_over(self) -> tuple[TaskEnd | None, Allocation | None]:
+        """Return the end of the jobs, or the lease once it is preempted; raises `LeaseNotFoundError`."""
+        while True:
+            await self._look()
+            end = await self._ended() or await self._out_of_reach() or await self._gpu_failed()
+            if end is None:
+                await self.renew_if_due()
+                end = self._over_time()
+            if end is not None:
+                known = {"fencing_token": self.jobs[0].fencing_token, "gpu_usage": self._use.summary()}
+                return end.model_copy(update=known), None
+            if (taken := await self._taken()) is not None:
+                return None, taken
+            await self._measure_if_due()
+            await self._warn_of_maintenance()
+            await asyncio.sleep(base.POLL_S)
+
+    async def copy_rest(self) -> str:
+        """Copy the output that is not in the log yet, of jobs that have ended; return its last line."""
+        await self._look()
+        return self._watches[0].last_line
+
+    async def renew_if_due(self) -> None:
+        """Renew the lease every third of its life; raises `LeaseNotFoundError` if it is gone."""
+        now, job = self._clock(), self.jobs[0]
+        if now - self._renewed_at <= self._plan.ttl_s / 3:
+            return
+        self._renewed_at = now
+        saved = [watch.status.checkpoint_at for watch in self._watches]
+        # A gang goes on from the oldest of its members' checkpoints.
+        saved_at = min((at for at in saved if at is not None), default=None) if all(saved) else None
+        try:
+            with asked_by(self._trigger.identity.by):
+                await self._shared.call(
+                    lambda manager: manager.renew(
+                        job.task_id, fencing_token=job.fencing_token, checkpoint_at=saved_at
+                    )
+                )
+        except LeaseNotFoundError:
+            raise
+        except (ResourceManagerError, AirflowException) as error:
+            self._log.warning("the lease could not be renewed, trying again: %s", error)
+        await self._note()
+
+    async def close(self) -> None:
+        """Close the connections to the servers, after the calls that they carry out."""
+        for watch in self._watches:
+            await watch.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    async def _measure_if_due(self) -> None:
+        """Add what the lease's GPUs do now, every `MEASURE_EVERY_S`."""
+        now, lease_id = self._clock(), self.jobs[0].task_id
+        if now - self._measured_at <= MEASURE_EVERY_S:
+            return
+        self._measured_at = now
+        servers = [job.server for job in self.jobs]
+        try:
+            gpus = await self._shared.call(lambda manager: gpus_of(manager, servers, lease_id))
+        except (ResourceManagerError, AirflowException) as error:
+            self._log.debug("the use of the GPUs is not known: %s", error)
+        else:
+            self._use.add(gpus)
+            self._idle.see(gpus, lease_id)
+
+    async def _warn_of_maintenance(self) -> None:
+        """Say in the task's log, once a window, that the job still runs in it."""
+        try:
+            windows = await self._shared.under_maintenance()
+        except (ResourceManagerError, AirflowException) as error:
+            self._log.debug("the maintenance windows are not known: %s", error)
+            return
+        window = windows.get(self.jobs[0].task_id)
+        if window is not None and self._warned_of != window["from"]:
+            why = f": {window['reason']}" if window["reason"] else ""
+            self._log.warning(
+                "the job still runs, but its servers are under maintenance from %s until %s%s",
+                window["from"],
+                window["until"],
+                why,
+            )
+            self._warned_of = window["from"]
+
+    def _over_time(self) -> TaskEnd | None:
+        limit_s = self._plan.timeout_s
+        if limit_s is None or time.time() - self._started_at <= limit_s:
+            return None
+        return TaskEnd(state=EndState.TIMED_OUT)
+
+    async def _taken(self) -> Allocation | None:
+        """Return the lease if it is being preempted."""
+        job = self.jobs[0]
+        try:
+            preempting = await self._shared.preempting()
+        except (ResourceManagerError, AirflowException) as error:
+            self._log.warning("it is unknown whether the lease is preempted: %s", error)
+            return None
+        return preempting.get((job.task_id, job.fencing_token))
+
+    async def _look(self) -> None:
+        """Look at all members that run, for at most `LOOK_S`: a server may be slow to answer."""
+        for watch in self._watches:
+            watch.begin_look()
+        if looks := [watch.look for watch in self._watches if watch.look is not None]:
+            await asyncio.wait(looks, timeout=LOOK_S)
+        for watch in self._watches:
+            watch.end_look()
+
+    async def _ended(self) -> TaskEnd | None:
+        """Return the jobs' end, once they have ended; the other members are ended before."""
+        first = self._watches[0]
+        succeeded = [watch for watch in self._watches if watch.has_ended and not watch.has_failed]
+        is_done = first in succeeded and self._plan.done_when is DoneWhen.RANK0
+        if is_done or len(succeeded) == len(self._watches):
+            await self._terminate_others()
+        elif not any(watch.has_failed for watch in self._watches):
+            return None
+        elif len(self._watches) > 1:
+            return await self._failed()
+        return TaskEnd(state=EndState.JOB_ENDED, exit_code=first.status.exit_code, last_line=first.last_line)
+
+    async def _failed(self) -> TaskEnd:
+        """End the other members after one has failed; return the failure that came first, with its output."""
+        await self._look()  # another member may have failed before this one
+        failed = [watch for watch in self._watches if watch.has_failed]
+        cause = min(failed, key=_order_of_failure)
+        self._log.error("rank %s on %s failed; ending the others", cause.job.rank, cause.job.server)
+        await self._terminate_others()
+        # Rank 0's output is in the log already.
+        others = [watch for watch in self._watches if watch is not cause and watch.job.rank != 0]
+        shown = [watch for watch in (cause, *others) if not watch.is_silent][:MAX_TAILS]
+        tails = await asyncio.gather(*(watch.tail(TAIL_LINES) for watch in shown))
+        return TaskEnd(
+            state=EndState.JOB_ENDED,
+            exit_code=cause.status.exit_code,
+            last_line=tails[0][-1] if tails[0] else "",
+            rank=cause.job.rank,
+            server=cause.job.server,
+            tails={watch.job.rank: tail for watch, tail in zip(shown, tails, strict=True)},
+        )
+
+    async def _out_of_reach(self) -> TaskEnd | None:
+        """Return the end by members out of reach for too long; those within reach are ended before."""
+        now = self._clock()
+        lost = [
+            watch
+            for watch in self._watches
+            if not watch.has_ended and watch.is_silent and now - watch.reached_at > self._plan.unreachable_s
+        ]
+        if not lost:
+            return None
+        first = lost[0]
+        why = first.problem or f"{first.job.server} does not answer"
+        if len(self._watches) == 1:
+            return TaskEnd(state=EndState.JOB_UNREACHABLE, detail=why)
+        await self._terminate_others()
+        return TaskEnd(
+            state=EndState.JOB_UNREACHABLE, detail=why, rank=first.job.rank, server=first.job.server
+        )
+
+    async def _gpu_failed(self) -> TaskEnd | None:
+        """Return the end by a GPU that the job cannot go on with; all members are ended before."""
+        now, job = self._clock(), self.jobs[0]
+        if now - self._gpus_seen_at < GPU_POLL_S:
+            return None
+        self._gpus_seen_at = now
+        try:
+            status = await self._shared.status_of(job.task_id)
+        except (ResourceManagerError, AirflowException):
+            return None  # the renewal says that the manager does not answer
+        if status is None or status.get("fencing_token") != job.fencing_token:
+            return None
+        reason = status.get("gpu_failed")
+        if not reason:
+            return None
+        self._log.error("a GPU of this job failed (%s); ending it", reason)
+        await self._terminate_others()
+        return TaskEnd(state=EndState.GPU_FAILED, detail=str(reason))
+
+    async def _terminate_others(self) -> None:
+        """End the members that run, and renew the lease until they have ended or cannot be reached."""
+        running = [watch for watch in self._watches if not watch.has_ended]
+        tasks = [asyncio.create_task(self._terminate(watch)) for watch in running]
+        while tasks:
+            done, _ = await asyncio.wait(tasks, timeout=base.POLL_S)
+            tasks = [task for task in tasks if task not in done]
+            await self.renew_if_due()
+
+    async def _terminate(self, watch: MemberWatch) -> None:
+        try:
+            if watch.look is not None:
+                await asyncio.wait([watch.look], timeout=LOOK_S)
+                if not watch.look.done():
+                    raise LauncherUnreachableError("its server does not answer")
+            await watch.terminate(self._plan.stale_grace_s)
+        except LauncherError as error:
+            self._log.warning("rank %s on %s may still run: %s", watch.job.rank, watch.job.server, str(error))
+
+    async def _note(self) -> None:
+        first = self._watches[0]
+        if first.offset != self._noted_offset:
+            await self._notes.keep_log_place(first.job, first.offset, first.last_line)
+            self._noted_offset = first.offset
+
+
+def _order_of_failure(watch: MemberWatch) -> tuple[bool, float, int]:
+    """Return a key by which the cause of a gang's failure comes first.
+
+    A job that vanished without an exit code, as with its server, has no time of its end.
+    """
+    status = watch.status
+    ended_at = math.inf if status.ended_at is None else status.ended_at
+    return status.exit_code is not None, ended_at, watch.job.rank

@@ -1,0 +1,127 @@
+"""Lease of a task in its trigger: what asks manager and launchers for it, and outlasts outages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from resource_manager.airflow.demand import is_of, submit
+from resource_manager.airflow.task_state import is_wanted
+from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
+from resource_manager.airflow.task_trigger.plan import TaskPlan
+from resource_manager.airflow.version_compat import AirflowException, in_thread
+from resource_manager.core.changes import Outcome
+from resource_manager.core.models import JobPlace
+from resource_manager.errors import ResourceManagerError
+from resource_manager.jobs import reconcile
+from resource_manager.jobs.gang_job import GangJob
+from resource_manager.jobs.preempting import queue_again
+from resource_manager.jobs.reconcile import ActionKind
+from resource_manager.manager.results import Allocation, QueueEntry, Submission
+from resource_manager.manager.service import LeaseService
+
+T = TypeVar("T")
+
+ATTEMPT_LABEL = "start_attempt"
+"""Label of a gang's lease with the number of the attempt to start it, from the second on."""
+
+
+class TaskLease:
+    """Lease of a trigger's task; it is renewed while launchers are called."""
+
+    def __init__(self, trigger: TaskBoundTrigger, plan: TaskPlan) -> None:
+        self._trigger, self._plan = trigger, plan
+        self._held: Allocation | None = None
+
+    @property
+    def held(self) -> Allocation:
+        """The lease, as it was last read."""
+        assert self._held is not None
+        return self._held
+
+    @held.setter
+    def held(self, lease: Allocation) -> None:
+        self._held = lease
+
+    @property
+    def token(self) -> int:
+        return self.held["fencing_token"]
+
+    def is_still(self, entry: Submission) -> bool:
+        """Return whether it is this lease, neither a later one of the task nor its pending request."""
+        return entry["state"] != "WAITING" and entry["fencing_token"] == self.token
+
+    async def request(self, attempt: int) -> Submission:
+        """Return the task's lease or pending request; ask again if it was cancelled."""
+        status = await self.newest()
+        if status is not None and not (status["state"] == "ERROR" and status["revoked"]):
+            return status
+        if not await in_thread(is_wanted, self._trigger.identity):
+            raise AirflowException("the task was ended")
+        demand = self._plan.demand
+        if attempt > 1:
+            labels = {**demand.labels, ATTEMPT_LABEL: str(attempt)}
+            demand = demand.model_copy(update={"labels": labels})
+        return await self._with_manager(
+            submit, demand, self._trigger.identity, is_weight=self._plan.is_weight
+        )
+
+    async def newest(self) -> Submission | None:
+        """Return the task's lease or pending request as it is now."""
+        identity = self._trigger.identity
+        entry = await self._trigger.ask(lambda manager: manager.status_of(identity.lease_id))
+        return entry if entry is not None and is_of(entry, identity) else None
+
+    async def cancel(self, entry: QueueEntry) -> bool:
+        """Cancel the pending request; return False if it is gone."""
+        lease_id, sequence = entry["task_id"], entry["sequence"]
+        return await self._trigger.ask(lambda manager: manager.cancel(lease_id, sequence=sequence))
+
+    async def renew(self) -> Allocation:
+        """Renew the lease; raises `LeaseNotFoundError`."""
+        return await self._trigger.ask(self._renew)
+
+    def _renew(self, manager: LeaseService) -> Allocation:
+        return manager.renew(self.held["task_id"], fencing_token=self.token)
+
+    async def place(self, places: Sequence[JobPlace]) -> None:
+        """Store where the jobs are about to start; raises `LeaseNotFoundError`."""
+        lease_id, token = self.held["task_id"], self.token
+        self.held = await self._trigger.ask(
+            lambda manager: manager.place_job(lease_id, places, fencing_token=token)
+        )
+
+    async def queue_again(self, gang: GangJob | None, outcome: Outcome = Outcome.PREEMPTED) -> None:
+        """End what is left of the jobs, and let the request wait again in its old place."""
+        await self._with_manager(queue_again, self.held, gang, outcome)
+        self._trigger.shared.expire()
+
+    async def release(self, outcome: Outcome, **why: Any) -> str:
+        """End the jobs and the lease; return why the GPUs stay allocated, empty if they do not."""
+        done = await self._with_manager(reconcile.end, self.held, outcome, **why)
+        self._trigger.shared.expire()
+        if done.action is ActionKind.PARTLY_RELEASED:
+            self._trigger.log.warning(
+                "%s; the GPUs of that member stay allocated until it is gone", done.detail
+            )
+        if done.action is not ActionKind.KEPT:
+            return ""
+        return f"{done.name}: {done.detail}; its GPUs stay allocated until it is gone"
+
+    async def launch(self, act: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Call launchers in a thread, and renew the lease meanwhile."""
+        call = self._trigger.begin_launcher(act, *args, **options)
+        while True:
+            done, _ = await asyncio.wait({call}, timeout=self._plan.ttl_s / 3)
+            if done:
+                return call.result()
+            if self._held is not None:
+                with suppress(ResourceManagerError, AirflowException):  # the next step finds out
+                    await self._trigger.shared.call(self._renew)
+
+    async def _with_manager(self, act: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Do what asks manager and launchers, as often as it takes until the manager answers."""
+        manager = await self._trigger.ask(lambda manager: manager)
+        return await self._trigger.outlast(lambda: self.launch(act, manager, *args, **options))

@@ -1,0 +1,350 @@
+"""Trigger of `GPUTrainingOperator`: it carries the task from its request to the result of its job."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from airflow.triggers.base import TriggerEvent
+
+from resource_manager.airflow.hook import DEFAULT_CONNECTION
+from resource_manager.airflow.late_start import describe_late_start, window_ahead
+from resource_manager.airflow.task_results import keep_end, kept_end
+from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
+from resource_manager.airflow.task_trigger.events import EndState, GrantState, TaskEnd
+from resource_manager.airflow.task_trigger.job_watch import JobWatch
+from resource_manager.airflow.task_trigger.notes import ALLOCATION, TaskNotes
+from resource_manager.airflow.task_trigger.plan import TaskPlan
+from resource_manager.airflow.task_trigger.states import FOLLOWS, TaskState
+from resource_manager.airflow.task_trigger.task_lease import TaskLease
+from resource_manager.airflow.task_trigger.waits import GrantWait
+from resource_manager.airflow.version_compat import AirflowException, AirflowFailException, in_thread
+from resource_manager.core.changes import Outcome
+from resource_manager.core.identifiers import as_reason
+from resource_manager.errors import LeaseNotFoundError, ResourceManagerError, StoreUnavailableError
+from resource_manager.jobs.gang_environment import is_gang
+from resource_manager.jobs.gang_job import GangJob
+from resource_manager.jobs.launchers import AlreadyEndedError, Job, LauncherError, LauncherUnreachableError
+from resource_manager.jobs.preempting import STEP_S, grace_of
+from resource_manager.manager.results import QueueEntry
+from resource_manager.scheduling.preemption.preempting import restarts_of
+
+START_PAUSE_S = 10.0
+"""Pause before the second attempt to start a gang; it doubles before each further one."""
+
+UNREACHABLE_PAUSE_S = 30.0
+"""Pause before another attempt to end a preempted job whose server did not answer."""
+
+GPUS_STAY_ALLOCATED = "its GPUs stay allocated until the job is known to be gone"
+
+
+class TaskTrigger(TaskBoundTrigger):
+    """Wait for the grant, start the job, watch it, end it, release its GPUs; then fire a `TaskEnd`.
+
+    Two of them may run at once for one task, as when a triggerer was thought dead: each step may be taken
+    again by another, since a job is found by its key, and a lease is ended by its fencing token. Leases up to
+    `after_token` were ended before the task asked.
+    """
+
+    def __init__(
+        self,
+        identity: Mapping[str, Any],
+        plan: Mapping[str, Any],
+        gpu_conn_id: str = DEFAULT_CONNECTION,
+        after_token: int = 0,
+    ) -> None:
+        super().__init__(identity, gpu_conn_id, plan=dict(plan), after_token=after_token)
+        self.after_token = after_token
+        self.plan = TaskPlan.from_dict(plan)
+        self._notes = TaskNotes(self.identity, self.log)
+        self._end = TaskEnd(state=EndState.FAILED)
+        self._lease = TaskLease(self, self.plan)
+        self._watch: JobWatch | None = None
+        self._waited: dict[str, Any] = {}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        await self._notes.recall()
+        state = TaskState.WAITING
+        try:
+            while state is not TaskState.ENDED:
+                following = await self._STEPS[state](self)
+                assert following in FOLLOWS[state], f"{following} after {state}"
+                state = following
+        except AirflowFailException as error:
+            self._end = TaskEnd(state=EndState.NEVER_FITS, detail=str(error))
+        except (ResourceManagerError, AirflowException) as error:
+            self._end = TaskEnd(state=EndState.FAILED, detail=str(error))
+        yield await self._fire(self._end.model_copy(update=self._waited))
+
+    async def cleanup(self) -> None:
+        await self.await_launcher()
+        if self._watch is not None:
+            await self._watch.close()
+
+    async def on_kill(self) -> None:
+        await self.end_unless_wanted()
+
+    # ---- steps: each returns the state that follows ----
+
+    async def _wait(self) -> TaskState:
+        """Wait for the grant; the lease, its job, or the task's end may be there already."""
+        if await self._is_known_end():
+            return TaskState.ENDING
+        wait = GrantWait(self, self.plan.max_wait_s)
+        status = await self._lease.request(self._notes.attempt)
+        while status["state"] == "WAITING":
+            wait.before_s = await self._before_s(status)
+            state = await wait.until_over()
+            self._waited = {"waited_s": wait.waited_s, "reasons": wait.reasons}
+            self.shared.expire()  # it was read for all tasks a while ago
+            if state is GrantState.MAX_WAIT_EXCEEDED and await self._lease.cancel(status):
+                self._end = TaskEnd(state=EndState.MAX_WAIT_EXCEEDED)
+                return TaskState.ENDED
+            status = await self._lease.request(self._notes.attempt)
+        self._lease.held = status
+        if status["state"] == "ERROR":  # it was not renewed for a while, but its task continues
+            self._lease.held = await self._lease.renew()
+        return TaskState.STARTING if self._lease.held["preempted_by"] is None else TaskState.PREEMPTED
+
+    async def _start(self) -> TaskState:
+        """Store where the job will be, and start it unless it runs."""
+        lease = self._lease
+        gang, started_at = GangJob.of(lease.held), self._notes.started_at(lease.token)
+        if gang is not None and started_at is not None:  # by an earlier trigger: a server may be out of reach
+            await self._watch_jobs(gang, started_at)
+            return TaskState.RUNNING
+        try:
+            if await self._gives_back(gang):
+                return TaskState.WAITING
+            if gang is None:
+                planned = GangJob.planned(lease.held, self.plan.job.launcher_name, self.plan.job.conn_id)
+                prepared = await lease.launch(planned.prepare, self._jobs(planned))
+                if prepared.failed:
+                    error = next(iter(prepared.failed.values()))
+                    return await self._not_started(error, tuple(prepared.failed))
+                await lease.place(prepared.places)
+                gang = GangJob.of(lease.held)
+                assert gang is not None  # it was placed just now
+            await self._notes.share(ALLOCATION, lease.held)
+            self._say_where(gang)
+            if await lease.launch(gang.start, self._jobs(gang)):
+                started_at = time.time()
+                await self._notes.keep(started_at=started_at, started_token=lease.token)
+            else:
+                self.log.info("the job was started by an earlier execution; watching it")
+        except AlreadyEndedError as error:
+            self.log.warning("%s; asking for GPUs again", error)
+            await lease.release(Outcome.CANCELLED)
+            return TaskState.WAITING
+        except LauncherError as error:
+            return await self._not_started(error)
+        except LeaseNotFoundError as error:
+            raise AirflowException("the lease was ended by another client before its job started") from error
+        await self._watch_jobs(gang, started_at)
+        return TaskState.RUNNING
+
+    async def _run(self) -> TaskState:
+        """Watch the job until it has ended, or has to."""
+        watch = self._watch
+        assert watch is not None
+        try:
+            end, taken = await watch.until_over()
+        except LeaseNotFoundError:
+            return await self._lost()
+        if taken is not None:
+            self._lease.held = taken
+            return TaskState.PREEMPTED
+        assert end is not None
+        self._end = end
+        if not end.has_succeeded and end.state is not EndState.JOB_UNREACHABLE:
+            entry = await self._lease.newest()
+            if entry is not None and not self._lease.is_still(entry):
+                return TaskState.WAITING  # another process ended the job
+            if entry is not None and entry["state"] != "WAITING" and entry["preempted_by"] is not None:
+                self._lease.held = entry
+                return TaskState.PREEMPTED
+        if end.state is EndState.JOB_UNREACHABLE and end.rank is None:
+            self._end = end.model_copy(update={"detail": f"{end.detail}; {GPUS_STAY_ALLOCATED}"})
+            return TaskState.ENDED
+        return TaskState.ENDING
+
+    async def _save_and_stop(self) -> TaskState:
+        """End the job of a lease that is being preempted, and let its request wait again.
+
+        A job that still ends with exit code 0 has succeeded. One that cannot be known to be gone keeps its
+        GPUs, and is tried again later.
+        """
+        lease = self._lease.held
+        gang, grace_s = GangJob.of(lease), grace_of(lease)
+        self.log.warning("the lease is %s; its job has %.1f s to save what it did", lease["reason"], grace_s)
+        try:
+            if gang is not None:
+                wait_s = 0.0
+                while True:
+                    done = await self._lease.launch(gang.preempt, grace_s, lease["preempt_signal"], wait_s)
+                    for error in done.left.values():
+                        raise error
+                    if done.is_over:
+                        break
+                    # Quarantined if they were told late; the GPUs stay allocated either way.
+                    await self._lease.renew()
+                    wait_s = min(grace_s, STEP_S)
+                last_line = await self._copy_rest(gang)
+                if done.has_succeeded or done.has_failed:
+                    codes = [status.exit_code for status in done.statuses.values()]
+                    self._end = TaskEnd(
+                        state=EndState.JOB_ENDED,
+                        fencing_token=lease["fencing_token"],
+                        exit_code=next((code for code in codes if code != 0), 0),
+                        last_line=last_line,
+                    )
+                    return TaskState.ENDING
+            await self._lease.queue_again(gang)
+        except LauncherError as error:
+            self.log.error("the job may still run: %s; %s", error, GPUS_STAY_ALLOCATED)
+            await asyncio.sleep(UNREACHABLE_PAUSE_S)
+        except LeaseNotFoundError:
+            self.log.info("another process has ended the job and queued the request again")
+        return TaskState.WAITING
+
+    async def _finish(self) -> TaskState:
+        """Keep the end, remove what is left of the job, and release the GPUs."""
+        try:
+            self._end = await in_thread(keep_end, self.identity, self._end)
+        except StoreUnavailableError as error:  # the GPUs do not wait for it
+            self.log.warning("the end is not kept; if its event is lost, the job runs again: %s", error)
+        entry = await self._lease.newest()
+        if entry is not None and entry["state"] != "WAITING":
+            self._lease.held = entry
+            if self._lease.token == self._end.fencing_token:
+                outcome = Outcome.SUCCESS if self._end.has_succeeded else Outcome.FAILED
+                if why := await self._lease.release(outcome):
+                    self._end = TaskEnd(state=EndState.FAILED, detail=why)
+        return TaskState.ENDED
+
+    _STEPS: ClassVar[Mapping[TaskState, Callable[[TaskTrigger], Awaitable[TaskState]]]] = {
+        TaskState.WAITING: _wait,
+        TaskState.STARTING: _start,
+        TaskState.RUNNING: _run,
+        TaskState.PREEMPTED: _save_and_stop,
+        TaskState.ENDING: _finish,
+    }
+
+    # ---- what the steps are made of ----
+
+    async def _is_known_end(self) -> bool:
+        """Return whether a trigger of this task has kept its end, which then is this one's."""
+        end = await self.outlast(lambda: in_thread(kept_end, self.identity))
+        if end is None or end.fencing_token <= self.after_token:
+            return False
+        self._end = end
+        return True
+
+    async def _before_s(self, status: QueueEntry) -> float:
+        """Return the time from the request's arrival to this wait: that of jobs that were preempted."""
+        restarts = restarts_of(status["labels"])
+        if restarts != self._notes.restarts:
+            await self._notes.keep(restarts=restarts, before_s=status["waited_s"])
+        return self._notes.before_s
+
+    def _jobs(self, gang: GangJob) -> list[Job]:
+        """Return what the members of the lease run."""
+        return [self.plan.job.job(job, self._lease.held) for job in gang.jobs]
+
+    async def _gives_back(self, gang: GangJob | None) -> bool:
+        """Queue the request again if its job would run into maintenance; return False if it may begin.
+
+        It may have begun before. Raises `LauncherError` if that is unknown.
+        """
+        window = window_ahead(await self.ask(lambda manager: manager.maintenance()), self._lease.held)
+        if window is None or (gang is not None and not await self._lease.launch(gang.is_absent)):
+            return False
+        self.log.warning("%s", describe_late_start(window))
+        await self._lease.queue_again(gang, Outcome.NOT_STARTED)
+        return True
+
+    def _say_where(self, gang: GangJob) -> None:
+        lease = self._lease.held
+        for member, job in zip(lease["members"], gang.jobs, strict=True):
+            self.log.info(
+                "%sallocated GPUs %s and %s CPUs of %s; job %s",
+                f"rank {job.rank}: " if is_gang(lease) else "",
+                ",".join(map(str, member["gpu_ids"])),
+                member["cpu_count"],
+                member["server_name"],
+                job.key,
+            )
+        if is_gang(lease):
+            name = shlex.quote(lease["task_id"])
+            self.log.info(
+                "this log is of rank 0; of others, while the job runs: gpu-manager logs -f --rank N %s", name
+            )
+
+    async def _not_started(self, error: LauncherError, failed_nodes: Sequence[str] = ()) -> TaskState:
+        """End the try; a gang that can be stopped and released starts again after a pause instead.
+
+        The next lease avoids the servers on which the job is known not to have started. What a server out of
+        reach may still run stays quarantined.
+        """
+        lease = self._lease.held
+        if lease["job_places"] and not is_gang(lease) and isinstance(error, LauncherUnreachableError):
+            self._end = TaskEnd(state=EndState.JOB_UNREACHABLE, detail=f"{error}; {GPUS_STAY_ALLOCATED}")
+            return TaskState.ENDED
+        nodes = failed_nodes or ([error.server] if error.server else [])
+        why = {"reason": as_reason(error), "failed_nodes": nodes}
+        if kept := await self._lease.release(Outcome.FAILED, **why):
+            self._end = TaskEnd(state=EndState.FAILED, detail=kept)
+            return TaskState.ENDED
+        attempt, attempts = self._notes.attempt, self.plan.start_attempts
+        if not is_gang(lease) or attempt >= attempts:
+            detail = str(error)
+            if is_gang(lease):
+                detail = f"the gang did not start in {attempt} attempts (start_attempts): {error}"
+            self._end = TaskEnd(state=EndState.NOT_STARTED, detail=detail)
+            return TaskState.ENDED
+        pause_s = START_PAUSE_S * 2 ** (attempt - 1)
+        self.log.warning(
+            "start %s of %s failed, queueing again in %g s: %s", attempt, attempts, pause_s, error
+        )
+        await self._notes.keep(attempt=attempt + 1)
+        await asyncio.sleep(pause_s)
+        return TaskState.WAITING
+
+    async def _watch_jobs(self, gang: GangJob, started_at: float | None = None) -> JobWatch:
+        """Watch the jobs of the lease, which were started at that time or, if it is None, before."""
+        if self._watch is not None:
+            await self._watch.close()
+        started_at = started_at or self._lease.held["granted_at"]
+        self._watch = JobWatch(self, self.plan, self._notes, gang.jobs, started_at)
+        await self._watch.recall()
+        return self._watch
+
+    async def _copy_rest(self, gang: GangJob) -> str:
+        """Copy the rest of the jobs' output to the log; return its last line."""
+        watch = self._watch
+        if watch is None or watch.jobs[0].fencing_token != self._lease.token:
+            watch = await self._watch_jobs(gang)
+        return await watch.copy_rest()
+
+    async def _lost(self) -> TaskState:
+        """Find out why the lease is gone; its GPUs may be another task's, so its job is stopped first."""
+        if await self._is_known_end():  # another trigger of this task released it
+            return TaskState.ENDING
+        self.log.error("the lease was ended by another client; stopping the job")
+        gang = GangJob.of(self._lease.held)
+        stopped = None if gang is None else await self._lease.launch(gang.stop)
+        for problem in () if stopped is None else stopped.left.values():
+            self.log.error("a job without a lease may still run: %s", problem)
+        entry = await self._lease.newest()
+        if entry is not None:
+            if entry["state"] == "WAITING" or not self._lease.is_still(entry):
+                return TaskState.WAITING
+            if entry["preempted_by"] is not None:
+                return TaskState.WAITING
+            if entry["revoked"]:
+                await self._lease.release(Outcome.CANCELLED)
+        self._end = TaskEnd(state=EndState.LEASE_LOST)
+        return TaskState.ENDED

@@ -1,0 +1,499 @@
+"""Trigger of a training: its job's log, renewals, limits and ends, and what a second trigger finds."""
+
+import asyncio
+import re
+import threading
+import time
+import warnings
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from resource_manager.airflow import task_results
+    from resource_manager.airflow.operators import GPUTrainingOperator
+    from resource_manager.airflow.task_trigger import job_watch
+    from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
+    from resource_manager.airflow.task_trigger.trigger import TaskTrigger
+    from resource_manager.airflow.use_meter import UseMeter, usage_line
+
+from resource_manager.core.changes import GpuClosed
+from resource_manager.core.maintenance import as_text as utc
+from resource_manager.core.teams import Team, Teams
+from resource_manager.errors import StoreUnavailableError
+from resource_manager.jobs import reconcile
+from resource_manager.jobs.gang_job import GangJob
+from resource_manager.jobs.launchers import JobState
+from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.jobs.preempting import queue_again
+from resource_manager.manager.maintenance import WindowForm
+from tests.agent.reporting import server
+from tests.airflow.asking import report_of
+from tests.airflow.tasks import TASK, again, asked, fire, until
+from tests.builders import redefine
+from tests.eventually import wait_for
+
+pytestmark = pytest.mark.usefixtures("wanted")
+
+
+@pytest.fixture
+def asks(manager, notes, monkeypatch, tmp_path, fast_triggers):
+    """Return a function that returns the trigger of a task which runs a command on this machine."""
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
+
+    def ask(command, timeout_s=None, stale_grace_s=60.0, unreachable_s=600.0, **more):
+        operator = GPUTrainingOperator(
+            task_id="t",
+            gpus=2,
+            command=command,
+            execution_timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
+            unreachable_timeout=timedelta(seconds=unreachable_s),
+            stale_grace_s=stale_grace_s,
+            **more,
+        )
+        return asked(operator)
+
+    yield ask
+    entry = manager.status_of(TASK.lease_id)
+    if entry is not None:
+        reconcile.end(manager, entry)
+
+
+def state_of(job_key):
+    with closing(LocalLauncher()) as launcher:
+        return launcher.status(job_key).state
+
+
+def job_keys(notes):
+    """Return the keys of the jobs that triggers watched."""
+    return [notes["job_log_place"]["job"]]
+
+
+def outcomes(manager):
+    return [change.get("outcome", "") for change in manager.history() if change["change"] == "released"]
+
+
+def is_logged(line, output):
+    """Return True if the line is in the log, in the form of Airflow 3.0 or that of later ones."""
+    return re.search(rf"(\[info +\]|INFO -) {line}\b", output) is not None
+
+
+def test_a_job_is_started_watched_and_ended_and_its_gpus_are_free_before_the_event(asks, manager, notes):
+    event = fire(asks("echo one; echo two; echo; exit 4"))
+    assert event == {"state": EndState.JOB_ENDED, "exit_code": 4, "last_line": "two"}
+    assert manager.leases() == manager.queue() == []
+    assert outcomes(manager) == ["FAILED"]
+    assert [state_of(key) for key in job_keys(notes)] == [JobState.ABSENT]
+    [place] = notes["allocation"]["job_places"]
+    assert place["launcher"] == "local"
+
+
+def test_a_task_waits_for_its_gpus_and_then_runs(asks, manager):
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    trigger = asks("echo over")
+    assert manager.queue()[0]["task_id"] == TASK.lease_id
+    event = fire(trigger, lambda: manager.release_resources("holds1"))
+    assert (event["exit_code"], event["last_line"]) == (0, "over")
+    assert event["reasons"] == ["no server with 2 GPUs: none is free anywhere"]
+    assert "SUCCESS" in outcomes(manager)
+
+
+def test_a_request_that_was_cancelled_is_made_again_while_the_task_is_wanted(asks, manager, wanted):
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    trigger = asks("echo over")
+    manager.cancel(TASK.lease_id)
+    wanted(False)
+    assert fire(again(trigger)) == {"state": EndState.FAILED, "detail": "the task was ended"}
+    assert manager.queue() == []
+    wanted(True)
+    assert fire(trigger, lambda: manager.release_resources("holds1"))["last_line"] == "over"
+
+
+def test_a_wait_beyond_its_limit_leaves_the_queue(asks, manager):
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    event = fire(asks("true", max_wait=timedelta(seconds=0.05)))
+    assert event["state"] == EndState.MAX_WAIT_EXCEEDED
+    assert manager.queue() == []
+
+
+# ---- a second trigger of the same task ----
+
+
+def test_the_next_triggerer_goes_on_with_the_job_that_runs(asks, manager, notes, tmp_path):
+    goes_on = tmp_path / "goes-on"
+    trigger = asks(f"echo begins >> {tmp_path}/begun; until [ -e {goes_on} ]; do sleep 0.05; done; echo over")
+    until(trigger, lambda: (tmp_path / "begun").exists() and "job_log_place" in notes)
+    assert len(manager.leases()) == 1
+    goes_on.touch()
+    assert fire(again(trigger))["last_line"] == "over"
+    assert (tmp_path / "begun").read_text() == "begins\n"
+
+
+@pytest.mark.parametrize("step", ["release", "fire"])
+def test_an_end_that_is_known_fires_again_and_runs_nothing_again(
+    asks, manager, notes, variables, tmp_path, monkeypatch, step
+):
+    """As after a triggerer was killed between the end of the job and its release, or the event, or a worker
+    before it has collected: then in the next try, which has no XComs of this one."""
+    trigger = asks(f"echo run >> {tmp_path}/runs; echo over; exit 3")
+    if step == "fire":
+        fire(trigger)
+    else:
+
+        def unreachable(*_, **__):
+            raise StoreUnavailableError("no answer")
+
+        with monkeypatch.context() as killed:
+            killed.setattr(manager, "release", unreachable)
+            until(trigger, lambda: variables)
+        assert len(manager.leases()) == 1
+    notes.clear()
+    event = fire(again(trigger))
+    assert (event["state"], event["exit_code"], event["last_line"]) == (EndState.JOB_ENDED, 3, "over")
+    assert (tmp_path / "runs").read_text() == "run\n"
+    assert manager.leases() == []
+    assert outcomes(manager) == ["FAILED"]
+
+
+def test_two_triggers_of_one_task_run_its_job_once_and_fire_the_same_event(asks, manager, notes, tmp_path):
+    trigger = again(asks(f"echo run >> {tmp_path}/runs; sleep 0.5; echo over; exit 3"), ttl_s=0.5)
+
+    async def both():
+        runs = [anext(each.run()) for each in (trigger, again(trigger))]
+        return [event.payload for event in await asyncio.gather(*runs)]
+
+    first, second = asyncio.run(asyncio.wait_for(both(), 30))
+    assert (first["exit_code"], first["last_line"]) == (3, "over")
+    assert {**first, "waited_s": 0} == {**second, "waited_s": 0}
+    assert (tmp_path / "runs").read_text() == "run\n"
+    assert manager.leases() == []
+
+
+def test_an_end_of_an_earlier_lease_leaves_the_newest_one_alone(asks, manager):
+    """As of a trigger that wakes late: its task has another lease by now."""
+    asks("true")
+    manager.release(TASK.lease_id)
+    trigger = asks("true")
+    [newest] = manager.leases()
+    end = TaskEnd(state="job_ended", exit_code=0, fencing_token=newest["fencing_token"] - 1)
+    task_results.keep_end(TASK, end)
+    assert fire(trigger)["exit_code"] == 0
+    assert manager.leases() == [newest]
+
+
+# ---- what it does while the job runs ----
+
+
+def test_a_look_at_a_job_asks_its_server_once(asks, monkeypatch):
+    """Each question is a command by ssh: the output comes with the status."""
+    asked = []
+    for name in ("status", "logs"):
+        ask_server = getattr(LocalLauncher, name)
+
+        def asking(launcher, key, *more, name=name, ask_server=ask_server):
+            asked.append(name)
+            return ask_server(launcher, key, *more)
+
+        monkeypatch.setattr(LocalLauncher, name, asking)
+    assert fire(asks("sleep 0.3; exit 3"))["exit_code"] == 3
+    assert asked.count("status") == 2, "before its start and before its end"
+    assert asked.count("logs") > 2
+
+
+def test_the_job_trigger_renews_while_the_job_runs(asks, manager):
+    assert fire(again(asks("sleep 0.6"), ttl_s=0.2))["exit_code"] == 0
+    assert len(manager.history(what="renew")) >= 2
+    assert {change["by"] for change in manager.history(what="renew")} == {"airflow:test/d/t"}
+
+
+@pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
+def test_the_use_of_the_gpus_is_measured_while_the_job_runs(asks, manager, monkeypatch, tmp_path):
+    monkeypatch.setattr(job_watch, "MEASURE_EVERY_S", 0.0)
+    report_of(manager, utilization_percent=71, memory_used_mib=63488)
+    measured = tmp_path / "measured"
+    add = UseMeter.add
+
+    def added(meter, gpus):
+        add(meter, gpus)
+        measured.touch()
+
+    monkeypatch.setattr(UseMeter, "add", added)
+    event = fire(asks(f"until [ -e {measured} ]; do sleep 0.05; done; echo over"))
+    assert (event["state"], event["last_line"]) == (EndState.JOB_ENDED, "over")
+    usage = event["gpu_usage"]
+    assert usage.pop("samples") >= 2
+    assert usage == {"mean_utilization_percent": 71.0, "peak_memory_mib": 63488, "memory_mib": 81920}
+    line = "GPU use while this job ran: mean 71 %, peak memory 62 of 80 GB"
+    assert usage_line(usage) == line
+
+
+@pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
+def test_a_task_whose_gpus_compute_nothing_for_too_long_is_told_so_once(
+    asks, manager, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setattr(job_watch, "MEASURE_EVERY_S", 0.0)
+    measured, add = [], UseMeter.add
+
+    def added(meter, gpus):
+        add(meter, gpus)
+        measured.append(gpus)
+        if len(measured) > 2:
+            (tmp_path / "measured").touch()
+
+    monkeypatch.setattr(UseMeter, "add", added)
+    job = asks(f"until [ -e {tmp_path / 'measured'} ]; do sleep 0.05; done", idle_after=1e-6)
+    report_of(manager, utilization_percent=0)
+    fire(job)
+    assert capsys.readouterr().out.count("the GPUs of this task have computed nothing for") == 1
+
+
+def test_a_job_that_runs_on_under_maintenance_is_told_so_once(asks, manager, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("resource_manager.airflow.shared_manager.WINDOWS_EVERY_S", 0.0)
+    read, seen = manager.maintenance, []
+
+    def counted():
+        seen.append(1)
+        if len(seen) > 9:
+            (tmp_path / "seen").touch()
+        return read()
+
+    monkeypatch.setattr(type(manager), "maintenance", lambda self: counted())
+    job = asks(f"until [ -e {tmp_path / 'seen'} ]; do sleep 0.05; done")
+
+    def maintain():
+        wait_for(lambda: manager.leases()[0]["job_places"])
+        begin = manager.store.now() - 60.0
+        server = manager.leases()[0]["server_name"]
+        window = {"from": utc(begin), "until": utc(begin + 3600.0), "reason": "new fans"}
+        manager.add_maintenance(WindowForm.of(**window, servers=[server]))
+
+    fire(job, maintain)
+    output = capsys.readouterr().out
+    assert output.count("its servers are under maintenance") == 1
+    assert "new fans" in output
+
+
+def test_without_reports_nothing_is_said_of_the_use(asks, monkeypatch):
+    monkeypatch.setattr(job_watch, "MEASURE_EVERY_S", 0.0)
+    assert "gpu_usage" not in fire(asks("sleep 0.3"))
+
+
+def test_the_next_triggerer_continues_the_log(asks, notes, tmp_path, capsys):
+    goes_on = tmp_path / "goes-on"
+    first = again(asks(f"echo one; until [ -e {goes_on} ]; do sleep 0.05; done; echo two"), ttl_s=0.05)
+    until(first, lambda: notes.get("job_log_place", {}).get("offset"))
+    goes_on.touch()
+    assert is_logged("one", capsys.readouterr().out)
+    assert fire(again(first))["last_line"] == "two"
+    said = capsys.readouterr().out
+    assert is_logged("two", said)
+    assert not is_logged("one", said)
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("printf '{\"a\": '; sleep 0.3; printf '1}\\n'", '{"a": 1}'),
+        ("printf 1; sleep 0.3; printf 2", "12"),
+        ("printf '\\r 50 %%'; sleep 0.3; printf '\\r100 %%'", "100 %"),
+    ],
+)
+def test_a_line_written_in_pieces_is_logged_as_one(asks, command, line):
+    assert fire(asks(command))["last_line"] == line
+
+
+def test_a_job_that_prints_faster_than_it_is_read_is_renewed_and_times_out(asks, manager):
+    trigger = again(asks(f"while :; do echo {'y' * 100}; done", timeout_s=1.0), ttl_s=0.3)
+    assert fire(trigger) == {"state": EndState.TIMED_OUT}
+    assert len(manager.history(what="renew")) >= 2
+
+
+def test_long_output_does_not_block_other_triggers(asks, monkeypatch):
+    trigger = asks("seq 1000")
+    turns, turns_at_line = 0, {}
+
+    class Log:
+        def info(self, _, *words):
+            turns_at_line[words[0]] = turns
+
+    monkeypatch.setattr(TaskTrigger, "log", Log(), raising=False)
+
+    async def run():
+        nonlocal turns
+        watching = asyncio.ensure_future(anext(trigger.run()))
+        while not watching.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return await watching
+
+    assert asyncio.run(asyncio.wait_for(run(), 20)).payload["last_line"] == "1000"
+    assert all(turns_at_line[str(number)] < turns_at_line[str(number + 1)] for number in range(1, 1000))
+
+
+def test_a_restart_of_the_triggerer_does_not_restart_the_timeout(asks, notes):
+    trigger = asks("sleep 60", timeout_s=900.0)
+    until(trigger, lambda: "started_at" in notes.get("gpu_task", {}))
+    assert notes["gpu_task"]["started_at"] == pytest.approx(time.time(), abs=5)
+    notes["gpu_task"]["started_at"] -= 1000.0
+    assert fire(again(trigger)) == {"state": EndState.TIMED_OUT}
+
+
+@pytest.mark.parametrize("job_end", ["gone", "forced"])
+def test_a_job_whose_lease_was_ended_by_another_client_is_stopped(asks, manager, notes, job_end):
+    trigger = again(asks("sleep 60"), ttl_s=0.1)
+
+    def release():
+        wait_for(lambda: manager.leases()[0]["job_places"])
+        manager.release(TASK.lease_id, job_end=job_end, reason="by mistake")
+
+    assert fire(trigger, release) == {"state": EndState.LEASE_LOST}
+    assert [state_of(key) for key in job_keys(notes)] == [JobState.ABSENT]
+    assert manager.leases() == []
+
+
+def test_a_job_whose_gpu_failed_is_stopped_with_that_reason(asks, manager, notes, monkeypatch):
+    monkeypatch.setattr(job_watch, "GPU_POLL_S", 0.05)
+    trigger = asks("sleep 600", stale_grace_s=0.2)
+    lease = manager.status_of(TASK.lease_id)
+    node, gpu_id = lease["server_name"], lease["gpu_ids"][0]
+
+    def fails():
+        wait_for(lambda: manager.leases()[0]["job_places"])
+        manager.commit(lambda cluster, now: [GpuClosed(node, gpu_id, "", "xid 48; double bit ECC", now)])
+        assert manager.status_of(TASK.lease_id)["gpu_failed"] == "", "its holder goes on"
+        manager.commit(lambda cluster, now: [GpuClosed(node, gpu_id, "", "xid 79; lost", now, stop=True)])
+
+    assert fire(trigger, fails) == {"state": EndState.GPU_FAILED, "detail": "xid 79; lost"}
+    assert [state_of(key) for key in job_keys(notes)] == [JobState.ABSENT]
+    assert manager.leases() == []
+
+
+def test_a_job_over_its_time_is_stopped(asks, manager):
+    assert fire(asks("sleep 60", timeout_s=0.05)) == {"state": EndState.TIMED_OUT}
+    assert manager.leases() == []
+
+
+def test_a_job_out_of_reach_keeps_its_gpus(asks, manager, monkeypatch):
+    trigger = asks("sleep 60", unreachable_s=0.05)
+    until(trigger, lambda: manager.leases()[0]["job_places"])
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("resource_manager.jobs.launchers.directory_job.machine", lambda: "another")
+        event = fire(again(trigger))
+    assert event["state"] == EndState.JOB_UNREACHABLE
+    assert event["detail"].endswith("its GPUs stay allocated until the job is known to be gone")
+    assert len(manager.leases()) == 1
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_a_killed_trigger_ends_only_a_job_whose_task_has_ended(asks, manager, notes, wanted, is_wanted):
+    trigger = asks("sleep 60")
+    until(trigger, lambda: "job_log_place" in notes)
+    wanted(is_wanted)
+    asyncio.run(trigger.on_kill())
+    assert bool(manager.leases()) is is_wanted
+    assert is_wanted or manager.history(what="release")[0]["by"] == "airflow:test/d/t"
+    expected = JobState.RUNNING if is_wanted else JobState.ABSENT
+    assert [state_of(key) for key in job_keys(notes)] == [expected]
+
+
+def test_a_cancelled_trigger_awaits_the_start_that_is_under_way(asks, manager, monkeypatch, tmp_path):
+    """So that no thread starts a job after its triggerer said that it has stopped."""
+    begins, ends, start = threading.Event(), threading.Event(), LocalLauncher.start
+
+    def slowly(launcher, job):
+        begins.set()
+        time.sleep(0.5)
+        start(launcher, job)
+        ends.set()
+
+    monkeypatch.setattr(LocalLauncher, "start", slowly)
+    until(asks("sleep 60"), begins.is_set)
+    assert ends.is_set()
+
+
+# ---- preemption ----
+
+
+@pytest.fixture
+def take(manager):
+    """Return a function by which a stronger request takes the lease of the task."""
+    redefine(manager, teams=Teams((Team("vision", 32),), True, 0.0, 0.0))
+
+    def take():
+        lease = manager.status_of(TASK.lease_id)
+        manager.submit("stronger", 8, team="vision", server=lease["server_name"])
+
+    return take
+
+
+@pytest.mark.parametrize(("code", "tries"), [(75, 2), (0, 1)])
+def test_a_preempted_job_saves_what_it_did_and_its_task_waits_again(
+    asks, manager, take, tmp_path, capsys, code, tries
+):
+    """One that still ends with exit code 0 has succeeded."""
+    trap = f"trap 'echo saved; exit {code}' TERM; echo $GPU_RESTART_COUNT >> {tmp_path}/up"
+    trigger = asks(f"{trap}; [ $GPU_RESTART_COUNT = 1 ] || while :; do sleep 0.05; done")
+
+    def taken():
+        wait_for(lambda: (tmp_path / "up").exists())
+        take()
+        threading.Timer(2.0, lambda: manager.release("stronger")).start()
+
+    fire(trigger, taken)
+    said = capsys.readouterr().out
+    assert "its job has" in said
+    assert "to save what it did" in said
+    assert is_logged("saved", said)
+    assert (tmp_path / "up").read_text().split() == ["0", "1"][:tries]
+    assert outcomes(manager)[:1] == (["PREEMPTED"] if tries > 1 else ["SUCCESS"])
+
+
+def test_a_wait_counts_from_the_preemption_not_from_the_first_request(asks, manager, take, notes, tmp_path):
+    trigger = asks(f"trap 'exit 75' TERM; touch {tmp_path}/up; while :; do sleep 0.05; done")
+    until(trigger, lambda: (tmp_path / "up").exists())
+    for number in range(1, 4):
+        manager.submit(f"holds{number}", 8, server=f"gpu-server-{number}", team="vision")
+    take()
+    until(again(trigger), lambda: notes["gpu_task"].get("restarts") == 1)
+    [waiting] = [entry for entry in manager.queue() if entry["task_id"] == TASK.lease_id]
+    assert 0.0 < notes["gpu_task"]["before_s"] <= waiting["waited_s"]
+
+
+def test_a_preempted_job_that_cannot_be_reached_keeps_its_gpus(asks, manager, take, monkeypatch, tmp_path):
+    monkeypatch.setattr("resource_manager.airflow.task_trigger.trigger.UNREACHABLE_PAUSE_S", 0.05)
+    trigger = asks(f"trap 'exit 75' TERM; touch {tmp_path}/up; while :; do sleep 0.05; done")
+    until(trigger, lambda: (tmp_path / "up").exists())
+    take()
+    said, second = [], again(trigger)
+    monkeypatch.setattr(second.log, "error", lambda text, *values: said.append(text % values))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("resource_manager.jobs.launchers.directory_job.machine", lambda: "another")
+        until(second, lambda: said)
+    assert "its GPUs stay allocated until the job is known to be gone" in said[0]
+    assert manager.status_of(TASK.lease_id)["state"] == "PREEMPTING"
+    until(again(trigger), lambda: manager.status_of("stronger")["state"] == "RUNNING")
+
+
+def test_a_task_whose_lease_another_process_queued_again_goes_on(asks, manager, take, tmp_path):
+    """As the reconciler does where it comes first."""
+    command = f"echo run >> {tmp_path}/runs; [ -e {tmp_path}/over ] || sleep 60"
+    trigger = asks(command)
+
+    def queue():
+        wait_for(lambda: (tmp_path / "runs").exists())
+        (tmp_path / "over").touch()
+        take()
+        [lease] = manager.preempting()
+        gang = GangJob.of(lease)
+        gang.preempt(5.0, "TERM", 5.0)
+        queue_again(manager, lease, gang)
+        manager.release("stronger")
+
+    assert fire(trigger, queue)["exit_code"] == 0
+    assert (tmp_path / "runs").read_text() == "run\nrun\n"
+    assert [outcome for outcome in outcomes(manager) if outcome] == ["PREEMPTED", "SUCCESS"]
