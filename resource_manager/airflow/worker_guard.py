@@ -58,6 +58,7 @@ def guarded(lease_id: str, token: int) -> Iterator[None]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,  # Airflow's supervisor waits until nobody has the task's own
         stderr=subprocess.DEVNULL,
+        env={},  # the task's own has the lease, and the guard would kill itself first
         start_new_session=True,
         cwd="/",
     )

@@ -84,7 +84,7 @@ OPERATORS = {
     PythonSensor: {"python_callable": devices},
     FileSensor: {"filepath": __file__, "poke_interval": 1, "deferrable": True},
     DateTimeSensor: {"target_time": MIDNIGHT},
-    DateTimeSensorAsync: {"target_time": MIDNIGHT, "end_from_trigger": True},
+    DateTimeSensorAsync: {"target_time": MIDNIGHT},
     TimeSensor: {"target_time": MIDNIGHT.time()},
     TimeDeltaSensor: {"delta": SOON, "deferrable": True},
     WaitSensor: {"time_to_wait": SOON, "deferrable": True},

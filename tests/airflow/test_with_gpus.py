@@ -77,7 +77,10 @@ def made(operator, *, owner="", demand=None, **arguments):
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
 def test_an_operator_is_wrapped_pickled_serialised_and_mapped(operator):
-    from airflow.serialization.serialized_objects import DagSerialization
+    try:
+        from airflow.serialization.serialized_objects import DagSerialization
+    except ImportError:  # before 3.2
+        from airflow.serialization.serialized_objects import SerializedDAG as DagSerialization
 
     leased = with_gpus(operator, gpus=2, expected_runtime=timedelta(hours=3))
     assert issubclass(leased, operator)

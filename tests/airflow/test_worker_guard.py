@@ -23,11 +23,11 @@ TOKENS = count(100)
 
 def work(report, token):
     """Start a program in a session of its own and a process that is no program, and tell their ids."""
-    marks = {**os.environ, "GPU_LEASE_ID": "test:d/r/t", "GPU_LEASE_FENCING_TOKEN": str(token)}
+    os.environ.update(GPU_LEASE_ID="test:d/r/t", GPU_LEASE_FENCING_TOKEN=str(token))
     register_process("test:d/r/t", token)
     with guarded("test:d/r/t", token):
-        program = subprocess.Popen(["sleep", "60"], env=marks, start_new_session=True)
-        other = subprocess.Popen(["sleep", "60"], env={**marks, "GPU_LEASE_FENCING_TOKEN": "8"})
+        program = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        other = subprocess.Popen(["sleep", "60"], env={**os.environ, "GPU_LEASE_FENCING_TOKEN": "8"})
         fork = os.fork()
         if fork == 0:
             sleep(60)
