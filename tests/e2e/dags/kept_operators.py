@@ -49,7 +49,10 @@ with DAG("kept_bash", schedule=None, params=PARAMS, max_active_runs=100) as kept
         **ARGUMENTS,
     )
 
-with DAG("kept_python", schedule=None, params=PARAMS) as kept_python, TaskGroup("group", prefix_group_id=False):
+with (
+    DAG("kept_python", schedule=None, params=PARAMS) as kept_python,
+    TaskGroup("group", prefix_group_id=False),
+):
     leased(PythonOperator)(
         task_id="job",
         python_callable=beat,
