@@ -1,6 +1,6 @@
 """Slurm's commands and what they say; standard library only, as `slurm_job`, which it is sent with.
 
-The forms are those that all versions from 20.11 to 25.05 give alike; `--json` differs from one to the next.
+The forms are those of 22.05; `--json` is not used, since it differs from one version to the next.
 """
 
 from __future__ import annotations

@@ -318,25 +318,25 @@ ACCOUNTS = (
     "72|OUT_OF_MEMORY|0:125|Unknown|gpu|/home/a|b|gpu-k\n"
 )
 JOBS = {
-    "20.11": "JobId=7 JobState=NODE_FAIL Reason=NodeDown Dependency=(null) Requeue=0 ExitCode=1:0 "
+    "untyped GPUs": "JobId=7 JobState=NODE_FAIL Reason=NodeDown Dependency=(null) Requeue=0 ExitCode=1:0 "
     "EndTime=1795520736 Partition=gpu NodeList=n1 TRES=cpu=2,mem=1000M,node=1,billing=2,gres/gpu=2 "
     "Nodes=n1 CPU_IDs=0-1 Mem=0 GRES=gpu:2(IDX:0,3) MinCPUsNode=2",
-    "22.05": "JobId=7 JobState=NODE_FAIL Reason=NodeDown Dependency=(null) Requeue=0 ExitCode=1:0 "
+    "typed GPUs": "JobId=7 JobState=NODE_FAIL Reason=NodeDown Dependency=(null) Requeue=0 ExitCode=1:0 "
     "EndTime=1795520736 Partition=gpu NodeList=n1 TRES=cpu=2,node=1,billing=2,gres/gpu:a100=2 "
     "JOB_GRES=gpu:a100:2 Nodes=n1 CPU_IDs=0-1 Mem=0 GRES=gpu:a100:2(IDX:0,3) MinCPUsNode=2",
-    "25.05": "JobId=7 JobState=NODE_FAIL Reason=NodeDown Dependency=(null) Requeue=0 ExitCode=1:0 "
+    "requested and allocated apart": "JobId=7 JobState=NODE_FAIL Reason=NodeDown Dependency=(null) Requeue=0 ExitCode=1:0 "
     "EndTime=1795520736 Partition=gpu NodeList=n1 ReqTRES=cpu=2,gres/gpu=2 "
     "AllocTRES=cpu=2,mem=1000M,node=1,billing=2,gres/gpu=2,gres/gpu:a100=2 "
     "JOB_GRES=gpu:a100:2 Nodes=n1 CPU_IDs=0-1 Mem=0 GRES=gpu:a100:2(IDX:0,3) NtasksPerTRES:0",
 }
 
 
-@pytest.mark.parametrize("version", JOBS)
-def test_a_jobs_end_and_devices_are_read_from_each_version(version):
-    job = slurm_commands.parse_job(JOBS[version])
+@pytest.mark.parametrize("form", JOBS)
+def test_a_jobs_end_and_devices_are_read_from_each_form(form):
+    job = slurm_commands.parse_job(JOBS[form])
     assert (job["state"], job["exit"], job["ends_at"]) == ("NODE_FAIL", "1:0", "1795520736")
-    assert slurm_commands.parse_devices(JOBS[version]) == [["n1", "0,3"]]
-    assert slurm_commands.parse_gpus(JOBS[version]) == 2
+    assert slurm_commands.parse_devices(JOBS[form]) == [["n1", "0,3"]]
+    assert slurm_commands.parse_gpus(JOBS[form]) == 2
 
 
 def test_a_job_without_an_index_of_its_gpus_has_their_number():
