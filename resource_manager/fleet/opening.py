@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from resource_manager.fleet.measured_hours import measures_of
-from resource_manager.fleet.server_use import use_of
+from resource_manager.lazy import lazy_module
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.queries import ServerReports
 from resource_manager.settings import Settings
 
-REPORTS = ServerReports(use_of, measures_of)
+# Most commands ask for no report, and reading them takes a tenth of a second to import.
+server_use = lazy_module("resource_manager.fleet.server_use")
+measured_hours = lazy_module("resource_manager.fleet.measured_hours")
+
+REPORTS = ServerReports(
+    lambda *asked: server_use.use_of(*asked), lambda *asked: measured_hours.measures_of(*asked)
+)
 
 
 def open_manager(settings: Settings, *, by: str | None = None) -> GPUResourceManager:

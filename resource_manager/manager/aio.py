@@ -76,6 +76,8 @@ class AsyncGPUResourceManager:
     add_maintenance = _awaitable(LeaseService.add_maintenance)
     remove_maintenance = _awaitable(LeaseService.remove_maintenance)
     history = _awaitable(LeaseService.history)
+    slurm_jobs = _awaitable(LeaseService.slurm_jobs)
+    keep_slurm_jobs = _awaitable(LeaseService.keep_slurm_jobs)
     report = _awaitable(LeaseService.report)
     reset = _awaitable(LeaseService.reset)
 

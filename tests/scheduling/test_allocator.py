@@ -28,10 +28,11 @@ from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import (
     CapacityError,
     DuplicateTaskError,
-    InvalidRequestError,
     LeaseNotFoundError,
+    NeverFitsError,
     UnknownNodeError,
 )
+from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.gangs import Members
 from resource_manager.scheduling.placement.policies import POLICIES, select_placement
@@ -283,10 +284,11 @@ def test_a_request_that_never_fits_is_refused_with_a_reason(cluster: Untouched) 
     cluster.move(held("x", "a"), held("y", "b", token=2), Drained("b", 1.0))
     for possible in (Request("t", 4), Request("t", 4, required_node="b")):
         allocator.require_feasible(cluster, possible)
-    with pytest.raises(InvalidRequestError, match=r"satisfy 5 GPUs and 1 cpu: the largest, a, has 4$"):
+    with pytest.raises(NeverFitsError) as caught:
         allocator.submit(
             cluster, Request("t", 5, resources={"cpus": 1}), SchedulingPass(FIRST_FIT, FIFO, 1.0)
         )
+    assert detail_of(caught.value.grounds).endswith("satisfy 5 GPUs and 1 cpu: the largest, a, has 4")
     for unknown in (Request("t", 1, preferred_node="x"), Request("t", 1, required_node="x")):
         with pytest.raises(UnknownNodeError, match="'x' is not in the inventory of 2 servers"):
             allocator.submit(cluster, unknown, SchedulingPass(FIRST_FIT, FIFO, 1.0))
@@ -294,8 +296,9 @@ def test_a_request_that_never_fits_is_refused_with_a_reason(cluster: Untouched) 
 
 def test_a_retired_node_does_not_count_for_what_could_ever_fit(cluster: Untouched) -> None:
     cluster.move(held("x", "b"), InventoryChanged((node("a", 2, 16),), 1.0))
-    with pytest.raises(InvalidRequestError, match="no server could ever"):
+    with pytest.raises(NeverFitsError) as caught:
         allocator.require_feasible(cluster, Request("t", 4))
+    assert detail_of(caught.value.grounds).startswith("no server could ever")
 
 
 # ---- ends of leases and pending requests ----

@@ -302,7 +302,7 @@ def test_estimates_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
         manager.submit("waits", 8, server=0)
         (entry,) = manager.queue()
     assert entry["estimated_start"]["at"] is None
-    assert entry["estimated_start"]["detail"] == start_estimates.NOT_ESTIMATED
+    assert entry["estimated_start"]["detail"] == "not estimated: the queue is too long for it"
 
 
 def test_health_has_threads_of_its_own() -> None:

@@ -26,6 +26,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request, Spread
+from resource_manager.core.team_ledger import Use
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import ResourceManagerError
 from resource_manager.scheduling import allocator
@@ -78,8 +79,10 @@ class Case:
         self.lost: set[str] = set()
         self._used: dict[str, Counter[int]] = {}
         self._groups: dict[tuple[str, str], int] = {}
-        used = {team["name"]: float(sum(team.get("usage_now", {}).values())) for team in case["teams"]}
-        self.cluster.apply(TeamsChanged(_teams(case), NOW, used))
+        used = {
+            team["name"]: Use(float(sum(team.get("usage_now", {}).values())), NOW) for team in case["teams"]
+        }
+        self.cluster.apply(TeamsChanged(_teams(case), NOW))
         self._running = {job["name"] for job in case["jobs"] if _is_running(job)}
         arrivals = sorted(case["jobs"], key=lambda job: job.get("queued_at_s", 0))
         places = {job["name"]: number for number, job in enumerate(arrivals, 1)}
@@ -88,7 +91,11 @@ class Case:
         # Restored, not granted: what runs may be more than there is.
         self.cluster = ClusterState.from_snapshot(
             replace(
-                self.cluster.snapshot(), leases=tuple(held), last_fencing_token=len(held), sequence=len(held)
+                self.cluster.snapshot(),
+                leases=tuple(held),
+                last_fencing_token=len(held),
+                sequence=len(held),
+                use=used,
             )
         )
         for number, job in enumerate(arrivals, 1):

@@ -324,7 +324,7 @@ JOBS = {
     "typed GPUs": "JobId=7 JobState=NODE_FAIL Reason=NodeDown Dependency=(null) Requeue=0 ExitCode=1:0 "
     "EndTime=1795520736 Partition=gpu NodeList=n1 TRES=cpu=2,node=1,billing=2,gres/gpu:a100=2 "
     "JOB_GRES=gpu:a100:2 Nodes=n1 CPU_IDs=0-1 Mem=0 GRES=gpu:a100:2(IDX:0,3) MinCPUsNode=2",
-    "requested and allocated apart": "JobId=7 JobState=NODE_FAIL Reason=NodeDown Dependency=(null) Requeue=0 ExitCode=1:0 "
+    "apart": "JobId=7 JobState=NODE_FAIL Reason=NodeDown Dependency=(null) Requeue=0 ExitCode=1:0 "
     "EndTime=1795520736 Partition=gpu NodeList=n1 ReqTRES=cpu=2,gres/gpu=2 "
     "AllocTRES=cpu=2,mem=1000M,node=1,billing=2,gres/gpu=2,gres/gpu:a100=2 "
     "JOB_GRES=gpu:a100:2 Nodes=n1 CPU_IDs=0-1 Mem=0 GRES=gpu:a100:2(IDX:0,3) NtasksPerTRES:0",
