@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from resource_manager.core.changes import Change, JobEnd, MembersReleased, Released, ReleaseResult
 from resource_manager.core.cluster import ClusterState
@@ -22,7 +22,8 @@ from resource_manager.errors import (
     OtherOwnerError,
     StateUnconfirmedError,
 )
-from resource_manager.manager import repeats, serializers, slurm_jobs
+from resource_manager.lazy import lazy_module
+from resource_manager.manager import repeats, serializers
 from resource_manager.manager.arguments import DemandArguments, Dumpable
 from resource_manager.manager.commit.asking import Step
 from resource_manager.manager.commit.protocol import Transactions
@@ -34,6 +35,11 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.reasons.feasibility import refusals_of
 from resource_manager.storage import Store, codec
 from resource_manager.storage.once import Once
+
+if TYPE_CHECKING:
+    from resource_manager.manager import slurm_jobs
+else:
+    slurm_jobs = lazy_module("resource_manager.manager.slurm_jobs")
 
 logger = logging.getLogger(__name__)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Node, Request
 from resource_manager.core.name_lookup import find
 from resource_manager.errors import ResourceManagerError
-from resource_manager.manager import maintenance, serializers, slurm_jobs, teams
+from resource_manager.lazy import lazy_module
+from resource_manager.manager import maintenance, serializers, teams
 from resource_manager.manager.arguments import DemandArguments, Dumpable
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
@@ -19,7 +20,6 @@ from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.queue_view import QueueView, for_a_while
 from resource_manager.manager.refusal_wording import detail_of
-from resource_manager.manager.report import Accounts, Report, ReportQuery
 from resource_manager.manager.requests import gpu_range, request_of, server_name
 from resource_manager.manager.results import (
     Allocation,
@@ -43,6 +43,12 @@ from resource_manager.scheduling.accounting.gpu_hours import Measure
 from resource_manager.scheduling.reasons.start_estimates import Start, estimate_starts
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, codec
+
+if TYPE_CHECKING:
+    from resource_manager.manager import slurm_jobs
+    from resource_manager.manager.report import Accounts, Report
+else:  # few commands make a report
+    slurm_jobs = lazy_module("resource_manager.manager.slurm_jobs")
 
 T = TypeVar("T")
 
@@ -221,12 +227,16 @@ class Queries:
 
         Raises `InvalidRequestError` for another key or time.
         """
+        from resource_manager.manager.report import ReportQuery
+
         query = ReportQuery.of(by, since)
         measures = self._reports.measures_of(self)
         return self.accounts().report(query, measures=measures, prices=self.prices())
 
     def accounts(self) -> Accounts:
         """Return the account of the kept history and of the jobs on Slurm, of which reports are made."""
+        from resource_manager.manager.report import Accounts
+
         accounts = Accounts(self, self.store.now())
         slurm_jobs.add_hours(accounts.hours, self.slurm_jobs(), accounts.now)
         return accounts
