@@ -1,6 +1,7 @@
 """Fixtures of the provider's tests: those for authors of DAGs, with still less waiting."""
 
 import json
+import threading
 
 import pytest
 
@@ -17,6 +18,24 @@ def fast_triggers(manager, monkeypatch):
     monkeypatch.setattr("resource_manager.airflow.task_trigger.member_watch.READ_S", 0.2)
     monkeypatch.setattr("resource_manager.airflow.shared_manager.MAX_AGE_S", 0.0)
     monkeypatch.setattr("resource_manager.airflow.shared_manager.EXPIRE_EVERY_S", 0.0)
+
+
+@pytest.fixture
+def idle_told(monkeypatch):
+    """Event that is set once a process was told that its lease idles; it looks without pauses."""
+    from resource_manager.airflow import use_meter
+
+    told = threading.Event()
+
+    class Warning(use_meter.IdleWarning):
+        def see(self, gpus, lease_id):
+            super().see(gpus, lease_id)
+            if use_meter.idle_s_of(gpus, lease_id) is not None:
+                told.set()
+
+    monkeypatch.setattr(use_meter, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(use_meter, "IdleWarning", Warning)
+    return told
 
 
 class Variables(dict):

@@ -22,7 +22,7 @@ with warnings.catch_warnings():
         from airflow.sdk.exceptions import AirflowSkipException
     except ImportError:
         from airflow.exceptions import AirflowSkipException
-    from resource_manager.airflow import in_worker, use_meter
+    from resource_manager.airflow import in_worker
     from resource_manager.airflow.decorators import gpu
     from resource_manager.airflow.version_compat import AirflowFailException
 
@@ -92,16 +92,13 @@ def test_the_function_and_what_it_starts_are_known_as_the_leases_job(manager):
 
 
 @pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
-def test_a_function_whose_gpus_compute_nothing_is_told_so_in_its_log(manager, monkeypatch, capfd):
-    monkeypatch.setattr(use_meter, "LOOK_EVERY_S", 0.01)
-    said = []
-
+def test_a_function_whose_gpus_compute_nothing_is_told_so_in_its_log(manager, idle_told, capfd):
     def compute_nothing():
         report_of(manager, utilization_percent=0)
-        wait_for(lambda: said.append(capfd.readouterr().out) or "have computed nothing for" in "".join(said))
+        wait_for(idle_told.is_set)
 
     made(compute_nothing, idle_after=1e-6).execute(context_of())
-    assert "".join(said).count("have computed nothing for") == 1
+    assert capfd.readouterr().out.count("have computed nothing for") == 1
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from airflow.sdk import DAG, BaseOperator, TaskGroup, task_group
 
-    from resource_manager.airflow import use_meter
     from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease, lease, training
     from resource_manager.airflow.task_trigger.events import EndState
     from resource_manager.airflow.version_compat import (
@@ -105,8 +104,7 @@ ONE_GPU = [Node("a", 0, {"cpus": 8}, (Gpu(0, "A100", memory_mib=81920),))]
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes register themselves on Linux")
 @pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
-def test_a_task_in_a_lease_is_known_as_its_job_and_told_when_it_idles(manager, monkeypatch, capfd):
-    monkeypatch.setattr(use_meter, "LOOK_EVERY_S", 0.01)
+def test_a_task_in_a_lease_is_known_as_its_job_and_told_when_it_idles(manager, idle_told, capfd):
     with DAG("d") as dag, gpu_lease(gpus=2, idle_after=1e-6):
         BaseOperator(task_id="before")
         with TaskGroup("inner"):
@@ -126,8 +124,8 @@ def test_a_task_in_a_lease_is_known_as_its_job_and_told_when_it_idles(manager, m
     assert pulled == ["gpu_lease.allocate"]
     assert registered_job(os.getpid()) == job_key(allocation["task_id"], allocation["fencing_token"])
     report_of(manager, utilization_percent=0)
-    said = []
-    wait_for(lambda: said.append(capfd.readouterr().out) or "have computed nothing for" in "".join(said))
+    wait_for(idle_told.is_set)
+    assert "have computed nothing for" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("gpu_inventory", [ONE_GPU])

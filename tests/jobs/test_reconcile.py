@@ -16,7 +16,7 @@ from resource_manager.jobs.reconcile import reconcile as reconcile_instance
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 from tests.builders import redefine
-from tests.eventually import wait_until_ended
+from tests.eventually import wait_for, wait_until_ended
 from tests.jobs.gangs import place
 
 
@@ -59,7 +59,8 @@ def start_job(manager, task, command):
     allocation = place(manager, submit(manager, task))
     [job] = RunningJob.all_of(allocation)
     key = job.key
-    LocalLauncher().start(Job(key, ("/bin/sh", "-c", command)))
+    LocalLauncher().start(Job(key, ("/bin/sh", "-c", f"echo begun; {command}")))
+    wait_for(lambda: "begun" in LocalLauncher().tail(key))
     return key
 
 

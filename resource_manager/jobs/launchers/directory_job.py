@@ -55,14 +55,16 @@ TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTTOU)
 # already sees it, so a start that was halted before starts nothing. If it cannot write `group`, as on a full
 # disk, it starts nothing either, since a job without this file would be started twice. The inner shell writes
 # the exit code; it traps the signals that end the job; a trapped signal is reset to its default in children.
+# A job that is told before its command has begun does not begin: the command would not know of it.
 WRAPPER = """
 ended=$1; shift
 [ ! -e "$ended" ] || exit
 echo $$ > group.new && mv group.new group || exit
 (
-    trap : TERM INT HUP USR2
+    told=
+    trap told=1 TERM INT HUP USR2
     directory=$PWD
-    cd "$GPU_JOB_WORKING_DIR" && "$@"
+    if [ "$told" ]; then (exit 143); else cd "$GPU_JOB_WORKING_DIR" && "$@"; fi
     echo $? > "$directory/exit_code.new" && mv "$directory/exit_code.new" "$directory/exit_code"
 ) > log 2>&1 &
 """
