@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
+from string import Formatter
 from typing import Any
 
 from resource_manager import __version__
@@ -20,8 +20,7 @@ STORE_FULL = "urn:gpu-manager:store-full"
 """Problem types (RFC 9457), from which a client of the service recreates the error."""
 
 
-_WORD = re.compile(r"(?<![\w'\"/.-])([a-z]+(?:_[a-z]+)*)(=|(?![\w'\"/-]))")
-
+_FORMAT = Formatter()
 
 NO_SERVERS = "no servers yet: gpu-manager apply FILE"
 
@@ -35,39 +34,108 @@ class ResourceManagerError(Exception):
     """Base class of every error that this project raises itself."""
 
 
-class InvalidRequestError(ResourceManagerError, ValueError):
-    """An invalid request: contradictory, or impossible in any state."""
+class Words:
+    """A sentence that names parameters: `{gpus}` in its template; `{}`, `{:g}` and `{!r}` stand for `values`.
 
-    def __init__(self, message: str, *, field: str | None = None) -> None:
-        super().__init__(message)
-        self.field = field
+    Each way in names the parameters as its users do. A value may be such a sentence itself.
+    """
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, template: str, *values: object) -> None:
+        self._parts = [["", ""]]  # a text, and the parameter after it
+        rest = iter(values)
+        for literal, parameter, spec, conversion in _FORMAT.parse(template):
+            self._parts[-1][0] += literal
+            if parameter:
+                self._name(parameter)
+            elif parameter is not None:
+                value = next(rest)
+                if isinstance(value, Words):
+                    self._splice(value)
+                else:
+                    shown: Any = _FORMAT.convert_field(value, conversion)
+                    self._parts[-1][0] += format(shown, spec or "")
+
+    @classmethod
+    def parameter(cls, name: str) -> Words:
+        """Return a parameter, for a template whose place for it is `{}`."""
+        found = cls("")
+        found._name(name)
+        return found
+
+    def _name(self, parameter: str) -> None:
+        self._parts[-1][1] = parameter
+        self._parts.append(["", ""])
+
+    def _splice(self, other: Words) -> None:
+        for text, parameter in other._parts:
+            self._parts[-1][0] += text
+            if parameter:
+                self._name(parameter)
+
+    @property
+    def first(self) -> str | None:
+        """The parameter that the sentence names first."""
+        return self._parts[0][1] or None
+
+    @property
+    def template(self) -> str:
+        """The sentence with its values, and `{gpus}` where it names a parameter."""
+        return "".join(
+            text.replace("{", "{{").replace("}", "}}") + (f"{{{parameter}}}" if parameter else "")
+            for text, parameter in self._parts
+        )
 
     def named(self, names: Mapping[str, str]) -> str:
-        """The text with other names of the parameters: `names` maps the manager's to the caller's own.
+        """Return the sentence with the caller's own names, `--gpus 2` for the `gpus=2` of an option."""
+        found, option = "", False
+        for text, parameter in self._parts:
+            found += f" {text[1:]}" if option and text.startswith("=") else text
+            own = names.get(parameter, parameter)
+            found, option = found + own, own.startswith("-")
+        return found
 
-        A plain word is one of them only at the beginning, before a value, or if the error is about it.
-        """
+    def renamed(self, names: Mapping[str, str]) -> Words:
+        """Return the sentence with other names, which the caller may name again."""
+        found = Words("")
+        found._parts = [[text, names.get(parameter, parameter)] for text, parameter in self._parts]
+        return found
 
-        def renamed(match: re.Match[str]) -> str:
-            name, equals = match.groups()
-            if name not in names or not (equals or "_" in name or name == self.field or match.start() == 0):
-                return match[0]
-            own = names[name]
-            return own + (" " if equals and own.startswith("-") else equals)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Words) and self._parts == other._parts
 
-        return _WORD.sub(renamed, str(self))
+    def __str__(self) -> str:
+        return self.named({})
+
+    def __repr__(self) -> str:
+        return f"Words({self.template!r})"
+
+
+class InvalidRequestError(ResourceManagerError, ValueError):
+    """An invalid request: contradictory, or impossible in any state.
+
+    `template` and `values` make its `words`; `field` is the parameter that is wrong, the first that they name
+    if it is omitted.
+    """
+
+    def __init__(self, template: str | Words, *values: object, field: str | None = None) -> None:
+        self.words = template if isinstance(template, Words) else Words(template, *values)
+        super().__init__(str(self.words))
+        self.field = self.words.first if field is None else field
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Name the parameters otherwise in the text and in `field`."""
-        self.args = (self.named(names),)
+        """Name the parameters otherwise in the words and in `field`."""
+        self.words = self.words.renamed(names)
+        self.args = (str(self.words),)
         self.field = names.get(self.field or "", self.field)
 
 
 class PriorityError(InvalidRequestError):
     """A request whose priority is above `most`, which its caller may state at most."""
 
-    def __init__(self, most: int, message: str = "") -> None:
-        super().__init__(message, field="priority")
+    def __init__(self, most: int, template: str | Words, *values: object) -> None:
+        super().__init__(template, *values, field="priority")
         self.most = most
 
 
@@ -77,8 +145,8 @@ class NeverFitsError(InvalidRequestError):
     `grounds` are the facts, which the manager puts into words.
     """
 
-    def __init__(self, message: str = "", *, field: str | None = None, grounds: Any = None) -> None:
-        super().__init__(message, field=field)
+    def __init__(self, words: str | Words = "", *, field: str | None = None, grounds: Any = None) -> None:
+        super().__init__("{}" if isinstance(words, str) else words, words, field=field)
         self.grounds = grounds
 
 
@@ -93,8 +161,9 @@ class UnknownNodeError(InvalidRequestError):
     """A node name or server id that is not in the inventory."""
 
     def __init__(self, node: object, known: int, *, field: str | None = None) -> None:
-        servers = f"{known} server{'' if known == 1 else 's'}"
-        super().__init__(f"{field or 'server'} {node!r} is not in the inventory of {servers}", field=field)
+        name = "server" if field is None else Words.parameter(field)
+        servers = "server" if known == 1 else "servers"
+        super().__init__("{} {!r} is not in the inventory of {} {}", name, node, known, servers, field=field)
         self.node = node
 
 
@@ -105,7 +174,7 @@ class DuplicateTaskError(InvalidRequestError):
     """
 
     def __init__(self, lease_id: str, detail: str, *, owner: str | None = None) -> None:
-        super().__init__(f"task {lease_id!r} {detail}", field="lease_id")
+        super().__init__("task {!r} {}", lease_id, detail, field="lease_id")
         self.lease_id = lease_id
         self.owner = owner
 

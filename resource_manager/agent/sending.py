@@ -48,14 +48,13 @@ class ReportSender:
             parts = urlsplit(url)
             self._place = (parts.hostname, parts.port)
         except ValueError as error:
-            raise InvalidRequestError(f"--url {self.url!r}: {error}", field="url") from error
+            raise InvalidRequestError("{url} {!r}: {}", self.url, error) from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequestError(
-                f"--url {self.url!r} is not the address of a service, such as http://localhost:5000",
-                field="url",
+                "{url} {!r} is not the address of a service, such as http://localhost:5000", self.url
             )
         if token and not (token.isascii() and token.isprintable() and " " not in token):
-            raise InvalidRequestError("--token must be printable ASCII without spaces", field="token")
+            raise InvalidRequestError("{token} must be printable ASCII without spaces")
         self._secure = parts.scheme == "https"
         self._path = f"{parts.path.rstrip('/')}/api/reports"
         self._headers = {"Content-Type": "application/json"}

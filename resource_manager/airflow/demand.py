@@ -77,7 +77,7 @@ def check_at_parse(operator: str, asked: Mapping[str, Any]) -> None:
             known["team"] = str(known["team"])  # as `team_of` does
         Demand.of(**from_texts({"gpus": 1, **known, "lease_id": operator}))
     except InvalidRequestError as error:
-        raise InvalidRequestError(f"{operator}: {error}", field=error.field) from None
+        raise InvalidRequestError("{}: {}", operator, error.words, field=error.field) from None
 
 
 def check_partial(arguments: Mapping[str, Any]) -> None:

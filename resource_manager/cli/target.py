@@ -152,7 +152,7 @@ def _in_options(error: ResourceManagerError) -> str:
         for param in context.command.get_params(context)
         if param.name is not None
     }
-    return error.named(names)
+    return error.words.named(names)
 
 
 def _open(settings: Settings) -> GPUResourceManager:

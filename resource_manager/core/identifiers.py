@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 
-from resource_manager.errors import InvalidRequestError
+from resource_manager.errors import InvalidRequestError, Words
 
 MAX_TEXT = 250
 """The most characters of a reason or an outcome, which stay in the history."""
@@ -54,17 +54,16 @@ def check_names(names: Mapping[str, Iterable[str]]) -> None:
         for text in texts:
             _check_printable(field_name, text)
             if text and not text.strip(_BLANK):
-                reason = f"{field_name} has nothing but spaces: {text[:200]!a}"
-                raise InvalidRequestError(reason, field=field_name)
+                name = Words.parameter(field_name)
+                raise InvalidRequestError("{} has nothing but spaces: {!a}", name, text[:200])
 
 
 def _check_printable(field_name: str, text: str) -> None:
     if text.isascii() and text.isprintable():
         return
     if _UNPRINTABLE.search(text) or not all(_joins(text, found.start()) for found in _JOINER.finditer(text)):
-        raise InvalidRequestError(
-            f"{field_name} has a control or an invisible character: {text[:200]!a}", field=field_name
-        )
+        name = Words.parameter(field_name)
+        raise InvalidRequestError("{} has a control or an invisible character: {!a}", name, text[:200])
 
 
 def _joins(text: str, place: int) -> bool:
@@ -81,9 +80,8 @@ def check_text(**texts: str) -> None:
     for field_name, text in texts.items():
         _check_printable(field_name, text)
         if len(text) > MAX_TEXT:
-            raise InvalidRequestError(
-                f"{field_name} may have {MAX_TEXT} characters, got {len(text):,}", field=field_name
-            )
+            name = Words.parameter(field_name)
+            raise InvalidRequestError("{} may have {} characters, got {:,}", name, MAX_TEXT, len(text))
 
 
 def as_reason(text: object) -> str:

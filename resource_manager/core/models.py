@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from resource_manager.core.direct_init import direct_copy, direct_init, direct_new
-from resource_manager.errors import InvalidRequestError
+from resource_manager.errors import InvalidRequestError, Words
 
 MILLI_PER_GPU = 1000
 """Parts of one GPU; a request for a GPU fraction states a number of them in `gpu_milli`."""
@@ -83,10 +83,8 @@ class Utility:
         for name, least in (("priority", 0.0), ("target_s", 0.0), ("sensitivity_per_s", 0.0)):
             value = getattr(self, name)
             if not least <= value < math.inf:
-                said = "utility" if name == "priority" else name
-                raise InvalidRequestError(
-                    f"{said} must be a finite number of 0 or more, got {value}", field=said
-                )
+                said = Words.parameter("utility" if name == "priority" else name)
+                raise InvalidRequestError("{} must be a finite number of 0 or more, got {}", said, value)
 
     def of(self, duration_s: float) -> float:
         """Return the utility of completing `duration_s` after the request."""
@@ -155,29 +153,25 @@ class Request:
 
     def __post_init__(self) -> None:
         if not self.lease_id:
-            raise InvalidRequestError("lease_id must not be empty", field="lease_id")
+            raise InvalidRequestError("{lease_id} must not be empty")
         if self.gpus < 0:
-            raise InvalidRequestError(f"gpus must not be negative, got {self.gpus}", field="gpus")
+            raise InvalidRequestError("{gpus} must not be negative, got {}", self.gpus)
         if not 0 < self.gpu_milli <= MILLI_PER_GPU:
-            raise InvalidRequestError(
-                f"gpu_milli must be between 1 and {MILLI_PER_GPU}, got {self.gpu_milli}", field="gpu_milli"
-            )
+            text = "{gpu_milli} must be between 1 and {}, got {}"
+            raise InvalidRequestError(text, MILLI_PER_GPU, self.gpu_milli)
         if self.gpu_milli != MILLI_PER_GPU and self.gpus != 1:
-            raise InvalidRequestError(
-                f"gpu_milli={self.gpu_milli} goes with gpus=1, got gpus={self.gpus}", field="gpu_milli"
-            )
+            text = "{gpu_milli}={} goes with {gpus}=1, got {gpus}={}"
+            raise InvalidRequestError(text, self.gpu_milli, self.gpus)
         amounts = tuple(self.resources.items())
         for name, amount in amounts:
             if not 0 <= amount < math.inf:
-                raise InvalidRequestError(
-                    f"resources: {name} must be a finite amount of 0 or more, got {amount}", field="resources"
-                )
+                text = "{resources}: {} must be a finite amount of 0 or more, got {}"
+                raise InvalidRequestError(text, name, amount)
         if self.utility is not None and self.expected_runtime_s is None:
-            raise InvalidRequestError(
-                "utility needs expected_runtime_s beside it", field="expected_runtime_s"
-            )
+            text = "{utility} needs {expected_runtime_s} beside it"
+            raise InvalidRequestError(text, field="expected_runtime_s")
         if not self.ttl_s > 0:
-            raise InvalidRequestError(f"ttl_s must be above 0, got {self.ttl_s}", field="ttl_s")
+            raise InvalidRequestError("{ttl_s} must be above 0, got {}", self.ttl_s)
         shape = (
             self.gpus,
             self.gpu_milli,
@@ -189,14 +183,14 @@ class Request:
         )
         if self.nodes != 1:
             if self.nodes < 1:
-                raise InvalidRequestError(f"nodes must be 1 or more, got {self.nodes}", field="nodes")
+                raise InvalidRequestError("{nodes} must be 1 or more, got {}", self.nodes)
             shape += (self.nodes, self.spread, self.same, self.prefer_same)  # type: ignore[assignment]
         object.__setattr__(self, "shape", shape)
 
     def for_task(self, lease_id: str) -> Request:
         """Return a copy of the request for another task, without validating the other fields again."""
         if not lease_id:
-            raise InvalidRequestError("lease_id must not be empty", field="lease_id")
+            raise InvalidRequestError("{lease_id} must not be empty")
         return _copy_request(self, lease_id)
 
 

@@ -28,9 +28,7 @@ class AirflowTaskStates:
         self, url: str, *, token: str | None = None, user: str | None = None, password: str | None = None
     ) -> None:
         if not url.startswith(("http://", "https://")):
-            raise InvalidRequestError(
-                f"airflow_url must begin with http:// or https://, got {url!r}", field="airflow_url"
-            )
+            raise InvalidRequestError("{airflow_url} must begin with http:// or https://, got {!r}", url)
         self._http = httpx.Client(base_url=url.rstrip("/"), timeout=TIMEOUT_S)
         self._login = None if user is None else {"username": user, "password": password or ""}
         if token is not None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from resource_manager.errors import InvalidRequestError
+from resource_manager.errors import InvalidRequestError, Words
 from resource_manager.jobs.gang_environment import HOSTFILE, gang_environment, hostfile, is_gang
 from resource_manager.jobs.launchers import Job
 from resource_manager.jobs.running_job import RunningJob, job_of
@@ -46,12 +46,15 @@ class JobTemplate:
             try:
                 plain[name] = json.loads(json.dumps(value))
             except (TypeError, ValueError) as error:
-                raise InvalidRequestError(f"{name} cannot be stored with the request: {error}") from None
+                text = "{} cannot be stored with the request: {}"
+                raise InvalidRequestError(text, Words.parameter(name), error) from None
         size = len(json.dumps(plain).encode())
         if size > MAX_BYTES:
             raise InvalidRequestError(
-                f"command, image, env and container have {size:,} bytes together, at most {MAX_BYTES:,} are "
-                "stored with a request: put what is long into a file on the servers"
+                "{command}, {image}, {env} and {container} have {:,} bytes together, at most {:,} are stored "
+                "with a request: put what is long into a file on the servers",
+                size,
+                MAX_BYTES,
             )
         return plain
 

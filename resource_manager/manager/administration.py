@@ -122,7 +122,7 @@ class Administration:
                 server, lambda name, now: Drained(name, now, reason, bool(failed)), once
             )
         if failed:
-            raise InvalidRequestError("failed is said of a whole server, not of one GPU", field="failed")
+            raise InvalidRequestError("{failed} is said of a whole server, not of one GPU")
         return self._gpu_change(server, gpu, partial(allocator.drain_gpu, reason=reason), once)
 
     def resume(

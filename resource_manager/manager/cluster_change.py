@@ -79,12 +79,10 @@ def plan(cluster: ClusterState, definition: ClusterDefinition, options: ApplyOpt
     """Return the way from the stored cluster to what is defined; raises `InvalidRequestError`."""
     for section in options.remove:
         if section not in REMOVABLE:
-            raise InvalidRequestError(
-                f"remove: {section!r} is not one of {', '.join(REMOVABLE)}", field="remove"
-            )
+            raise InvalidRequestError("{remove}: {!r} is not one of {}", section, ", ".join(REMOVABLE))
     for name in options.retire:
         if name not in cluster.by_name:
-            raise InvalidRequestError(f"retire: there is no server {name!r}", field="retire")
+            raise InvalidRequestError("{retire}: there is no server {!r}", name)
     return _Planning(cluster, _with_removals(definition, options.remove), options, now).made
 
 
@@ -119,7 +117,7 @@ class _Planning:
 
     def _refuse(self, sign: str, what: str, why: str, field: str) -> None:
         self._say(sign, f"{what}: refused, {why}")
-        self.made.refusals.append(InvalidRequestError(f"{what}: {why}", field=field))
+        self.made.refusals.append(InvalidRequestError("{}: {}", what, why, field=field))
 
     # ---- [cluster] and [health] ----
 
@@ -259,7 +257,8 @@ class _Planning:
             try:
                 wanted = maintenance.window_of(defined, asked, self._now)
             except InvalidRequestError as error:
-                raise InvalidRequestError(str(error), field=f"maintenance.{number}.{error.field}") from None
+                error.field = f"maintenance.{number}.{error.field}"
+                raise
             wanted = replace(wanted, begin=float(int(wanted.begin)), end=float(int(wanted.end)), in_file=True)
             known = next((each for each in left if replace(wanted, window_id=each.window_id) == each), None)
             if known is not None:

@@ -28,7 +28,7 @@ from resource_manager.manager.arguments import DemandArguments, Dumpable
 from resource_manager.manager.commit.asking import Step
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.queries import status_in
-from resource_manager.manager.refusal_wording import Refusal, detail_of, lock_busy, no_servers, refusal_of
+from resource_manager.manager.refusal_wording import Refusal, lock_busy, never_words, no_servers, refusal_of
 from resource_manager.manager.requests import checked, is_repeat, request_of
 from resource_manager.manager.results import Allocation, Recorded, SlurmJob, Submission
 from resource_manager.scheduling import allocator
@@ -162,7 +162,7 @@ class Commands:
             try:
                 return allocator.submit(cluster, request, self._commits.deciding(cluster, now))
             except NeverFitsError as error:
-                raise NeverFitsError(detail_of(error.grounds)) from None
+                raise NeverFitsError(never_words(error.grounds)) from None
 
         def status(cluster: ClusterState, now: float) -> Submission:
             found = status_in(self._commits, cluster, request.lease_id, now)
@@ -481,9 +481,9 @@ def _job_end(value: JobEnd | str, reason: str = "") -> JobEnd:
         end = JobEnd(value)
     except ValueError:
         known = ", ".join(repr(str(each)) for each in JobEnd if each)
-        raise InvalidRequestError(f"job_end must be one of {known}, got {value!r}", field="job_end") from None
+        raise InvalidRequestError("{job_end} must be one of {}, got {!r}", known, value) from None
     if end is JobEnd.GONE and not reason.strip():
-        raise InvalidRequestError("reason must say how the job is known to be gone", field="reason")
+        raise InvalidRequestError("{reason} must say how the job is known to be gone")
     return end
 
 

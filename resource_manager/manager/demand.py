@@ -24,7 +24,7 @@ from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCu
 
 from resource_manager.core.identifiers import MAX_TEXT, UNPRINTABLE
 from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, PREEMPT_GRACE_S
-from resource_manager.errors import InvalidRequestError
+from resource_manager.errors import InvalidRequestError, Words
 from resource_manager.manager.arguments import ALIASES, DemandArguments, Dumpable, arguments_of
 from resource_manager.manager.cluster_file.durations import as_seconds
 
@@ -37,9 +37,10 @@ _SHOULD = re.compile(r"^[A-Z]\w+ should ")
 def _whole(value: object, info: ValidationInfo) -> object:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    advice = fraction_advice(value) if info.field_name == "gpus" else ""
-    text = "must be a whole number, got {got}{advice}"
-    raise PydanticCustomError("whole_number", text, {"got": f"{value!r:.100}", "advice": advice})
+    words = Words("must be a whole number, got {:.100}", repr(value))
+    if info.field_name == "gpus" and (milli := _milli(value)):
+        words = Words("{}; that GPU fraction is {gpus}=1, {gpu_milli}={}", words, milli)
+    raise PydanticCustomError("whole_number", "{words}", {"words": words})
 
 
 def _pairs(value: object, info: ValidationInfo) -> object:
@@ -205,9 +206,10 @@ class Demand(BaseModel):
             return cls.model_validate(arguments_of(asked, options))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            field, message = str(first["loc"][0]), first["msg"]
-            colon = "" if message.startswith(("must ", "is ", "has ", "names ")) else ":"
-            raise InvalidRequestError(f"{field}{colon} {message}", field=field) from None
+            field, colon = Words.parameter(str(first["loc"][0])), ":"
+            if first["msg"].startswith(("must ", "is ", "has ", "names ")):
+                colon = ""
+            raise InvalidRequestError("{}{} {}", field, colon, first["ctx"]["words"]) from None
 
     @field_validator("resources")
     @classmethod
@@ -260,20 +262,10 @@ def _without_aliases(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
             continue
         value = values.pop(alias)
         if values.get(name) not in (None, value):
-            raise ValidationError.from_exception_data(
-                "Demand",
-                [
-                    {
-                        "type": PydanticCustomError(
-                            "two_values",
-                            "is {mine}, and {alias} is {other}: give one of them",
-                            {"mine": repr(values[name]), "alias": alias, "other": repr(value)},
-                        ),
-                        "loc": (name,),
-                        "input": value,
-                    }
-                ],
-            )
+            words = Words("is {!r}, and {} is {!r}: give one of them", values[name], alias, value)
+            wrong = PydanticCustomError("two_values", "{words}", {"words": words})
+            twice: InitErrorDetails = {"type": wrong, "loc": (name,), "input": value}
+            raise ValidationError.from_exception_data("Demand", [twice])
         if values.get(name) is None:
             values[name] = value
             names[name] = alias
@@ -290,12 +282,9 @@ def _named(entry: ErrorDetails, names: Mapping[str, str]) -> InitErrorDetails:
         message = "is not a field of a demand"
     if inside and KINDS.get(name) is dict:
         message = f"{_printable(inside[0])} {message}"
-    if name in names:
-        message = message.replace(f"{name}=", f"{names[name]}=")
+    words = entry.get("ctx", {}).get("words") or Words("{}", message)
     return {
-        "type": PydanticCustomError(
-            entry["type"], message
-        ),  # without a context its braces stand for themselves
+        "type": PydanticCustomError(entry["type"], "{words}", {"words": words.renamed(names)}),
         "loc": (names.get(name, name),),
         "input": entry["input"],
     }
@@ -345,10 +334,10 @@ def from_texts(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def fraction_advice(wanted: object) -> str:
-    """Return advice to request that GPU fraction, as the end of a message; empty if it is not a fraction."""
+def _milli(wanted: object) -> int:
+    """Return the thousandths of that part of a GPU; 0 if it is none."""
     try:
         milli = round(MILLI_PER_GPU * float(wanted))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        return ""
-    return f"; that GPU fraction is gpus=1, gpu_milli={milli}" if 0 < milli < MILLI_PER_GPU else ""
+        return 0
+    return milli if 0 < milli < MILLI_PER_GPU else 0

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from resource_manager.core.changes import MaintenanceChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import WEEK_S, Window, as_text
-from resource_manager.errors import InvalidRequestError
+from resource_manager.errors import InvalidRequestError, Words
 from resource_manager.manager.demand import ServerRef, Text, in_words
 from resource_manager.manager.requests import server_name
 from resource_manager.manager.results import WindowView
@@ -82,7 +82,7 @@ class WindowForm(BaseModel):
             first = error.errors(include_url=False)[0]
             field, message = str(first["loc"][0]), in_words(first)
             colon = "" if message.startswith(("must ", "has ")) else ":"
-            raise InvalidRequestError(f"{field}{colon} {message}", field=field) from None
+            raise InvalidRequestError("{}{} {}", Words.parameter(field), colon, message) from None
 
 
 def window_of(cluster: ClusterState, asked: WindowForm, now: float) -> Window:
@@ -91,15 +91,13 @@ def window_of(cluster: ClusterState, asked: WindowForm, now: float) -> Window:
     begin, end = asked.begin.timestamp(), asked.until.timestamp()
     every_s = None if asked.every is None else WEEK_S
     if end <= begin:
-        raise InvalidRequestError(
-            f"until ({as_text(end)}) must be after its begin ({as_text(begin)})", field="until"
-        )
+        raise InvalidRequestError("{until} ({}) must be after its begin ({})", as_text(end), as_text(begin))
     if every_s is None and end <= now:
-        raise InvalidRequestError(f"until ({as_text(end)}) is over already", field="until")
+        raise InvalidRequestError("{until} ({}) is over already", as_text(end))
     if every_s is not None and end - begin >= every_s:
-        raise InvalidRequestError("until: a window of every week must be shorter than a week", field="until")
+        raise InvalidRequestError("{until}: a window of every week must be shorter than a week")
     if len(cluster.windows) >= MAX_WINDOWS:
-        raise InvalidRequestError(f"there are {MAX_WINDOWS} windows already: remove some")
+        raise InvalidRequestError("there are {} windows already: remove some", MAX_WINDOWS)
     # Never given again, so that a removal that is repeated cannot meet another window.
     number = cluster.version + 1
     return Window(number, names, begin, end, every_s, asked.reason, asked.preempt)

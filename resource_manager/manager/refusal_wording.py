@@ -67,7 +67,7 @@ from resource_manager.core.refusal import (
     WouldDelay,
 )
 from resource_manager.core.team_ledger import UNNAMED
-from resource_manager.errors import NO_SERVERS, LockTimeoutError, recovery_text
+from resource_manager.errors import NO_SERVERS, LockTimeoutError, Words, recovery_text
 from resource_manager.manager.plurals import counted, plural
 
 if TYPE_CHECKING:  # a client of the service loads neither state nor scheduling
@@ -144,6 +144,16 @@ def reasons_of(facts: Iterable[Fact], request: Request) -> list[str]:
 
 def words_of(fact: Fact, request: Request) -> str:
     """Return a fact about the request in words."""
+    return str(_sentence(fact, request))
+
+
+def never_words(grounds: Grounds) -> Words:
+    """Return the grounds on which a request fits no server, naming its parameters."""
+    (fact,), request = grounds.facts, grounds.request or ANY
+    return Words("{}", _sentence(fact, request))
+
+
+def _sentence(fact: Fact, request: Request) -> str | Words:
     match fact:
         case RecoveryWindow():
             return recovery_text(fact.began_ago_s, fact.resumes_in_s, fact.clock_jump_s)
@@ -242,7 +252,7 @@ def _never(
     | OneServerOnly
     | TooFewServers,
     request: Request,
-) -> str:
+) -> str | Words:
     required, nodes, label = request.required_node, request.nodes, request.same
     match fact:
         case LabelsMissing():
@@ -250,25 +260,27 @@ def _never(
             labels = plural(len(request.labels_required), "label")
             return f"{who} {label_words(request)} as its {labels}"
         case LabelUnknown():
-            return f"same={short(label)}: no server has that label"
+            return Words("{same}={}: no server has that label", short(label))
         case AddressesMissing():
             have = "has" if fact.missing == 1 else "have"
-            return (
-                f"nodes={nodes}: each server of a gang needs an address in the inventory, and {fact.missing} "
-                f"of the {fact.able} that could take it {have} none, such as {short(fact.node)}"
+            return Words(
+                "{nodes}={}: each server of a gang needs an address in the inventory, and {} of the {} that "
+                "could take it {} none, such as {}",
+                *(nodes, fact.missing, fact.able, have, short(fact.node)),
             )
         case OneServerOnly():
-            return (
-                f"nodes={nodes} needs {nodes} servers, and server={short(required or '')} allows one: "
-                "leave it out, or ask for spread=pack"
+            return Words(
+                "{nodes}={} needs {} servers, and {server}={} allows one: leave it out, or ask for "
+                "{spread}=pack",
+                *(nodes, nodes, short(required or "")),
             )
         case TooFewServers():
             servers = f"{'servers with' if request.spread is Spread.SERVERS else 'times'} {needed(request)}"
-            what = f"nodes={nodes} needs {nodes} {servers}"
+            what = Words("{nodes}={} needs {} {}", nodes, nodes, servers)
             if not label:
-                return f"{what}: the inventory has {fact.most}"
+                return Words("{}: the inventory has {}", what, fact.most)
             largest = f"the largest, {short(label)}={short(fact.domain)}, has {fact.most}"
-            return f"{what} in one {short(label)}: {largest}"
+            return Words("{} in one {}: {}", what, short(label), largest)
     return _among_labelled(request) + _no_server_ever(fact, request)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
-from resource_manager.errors import InvalidRequestError
+from resource_manager.errors import InvalidRequestError, Words
 from resource_manager.manager.cluster_file.durations import Duration
 from resource_manager.scheduling.accounting.gpu_hours import (
     CATEGORIES,
@@ -53,8 +53,8 @@ class ReportQuery(BaseModel):
             return cls.model_validate({"by": list(by), "since": since})
         except ValidationError as error:
             wrong = error.errors(include_url=False)[0]
-            field = ".".join(map(str, wrong["loc"]))
-            raise InvalidRequestError(f"{field}: {wrong['msg']}", field=field) from error
+            field = Words.parameter(".".join(map(str, wrong["loc"])))
+            raise InvalidRequestError("{}: {}", field, wrong["msg"]) from error
 
 
 class ReportRow(TypedDict):

@@ -16,6 +16,7 @@ from resource_manager.errors import (
     NoServersError,
     PriorityError,
     UnknownNodeError,
+    Words,
 )
 from resource_manager.manager.arguments import DemandArguments, Dumpable
 from resource_manager.manager.cluster_file.servers import default_inventory
@@ -86,10 +87,8 @@ def build_request(demand: Demand, cluster: ClusterState, *, is_operator: bool = 
             _check_priority(cluster, demand)
         most_cpus = cluster.largest.get("cpus", 0)
         if not 1 <= demand.cpus <= most_cpus:
-            raise InvalidRequestError(
-                f"cpus must be between 1 and {most_cpus:g} (what the largest server has), got {demand.cpus}",
-                field="cpus",
-            )
+            text = "{cpus} must be between 1 and {:g} (what the largest server has), got {}"
+            raise InvalidRequestError(text, most_cpus, demand.cpus)
         prefer, server = demand.prefer_server, demand.server
         request = Request(
             lease_id=demand.lease_id,
@@ -179,8 +178,8 @@ def _check_gpus(cluster: ClusterState, gpus: int) -> None:
         if may_help:
             why += f"; {setting} sets another limit"
     if least == most:
-        raise InvalidRequestError(f"gpus must be {least}, got {gpus} ({why})", field="gpus")
-    raise InvalidRequestError(f"gpus must be between {least} and {most} ({why}), got {gpus}", field="gpus")
+        raise InvalidRequestError("{gpus} must be {}, got {} ({})", least, gpus, why)
+    raise InvalidRequestError("{gpus} must be between {} and {} ({}), got {}", least, most, why, gpus)
 
 
 def _check_priority(cluster: ClusterState, demand: Demand) -> None:
@@ -189,9 +188,8 @@ def _check_priority(cluster: ClusterState, demand: Demand) -> None:
     if team is not None and team.max_priority is not None:
         most, whose = team.max_priority, f"team {team.name}"
     if demand.priority > most:
-        raise PriorityError(
-            most, f"priority must be at most {most} (max_priority of {whose}), got {demand.priority}"
-        )
+        text = "{priority} must be at most {} (max_priority of {}), got {}"
+        raise PriorityError(most, text, most, whose, demand.priority)
 
 
 def _is_plain(request: Request) -> bool:
@@ -230,14 +228,10 @@ def checked(request: Request) -> Request:
     check_names({**single, **several})
     runtime_s = request.expected_runtime_s
     if runtime_s is not None and not 0 < runtime_s < math.inf:
-        raise InvalidRequestError(
-            f"expected_runtime_s must be a finite number above 0, got {runtime_s}", field="expected_runtime_s"
-        )
+        raise InvalidRequestError("{expected_runtime_s} must be a finite number above 0, got {}", runtime_s)
     stored = as_stored(request)
     if abs(stored.priority) > MAX_PRIORITY:
-        raise InvalidRequestError(
-            f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}", field="priority"
-        )
+        raise InvalidRequestError("{priority} must be between {} and {}", -MAX_PRIORITY, MAX_PRIORITY)
     return stored
 
 
@@ -264,7 +258,8 @@ def gpu_number(cluster: ClusterState, node: str, gpu: int | str) -> int:
     for each in cluster.node(node).node.gpus:
         if text == str(each.gpu_id) or (each.uuid and text == each.uuid):
             return each.gpu_id
-    raise InvalidRequestError(f"server {node} has no GPU {text[:60]!r}: name its number or UUID", field="gpu")
+    said = "server {} has no GPU {!r}: name its number or UUID"
+    raise InvalidRequestError(said, node, text[:60], field="gpu")
 
 
 def is_repeat(cluster: ClusterState, request: Request) -> bool:
@@ -291,8 +286,10 @@ def _utility(demand: Demand) -> Utility | None:
     if demand.utility is None:
         for name, value in (("target", demand.target), ("sensitivity", demand.sensitivity)):
             if value:
-                raise InvalidRequestError(f"{name} needs utility as well", field="utility")
+                raise InvalidRequestError(
+                    "{} needs {utility} as well", Words.parameter(name), field="utility"
+                )
         return None
     if demand.target is None:
-        raise InvalidRequestError("utility needs target as well", field="target")
+        raise InvalidRequestError("{utility} needs {target} as well", field="target")
     return Utility(demand.utility, demand.target, demand.sensitivity)

@@ -51,13 +51,11 @@ def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) 
     }
     uuids = [gpu.uuid for gpu in gpus if gpu.uuid]
     if len({gpu.gpu_id for gpu in gpus}) != len(gpus):
-        raise InvalidRequestError("gpus: a GPU number is there twice", field="gpus")
+        raise InvalidRequestError("{gpus}: a GPU number is there twice")
     if len(set(uuids)) != len(uuids):
-        raise InvalidRequestError("gpus: a UUID is there twice", field="gpus")
+        raise InvalidRequestError("{gpus}: a UUID is there twice")
     if taken := others.intersection(uuids):
-        raise InvalidRequestError(
-            f"gpus: {min(taken)} belongs to another server of the inventory", field="gpus"
-        )
+        raise InvalidRequestError("{gpus}: {} belongs to another server of the inventory", min(taken))
     nodes = (
         replace(other.node, gpus=tuple(gpus)) if other is state else other.node
         for other in cluster.nodes

@@ -37,7 +37,7 @@ def check(cluster: ClusterState, teams: Teams, capacity: Mapping[str, int]) -> N
 
 def _wrong(team: str, field: str, reason: str) -> InvalidRequestError:
     parts = [part for part in ("teams", team, field) if part]
-    return InvalidRequestError(f"{'.'.join(map(short, parts))}: {reason}", field=dotted(parts))
+    return InvalidRequestError("{}: {}", ".".join(map(short, parts)), reason, field=dotted(parts))
 
 
 def capacity_by_type(cluster: ClusterState) -> Counter[str]:

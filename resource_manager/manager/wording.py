@@ -104,7 +104,7 @@ def what_of(text: str) -> What | None:
         return What(text) if text else None
     except ValueError:
         known = ", ".join(What)
-        raise InvalidRequestError(f"what must be one of {known}, got {text!r:.60}", field="what") from None
+        raise InvalidRequestError("{what} must be one of {}, got {!r:.60}", known, text) from None
 
 
 def matches(change: Mapping[str, Any], by: str, what: What | None) -> bool:

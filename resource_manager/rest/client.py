@@ -34,6 +34,7 @@ from resource_manager.errors import (
     PriorityError,
     ResourceManagerError,
     UnknownNodeError,
+    Words,
     redact,
 )
 from resource_manager.manager.arguments import DemandArguments, Dumpable, arguments_of
@@ -145,9 +146,8 @@ class ServiceClient(OriginalNames):
         try:
             self._http = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout_s)
         except (httpx.InvalidURL, ValueError) as error:
-            raise InvalidRequestError(
-                f"not the address of a service: {redact(url)!r}: {error}", field="url"
-            ) from error
+            text = "not the address of a service: {!r}: {}"
+            raise InvalidRequestError(text, redact(url), error, field="url") from error
 
     def try_allocate(
         self,
@@ -517,11 +517,11 @@ class ServiceClient(OriginalNames):
         try:
             response = self._answer(method, path, **content)
         except httpx.UnsupportedProtocol as error:
-            raise InvalidRequestError(f"not the address of a service: {self.url!r}", field="url") from error
+            raise InvalidRequestError("not the address of a service: {!r}", self.url, field="url") from error
         except httpx.HTTPError as error:
             raise ServiceUnavailableError(503, f"no answer from {self.url}: {error}") from error
         except (TypeError, ValueError) as error:
-            raise InvalidRequestError(f"cannot be sent to a service: {error}") from error
+            raise InvalidRequestError("cannot be sent to a service: {}", error) from error
         try:
             answer = harmless(response.json())
         except (ValueError, RecursionError):
@@ -562,6 +562,7 @@ def _plain(asked: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
 def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> ResourceManagerError:
     """Return the error that the manager would have raised, with the service's message."""
     kind = str(problem.get("type", ""))
+    detail = str(problem.get("detail") or problem)
     error: ResourceManagerError
     field: str | None = None
     match problem:
@@ -571,7 +572,6 @@ def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> Resou
         refused = RefusalKind(problem["kind"])
         # The other kinds have no known time.
         known = refused is RefusalKind.RECOVERING and retry_after.isdecimal()
-        detail = str(problem.get("detail", ""))
         if refused is RefusalKind.LOCK_BUSY:
             error = LockTimeoutError(0.0)
             error.args = (detail,)
@@ -596,14 +596,24 @@ def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> Resou
             is_held=problem.get("is_held") is True,
         )
     elif problem.get("kind") == RefusalKind.NEVER_FITS:
-        error = NeverFitsError("", field=field)
+        error = NeverFitsError(field=field)
     elif isinstance(most := problem.get("max_priority"), int):
-        error = PriorityError(most)
+        error = PriorityError(most, "")
     elif status in (400, 413, 415, 422):
         error = InvalidRequestError("", field=field)
     elif status >= 500:
         error = ServiceUnavailableError(status, "")
     else:
         error = ServiceError(status, "")
-    error.args = (str(problem.get("detail") or problem),)
+    error.args = (detail,)
+    if isinstance(error, InvalidRequestError):
+        error.words = _words(problem.get("template"), detail)
     return error
+
+
+def _words(template: object, detail: str) -> Words:
+    """Return the words of an error, without names of parameters if the service sent no template."""
+    try:
+        return Words(template) if isinstance(template, str) else Words("{}", detail)
+    except (StopIteration, ValueError):  # not a template, or not of this version
+        return Words("{}", detail)

@@ -44,6 +44,7 @@ from resource_manager.errors import (
     StoreFullError,
     StoreUnavailableError,
     UnknownNodeError,
+    Words,
 )
 from resource_manager.manager.refusal_wording import Refusal, lock_busy, no_servers
 from resource_manager.rest.schemas import MISMATCHES
@@ -121,7 +122,10 @@ class ProblemError(Exception):
         return response
 
 
-def shortened(text: str, most: int = 500) -> str:
+MAX_DETAIL = 500
+
+
+def shortened(text: str, most: int = MAX_DETAIL) -> str:
     """Return the text, cut in its middle if longer than `most`: a refusal must not repeat a large request."""
     return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 4 :]}"
 
@@ -145,8 +149,10 @@ def from_validation(error: ValidationError) -> ProblemError:
             400, f"missing: {', '.join(missing)}", error=MISSING_PARAMETERS, errors=complaints
         )
     first = complaints[0]
-    where = f"{first['field']}: " if first["field"] else ""
-    return ProblemError(400, f"{where}{first['message']}", errors=complaints)
+    where, words = first["field"], Words("{}", first["message"])
+    if where:
+        words = Words("{}: {}", Words.parameter(where), words)
+    return ProblemError(400, str(words), errors=complaints, template=words.template)
 
 
 def from_manager(error: ResourceManagerError) -> ProblemError:
@@ -154,8 +160,7 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
     detail = str(error)
     match error:
         case UnknownNodeError():
-            errors = [{"field": error.field or "", "message": shortened(detail)}]
-            return ProblemError(400, detail, kind=UNKNOWN_SERVER, errors=errors, server=error.node)
+            return _invalid(error, kind=UNKNOWN_SERVER, server=error.node)
         case DuplicateTaskError():
             return ProblemError(409, detail, kind=TASK_TAKEN, task_id=error.lease_id)
         case AlreadyDoneError():
@@ -179,12 +184,11 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
         case OtherOwnerError():
             return ProblemError(403, detail)
         case PriorityError():
-            errors = [{"field": error.field or "", "message": shortened(detail)}]
-            return ProblemError(400, detail, errors=errors, max_priority=error.most)
+            return _invalid(error, max_priority=error.most)
         case InvalidRequestError():
-            errors = [{"field": error.field or "", "message": shortened(detail)}]
-            refused = RefusalKind.NEVER_FITS if isinstance(error, NeverFitsError) else None
-            return ProblemError(400, detail, refused=refused, errors=errors)
+            return _invalid(
+                error, refused=RefusalKind.NEVER_FITS if isinstance(error, NeverFitsError) else None
+            )
         case LeaseNotFoundError():
             return ProblemError(
                 404,
@@ -212,6 +216,15 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
             return ProblemError(503, detail, error=ALLOCATION_FAILED, headers={"Retry-After": "60"})
     logger.error("unexpected error of the manager: %s", detail)
     return ProblemError(500, "the manager failed: see the log of the service")
+
+
+def _invalid(error: InvalidRequestError, **members: Any) -> ProblemError:
+    """Return a 400; its `template` has `{gpus}` where the detail names the parameter gpus."""
+    detail, template = str(error), error.words.template
+    if len(template) <= MAX_DETAIL:  # a longer one is cut, and a template cannot be
+        members["template"] = template
+    errors = [{"field": error.field or "", "message": shortened(detail)}]
+    return ProblemError(400, detail, errors=errors, **members)
 
 
 def without_details(error: StoreError) -> ProblemError:

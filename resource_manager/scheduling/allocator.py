@@ -269,10 +269,8 @@ def place_job(
     """
     lease = _require_whole_lease(cluster, lease_id, fencing_token, owner)
     if len(places) != len(lease.members):
-        raise InvalidRequestError(
-            f"places must have one entry for each member, {len(lease.members)}, got {len(places)}",
-            field="places",
-        )
+        text = "{places} must have one entry for each member, {}, got {}"
+        raise InvalidRequestError(text, len(lease.members), len(places))
     return [] if lease.places else [JobPlaced(lease_id, fencing_token, tuple(places), now)]
 
 

@@ -21,7 +21,7 @@ from resource_manager import STORED_FORMAT
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import Snapshot
 from resource_manager.core.models import Request
-from resource_manager.errors import CorruptStateError, InvalidRequestError, NewerFormatError
+from resource_manager.errors import CorruptStateError, InvalidRequestError, NewerFormatError, Words
 
 MAX_REQUEST_BYTES = 8 * 1024
 """Limit of a whole request as JSON: it is stored in the state and, with its changes, in the history."""
@@ -145,22 +145,21 @@ def as_stored(request: Request) -> Request:
         again: Request = _ADAPTERS[Request].validate_json(text, strict=True)
     except ValidationError as error:
         where = error.errors(include_url=False)[0]["loc"]
-        raise InvalidRequestError(_first(error), field=str(where[0]) if where else None) from error
+        raise InvalidRequestError("{}", _first(error), field=str(where[0]) if where else None) from error
     except PydanticSerializationError as error:
-        raise InvalidRequestError(f"the request cannot be stored: {error}") from error
+        raise InvalidRequestError("the request cannot be stored: {}", error) from error
     if len(text) > MAX_REQUEST_BYTES:
         sizes = {name: len(to_json(value)) for name, value in json.loads(text).items()}
         largest = max(sizes, key=sizes.__getitem__)
         raise InvalidRequestError(
-            f"{largest} is too large: {sizes[largest]:,} bytes, the whole request {len(text):,}; "
-            f"a request may take {MAX_REQUEST_BYTES:,} as JSON",
-            field=largest,
+            "{} is too large: {:,} bytes, the whole request {:,}; a request may take {:,} as JSON",
+            *(Words.parameter(largest), sizes[largest], len(text), MAX_REQUEST_BYTES),
         )
     if again != request:
         name = next(f.name for f in fields(Request) if getattr(again, f.name) != getattr(request, f.name))
         raise InvalidRequestError(
-            f"{name} {getattr(request, name)!a:.100} would be read back as {getattr(again, name)!a:.100}",
-            field=name,
+            "{} {!a:.100} would be read back as {!a:.100}",
+            *(Words.parameter(name), getattr(request, name), getattr(again, name)),
         )
     return again
 

@@ -175,7 +175,9 @@ def check(
         files = ClusterFiles([teams])
         for team, field, reason in check_teams(files.definition.teams or NO_TEAMS, types):
             raise files.located(
-                InvalidRequestError(f"team {team!r}: {field}: {reason}", field=dotted(("teams", team, field)))
+                InvalidRequestError(
+                    "team {!r}: {}: {}", team, field, reason, field=dotted(("teams", team, field))
+                )
             )
 
 

@@ -19,7 +19,7 @@ from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.manager.demand import Demand, fraction_advice
+from resource_manager.manager.demand import Demand
 from resource_manager.manager.requests import build_request, checked, gpu_range
 from tests.builders import nodes, redefine
 from tests.redis_server import RedisServer
@@ -180,7 +180,7 @@ class TestMessages:
         )
 
     def test_the_advised_gpu_fraction_is_granted(self, manager: GPUResourceManager) -> None:
-        assert fraction_advice(0.5).endswith("gpus=1, gpu_milli=500")
+        assert refusal(manager, "submit", "t", 0.5).endswith("gpus=1, gpu_milli=500")
         assert manager.submit("t", gpus=1, gpu_milli=500)["gpu_milli"] == 500
 
     @pytest.mark.parametrize(

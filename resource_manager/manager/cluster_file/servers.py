@@ -148,7 +148,8 @@ def nodes_of(servers: Sequence[Server]) -> tuple[Node, ...]:
     gpus = sum((server.count or 1) * server.gpu_count for server in servers)
     if number > MAX_SERVERS or gpus > MAX_GPUS:
         raise InvalidRequestError(
-            f"{number:,} servers with {gpus:,} GPUs; at most {MAX_SERVERS:,} and {MAX_GPUS:,}",
+            "{:,} servers with {:,} GPUs; at most {:,} and {:,}",
+            *(number, gpus, MAX_SERVERS, MAX_GPUS),
             field="servers",
         )
     nodes: list[Node] = []
@@ -174,7 +175,7 @@ def nodes_of(servers: Sequence[Server]) -> tuple[Node, ...]:
                 else ""
             )
             if reason:
-                raise InvalidRequestError(reason, field=f"servers.{position}")
+                raise InvalidRequestError("{}", reason, field=f"servers.{position}")
             names.add(name)
             ids.add(server_id)
             uuids.update(pinned)

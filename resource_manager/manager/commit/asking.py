@@ -82,7 +82,7 @@ def checked_by(by: str) -> str:
     """Return the name of a caller; raises `InvalidRequestError` if it is too long or cannot be printed."""
     check_names({"by": (by,)})
     if len(by) > MAX_BY:
-        raise InvalidRequestError(f"by may have {MAX_BY} characters, got {len(by):,}", field="by")
+        raise InvalidRequestError("{by} may have {} characters, got {:,}", MAX_BY, len(by))
     return by
 
 

@@ -112,9 +112,7 @@ def preemption_of(
     if not lease.request.preemptible:
         raise NotPreemptibleError(f"{name} is not preemptible, as it asked: stop its job instead")
     if preemptor and preemptor not in cluster.pending:
-        raise InvalidRequestError(
-            f"preemptor must be a pending request, got {preemptor!r}", field="preemptor"
-        )
+        raise InvalidRequestError("{preemptor} must be a pending request, got {!r}", preemptor)
     with cluster.trial():
         served = _plan(cluster, current).to_come
         queue = current.order.starting(cluster, current.now)
