@@ -11,7 +11,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
 from resource_manager.core.models import JobPlace, Lease, Request
 from resource_manager.core.names import display_name, name_of, short
-from resource_manager.core.refusal import RecoveryWindow, RefusalKind, recovering
+from resource_manager.core.refusal import Grounds, RecoveryWindow, RefusalKind, recovering
 from resource_manager.errors import (
     DuplicateTaskError,
     InvalidRequestError,
@@ -80,7 +80,7 @@ class Commands:
         except NoServersError as error:
             logger.warning("no lease: %s", error)
             return no_servers()
-        return self._allocate([request], lambda cluster, lease: lease)[0]
+        return self._explained([request], self._allocate([request], lambda cluster, lease: lease))[0]
 
     def try_allocate(
         self,
@@ -102,7 +102,7 @@ class Commands:
         except NoServersError as error:
             logger.warning("no lease: %s", error)
             return no_servers()
-        return self._allocate([request], serializers.allocation, once)[0]
+        return self._explained([request], self._allocate([request], serializers.allocation, once))[0]
 
     def try_allocate_batch(
         self, requests: Iterable[Mapping[str, Any] | Dumpable | Request], *, once: Once | None = None
@@ -127,7 +127,7 @@ class Commands:
             return [no_servers()] * len(items)
         if len({request.lease_id for request in asked}) != len(asked):
             raise InvalidRequestError("a batch must not have a lease id twice", field="lease_id")
-        answers: list[Allocation | Refusal] = []
+        answers: list[Allocation | Refusal | None] = []
         while (start := len(answers)) < len(asked):
             part = _next_part(asked, start)
             if answers and isinstance(last := answers[-1], Refusal) and last.kind is RefusalKind.LOCK_BUSY:
@@ -137,7 +137,7 @@ class Commands:
                 answers += self._allocate(part, serializers.allocation, of_part, in_batch=True)
                 if once is not None and of_part is not None:
                     once.repeated = once.repeated or of_part.repeated
-        return answers
+        return self._explained(asked, answers)
 
     def submit(
         self,
@@ -164,12 +164,19 @@ class Commands:
             except NeverFitsError as error:
                 raise NeverFitsError(never_words(error.grounds)) from None
 
-        def status(cluster: ClusterState, now: float) -> Submission:
-            found = status_in(self._commits, cluster, request.lease_id, now)
-            assert found is not None  # read from the state that the step led to
-            return found
+        def granted(cluster: ClusterState, now: float) -> Allocation | None:
+            lease = cluster.leases.get(request.lease_id)
+            return None if lease is None else serializers.allocation(cluster, lease)
 
-        return self._commits.run(step, status, once=repeats.of_submission(once, request.lease_id, status))
+        lease = self._commits.run(step, granted, once=repeats.of_submission(once, request.lease_id, granted))
+        found = lease or self._commits.explain(
+            lambda cluster, now: status_in(self._commits, cluster, request.lease_id, now)
+        )
+        if found is None:
+            raise LeaseNotFoundError(
+                f"task {request.lease_id!r} was queued, and has ended or been cancelled since"
+            )
+        return found
 
     def release(
         self,
@@ -397,8 +404,11 @@ class Commands:
         once: Once | None = None,
         *,
         in_batch: bool = False,
-    ) -> list[T | Refusal]:
-        """Decide the requests at once; those `in_batch` whose ids are taken are refused, not the others."""
+    ) -> list[T | Refusal | None]:
+        """Decide the requests at once, with None for those that `_explained` has to find the reason for.
+
+        Those `in_batch` whose ids are taken are refused, not the others.
+        """
         taken: dict[str, Refusal] = {}
 
         def is_fresh(cluster: ClusterState, request: Request) -> bool:
@@ -419,22 +429,17 @@ class Commands:
                 else []
             )
 
-        def answers_in(cluster: ClusterState, now: float) -> list[tuple[Lease, T] | Refusal]:
-            leases = [cluster.leases.get(request.lease_id) for request in requests]
-            refused = [
-                request
-                for request, lease in zip(requests, leases, strict=True)
-                if lease is None and request.lease_id not in taken
-            ]
-            why = taken | (_refusals(self._commits, cluster, refused, now) if refused else {})
+        def answers_in(cluster: ClusterState, now: float) -> list[tuple[Lease, T] | Refusal | None]:
             return [
-                why[request.lease_id]
-                if lease is None or request.lease_id in taken
+                taken[request.lease_id]
+                if request.lease_id in taken
+                else None
+                if (lease := cluster.leases.get(request.lease_id)) is None
                 else (lease, view(cluster, lease))
-                for request, lease in zip(requests, leases, strict=True)
+                for request in requests
             ]
 
-        results: list[tuple[Lease, T] | Refusal]
+        results: list[tuple[Lease, T] | Refusal | None]
         try:
             results = self._commits.run(
                 step,
@@ -448,19 +453,37 @@ class Commands:
             unconfirmed = error
             window = self._commits.peek_replica(lambda cluster, now: _window_of(cluster, unconfirmed))
             results = [refusal_of(recovering(window))] * len(requests)
-        answers: list[T | Refusal] = []
-        for request, result in zip(requests, results, strict=True):
-            if isinstance(result, Refusal):
-                name = short(display_name(request.lease_id, request.labels))
-                logger.warning("no lease for %s: %s: %s", name, result.kind, result.detail)
-                answers.append(result)
-            else:
+        answers: list[T | Refusal | None] = []
+        for result in results:
+            if isinstance(result, tuple):
                 lease, answer = result
                 for member in lease.members if logger.isEnabledFor(logging.INFO) else ():
                     gpu_ids = ",".join(map(str, member.gpu_ids))
                     logger.info("%s holds GPUs %s of %s", name_of(lease), gpu_ids, member.node)
                 answers.append(answer)
+            else:
+                answers.append(result)
         return answers
+
+    def _explained(
+        self, requests: Sequence[Request], answers: Sequence[T | Refusal | None]
+    ) -> list[T | Refusal]:
+        """Return the answers with a refusal in the place of each None, for all of them in one look."""
+        refused = [request for request, answer in zip(requests, answers, strict=True) if answer is None]
+
+        def view(cluster: ClusterState, now: float) -> dict[str, Grounds]:
+            return refusals_of(cluster, refused, self._commits.explaining(cluster, now))
+
+        why = self._commits.explain(view) if refused else {}
+        explained: list[T | Refusal] = []
+        for request, answer in zip(requests, answers, strict=True):
+            if answer is None:
+                answer = refusal_of(why[request.lease_id])
+            if isinstance(answer, Refusal):
+                name = short(display_name(request.lease_id, request.labels))
+                logger.warning("no lease for %s: %s: %s", name, answer.kind, answer.detail)
+            explained.append(answer)
+        return explained
 
 
 def _next_part(requests: Sequence[Request], start: int) -> list[Request]:
@@ -500,11 +523,3 @@ def _nothing(cluster: ClusterState, now: float) -> None:
 def _called(lease: Lease | None, lease_id: str) -> str:
     """Return the name of a lease; its id if it is a remainder, or was not there."""
     return short(lease_id) if lease is None else name_of(lease)
-
-
-def _refusals(
-    commits: Transactions, cluster: ClusterState, requests: Sequence[Request], now: float
-) -> dict[str, Refusal]:
-    """Return the reasons why the requests were not granted in that state."""
-    found = refusals_of(cluster, requests, commits.explaining(cluster, now))
-    return {lease_id: refusal_of(grounds) for lease_id, grounds in found.items()}

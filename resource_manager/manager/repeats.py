@@ -38,7 +38,7 @@ LeaseView = Callable[[ClusterState, Lease], T]
 
 def of_grants(
     once: Once | None, requests: Sequence[Request], view: LeaseView[T]
-) -> Repeatable[list[tuple[Lease, T] | Refusal]] | None:
+) -> Repeatable[list[tuple[Lease, T] | Refusal | None]] | None:
     """Repeat with the leases that the requests got, or `AlreadyDoneError` if one of them has ended."""
 
     def tokens(changes: Sequence[Change]) -> dict[str, int]:
@@ -46,8 +46,10 @@ def of_grants(
         leases = (change.lease for change in changes if isinstance(change, Granted))
         return {lease.lease_id: lease.fencing_token for lease in leases if lease.lease_id in asked}
 
-    def answer(cluster: ClusterState, now: float, tokens: dict[str, int]) -> list[tuple[Lease, T] | Refusal]:
-        again: list[tuple[Lease, T] | Refusal] = []
+    def answer(
+        cluster: ClusterState, now: float, tokens: dict[str, int]
+    ) -> list[tuple[Lease, T] | Refusal | None]:
+        again: list[tuple[Lease, T] | Refusal | None] = []
         for request in requests:
             if request.lease_id in tokens:
                 lease = _live(cluster, request.lease_id, tokens[request.lease_id])

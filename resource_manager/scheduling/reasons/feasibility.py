@@ -98,15 +98,27 @@ def refusals_of(
     requests: Iterable[Request],
     current: SchedulingPass,
 ) -> dict[str, Grounds]:
-    """Return the refusal of each request by task id, as if it was queued now; the cluster is unchanged."""
+    """Return the refusal of each request by task id, as if it was queued now; the cluster is unchanged.
+
+    A request whose id has a lease by now could start.
+    """
+    asked = {request.lease_id: request for request in requests}
+    found = {
+        lease_id: Grounds(RefusalKind.BEHIND_QUEUE, (NextPass(first=False),), request)
+        for lease_id, request in asked.items()
+        if lease_id in cluster.leases
+    }
+    new = [
+        request
+        for lease_id, request in asked.items()
+        if lease_id not in cluster.pending and lease_id not in found
+    ]
     with cluster.trial():
-        asked = {request.lease_id: request for request in requests}
-        new = [request for lease_id, request in asked.items() if lease_id not in cluster.pending]
         for change in allocator.enqueue(cluster, new, current.now):
             cluster.apply(change)
-        return {
-            standing.entry.lease_id: standing.refusal for standing in standings(cluster, current, only=asked)
-        }
+        for standing in standings(cluster, current, only=asked):
+            found[standing.entry.lease_id] = standing.refusal
+    return found
 
 
 class _Reasons:
