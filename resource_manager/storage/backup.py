@@ -122,8 +122,9 @@ def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
     Without `force` it takes the place of a state only if nothing is lost by that: of none, of one without
     servers, of one that its own final backup closed, or of an older one, such as a dump. Leases end later by
     the time since the backup. Where the state went on after its backup, those without a placed job keep their
-    own end, since their GPUs may have been granted again, and servers are closed until they were searched for
-    jobs that it does not know. Raises `BackupRefusedError`, `StoreError` and `LockTimeoutError`.
+    own end, and are gone if that is over, since their GPUs may have been granted again; servers are closed
+    until they were searched for jobs that it does not know. Raises `BackupRefusedError`, `StoreError` and
+    `LockTimeoutError`.
     """
     lock = store.lock()
     if not lock.acquire(LOCK_TIMEOUT_S):
@@ -135,7 +136,11 @@ def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
             if not force:
                 _require_replaceable(store, stored, backup)
             now = store.now()
-            snapshot = _continued(backup, stored, now, is_whole=is_whole)
+            is_later = (
+                store.incarnation == backup.incarnation or backup_id_of(store.incarnation) == backup.backup_id
+            )
+            went_on = stored if is_later else None
+            snapshot = _continued(backup, stored, now, is_whole=is_whole, went_on=went_on)
             try:
                 store.restore(
                     snapshot,
@@ -182,8 +187,18 @@ def _require_replaceable(store: Store, stored: ClusterState | None, backup: Back
     )
 
 
-def _continued(backup: Backup, stored: ClusterState | None, now: float, *, is_whole: bool) -> Snapshot:
-    """Return the state of the backup as it goes on; `is_whole` if nothing was granted after it."""
+def _continued(
+    backup: Backup,
+    stored: ClusterState | None,
+    now: float,
+    *,
+    is_whole: bool,
+    went_on: ClusterState | None,
+) -> Snapshot:
+    """Return the state of the backup as it goes on; `is_whole` if nothing was granted after it.
+
+    `went_on` is the stored state if it is what the backup's became, or was.
+    """
     before = backup.snapshot
     pause_s = max(now - backup.taken_at, 0.0)
     beyond = round(now * 1000)
@@ -202,10 +217,24 @@ def _continued(backup: Backup, stored: ClusterState | None, now: float, *, is_wh
         last_fencing_token=max(before.last_fencing_token + NUMBERS_LEFT_FREE, token, beyond),
         sequence=max(before.sequence, sequence) + SEQUENCES_LEFT_FREE,
         leases=tuple(
-            _later(lease, pause_s) if is_whole or lease.places else lease for lease in before.leases
+            _later(lease, pause_s) if is_whole or lease.places else lease
+            for lease in before.leases
+            if is_whole or lease.places or not _may_be_granted_again(lease, before, went_on, now)
         ),
         drained=tuple(drained.values()),
     )
+
+
+def _may_be_granted_again(lease: Lease, before: Snapshot, went_on: ClusterState | None, now: float) -> bool:
+    """Return True if a lease ended after the backup: nobody may renew it in the window that follows.
+
+    Its own end says so, and the state that took its place, whatever the clock says by now.
+    """
+    if went_on is None or went_on.version < before.version:
+        is_gone = False
+    else:
+        is_gone = went_on.holding(lease.lease_id, lease.fencing_token) is None
+    return is_gone or (lease.expires_at <= now and not lease.request.quarantine)
 
 
 def _later(lease: Lease, pause_s: float) -> Lease:

@@ -50,6 +50,7 @@ from resource_manager.storage.backup import (
     restore,
     write_backup,
 )
+from tests.eventually import wait_for
 from tests.storage.test_contract import fresh, normal
 from tests.storage.walk import add, granted, started
 
@@ -311,6 +312,34 @@ def test_leases_with_placed_jobs_keep_what_was_left_of_their_time_and_others_the
     assert leases["held"].expires_at == pytest.approx(cluster.leases["held"].expires_at)
     assert leases["a"].preempt_until == pytest.approx(now + 30.0 + done.pause_s)
     assert (leases["held"].preempt_until, leases["b"].expires_at) == (math.inf, math.inf)
+
+
+def test_a_lease_that_may_have_been_granted_again_cannot_be_renewed_after_a_restore(
+    store: Store, tmp_path: Path
+) -> None:
+    """The window after a restore expires nothing: who renewed then would share its GPUs."""
+    cluster = started(store)
+    for name in ("over", "ended", "kept", "placed"):
+        add(store, cluster, name)
+    now = store.now()
+    lease = {each.lease_id: each for each in cluster.leases.values()}
+    store.commit(
+        4,
+        [
+            Renewed("over", lease["over"].fencing_token, now, now + 0.001),
+            JobPlaced("placed", lease["placed"].fencing_token, (JobPlace("ssh"),), now),
+        ],
+        now=now,
+    )
+    backup = backup_of(store, tmp_path)
+    version = fresh(store).version
+    ends = [Released(name, lease[name].fencing_token, store.now()) for name in ("ended", "placed")]
+    store.commit(version, ends, now=store.now())
+    wait_for(lambda: store.now() > now + 0.001)
+    restore(store, backup, force=True)
+    assert {each.lease_id for each in fresh(store).leases} == {"kept", "placed"}, (
+        "a job's end is searched for"
+    )
 
 
 def test_every_server_is_closed_until_it_was_searched_also_one_that_was_drained(
