@@ -20,7 +20,8 @@ from resource_manager.cli.commands import allocate, explain, submit
 from resource_manager.cli.target import Target
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.manager import requests
-from resource_manager.manager.arguments import ALIASES, POSITIONAL, DemandArguments, DemandOptions
+from resource_manager.manager.arguments import ALIASES, POSITIONAL
+from resource_manager.manager.demand import DemandArguments, DemandOptions
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.client import ServiceClient

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin
 
 import click
 
 from resource_manager.cli import completing
 
 if TYPE_CHECKING:  # pydantic takes longer to load than most commands to run
+    from pydantic.fields import FieldInfo
+
     from resource_manager.manager.demand import Demand
 
 SINGULAR = {
@@ -19,19 +21,18 @@ SINGULAR = {
     "labels": "--label",
     "labels_required": "--require-label",
 }
-"""Repeatable options by field; every other option is named after its field."""
+"""Options that are repeated, by field; every other option is named after its field."""
 
 SERVERS = ("server", "prefer_server")
 """Fields that name a server."""
 
-METAVARS = {
-    **dict.fromkeys(
-        ("expected_runtime", "ttl", "target", "preempt_grace", "preemption_delay", "idle_after"), "DURATION"
-    ),
-    **dict.fromkeys(("utility", "sensitivity"), "NUMBER"),
-    **dict.fromkeys(("labels", "labels_required"), "NAME=VALUE"),
+METAVARS: dict[object, str] = {
+    int: "INTEGER",
+    float: "NUMBER",
+    dict: "NAME=VALUE",
     "resources": "NAME=AMOUNT",
 }
+"""Values of options in the help, by their type, or by the field where that says more."""
 
 
 class DemandCommand(click.Command):
@@ -52,9 +53,9 @@ class DemandCommand(click.Command):
         return [
             click.Option(
                 [_names(name, field.default), name],
-                multiple=name in SINGULAR,
+                multiple=(get_origin(field.annotation) or field.annotation) in (list, dict),
                 required=field.is_required() and name not in self.defaults,
-                metavar="INTEGER" if field.annotation is int else METAVARS.get(name),
+                metavar=METAVARS.get(name) or _metavar(field),
                 help=field.description,
                 is_flag=True if field.annotation is bool else None,
                 default=self.defaults.get(name),
@@ -64,6 +65,18 @@ class DemandCommand(click.Command):
             for name, field in fields.items()
             if name not in self.omitted
         ]
+
+
+def _metavar(field: FieldInfo) -> str | None:
+    """Return the word for an option's value in the help; None for a text."""
+    from resource_manager.manager.cluster_file.durations import as_seconds
+
+    kind, limits = field.annotation, field.metadata
+    if get_args(kind)[1:] == (type(None),):  # a field that may be left out
+        kind, *limits = get_args(get_args(kind)[0])
+    if any(getattr(limit, "func", None) is as_seconds for limit in limits):
+        return "DURATION"
+    return METAVARS.get(get_origin(kind) or kind)
 
 
 def _names(field: str, default: object) -> str:

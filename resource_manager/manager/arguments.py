@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import Any, Protocol, TypedDict
-
-from resource_manager.core.models import Amount
+from typing import Any, Protocol
 
 
 class Dumpable(Protocol):
@@ -27,46 +24,6 @@ ALIASES = {
 """Names of the original design -> the fields of a `Demand`."""
 
 ORIGINAL_NAMES = {name: alias for alias, name in ALIASES.items()}
-
-
-class DemandOptions(TypedDict, total=False):
-    """Fields of a `Demand` besides `POSITIONAL`; None leaves a field at its default."""
-
-    gpu_milli: int | None
-    resources: Mapping[str, Amount] | None
-    gpu_types: Sequence[str] | None
-    vendor: str | None
-    labels_required: Mapping[str, str] | None
-    server: int | str | None
-    nodes: int | None
-    spread: str | None
-    same: str | None
-    prefer_same: str | None
-    team: str | None
-    owner: str | None
-    priority: int | None
-    expected_runtime: float | timedelta | None
-    ttl: float | timedelta | None
-    utility: float | None
-    target: float | timedelta | None
-    sensitivity: float | None
-    quarantine: bool | None
-    preemptible: bool | None
-    preempt_grace: float | timedelta | None
-    preempt_signal: str | None
-    preemption_delay: float | timedelta | None
-    labels: Mapping[str, str] | None
-    idle_below: float | None
-    idle_after: float | timedelta | None
-
-
-class DemandArguments(DemandOptions, total=False):
-    """The same, and the names of the original design."""
-
-    task_id: str | None
-    required_gpus: int | None
-    required_cpus: int | None
-    prefer_server_id: int | str | None
 
 
 def arguments_of(asked: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from resource_manager.errors import (
 )
 from resource_manager.lazy import lazy_module
 from resource_manager.manager import repeats, serializers
-from resource_manager.manager.arguments import DemandArguments, Dumpable
+from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.commit.asking import Step
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.queries import status_in
@@ -38,6 +38,7 @@ from resource_manager.storage.once import Once
 
 if TYPE_CHECKING:
     from resource_manager.manager import slurm_jobs
+    from resource_manager.manager.demand import DemandArguments
 else:
     slurm_jobs = lazy_module("resource_manager.manager.slurm_jobs")
 

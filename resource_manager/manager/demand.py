@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self, Unpack, get_origin
+from typing import Annotated, Any, Literal, Self, TypedDict, Unpack, get_origin
 
 from pydantic import (
     BaseModel,
@@ -23,9 +24,9 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from resource_manager.core.identifiers import MAX_TEXT, UNPRINTABLE
-from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, PREEMPT_GRACE_S
+from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, PREEMPT_GRACE_S, Amount
 from resource_manager.errors import InvalidRequestError, Words
-from resource_manager.manager.arguments import ALIASES, DemandArguments, Dumpable, arguments_of
+from resource_manager.manager.arguments import ALIASES, Dumpable, arguments_of
 from resource_manager.manager.cluster_file.durations import as_seconds
 
 MAX_COUNT = 1_000_000
@@ -246,6 +247,46 @@ class Demand(BaseModel):
             schema["properties"][alias] = {**own, **also}
         schema["required"] = [name for name in schema["required"] if name not in ALIASES.values()]
         return schema
+
+
+class DemandOptions(TypedDict, total=False):
+    """Fields of a `Demand` besides `POSITIONAL`, for type checkers; None leaves a field at its default."""
+
+    gpu_milli: int | None
+    resources: Mapping[str, Amount] | None
+    gpu_types: Sequence[str] | None
+    vendor: str | None
+    labels_required: Mapping[str, str] | None
+    server: int | str | None
+    nodes: int | None
+    spread: str | None
+    same: str | None
+    prefer_same: str | None
+    team: str | None
+    owner: str | None
+    priority: int | None
+    expected_runtime: float | timedelta | None
+    ttl: float | timedelta | None
+    utility: float | None
+    target: float | timedelta | None
+    sensitivity: float | None
+    quarantine: bool | None
+    preemptible: bool | None
+    preempt_grace: float | timedelta | None
+    preempt_signal: str | None
+    preemption_delay: float | timedelta | None
+    labels: Mapping[str, str] | None
+    idle_below: float | None
+    idle_after: float | timedelta | None
+
+
+class DemandArguments(DemandOptions, total=False):
+    """The same, and the names of the original design."""
+
+    task_id: str | None
+    required_gpus: int | None
+    required_cpus: int | None
+    prefer_server_id: int | str | None
 
 
 KINDS = {

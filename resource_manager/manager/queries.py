@@ -13,7 +13,7 @@ from resource_manager.core.name_lookup import find
 from resource_manager.errors import ResourceManagerError
 from resource_manager.lazy import lazy_module
 from resource_manager.manager import maintenance, serializers, teams
-from resource_manager.manager.arguments import DemandArguments, Dumpable
+from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
 from resource_manager.manager.commit.group import Reader
@@ -46,6 +46,7 @@ from resource_manager.storage import Store, codec
 
 if TYPE_CHECKING:
     from resource_manager.manager import slurm_jobs
+    from resource_manager.manager.demand import DemandArguments
     from resource_manager.manager.report import Accounts, Report
 else:  # few commands make a report
     slurm_jobs = lazy_module("resource_manager.manager.slurm_jobs")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import fields
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Unpack
 
 from resource_manager.core.cluster import ClusterState
@@ -18,11 +20,11 @@ from resource_manager.errors import (
     UnknownNodeError,
     Words,
 )
-from resource_manager.manager.arguments import DemandArguments, Dumpable
+from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit.asking import asking
 from resource_manager.manager.commit.protocol import Transactions
-from resource_manager.manager.demand import Demand
+from resource_manager.manager.demand import Demand, DemandArguments
 from resource_manager.manager.refusal_wording import describe
 from resource_manager.storage.codec import as_stored
 
@@ -32,16 +34,19 @@ BUILT_IN_GPUS = (2, 8)
 
 _PLAIN = re.compile("[!-~]*").fullmatch
 
-REQUEST_NAMES = {
-    "idle_after_s": "idle_after",
-    "ttl_s": "ttl",
-    "expected_runtime_s": "expected_runtime",
-    "target_s": "target",
-    "sensitivity_per_s": "sensitivity",
-    "preempt_grace_s": "preempt_grace",
-    "preemption_delay_s": "preemption_delay",
+_SHARED = {
+    each.name: name
+    for each in fields(Request)
+    if (name := each.name.removesuffix("_s")) in Demand.model_fields
 }
-"""Names of a `Request` -> those of a `Demand`."""
+"""Fields of a `Request` -> those of the same meaning in a `Demand`, where a duration has no unit."""
+
+REQUEST_NAMES = {**_SHARED, "target_s": "target", "sensitivity_per_s": "sensitivity"}
+"""Names of a `Request` and its utility -> those of a `Demand`."""
+
+_CHANGED = {"resources", "gpu_types", "utility", "ttl_s", "nodes", "spread", "same", "prefer_same"}
+_SAME = {field: name for field, name in _SHARED.items() if field not in _CHANGED}
+_same_values = attrgetter(*_SAME.values())
 
 
 def request_of(
@@ -91,30 +96,14 @@ def build_request(demand: Demand, cluster: ClusterState, *, is_operator: bool = 
             raise InvalidRequestError(text, most_cpus, demand.cpus)
         prefer, server = demand.prefer_server, demand.server
         request = Request(
-            lease_id=demand.lease_id,
-            gpus=demand.gpus,
-            gpu_milli=demand.gpu_milli,
             resources={**demand.resources, "cpus": demand.cpus},
             gpu_types=tuple(demand.gpu_types),
-            vendor=demand.vendor,
             preferred_node=None if prefer is None else server_name(cluster, prefer, "prefer_server"),
             required_node=None if server is None else server_name(cluster, server, "server"),
-            priority=demand.priority,
-            team=demand.team,
-            owner=demand.owner,
             ttl_s=settings.lease_ttl_s if demand.ttl is None else demand.ttl,
-            expected_runtime_s=demand.expected_runtime,
-            quarantine=demand.quarantine,
-            labels=demand.labels,
             utility=_utility(demand),
-            labels_required=demand.labels_required,
-            preemptible=demand.preemptible,
-            preempt_grace_s=demand.preempt_grace,
-            preempt_signal=demand.preempt_signal,
-            preemption_delay_s=demand.preemption_delay,
             **_gang(demand),
-            idle_below=demand.idle_below,
-            idle_after_s=demand.idle_after,
+            **dict(zip(_SAME, _same_values(demand), strict=True)),
         )
         return request if _is_plain(request) else checked(request)
     except InvalidRequestError as error:

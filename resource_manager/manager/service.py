@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack
 
 from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.core.models import Gpu, JobPlace
-from resource_manager.manager.arguments import DemandArguments, Dumpable
+from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.results import (
     Allocation,
@@ -28,6 +28,7 @@ from resource_manager.manager.results import (
 if TYPE_CHECKING:  # with pydantic, which a client of a service needs only for what is in them
     from resource_manager.manager.cluster_change import ApplyOptions
     from resource_manager.manager.cluster_file.sections import ClusterForm
+    from resource_manager.manager.demand import DemandArguments
     from resource_manager.manager.maintenance import WindowForm
     from resource_manager.manager.report import Report
     from resource_manager.manager.use_results import ServerUse

@@ -37,7 +37,7 @@ from resource_manager.errors import (
     Words,
     redact,
 )
-from resource_manager.manager.arguments import DemandArguments, Dumpable, arguments_of
+from resource_manager.manager.arguments import Dumpable, arguments_of
 from resource_manager.manager.original import OriginalNames
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.results import (
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from resource_manager.core.models import Gpu, JobPlace
     from resource_manager.manager.cluster_change import ApplyOptions
     from resource_manager.manager.cluster_file.sections import ClusterForm
+    from resource_manager.manager.demand import DemandArguments
     from resource_manager.manager.maintenance import WindowForm
     from resource_manager.manager.report import Report
     from resource_manager.manager.use_results import ServerUse
