@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from resource_manager.core.changes import JobEnd, Outcome, ReleaseResult
-from resource_manager.jobs.gang_job import GangJob, Preempted
+from resource_manager.jobs.gang_job import GangJob
 from resource_manager.manager.service import LeaseService
 
 STEP_S = 5.0
@@ -25,20 +25,6 @@ def grace_of(allocation: Mapping[str, Any]) -> float:
     """
     grace_s, until = float(allocation["preempt_grace_s"]), float(allocation["until"])
     return min(max(until - time.time(), grace_s / 2), grace_s)
-
-
-def end_jobs(manager: LeaseService, allocation: Mapping[str, Any], gang: GangJob) -> Preempted:
-    """Tell the jobs that their lease is taken, end them when the grace is over, and renew meanwhile.
-
-    Returns once all have ended, or once it is unknown whether one has.
-    """
-    grace_s, signal_name = grace_of(allocation), allocation["preempt_signal"]
-    while True:
-        done = gang.preempt(grace_s, signal_name, min(grace_s, STEP_S))
-        if done.is_over or done.left:
-            return done
-        # Quarantined if they were told late; the GPUs stay allocated either way.
-        manager.renew(allocation["task_id"], fencing_token=allocation["fencing_token"])
 
 
 def queue_again(

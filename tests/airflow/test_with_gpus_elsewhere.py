@@ -14,7 +14,7 @@ with warnings.catch_warnings():
     from airflow.providers.ssh.operators.ssh import SSHOperator
 
     from resource_manager.airflow import with_gpus
-    from resource_manager.airflow.leased_operators.lease_keeping import EarlierJobTrigger
+    from resource_manager.airflow.task_trigger.waits import LeaseEndTrigger
     from resource_manager.airflow.version_compat import AirflowException, TaskDeferred
 
 from resource_manager.core.models import Gpu, Node
@@ -89,7 +89,7 @@ def test_gpus_stay_allocated_while_a_command_lives_that_its_task_has_lost(train,
     [lease] = manager.leases()
     with pytest.raises(TaskDeferred) as deferred:
         train("echo again").execute(context(2))
-    assert isinstance(deferred.value.trigger, EarlierJobTrigger)
+    assert isinstance(deferred.value.trigger, LeaseEndTrigger)
     fire(deferred.value.trigger, meanwhile=lambda: os.kill(pid, signal.SIGKILL))
     again = getattr(train("echo again"), deferred.value.method_name)
     assert b64decode(again(context(2), {})) == b"again\n"

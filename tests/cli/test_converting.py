@@ -189,6 +189,13 @@ def test_a_wrong_pool_is_refused_in_one_line(pool, tmp_path):
     assert "is not POOL=GPUS" in done.stderr
 
 
+def without_pools(source):
+    """Return a source without what a conversion takes away and adds, without commas and blanks."""
+    pool = r"""\bpool ?= ?(['"]gpu['"]|POOL)(?=[\s,)])|\bpool_slots=\d"""
+    leased = rf"{HEAD}|\bwith_gpus\((?=\w+, gpus=\d\))|, gpus=\d\)(?=\()"
+    return re.sub(r"[\s,]", "", re.sub(f"{pool}|{leased}", "", source))
+
+
 def test_three_hundred_tasks_in_the_shapes_of_airflows_examples_are_converted_and_parsed(tmp_path):
     from tests.e2e.pool_dag import source
 
@@ -200,6 +207,8 @@ def test_three_hundred_tasks_in_the_shapes_of_airflows_examples_are_converted_an
         done = run(tmp_path, "--pool", "gpu=1", "--write", "--json")
         answer = json.loads(done.stdout)
         assert (done.exit_code, answer["converted"], answer["unconverted"]) == (1, 300, 3)
+        assert run(tmp_path, "--pool", "gpu=1", "--json").stdout.count('"converted": 0') == 2
+        assert without_pools(dag.read_text()) == without_pools(before)
         module = {}
         exec(compile(dag.read_text(), "dag.py", "exec"), module)
     found = module["dag"]

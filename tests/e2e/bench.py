@@ -246,7 +246,9 @@ class Run:
         return list(dict.fromkeys(beat["process"] for beat in self.beats()))
 
     def beats(self):
-        return [beat for beat in self.bench.beats() if beat["task"] == self.lease_id]
+        """Return the lines of its job in the ledger, of all its jobs if the task is mapped."""
+        own = f"{self.lease_id}/"
+        return [beat for beat in self.bench.beats() if f"{beat['task']}/".startswith(own)]
 
     def task(self):
         return next(iter(self.bench.api.task_instances(self.dag_id, self.run_id)))
@@ -267,9 +269,10 @@ class Run:
     def state(self):
         return self.bench.api.run_state(self.dag_id, self.run_id)
 
-    def finish(self):
-        """Make the job end with success."""
-        Path(f"{self.bench.ledger}-end-{self.lease_id.replace('/', '-')}").touch()
+    def finish(self, *map_indexes):
+        """Make the job end with success; if the task is mapped, those of these indexes."""
+        for lease_id in [f"{self.lease_id}/{index}" for index in map_indexes] or [self.lease_id]:
+            Path(f"{self.bench.ledger}-end-{lease_id.replace('/', '-')}").touch()
 
     def wait_until_training(self):
         wait_for(self.beats, what=f"the start of {self.lease_id}")

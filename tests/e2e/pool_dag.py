@@ -49,7 +49,7 @@ def shapes():
                 known = {*OPERATORS, *vars(builtins), "datetime", "timedelta", "os"}
                 names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
                 segment = ast.get_source_segment(source, node)
-                is_short = not any(word in segment for word in ("sleep", "exit "))
+                is_short = not any(word in segment for word in ("sleep", "exit ", ".plugins."))
                 if node.func.id in OPERATORS and names <= known and is_short:
                     given = {word.arg: ast.get_source_segment(source, word.value) for word in node.keywords}
                     if "task_id" in given and "trigger_rule" not in given:

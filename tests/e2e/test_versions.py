@@ -50,9 +50,9 @@ def test_the_connection_form_has_its_fields_and_a_working_test(bench):
 
 
 def test_a_job_outlives_its_worker_and_another_waits_for_it(bench):
-    trains = bench.run("lingering_job", linger="launched")
+    trains = bench.run("lingering_job", linger="asked")
     wait_for(trains.beats, what="the start of the job")
-    noted = bench.ledger.with_name("beats-launched")
+    noted = bench.ledger.with_name("beats-asked")
     task = psutil.Process(int(wait_for(lambda: noted.exists() and noted.read_text(), 180, "lingering")))
     for process in (task.parent(), task):
         process.kill()

@@ -1,68 +1,137 @@
 """Airflow's own operators under leases on a real Airflow: run, and their workers and triggerers killed."""
 
+import json
+from itertools import cycle, islice
 from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from resource_manager.cli import main
+from tests.e2e import pool_dag
 from tests.e2e.bench import TIMEOUT_FACTOR, Bench, wait_for
 from tests.e2e.servers import ssh_server
+from tests.e2e.test_faults import needs_docker
 
 __all__ = ["ssh_server"]
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, needs_docker, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
+
+IN_WORKER = ("bash", "python", "mapped", "sensor", "deferrable")
+ELSEWHERE = ("ssh", "docker")
+SERVER = """
+[[servers]]
+name = "{kind}"
+gpus = 8
+gpu_type = "{kind}"
+cpus = 64
+"""
+SERVERS = "".join(SERVER.replace("{kind}", kind) for kind in IN_WORKER)
+SERVERS += SERVER.replace("{kind}", "ssh") + 'address = "127.0.0.1:{ssh_port}"\n'
+SERVERS += SERVER.replace("{kind}", "docker") + 'address = "{docker}"\n'
 
 
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory, ssh_server):
     settings = {
         "AIRFLOW_CONN_TEST_SSH": ssh_server.connection,
+        "AIRFLOW_CONN_FS_DEFAULT": json.dumps({"conn_type": "fs"}),
+        "AIRFLOW__CORE__PARALLELISM": "20",
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
-    with Bench(tmp_path_factory.mktemp("airflow"), ssh_port=ssh_server.port, **settings) as bench:
+    home = tmp_path_factory.mktemp("airflow")
+    bench = Bench(home, ssh_port=ssh_server.port, servers=SERVERS, **settings)
+    pool_of_tasks = bench.dags / "pool_of_tasks.py"
+    pool_of_tasks.write_text(pool_dag.source(300))
+    words = ["convert-dags", str(pool_of_tasks), "--pool", "gpu=1", "--write"]
+    assert "300 tasks converted, 3 not" in CliRunner().invoke(main, words).stderr
+    with bench:
         bench.switch_the_reconciler_on()
         yield bench
 
 
+def runs_of_all_kinds(bench):
+    """Return a run of each kind and one more that waits for its GPUs, by kind; a mapped one has two tasks."""
+    kinds = (*IN_WORKER, *ELSEWHERE)
+    first = {kind: bench.run(f"kept_{kind}") for kind in kinds}
+    wait_for(lambda: len(bench.manager.leases()) == len(kinds) + 1, 240, "a lease for each kind")
+    return first, {kind: bench.run(f"kept_{kind}") for kind in kinds}
+
+
+def may_go_on(bench, *runs):
+    """Let the deferrable operator go on behind its deferral."""
+    for run in runs:
+        Path(f"{bench.ledger}-file-{run.run_id}").touch()
+
+
 def kill_the_worker(bench, run):
     """Kill the task of the first try and its supervisor."""
-    noted = Path(f"{bench.ledger}-worker-{run.dag_id}")
+    noted = Path(f"{bench.ledger}-worker-{run.run_id}")
     task = psutil.Process(int(wait_for(lambda: noted.exists() and noted.read_text(), what="the worker")))
     for process in (task.parent(), task):
         process.kill()
 
 
-@pytest.mark.parametrize("kind", ["bash", "python", "ssh"])
-def test_a_killed_worker_leaves_no_gpu_with_two_processes(bench, kind):
-    run = bench.run(f"kept_{kind}")
-    wait_for(run.beats, what="the job")
-    kill_the_worker(bench, run)
-    if kind == "ssh":
-        wait_for(
-            lambda: run.task()["try_number"] == 2 and run.task()["state"] == "deferred",
-            180,
-            "the wait of a retry",
-        )
-        lives = len(run.beats())
-        wait_for(lambda: len(run.beats()) > lives, what="another beat")
-        assert [lease["server_name"] for lease in bench.manager.leases()] == ["by-ssh"]
-    else:
-        wait_for(lambda: len(run.processes()) == 2, 240, "a second process")
-    run.finish()
-    run.wait_until("success", 300)
-    assert len(run.processes()) == 2
+def begins(run, processes=1, timeout_s=240):
+    wait_for(lambda: len(run.processes()) >= processes, timeout_s, f"process {processes} of {run.dag_id}")
 
 
-def test_a_killed_triggerer_loses_no_lease_of_a_deferred_operator(bench):
-    run = bench.run("kept_deferrable")
-    run.wait_until_deferred()
-    [before] = wait_for(bench.manager.leases, what="the lease")
+def all_end_well(runs):
+    for run in runs:
+        run.finish(*(range(2) if run.dag_id == "kept_mapped" else ()))
+    for run in runs:
+        run.wait_until("success", 300)
+
+
+def test_a_killed_worker_leaves_no_gpu_with_two_processes(bench):
+    first, second = runs_of_all_kinds(bench)
+    may_go_on(bench, *first.values(), *second.values())
+    for kind, run in first.items():
+        begins(run, 2 if kind == "mapped" else 1)
+    for run in first.values():
+        kill_the_worker(bench, run)
+    for kind in IN_WORKER:  # the retry, or the one that waited
+        both = first[kind], second[kind]
+        before = 2 if kind == "mapped" else 1
+        wait_for(lambda: sum(len(run.processes()) for run in both) > before, 240, f"another {kind}")  # noqa: B023
+    for kind in ELSEWHERE:
+        first[kind].wait_until_deferred(try_number=2)
     bench.kill("triggerer")
     bench.start("triggerer")
-    Path(f"{bench.ledger}-file-{run.run_id}").touch()
-    run.wait_until("success", 300)
-    releases = [change for change in bench.history("released") if change["task_id"] == run.lease_id]
-    assert [change["fencing_token"] for change in releases] == [before["fencing_token"]]
+    for kind in ELSEWHERE:
+        lives = len(first[kind].beats())
+        wait_for(lambda run=first[kind], lives=lives: len(run.beats()) > lives + 50, what="more beats")
+        assert len(first[kind].processes()) == 1
+        assert not second[kind].beats()
+    all_end_well([*first.values(), *second.values()])
+    assert {kind: len(run.processes()) for kind, run in first.items()} == {
+        kind: 3 if kind == "mapped" else 2 for kind in first
+    }
+    assert {kind: len(run.processes()) for kind, run in second.items()} == {
+        kind: 2 if kind == "mapped" else 1 for kind in second
+    }
+
+
+def test_a_killed_triggerer_loses_no_lease_and_no_wait(bench):
+    first, second = runs_of_all_kinds(bench)
+    first["deferrable"].wait_until_deferred()
+    for kind, run in first.items():
+        if kind != "deferrable":
+            begins(run, 2 if kind == "mapped" else 1)
+    for kind, run in second.items():
+        if kind != "mapped":
+            run.wait_until_waiting()
+    before = {lease["task_id"]: lease["fencing_token"] for lease in bench.manager.leases()}
+    bench.kill("triggerer")
+    bench.start("triggerer")
+    may_go_on(bench, *first.values(), *second.values())
+    begins(first["deferrable"])
+    assert {lease["task_id"]: lease["fencing_token"] for lease in bench.manager.leases()} == before
+    all_end_well([*first.values(), *second.values()])
+    for kind in first:
+        for run in (first[kind], second[kind]):
+            assert len(run.processes()) == (2 if kind == "mapped" else 1)
 
 
 def test_twenty_operators_of_providers_run_under_leases(bench):
@@ -79,3 +148,14 @@ def test_twenty_operators_of_providers_run_under_leases(bench):
         f"group_{number}.job" for number, each in enumerate(OPERATORS) if each.__name__ == "EmptyOperator"
     }
     assert tasks - asked == empty  # Airflow gives it to no worker
+
+
+def test_three_hundred_tasks_of_a_pool_run_converted(bench):
+    bench.api.call("POST", "/pools", {"name": "gpu", "slots": 8})  # for those that could not be converted
+    run = bench.run("pool_of_tasks")
+    run.wait_until("success", 800)
+    granted = [grant for grant in bench.grants() if grant["labels"]["dag_id"] == run.dag_id]
+    asked = {grant["labels"]["task_id"]: grant["gpus"] for grant in granted}
+    shapes = islice(cycle(pool_dag.shapes()), 300)
+    assert len(asked) == sum(not shape.startswith("EmptyOperator") for shape in shapes)
+    assert set(asked.values()) == {1, 2}

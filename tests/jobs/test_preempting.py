@@ -12,10 +12,10 @@ import pytest
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.teams import Team, Teams
-from resource_manager.jobs.gang_job import GangJob
+from resource_manager.jobs.gang_job import GangJob, Preempted
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.launchers.local import LocalLauncher
-from resource_manager.jobs.preempting import end_jobs, grace_of, queue_again
+from resource_manager.jobs.preempting import STEP_S, grace_of, queue_again
 from resource_manager.manager.results import Allocation
 from resource_manager.scheduling.preemption.preempting import restarts_of
 from tests.builders import redefine
@@ -86,6 +86,14 @@ def preempt(manager: GPUResourceManager, number: int = 0) -> Allocation:
     return found
 
 
+def ended(taken: Allocation, gang: GangJob) -> Preempted:
+    """Tell the jobs step by step that their lease is taken, as trigger and reconciler do, until they end."""
+    grace_s = grace_of(taken)
+    while not (done := gang.preempt(grace_s, taken["preempt_signal"], min(grace_s, STEP_S))).is_over:
+        assert not done.left
+    return done
+
+
 def output(gang: GangJob) -> str:
     return LocalLauncher().logs(gang.jobs[0].key)[0]
 
@@ -99,7 +107,7 @@ def test_ten_preemptions_lose_no_step(manager: GPUResourceManager, signal_name: 
         gang = start(allocation, TRAINING, "100000")
         wait_for(lambda gang=gang: output(gang).count("step") >= 3)
         taken = preempt(manager, number)
-        done = end_jobs(manager, taken, gang)
+        done = ended(taken, gang)
         assert [status.exit_code for status in done.statuses.values()] == [3]
         assert not done.has_failed
         steps += [int(line.split()[1]) for line in output(gang).splitlines() if line.startswith("step")]
@@ -120,7 +128,7 @@ def test_a_job_that_ignores_the_signal_is_killed_after_its_grace(manager: GPURes
     gang = start(train(manager, grace_s=0.5), STUBBORN)
     wait_for(lambda: "up" in output(gang))
     taken = preempt(manager)
-    done = end_jobs(manager, taken, gang)
+    done = ended(taken, gang)
     assert taken["until"] is not None
     assert time.time() >= taken["until"]
     (status,) = done.statuses.values()
@@ -177,13 +185,13 @@ def test_a_job_that_ends_well_in_its_grace_has_succeeded(manager: GPUResourceMan
     )
     gang = start(train(manager), quick)
     wait_for(lambda: "up" in output(gang))
-    assert end_jobs(manager, preempt(manager), gang).has_succeeded
+    assert ended(preempt(manager), gang).has_succeeded
 
 
 def test_a_job_that_had_failed_before_it_was_told_has_failed(manager: GPUResourceManager) -> None:
     gang = start(train(manager), "raise SystemExit(7)")
     wait_for(lambda: LocalLauncher().status(gang.jobs[0].key).state is JobState.FINISHED)
-    done = end_jobs(manager, preempt(manager), gang)
+    done = ended(preempt(manager), gang)
     assert done.has_failed
     assert not done.has_succeeded
 
@@ -192,9 +200,9 @@ def test_a_second_process_finds_nothing_left_to_do(manager: GPUResourceManager) 
     gang = start(train(manager), TRAINING, "100000")
     wait_for(lambda: "step" in output(gang))
     taken = preempt(manager)
-    end_jobs(manager, taken, gang)
+    ended(taken, gang)
     gang.stop()  # the first process is killed here, before the release
-    assert end_jobs(manager, taken, gang).is_over
+    assert ended(taken, gang).is_over
     assert queue_again(manager, taken, gang)
     assert not queue_again(manager, taken, gang)
     assert restarts_of(manager.status_of("x")["labels"]) == 1  # type: ignore[index]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copyreg
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
+from types import new_class
 from typing import Any, ClassVar, TypeVar
 
 from airflow.sdk import BaseOperator
@@ -13,11 +15,7 @@ from resource_manager.airflow.demand import FIELDS, check_at_parse, check_durati
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.in_worker import TRY_LABEL, RunsInWorker
 from resource_manager.airflow.leased_operators.kinds import Kind, KindElsewhere, kind_of
-from resource_manager.airflow.leased_operators.lease_keeping import (
-    EarlierJobTrigger,
-    LeaseKeepingTrigger,
-    Resumed,
-)
+from resource_manager.airflow.leased_operators.lease_keeping import LeaseKeepingTrigger
 from resource_manager.airflow.links import ConsoleLink
 from resource_manager.airflow.operators.base import HoldsLease
 from resource_manager.airflow.outages import outlasting_outages
@@ -60,11 +58,8 @@ class LeasedOperator(RunsInWorker):
         self, manager: LeaseService, plain_identity: dict[str, Any], status: Allocation
     ) -> None:
         """End the lease of an earlier try if its job is gone; else defer until it is, or the lease is."""
-        if not status["job_places"]:
+        if not status["job_places"] or not self.gpu_kind.end(self, manager, status, Outcome.FAILED):
             super().end_earlier_try(manager, plain_identity, status)
-        elif not self.gpu_kind.end(self, manager, status, Outcome.FAILED):
-            trigger = EarlierJobTrigger(plain_identity, status["fencing_token"], self.gpu_conn_id)
-            self.defer(trigger=trigger, method_name="execute_over")
 
     def run_under_lease(
         self, context: Any, manager: LeaseService, allocation: Allocation, work: Callable[[], Any]
@@ -108,17 +103,16 @@ class LeasedOperator(RunsInWorker):
         self, context: Any, event: dict[str, Any], method: str, arguments: dict[str, Any]
     ) -> Any:
         """Go on with the operator's own method after its trigger fired, under the same lease."""
-        resumed = Resumed(**event)
         step: dict[str, Any] = {"method": method, "arguments": arguments}
         with outlasting_outages(self, "execute_resumed", event, **step):
             manager = self.manager
             allocation = self._lease_of_this_try(context, manager)
-        if allocation is None or allocation["fencing_token"] != resumed.fencing_token:
+        if allocation is None or allocation["fencing_token"] != event["fencing_token"]:
             raise AirflowException("the lease was ended by another client while the task was deferred")
-        if resumed.error is not None:
+        if "error" in event:
             self.gpu_kind.end(self, manager, allocation, Outcome.FAILED)
-            return super().resume_execution("__fail__", resumed.error, context)  # type: ignore[misc]
-        arguments = {**arguments, "event": resumed.event}
+            return super().resume_execution("__fail__", event["error"], context)  # type: ignore[misc]
+        arguments = {**arguments, "event": event["event"]}
         resume = super().resume_execution  # type: ignore[misc]
         return self.run_under_lease(context, manager, allocation, lambda: resume(method, arguments, context))
 
@@ -150,12 +144,6 @@ OWN_NAMES = {"gpu_conn_id", "gpu_demand", "gpu_kind", "made_by", "own_execute", 
     if not hasattr(BaseOperator, name)
 }
 """Names that an operator must not use for something else."""
-
-
-class _MadeByWithGPUs(type(BaseOperator)):  # type: ignore[misc]
-    """Type of the classes that `with_gpus` makes; they are pickled as the call that makes them."""
-
-    made_by: tuple[type[BaseOperator], dict[str, Any]]
 
 
 def with_gpus(
@@ -223,19 +211,15 @@ def _subclass(
         "own_execute": operator.execute,
         "wait_limit": max_wait,
         "gpu_conn_id": gpu_conn_id,
-        "made_by": (operator, {"max_wait": max_wait, "gpu_conn_id": gpu_conn_id, **demand}),
+        "made_by": partial(with_gpus, operator, max_wait=max_wait, gpu_conn_id=gpu_conn_id, **demand),
     }
-    name, bases = f"{operator.__name__}WithGPUs", (LeasedOperator, operator)
-    made: type[Op] = _MadeByWithGPUs(name, bases, members)
-    return made
+    bases = (LeasedOperator, operator)
+    return new_class(f"{operator.__name__}WithGPUs", bases, exec_body=lambda names: names.update(members))
 
 
-def _remade(operator: type[BaseOperator], arguments: dict[str, Any]) -> Any:
-    return with_gpus(operator, **arguments)
+def _pickled(operator: type) -> str | tuple[Any, ...]:
+    """Return what a class of operators is pickled as: its name, or the call of `with_gpus` that makes it."""
+    return (made_by, ()) if (made_by := vars(operator).get("made_by")) else operator.__qualname__
 
 
-def _reduced(made: _MadeByWithGPUs) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    return _remade, made.made_by
-
-
-copyreg.pickle(_MadeByWithGPUs, _reduced)
+copyreg.pickle(type(BaseOperator), _pickled)

@@ -17,6 +17,7 @@ from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.airflow.wait_log import WaitLog, describe_vacancy, describe_waiting
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import InvalidRequestError, NeverFitsError, ResourceManagerError
+from resource_manager.jobs.gang_job import GangJob
 
 
 class GrantWait:
@@ -126,7 +127,7 @@ class FreeCapacityTrigger(PlainTrigger):
 
 
 class LeaseEndTrigger(TaskBoundTrigger):
-    """Fire when the lease with this fencing token has ended, for any reason."""
+    """Fire when the lease with this fencing token has ended, or its job is seen to be gone at its place."""
 
     def __init__(
         self, identity: Mapping[str, Any], fencing_token: int, gpu_conn_id: str = DEFAULT_CONNECTION
@@ -142,10 +143,13 @@ class LeaseEndTrigger(TaskBoundTrigger):
     async def _is_there(self) -> bool:
         try:
             status = await self.shared.status_of(self.identity.lease_id)
+            if status is None or status.get("fencing_token") != self.fencing_token:
+                return False
+            gang = GangJob.of(status)
+            return gang is None or not await self.begin_launcher(gang.is_gone)
         except (ResourceManagerError, AirflowException) as error:
-            self.log.warning("the GPU manager does not answer; still waiting: %s", error)
+            self.log.warning("it is unknown whether the lease has ended; still waiting: %s", error)
             return True
-        return status is not None and status.get("fencing_token") == self.fencing_token
 
 
 class AnswerTrigger(PlainTrigger):
