@@ -222,7 +222,10 @@ def test_a_trigger_that_ends_the_task_releases_its_gpus(manager):
 def test_a_lease_that_others_ended_fails_the_deferred_task(manager):
     operator, deferred = deferred_by(manager, demand={"ttl": 0.5})
     event = fired(deferred, lambda: manager.release_resources(LEASE))
-    with pytest.raises(AirflowException, match="ended by another client while the task was deferred"):
+    with pytest.raises(
+        AirflowException,
+        match="ended while the task was deferred: it expired before",
+    ):
         resumed(operator, deferred, event)
 
 

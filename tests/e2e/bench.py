@@ -240,6 +240,7 @@ class Run:
         self.bench, self.dag_id, self.run_id = bench, dag_id, run_id
         self.lease_id = f"{bench.instance}:{dag_id}/{run_id}/job"
         self.path = f"/dags/{dag_id}/dagRuns/{run_id}"
+        self.map_indexes = range(0)
 
     def processes(self):
         """Return the job's processes so far, by the ledger, in the order of their start."""
@@ -269,9 +270,9 @@ class Run:
     def state(self):
         return self.bench.api.run_state(self.dag_id, self.run_id)
 
-    def finish(self, *map_indexes):
-        """Make the job end with success; if the task is mapped, those of these indexes."""
-        for lease_id in [f"{self.lease_id}/{index}" for index in map_indexes] or [self.lease_id]:
+    def finish(self):
+        """Make the job end with success, all of them if the task is mapped."""
+        for lease_id in [f"{self.lease_id}/{index}" for index in self.map_indexes] or [self.lease_id]:
             Path(f"{self.bench.ledger}-end-{lease_id.replace('/', '-')}").touch()
 
     def wait_until_training(self):

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 
 from tests.e2e.bench import TIMEOUT_FACTOR, Bench
-from tests.e2e.test_versions import test_a_job_outlives_its_worker_and_another_waits_for_it
+from tests.e2e.test_versions import test_a_retry_takes_the_lease_of_a_killed_worker_and_another_waits_for_it
 from tests.sql_servers import MySQL, Postgres
 
 pytestmark = [
@@ -21,7 +21,7 @@ pytestmark = [
         reason="needs the Celery provider and aiomysql (make test-airflow TESTS=tests/e2e/test_executors.py)",
     ),
 ]
-__all__ = ["test_a_job_outlives_its_worker_and_another_waits_for_it"]
+__all__ = ["test_a_retry_takes_the_lease_of_a_killed_worker_and_another_waits_for_it"]
 
 DRIVERS = {Postgres: "postgresql+psycopg2://postgres", MySQL: "mysql+mysqldb://root"}
 

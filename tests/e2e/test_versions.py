@@ -49,9 +49,8 @@ def test_the_connection_form_has_its_fields_and_a_working_test(bench):
         assert ours["standard_fields"]["host"]["title"] == "Store or service URL"
 
 
-def test_a_job_outlives_its_worker_and_another_waits_for_it(bench):
+def test_a_retry_takes_the_lease_of_a_killed_worker_and_another_waits_for_it(bench):
     trains = bench.run("lingering_job", linger="asked")
-    wait_for(trains.beats, what="the start of the job")
     noted = bench.ledger.with_name("beats-asked")
     task = psutil.Process(int(wait_for(lambda: noted.exists() and noted.read_text(), 180, "lingering")))
     for process in (task.parent(), task):
@@ -59,6 +58,7 @@ def test_a_job_outlives_its_worker_and_another_waits_for_it(bench):
     waits = bench.run("local_job", seconds=1)
     waits.wait_until_waiting()
     trains.wait_until_deferred(try_number=2)
+    wait_for(trains.beats, what="the start of the job")
     bench.both_end_well(trains, waits)
     assert re.search(r"waited \d+ (s|min) for GPUs: ", waits.log())
 

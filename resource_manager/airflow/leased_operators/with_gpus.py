@@ -108,7 +108,10 @@ class LeasedOperator(RunsInWorker):
             manager = self.manager
             allocation = self._lease_of_this_try(context, manager)
         if allocation is None or allocation["fencing_token"] != event["fencing_token"]:
-            raise AirflowException("the lease was ended by another client while the task was deferred")
+            raise AirflowException(
+                "the lease ended while the task was deferred: it expired before a worker went on with "
+                f"it (ttl = {self._ttl}), or another client ended it"
+            )
         if "error" in event:
             self.gpu_kind.end(self, manager, allocation, Outcome.FAILED)
             return super().resume_execution("__fail__", event["error"], context)  # type: ignore[misc]

@@ -67,7 +67,9 @@ class OnEngineWithoutGPUs(DockerOperator):
 
 
 def leased(operator, kind, gpus=8):
-    return with_gpus(operator, gpus=gpus, gpu_types=kind, cpus=8, ttl=15)
+    return with_gpus(
+        operator, gpus=gpus, gpu_types=kind, cpus=8, ttl=30
+    )  # from a trigger's end to a worker's start
 
 
 def kept(kind):
