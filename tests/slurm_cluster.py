@@ -4,12 +4,15 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from demo.stack import free_ports
+from tests.sql_servers import MariaDB
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 NODES = ("n1", "n2", "n3", "n4")
@@ -31,7 +34,7 @@ SlurmctldPidFile={home}/slurmctld.pid
 SlurmdPidFile={home}/slurmd.%n.pid
 SlurmctldLogFile={home}/slurmctld.log
 SlurmdLogFile={home}/slurmd.%n.log
-AccountingStorageType=accounting_storage/none
+{accounting}
 JobAcctGatherType=jobacct_gather/none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -60,14 +63,33 @@ PartitionName=urgent Nodes=ALL MaxTime=24:00:00 State=UP PriorityTier=10 Preempt
 """
 
 
+DATABASE = """
+AuthType=auth/munge
+AuthInfo=socket={home}/munge.sock
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={mariadb.port}
+StorageUser=root
+LogFile={home}/slurmdbd.log
+PidFile={home}/slurmdbd.pid
+"""
+
+
 class SlurmCluster:
     """Four nodes of four GPUs each, which are links to /dev/null, in a state folder of its own."""
 
-    def __init__(self, home, kept_s=300):
+    def __init__(self, home, kept_s=300, mariadb=None):
+        """With a server of MariaDB it has accounts and QOS, which every job needs then."""
         self.home = home
+        self.mariadb = mariadb
         self._children = {}
         self.environment = {"SLURM_CONF": f"{home}/slurm.conf"}
         ports = _consecutive_ports(len(NODES))
+        database_port = free_ports(1)[0]
         (home / "state").mkdir()
         key = home / "munge.key"
         key.write_bytes(os.urandom(1024))
@@ -82,7 +104,17 @@ class SlurmCluster:
             node_ports=f"{ports[0]}-{ports[-1]}",
             gpus=GPUS_PER_NODE,
             kept_s=kept_s,
+            accounting="AccountingStorageType=accounting_storage/none"
+            if mariadb is None
+            else "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\n"
+            f"AccountingStoragePort={database_port}\nAccountingStoragePass={home}/munge.sock\n"
+            "AccountingStorageEnforce=associations,limits,qos\nAccountingStorageTRES=gres/gpu",
         )
+        if mariadb is not None:
+            (home / "slurmdbd.conf").write_text(
+                DATABASE.format(home=home, port=database_port, mariadb=mariadb)
+            )
+            (home / "slurmdbd.conf").chmod(0o600)
         (home / "slurm.conf").write_text(text)
 
     def start(self):
@@ -92,16 +124,34 @@ class SlurmCluster:
         files["seed-file"] = "munge.seed"
         self._spawn("munged", [*munged, *(f"--{name}={self.home}/{file}" for name, file in files.items())])
         _wait(lambda: (self.home / "munge.sock").exists(), 20, "munged")
+        if self.mariadb is not None:
+            self.start_database()
         self.start_controller()
         for node in NODES:
             self.start_node(node)
         self.wait_for_nodes()
+
+    def start_database(self):
+        """Start slurmdbd; return once it answers."""
+        self._spawn("slurmdbd", ["slurmdbd", "-D"])
+        # It exits with 0 whether it gets an answer or not.
+        _wait(lambda: "root" in self.ask("sacctmgr -n -P show user", check=False), 60, "slurmdbd")
 
     def start_controller(self):
         self._spawn("slurmctld", ["slurmctld", "-D", "-f", f"{self.home}/slurm.conf"])
 
     def start_node(self, node):
         self._spawn(node, ["slurmd", "-D", "-N", node, "-f", f"{self.home}/slurm.conf"])
+
+    def resume_nodes(self):
+        """Do what an administrator does after a crash of the controller; return once all nodes take jobs.
+
+        It drains the node of a job that began just before, which it has not saved, as "Duplicate jobid".
+        """
+        _wait(lambda: "UP" in self.ask("scontrol ping", check=False), 60, "slurmctld")
+        time.sleep(5)  # until the nodes have told it of their jobs
+        self.ask("scontrol update nodename=n[1-4] state=resume", check=False)
+        self.wait_for_nodes()
 
     def wait_for_nodes(self):
         """Return once all nodes take jobs."""
@@ -128,7 +178,7 @@ class SlurmCluster:
         _wait(lambda: self.ask("squeue -h -o %i") == "", 60, "the end of all jobs")
 
     def stop(self):
-        for name in [*NODES, "slurmctld", "munged"]:
+        for name in [*NODES, "slurmctld", "slurmdbd", "munged"]:
             if (child := self._children.pop(name, None)) is None:
                 continue
             child.terminate()
@@ -173,9 +223,9 @@ def _wait(is_so, timeout_s, what):
 
 
 @contextmanager
-def slurm_at(home):
+def slurm_at(home, **options):
     """Run a cluster in a folder."""
-    cluster = SlurmCluster(home)
+    cluster = SlurmCluster(home, **options)
     try:
         cluster.start()
         yield cluster
@@ -186,9 +236,28 @@ def slurm_at(home):
 
 
 @pytest.fixture(scope="session")
-def slurm(tmp_path_factory):
+def slurm():
     """Run one Slurm for all tests; import this fixture by name where it is used."""
     if os.geteuid() != 0 or not all(shutil.which(name, path="/usr/sbin:/usr/bin") for name in PROGRAMS):
         pytest.skip("needs Slurm (Debian: slurm-wlm) and root")
-    with slurm_at(tmp_path_factory.mktemp("slurm")) as cluster:
-        yield cluster
+    with tempfile.TemporaryDirectory() as home:
+        Path(home).chmod(0o711)  # Slurm is for all users of the machine; pytest's folders are its own user's
+        with slurm_at(Path(home)) as cluster:
+            yield cluster
+
+
+@pytest.fixture(scope="session")
+def slurm_with_accounts(tmp_path_factory):
+    """Run a Slurm with accounts and QOS; jobs that have ended are known to these alone after 2 s."""
+    if os.geteuid() != 0 or not all(
+        shutil.which(name, path="/usr/sbin:/usr/bin") for name in (*PROGRAMS, "slurmdbd")
+    ):
+        pytest.skip("needs Slurm with accounts (Debian: slurm-wlm slurmdbd) and root")
+    if reason := MariaDB.missing():
+        pytest.skip(reason)
+    mariadb = MariaDB()
+    try:
+        with slurm_at(tmp_path_factory.mktemp("accounts"), mariadb=mariadb, kept_s=2) as cluster:
+            yield cluster
+    finally:
+        mariadb.stop()

@@ -26,6 +26,7 @@ from resource_manager.rest import client
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 from tests.cli.targets import Run
+from tests.manager.test_slurm_jobs import slurm_job
 
 
 def parsed(result: Result) -> Any:
@@ -47,6 +48,34 @@ def test_a_lease_is_granted_renewed_and_released(run: Run) -> None:
     changes = [item["change"] for item in parsed(run("history", "--all", "--json"))]
     assert changes == ["granted", "renewed", "released"]
     assert run("release", "t1").exit_code == 1
+
+
+def test_jobs_on_slurm_are_listed_after_leases(run: Run, manager: GPUResourceManager) -> None:
+    now = manager.store.now()
+    waits = {"state": "PENDING", "where": "", "wait": "others are before it (Priority)", "started_at": None}
+    ended = {"state": "COMPLETED", "exit_code": 0, "ended_at": now}
+    jobs = [slurm_job(7, now), slurm_job(8, now, **waits), slurm_job(9, now, **ended)]
+    manager.keep_slurm_jobs("c", jobs)
+    assert run("allocate", "t1", "--gpus", "2").exit_code == 0
+    found = parsed(run("leases", "--json"))
+    assert [(item.get("source"), item["task_id"]) for item in found] == [
+        (None, "t1"),
+        ("slurm", "a:d/r/t/7"),
+        ("slurm", "a:d/r/t/8"),
+    ]
+    shown = run("leases", "--wide").stdout
+    assert "2 jobs on Slurm" in shown
+    for line in (
+        "RUNNING",
+        "n1 GPU 0-1",
+        "PENDING",
+        "others are before it (Priority)",
+        "ann",
+        "vision",
+        "2.0 h",
+    ):
+        assert line in shown
+    assert "COMPLETED" not in shown
 
 
 def test_a_lease_is_preempted_for_a_pending_request(run: Run) -> None:

@@ -120,6 +120,7 @@ def test_a_job_goes_on_though_worker_triggerer_and_controller_were_killed(airflo
     slurm.start_controller()
     run.wait_until("success")
     assert run.xcom("return_value") == "begun"
+    slurm.resume_nodes()
 
 
 def test_a_task_that_a_user_ends_ends_its_job(airflow, slurm):

@@ -7,7 +7,8 @@ from resource_manager.manager.report import ReportQuery
 from resource_manager.manager.results import SlurmJob
 
 
-def job(number, now, **more) -> SlurmJob:
+def slurm_job(number, now, **more) -> SlurmJob:
+    """Return a job that runs for an hour and has waited for one."""
     return {
         "source": "slurm",
         "cluster": "c",
@@ -42,8 +43,8 @@ def manager():
 
 def test_the_jobs_of_several_clusters_are_kept_until_told_anew(manager):
     now = manager.store.now()
-    manager.keep_slurm_jobs("c", [job(1, now), job(2, now)])
-    manager.keep_slurm_jobs("d", [job(3, now, cluster="d", submitted_at=now)])
+    manager.keep_slurm_jobs("c", [slurm_job(1, now), slurm_job(2, now)])
+    manager.keep_slurm_jobs("d", [slurm_job(3, now, cluster="d", submitted_at=now)])
     assert [each["id"] for each in manager.slurm_jobs()] == ["3", "1", "2"]
     manager.keep_slurm_jobs("c", [])
     assert [each["id"] for each in manager.slurm_jobs()] == ["3"]
@@ -56,10 +57,10 @@ def test_the_report_counts_them_beside_leases(manager):
     manager.keep_slurm_jobs(
         "c",
         [
-            job(1, now, **ended),
-            job(2, now, **{**ended, "exit_code": 1, "state": "FAILED"}),
-            job(3, now, **{**ended, "exit_code": None, "state": "PREEMPTED"}),
-            job(4, now, started_at=None, state="PENDING"),
+            slurm_job(1, now, **ended),
+            slurm_job(2, now, **{**ended, "exit_code": 1, "state": "FAILED"}),
+            slurm_job(3, now, **{**ended, "exit_code": None, "state": "PREEMPTED"}),
+            slurm_job(4, now, started_at=None, state="PENDING"),
         ],
     )
     [row] = manager.accounts().report(ReportQuery(by=["source"]), measures={}, prices={})["rows"]

@@ -13,6 +13,7 @@ from resource_manager.airflow.demand import check_duration, end_lease, is_litera
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.slurm import task as slurm_task
+from resource_manager.airflow.slurm.trigger import end_unless_wanted
 from resource_manager.airflow.task_results import drop_end
 from resource_manager.airflow.task_state import identity_of, is_wanted
 from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
@@ -238,9 +239,12 @@ class GPUTrainingOperator(GPUOperator):
         Airflow calls this between two steps of `execute`; it raises `AirflowTaskTerminated`, so that
         `execute` does not continue and start a job on free GPUs.
         """
-        if self._identity is not None and self.launcher == slurm_task.NAME:
-            slurm_task.end_unless_wanted(self, self._identity)
-        elif self._identity is not None and not is_wanted(self._identity):
+        if self._identity is None:
+            return
+        if self.launcher == slurm_task.NAME:
+            if end_unless_wanted(self._identity, slurm_task.place_of(self)):
+                raise AirflowTaskTerminated("the task was ended in Airflow")
+        elif not is_wanted(self._identity):
             end_lease(self.manager, self._identity, self.owner)
             raise AirflowTaskTerminated("the task was ended in Airflow")
 

@@ -7,7 +7,6 @@ import logging
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
@@ -15,14 +14,13 @@ from resource_manager.airflow.shared_manager import SharedManager
 from resource_manager.airflow.version_compat import AirflowException, in_thread
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import ResourceManagerError
-from resource_manager.jobs.launchers.slurm import Seen, SlurmLauncher
-from resource_manager.jobs.slurm_records import jobs_of
+from resource_manager.jobs.launchers.slurm import Look, Seen, SlurmLauncher
+from resource_manager.jobs.slurm_records import KEPT_S
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 5.0
 """Time between two questions to Slurm, however many jobs are watched."""
-
 
 PUBLISH_EVERY_S = 30.0
 """Time between two lists of the jobs for those who look at the console."""
@@ -40,7 +38,7 @@ class SlurmBoard:
         self._manager = SharedManager.of(gpu_conn_id)
         self._published_at = -math.inf
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpu-slurm")
-        self._wanted: dict[str, tuple[int, list[asyncio.Future[Seen]]]] = {}
+        self._wanted: dict[str, tuple[int, asyncio.Future[Seen]]] = {}
         self._polling: asyncio.Task[None] | None = None
 
     @classmethod
@@ -52,29 +50,15 @@ class SlurmBoard:
         return boards[place, gpu_conn_id]
 
     async def seen(self, key: str, offset: int) -> Seen:
-        """Return what the next look shows of a job, with its output from `offset` on.
+        """Return what the next look shows of a job, with its output from `offset` on; one trigger watches it.
 
         Raises `LauncherError`.
         """
         future: asyncio.Future[Seen] = asyncio.get_running_loop().create_future()
-        _, waiting = self._wanted.get(key, (0, []))
-        self._wanted[key] = (offset, [*waiting, future])
+        self._wanted[key] = (offset, future)
         if self._polling is None or self._polling.done():
             self._polling = asyncio.create_task(self._poll())
         return await future
-
-    async def rest(self, key: str, offset: int) -> Seen:
-        """Return what is left of the output of a job that has ended, at once."""
-        return (await in_thread(self._look, {key: offset}, executor=self._thread))[key]
-
-    async def stop(self, key: str) -> None:
-        """End a job and remove it."""
-
-        def stop() -> None:
-            with closing(SlurmLauncher(self._place)) as launcher:
-                launcher.stop(key)
-
-        await in_thread(stop)
 
     async def _poll(self) -> None:
         launcher = None
@@ -82,43 +66,33 @@ class SlurmBoard:
             while self._wanted:
                 await asyncio.sleep(POLL_S)
                 wanted, self._wanted = self._wanted, {}
+                offsets = {key: offset for key, (offset, _) in wanted.items()}
+                publishes = time.monotonic() - self._published_at >= PUBLISH_EVERY_S
+                since = time.time() - KEPT_S if publishes else None
+                found: Look | ResourceManagerError
                 try:
                     if launcher is None:
                         launcher = await in_thread(SlurmLauncher, self._place, executor=self._thread)
-                    offsets = {key: offset for key, (offset, _) in wanted.items()}
-                    found = await in_thread(launcher.look, offsets, executor=self._thread)
+                    found = await in_thread(launcher.look, offsets, since, executor=self._thread)
                 except ResourceManagerError as error:
-                    for _, futures in wanted.values():
-                        _set(futures, error)
-                    continue
-                for key, (_, futures) in wanted.items():
-                    _set(futures, found[key])
-                await self._publish(launcher)
+                    found = error
+                for key, (_, future) in wanted.items():
+                    if future.done():  # its trigger was cancelled
+                        continue
+                    if isinstance(found, Look):
+                        future.set_result(found.jobs[key])
+                    else:
+                        future.set_exception(found)
+                if publishes and isinstance(found, Look):
+                    await self._publish(found)
         finally:
             if launcher is not None:
                 launcher.close()
 
-    async def _publish(self, launcher: SlurmLauncher) -> None:
-        """Let the manager know of the jobs now and then; what is shown must not stop the watching."""
-        if time.monotonic() - self._published_at < PUBLISH_EVERY_S:
-            return
+    async def _publish(self, found: Look) -> None:
+        """Let the manager know of the jobs; what is shown must not stop the watching."""
         self._published_at = time.monotonic()
         try:
-            cluster, jobs = await in_thread(jobs_of, launcher, executor=self._thread)
-            await self._manager.call(lambda manager: manager.keep_slurm_jobs(cluster, jobs))
+            await self._manager.call(lambda manager: manager.keep_slurm_jobs(found.cluster, found.records))
         except (ResourceManagerError, AirflowException) as error:
             logger.warning("the jobs on Slurm are not shown: %s", error)
-
-    def _look(self, offsets: dict[str, int]) -> dict[str, Seen]:
-        with closing(SlurmLauncher(self._place)) as launcher:
-            return launcher.look(offsets)
-
-
-def _set(futures: list[asyncio.Future[Seen]], found: Seen | ResourceManagerError) -> None:
-    for future in futures:
-        if future.done():  # its trigger was cancelled
-            continue
-        if isinstance(found, ResourceManagerError):
-            future.set_exception(found)
-        else:
-            future.set_result(found)

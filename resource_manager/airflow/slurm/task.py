@@ -7,24 +7,22 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
-from resource_manager.airflow.demand import ATTRIBUTES, demand_of
-from resource_manager.airflow.slurm.trigger import SlurmEnd, SlurmState, SlurmTrigger
-from resource_manager.airflow.task_state import is_wanted
+from resource_manager.airflow.demand import asked_by_attributes, demand_of
+from resource_manager.airflow.slurm.trigger import SlurmEvent, SlurmTrigger, copy_output
+from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.version_compat import (
     AirflowException,
     AirflowFailException,
-    AirflowTaskTerminated,
     is_first_try_since_cleared,
 )
 from resource_manager.core.models import MILLI_PER_GPU, JobPlace
 from resource_manager.errors import ResourceManagerError
-from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.launchers import Job, JobState, LauncherError, LauncherUnreachableError
 from resource_manager.jobs.launchers.base import BatchRequest
-from resource_manager.jobs.launchers.slurm import SlurmLauncher, arguments_of
+from resource_manager.jobs.launchers.slurm import Seen, SlurmLauncher, arguments_of
 from resource_manager.jobs.slurm_records import publish
 from resource_manager.jobs.task_identity import TaskIdentity
-from resource_manager.manager.demand import Demand, given_value
+from resource_manager.manager.demand import Demand
 
 NAME = "slurm"
 
@@ -32,26 +30,22 @@ TIME_FACTOR = 2.0
 """Part of the expected runtime that a job may take at most, unless `execution_timeout` says its time."""
 
 UNUSED = (
-    "gpu_milli",
-    "vendor",
-    "labels_required",
-    "prefer_server",
-    "server",
-    "spread",
-    "same",
-    "prefer_same",
-    "utility",
-    "target",
-    "idle_below",
+    *("gpu_milli", "vendor", "labels_required", "prefer_server", "server", "spread", "same", "prefer_same"),
+    *("utility", "target", "idle_below"),
 )
 """Fields of a demand that only our own allocator reads; Slurm has options of its own for some."""
 
 
+def place_of(operator: Any) -> JobPlace:
+    """Return the login node of the task's connection, else of this machine."""
+    return JobPlace(NAME, "", operator.launcher_conn_id or "")
+
+
 def begin(operator: Any, context: Any) -> Any:
     """Submit the task's job, unless it is there already, and wait for its end in the triggerer."""
-    identity = _identity_of(context)
+    identity, plain_identity = identity_of(context)
     asked = _asked(operator, context, identity)
-    place = JobPlace(NAME, "", operator.launcher_conn_id or "")
+    place = place_of(operator)
     try:
         with closing(SlurmLauncher(place)) as launcher:
             key = launcher.current(identity.lease_id)
@@ -59,30 +53,67 @@ def begin(operator: Any, context: Any) -> Any:
                 operator.log.info("the task was cleared: its job of before ends, and a new one starts")
                 launcher.stop(key)
                 key = launcher.current(identity.lease_id)
-            _submit(operator, launcher, _job(operator, key, asked))
+            if launcher.status(key).state is JobState.ABSENT:
+                launcher.start(_job(operator, key, asked))
+                operator.log.info("submitted job %s to Slurm", key)
+            else:
+                operator.log.info("job %s is on Slurm already; watching it", key)
             _publish(operator, launcher)  # the reconciler must find it, though no triggerer ever takes it
     except LauncherUnreachableError as error:
         raise AirflowException(f"{error}; a job that Slurm has taken is found by the next try") from error
     except LauncherError as error:
         raise AirflowException(f"Slurm did not take the job: {error}") from error
+    unreachable_s = operator.unreachable_timeout.total_seconds()
     return operator.defer(
-        trigger=SlurmTrigger(
-            asdict(identity),
-            key,
-            asdict(place),
-            operator.gpu_conn_id,
-            operator.unreachable_timeout.total_seconds(),
-        ),
+        trigger=SlurmTrigger(plain_identity, key, asdict(place), operator.gpu_conn_id, unreachable_s),
         method_name="execute_on_slurm",
     )
 
 
-def _submit(operator: Any, launcher: SlurmLauncher, job: Job) -> None:
-    if launcher.status(job.key).state is not JobState.ABSENT:
-        operator.log.info("job %s is on Slurm already; watching it", job.key)
-        return
-    launcher.start(job)
-    operator.log.info("submitted job %s to Slurm", job.key)
+def go_on(operator: Any, context: Any, event: Mapping[str, Any]) -> Any:
+    """Return the last line of a job that has succeeded; submit one that was preempted again."""
+    identity, end = identity_of(context)[0], SlurmEvent.model_validate(event)
+    for reason in end.reasons:
+        operator.log.info("it waited on Slurm: %s", reason)
+    if end.unreachable:
+        raise AirflowException(f"{end.unreachable}; the job may still run, and the next try goes on with it")
+    try:
+        with closing(SlurmLauncher(place_of(operator))) as launcher:
+            key = launcher.current(identity.lease_id)
+            seen, last_line = _rest_of_output(operator, launcher, key, end)
+            if seen.said is not None and not seen.goes_on:
+                launcher.stop(key)
+                _publish(operator, launcher)
+    except LauncherError as error:
+        raise AirflowException(f"the job's end could not be collected: {error}") from error
+    said, exit_code = seen.said, seen.status.exit_code
+    if said is None or seen.goes_on:  # somebody has removed it, or changed what kept it from running
+        return begin(operator, context)
+    job = f"job {said.id}{f' on {said.where}' if said.where else ''}"
+    if said.never:
+        raise AirflowFailException(f"{job} can never run on Slurm: {said.wait}")
+    if said.state == "PREEMPTED":
+        operator.log.warning("Slurm preempted %s; submitting it again", job)
+        return begin(operator, context)
+    context["ti"].xcom_push(key="slurm_job", value={"id": said.id, "where": said.where})
+    if exit_code == 0:
+        operator.log.info("Slurm ran %s", job)
+        return last_line
+    if said.end:
+        raise AirflowException(f"{said.end} ({job})")
+    if exit_code is None:
+        raise AirflowException(f"{job} vanished from Slurm without an exit code")
+    raise AirflowException(f"the job ended with exit code {exit_code}: {last_line}")
+
+
+def _rest_of_output(operator: Any, launcher: SlurmLauncher, key: str, end: SlurmEvent) -> tuple[Seen, str]:
+    """Write what is left of the output to the log; return what was seen then, and the last line."""
+    offset, last_line = end.offset, end.last_line
+    while True:
+        seen = launcher.look({key: offset}).jobs[key]
+        if not seen.text:
+            return seen, last_line
+        offset, last_line = seen.offset, copy_output(seen.text, operator.log) or last_line
 
 
 def _publish(operator: Any, launcher: SlurmLauncher) -> None:
@@ -92,56 +123,11 @@ def _publish(operator: Any, launcher: SlurmLauncher) -> None:
         operator.log.warning("what became of the job is not shown yet: %s", error)
 
 
-def go_on(operator: Any, context: Any, event: Mapping[str, Any]) -> Any:
-    """Return the last line of a job that has succeeded; submit one that was preempted again."""
-    identity, end = _identity_of(context), SlurmEnd.model_validate(event)
-    for reason in end.reasons:
-        operator.log.info("it waited on Slurm: %s", reason)
-    if end.state is SlurmState.UNREACHABLE:
-        raise AirflowException(f"{end.detail}; the job may still run, and the next try goes on with it")
-    if end.state is SlurmState.ABSENT:
-        return begin(operator, context)
-    try:
-        with closing(SlurmLauncher(JobPlace(NAME, "", operator.launcher_conn_id or ""))) as launcher:
-            launcher.stop(launcher.current(identity.lease_id))
-            _publish(operator, launcher)
-    except LauncherError as error:
-        raise AirflowException(f"the job's end could not be collected: {error}") from error
-    if end.state is SlurmState.NEVER_RUNS:
-        raise AirflowFailException(f"job {end.job_id} can never run on Slurm: {end.detail}")
-    if end.preempted:
-        operator.log.warning("Slurm preempted job %s; submitting it again", end.job_id)
-        return begin(operator, context)
-    if end.where:
-        operator.log.info("Slurm ran job %s on %s", end.job_id, end.where)
-    context["ti"].xcom_push(key="slurm_job", value={"id": end.job_id, "where": end.where})
-    if end.exit_code == 0:
-        return end.last_line
-    raise AirflowException(_failure(end))
-
-
-def end_unless_wanted(operator: Any, identity: TaskIdentity) -> None:
-    """End the job if a user ended the task while it was in a worker; raises `AirflowTaskTerminated` then."""
-    if is_wanted(identity):
-        return
-    with closing(SlurmLauncher(JobPlace(NAME, "", operator.launcher_conn_id or ""))) as launcher:
-        launcher.stop(launcher.current(identity.lease_id))
-    raise AirflowTaskTerminated("the task was ended in Airflow")
-
-
-def _failure(end: SlurmEnd) -> str:
-    if end.detail:
-        return f"{end.detail} (job {end.job_id}{f' on {end.where}' if end.where else ''})"
-    if end.exit_code is None:
-        return f"job {end.job_id} vanished from Slurm without an exit code"
-    return f"the job ended with exit code {end.exit_code}: {end.last_line}"
-
-
 def _asked(operator: Any, context: Any, identity: TaskIdentity) -> BatchRequest:
     """Return what is asked of Slurm; raises `AirflowFailException` for what it cannot be asked."""
     if str(operator.done_when) != "all" or str(operator.startup_order) != "together":
         raise AirflowFailException("on Slurm all members start together, and all must succeed")
-    given = {name: given_value(getattr(operator, attribute)) for name, attribute in ATTRIBUTES.items()}
+    given = asked_by_attributes(operator)
     for name in UNUSED:
         if given[name] is not None:
             raise AirflowFailException(f"{name} has no meaning on Slurm: leave it out, or use slurm={{...}}")
@@ -167,7 +153,7 @@ def _asked(operator: Any, context: Any, identity: TaskIdentity) -> BatchRequest:
         grace_s=demand.preempt_grace,
         options=operator.slurm,
         about={
-            "lease_id": identity.lease_id,
+            "task_id": identity.lease_id,
             "labels": {**demand.labels, **identity.labels},
             "conn_id": operator.launcher_conn_id or "",
             "owner": demand.owner,
@@ -187,12 +173,5 @@ def _job(operator: Any, key: str, asked: BatchRequest) -> Job:
     given = operator.command or ()
     command = ("/bin/sh", "-c", given) if isinstance(given, str) else tuple(map(str, given))
     environment = {name: str(value) for name, value in (operator.env or {}).items()}
-    lease = {"GPU_LEASE_ID": str((asked.about or {})["lease_id"])}
+    lease = {"GPU_LEASE_ID": str((asked.about or {})["task_id"])}
     return Job(key, command, {**environment, **lease}, image=operator.image or "", batch=asked)
-
-
-def _identity_of(context: Any) -> TaskIdentity:
-    try:
-        return TaskIdentity.of(context["ti"], instance_id())
-    except ResourceManagerError as error:
-        raise AirflowException(str(error)) from error

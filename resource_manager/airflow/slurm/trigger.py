@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from enum import StrEnum
+from contextlib import closing
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -16,8 +16,8 @@ from resource_manager.airflow.task_state import is_wanted, note, noted
 from resource_manager.airflow.version_compat import in_thread
 from resource_manager.airflow.wait_log import WaitLog, describe_start
 from resource_manager.core.models import JobPlace
-from resource_manager.jobs.launchers import JobState, LauncherError
-from resource_manager.jobs.launchers.slurm import Said, Seen
+from resource_manager.jobs.launchers import LauncherError
+from resource_manager.jobs.launchers.slurm import Said, SlurmLauncher
 from resource_manager.jobs.task_identity import TaskIdentity
 
 LOG_PLACE = "slurm_log_place"
@@ -26,30 +26,38 @@ LOG_PLACE = "slurm_log_place"
 NOTE_EVERY_S = 30.0
 
 
-class SlurmState(StrEnum):
-    """Reason why the trigger fired."""
+class SlurmEvent(BaseModel):
+    """Event of the trigger: how far the job's output is in the task's log, and its last line there.
 
-    ENDED = "ended"
-    ABSENT = "absent"
-    NEVER_RUNS = "never_runs"
-    UNREACHABLE = "unreachable"
+    `unreachable` is why Slurm could not be asked, empty if it said that a worker has to go on.
+    """
+
+    offset: int
+    last_line: str
+    reasons: list[str]
+    unreachable: str = ""
 
 
-class SlurmEnd(BaseModel):
-    """Event of the trigger; `detail` is the end or the wait in words, `last_line` the last of the output."""
+def copy_output(text: str, log: Any) -> str:
+    """Write output of the job to the task's log; return its last line that is not empty."""
+    last_line = ""
+    for line in text.splitlines():
+        last_line = line.strip() or last_line
+        log.info("%s", line)
+    return last_line
 
-    state: SlurmState
-    detail: str = ""
-    exit_code: int | None = None
-    last_line: str = ""
-    preempted: bool = False
-    job_id: str = ""
-    where: str = ""
-    reasons: list[str] = []
+
+def end_unless_wanted(identity: TaskIdentity, place: JobPlace) -> bool:
+    """End the job of a task that a user ended, not of one that was cleared; return whether it was ended."""
+    if is_wanted(identity):
+        return False
+    with closing(SlurmLauncher(place)) as launcher:
+        launcher.stop(launcher.current(identity.lease_id))
+    return True
 
 
 class SlurmTrigger(BaseTrigger):
-    """Fire when the job has ended, is not there, can never run, or was out of reach for `unreachable_s`."""
+    """Fire when the job does not run or never will, or was out of reach for `unreachable_s`."""
 
     def __init__(
         self,
@@ -83,7 +91,7 @@ class SlurmTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         yield TriggerEvent((await self._watch()).model_dump(mode="json"))
 
-    async def _watch(self) -> SlurmEnd:
+    async def _watch(self) -> SlurmEvent:
         board, clock = SlurmBoard.of(self.place, self.gpu_conn_id), asyncio.get_running_loop().time
         await self._recall()
         reached_at = noted_at = clock()
@@ -93,41 +101,25 @@ class SlurmTrigger(BaseTrigger):
             except LauncherError as error:
                 self.log.warning("Slurm cannot be asked; still watching: %s", error)
                 if clock() - reached_at > self.unreachable_s:
-                    return SlurmEnd(state=SlurmState.UNREACHABLE, detail=str(error))
+                    return self._event(unreachable=str(error))
                 continue
             reached_at = clock()
-            self._copy(seen)
-            if seen.status.state is JobState.ABSENT:
-                return SlurmEnd(state=SlurmState.ABSENT)
-            if seen.status.state is JobState.FINISHED:
-                return await self._ended(board, seen)
+            self._offset = seen.offset
+            self._last_line = copy_output(seen.text, self.log) or self._last_line
+            if not seen.goes_on:
+                return self._event()
             assert seen.said is not None  # Slurm has the job
-            if seen.said.never:
-                return SlurmEnd(
-                    state=SlurmState.NEVER_RUNS,
-                    detail=seen.said.wait,
-                    job_id=seen.said.id,
-                    reasons=[seen.said.wait],
-                )
             self._tell(seen.said, clock())
             if clock() - noted_at > NOTE_EVERY_S:
                 noted_at = clock()
                 await self._note()
 
-    async def _ended(self, board: SlurmBoard, seen: Seen) -> SlurmEnd:
-        while seen.text:
-            seen = await board.rest(self.key, self._offset)
-            self._copy(seen)
-        said = seen.said
-        return SlurmEnd(
-            state=SlurmState.ENDED,
-            detail=said.end if said else "",
-            exit_code=seen.status.exit_code,
+    def _event(self, unreachable: str = "") -> SlurmEvent:
+        return SlurmEvent(
+            offset=self._offset,
             last_line=self._last_line,
-            preempted=said is not None and said.state == "PREEMPTED",
-            job_id=said.id if said else "",
-            where=said.where if said else "",
             reasons=self._waits.reasons,
+            unreachable=unreachable,
         )
 
     def _tell(self, said: Said, now: float) -> None:
@@ -141,14 +133,6 @@ class SlurmTrigger(BaseTrigger):
         elif not self._runs and said.where:
             self._runs = True
             self.log.info("Slurm runs job %s on %s", said.id, said.where)
-
-    def _copy(self, seen: Seen) -> None:
-        """Write the output to the task's log."""
-        self._offset = max(seen.offset, self._offset)
-        for line in seen.text.splitlines():
-            if line.strip():
-                self._last_line = line.strip()
-            self.log.info("%s", line)
 
     async def _recall(self) -> None:
         """Go on in the log where an earlier triggerer stopped."""
@@ -169,6 +153,5 @@ class SlurmTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """End the job of a task that a user ended; keep that of a cleared or moved task."""
-        if not await in_thread(is_wanted, self.identity):
-            await SlurmBoard.of(self.place, self.gpu_conn_id).stop(self.key)
+        if await in_thread(end_unless_wanted, self.identity, self.place):
             self.log.info("the task was ended in Airflow; its job on Slurm was ended")

@@ -130,7 +130,7 @@ def prepare(root: str, key: str, port: int = 0) -> dict[str, Any]:
     Returns {"running": the other jobs of this root that run}, and the job's place as "machine", "folder",
     "mark" and "user". Raises `OSError`, or `RefusedError` for a job that was stopped.
     """
-    _refuse_ended(root, key)
+    refuse_ended(root, key)
     directory = directory_of(root, key)
     folder = os.path.dirname(directory)
     for path in (directory, _folder(root, ENDED)):
@@ -168,21 +168,21 @@ def start(
     `NotStartedError` if no process of the job runs; after any other error it is unknown.
     """
     directory = directory_of(root, key)
-    _refuse_ended(root, key)
+    refuse_ended(root, key)
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        with _lock_of_unstarted(directory) as lock:
+        with lock_of_unstarted(directory) as lock:
             if lock is None:
                 return
             started = _spawn(root, key, lock, command, environment, working_dir, files or {})
     except OSError as error:
         if exists(os.path.join(directory, "lock")):
             raise
-        _refuse_ended(root, key)  # another process has just stopped the job
+        refuse_ended(root, key)  # another process has just stopped the job
         raise NotStartedError(str(error)) from error
     if started.returncode != 0:
         terminate(root, key, 0.0)  # a signal may have ended the outer shell alone
-        _refuse_ended(root, key)
+        refuse_ended(root, key)
         reason = started.stderr.decode("utf-8", "replace").strip()
         raise NotStartedError(f"{directory} cannot be written: {reason}")
 
@@ -197,22 +197,15 @@ def _spawn(
     files: Mapping[str, str],
 ) -> subprocess.CompletedProcess[bytes]:
     """Start the job's shells, with the lock; raises `NotStartedError` if there are none."""
-    directory, own = directory_of(root, key), own_directory_of(root, key)
-    paths = {variable: os.path.join(directory, variable.lower()) for variable in files}
+    directory = directory_of(root, key)
     try:
-        os.makedirs(own, mode=0o700, exist_ok=True)
-        for variable, path in paths.items():
-            write_file(path, files[variable])
         return subprocess.run(
             ["/bin/sh", "-c", WRAPPER, "sh", tombstone_of(root, key), *command],
             cwd=directory,
             env={
                 **os.environ,
                 **environment,
-                **paths,
-                "GPU_JOB_DIR": own,
-                "GPU_CHECKPOINT_FILE": os.path.join(own, CHECKPOINT),
-                "GPU_PREEMPT_FILE": os.path.join(directory, PREEMPTED),
+                **own_variables(root, key, files),
                 "GPU_JOB_WORKING_DIR": os.path.abspath(working_dir),
                 "GPU_JOB_LOCK": os.path.join(directory, "lock"),
             },
@@ -223,6 +216,21 @@ def _spawn(
         )
     except (OSError, ValueError) as error:
         raise NotStartedError(str(error)) from error
+
+
+def own_variables(root: str, key: str, files: Mapping[str, str]) -> dict[str, str]:
+    """Make the job's own directory and its files; return the variables that name them."""
+    directory, own = directory_of(root, key), own_directory_of(root, key)
+    os.makedirs(own, mode=0o700, exist_ok=True)
+    paths = {variable: os.path.join(directory, variable.lower()) for variable in files}
+    for variable, path in paths.items():
+        write_file(path, files[variable])
+    return {
+        **paths,
+        "GPU_JOB_DIR": own,
+        "GPU_CHECKPOINT_FILE": os.path.join(own, CHECKPOINT),
+        "GPU_PREEMPT_FILE": os.path.join(directory, PREEMPTED),
+    }
 
 
 def attend(
@@ -251,10 +259,10 @@ def attend(
         ctypes.CDLL(None).prctl(1, signal.SIGHUP)  # PR_SET_PDEATHSIG
     terminal = next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
     directory = directory_of(root, key)
-    _refuse_ended(root, key)
+    refuse_ended(root, key)
     os.makedirs(directory, mode=0o700, exist_ok=True)
     write_file(os.path.join(directory, SIGN), "")
-    with _lock_of_unstarted(directory) as lock:
+    with lock_of_unstarted(directory) as lock:
         if lock is None:
             raise RuntimeError(f"job {key} was started before")
         if _is_told_to_end(woken, 0.0):
@@ -313,15 +321,15 @@ def run(root: str, key: str, command: str, environment: Mapping[str, str]) -> in
     This process waits for it whatever signals it gets, and holds the lock: the job is known to run also where
     its own process is another user's.
     """
-    _refuse_ended(root, key)
+    refuse_ended(root, key)
     directory = directory_of(root, key)
-    with _lock_of_unstarted(directory) as lock:
+    with lock_of_unstarted(directory) as lock:
         if lock is None:
             raise RuntimeError(f"job {key} was started before")
         for number in (*ENDING, *TERMINAL_SIGNALS):
             signal.signal(number, lambda *_: None)  # not ignored: what is started has the default again
         write_file(os.path.join(directory, "group"), str(os.getpgrp()))
-        _refuse_ended(root, key)
+        refuse_ended(root, key)
         shell = os.environ.get("SHELL") or "/bin/sh"
         job = subprocess.Popen(
             [shell, "-c", command],
@@ -396,13 +404,7 @@ def status(root: str, key: str) -> dict[str, Any]:
     server's clock. `preempted`: the job was told that its lease is taken.
     """
     directory = directory_of(root, key)
-    found: dict[str, Any] = {
-        "state": "absent",
-        "exit_code": None,
-        "ended_at": None,
-        "checkpoint_at": modified_at(os.path.join(own_directory_of(root, key), CHECKPOINT)),
-        "preempted": exists(told_file_of(root, key)),
-    }
+    found = unstarted(root, key)
     if not exists(directory):
         return found
     gone = _is_free(directory)
@@ -414,6 +416,17 @@ def status(root: str, key: str) -> dict[str, Any]:
     # A killed job writes no exit code.
     ended_at = modified_at(os.path.join(directory, "exit_code"))
     return {**found, "state": "finished", "exit_code": exit_code, "ended_at": ended_at}
+
+
+def unstarted(root: str, key: str) -> dict[str, Any]:
+    """Return the status of a job that was not started."""
+    return {
+        "state": "absent",
+        "exit_code": None,
+        "ended_at": None,
+        "checkpoint_at": modified_at(os.path.join(own_directory_of(root, key), CHECKPOINT)),
+        "preempted": exists(told_file_of(root, key)),
+    }
 
 
 def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:
@@ -486,14 +499,34 @@ def preempt(
     call and counts from then, whichever process calls again. Returns once the job has ended, or after
     `wait_s`.
     """
+
+    def tell() -> None:
+        _signal(directory_of(root, key), getattr(signal, f"SIG{signal_name}"))
+
+    found = tell_and_end(root, key, grace_s, wait_s, 0.05, tell, status, terminate)
+    if found["state"] != "running":
+        terminate(root, key, 0.0)  # what it left behind, such as a process in the background
+    return found
+
+
+def tell_and_end(
+    root: str,
+    key: str,
+    grace_s: float,
+    wait_s: float,
+    poll_s: float,
+    tell: Callable[[], None],
+    status: Callable[[str, str], dict[str, Any]],
+    terminate: Callable[[str, str, float], None],
+) -> dict[str, Any]:
+    """Do as `preempt` for jobs that are told, seen and ended by these functions."""
     told = told_file_of(root, key)
     if status(root, key)["state"] == "running" and not exists(told):
         os.makedirs(_folder(root, TOLD), mode=0o700, exist_ok=True)
         write_file(told, "", dated=time.time() + grace_s)
-        directory = directory_of(root, key)
         with suppress(OSError):  # another process has just stopped the job, or it put a folder there
-            write_grace(os.path.join(directory, PREEMPTED), grace_s)
-        _signal(directory, getattr(signal, f"SIG{signal_name}"))
+            write_grace(os.path.join(directory_of(root, key), PREEMPTED), grace_s)
+        tell()
     deadline = time.monotonic() + wait_s
     found = status(root, key)
     while found["state"] == "running":
@@ -501,11 +534,10 @@ def preempt(
         if kill_at is not None and time.time() >= kill_at:
             terminate(root, key, 0.0)
         elif time.monotonic() >= deadline:
-            return found
+            break
         else:
-            time.sleep(0.05)
+            time.sleep(poll_s)
         found = status(root, key)
-    terminate(root, key, 0.0)  # what it left behind, such as a process in the background
     return found
 
 
@@ -556,26 +588,22 @@ def prune_tombstones(root: str) -> None:
                     os.unlink(entry.path)
 
 
-def _refuse_ended(root: str, key: str) -> None:
+def refuse_ended(root: str, key: str, is_gone: Callable[[str], bool] | None = None) -> None:
     """Raise `AlreadyEndedError` if the job was stopped, `StillRunsError` while it is being stopped.
 
-    A folder without a job is removed: a start that came too late had made it again.
+    A folder without a job is removed: a start that came too late had made it again. `is_gone` says of a
+    job's directory whether its processes are gone.
     """
     prune_tombstones(root)
     directory = directory_of(root, key)
     if not exists(tombstone_of(root, key)):
         return
     if exists(directory):
-        if not _is_gone(directory):
+        if not (is_gone or _is_gone)(directory):
             raise StillRunsError(f"job {key} is being ended and still runs")
         if not exists(os.path.join(directory, "group")):
             shutil.rmtree(directory, ignore_errors=True)
-    raise already_ended(key)
-
-
-def already_ended(key: str) -> AlreadyEndedError:
-    """Return the error for a job that was stopped."""
-    return AlreadyEndedError(f"job {key} has ended already; it is not started again")
+    raise AlreadyEndedError(f"job {key} has ended already; it is not started again")
 
 
 def _folder(root: str, name: str) -> str:
@@ -596,6 +624,12 @@ def jobs_in(root: str) -> Iterator[str]:
         for entry in os.scandir(os.path.expanduser(root)):
             if entry.is_dir() and entry.name not in (KEPT, ENDED, TOLD):
                 yield entry.name
+
+
+def ended_in(root: str) -> Iterator[str]:
+    """Yield the keys of the jobs that have a tombstone."""
+    with suppress(FileNotFoundError):
+        yield from os.listdir(_folder(root, ENDED))
 
 
 def _mark(folder: str) -> str:
@@ -780,12 +814,17 @@ def _locked(directory: str, mode: int, create: int = 0) -> Iterator[int | None]:
 
 
 @contextmanager
-def _lock_of_unstarted(directory: str) -> Iterator[int | None]:
-    """Yield the lock's descriptor of a job that was not started, None if it was; raises `RuntimeError`."""
-    deadline = time.monotonic() + STARTER_TIMEOUT_S
+def lock_of_unstarted(
+    directory: str, names: Sequence[str] = ("group",), timeout_s: float = STARTER_TIMEOUT_S
+) -> Iterator[int | None]:
+    """Yield the lock's descriptor of a job that was not started, None if it was; raises `RuntimeError`.
+
+    A job that was started has one of the files of these names.
+    """
+    deadline = time.monotonic() + timeout_s
     while True:
         with _locked(directory, fcntl.LOCK_EX, os.O_CREAT) as lock:
-            was_started = exists(os.path.join(directory, "group"))
+            was_started = any(exists(os.path.join(directory, name)) for name in names)
             if was_started or lock is not None:
                 yield None if was_started else lock
                 return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from resource_manager.jobs.launchers import directory_job, slurm_commands, slurm
 from resource_manager.jobs.launchers.base import (
     BatchRequest,
     Job,
+    JobState,
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
@@ -25,6 +25,7 @@ from resource_manager.jobs.launchers.base import (
 from resource_manager.jobs.launchers.devices import VISIBLE_DEVICES, check_environment
 from resource_manager.jobs.launchers.local import placed, status_of
 from resource_manager.jobs.launchers.ssh import ANSWERS, Answer, SSHLauncher, StatusAnswer
+from resource_manager.manager.results import SlurmJob
 
 ROOT = "~/.gpu-manager/slurm"
 """Folder of the jobs, which login nodes and nodes share."""
@@ -42,57 +43,6 @@ OPTIONS = (
 )
 """Options of sbatch that a task may give by name; what it asks for otherwise follows from its demand."""
 
-WAITS = {
-    "Resources": "it is next, and not enough is free",
-    "Priority": "others are before it",
-    "None": "Slurm has not looked at it yet",
-    "Dependency": "a job of the same name has not ended",
-    "BeginTime": "its begin lies ahead",
-    "JobHeldAdmin": "an administrator holds it",
-    "JobHeldUser": "its owner holds it",
-    "Reservation": "its reservation has not begun",
-    "ReqNodeNotAvail": "a node that it needs is down or reserved",
-    "QOSMaxGRESPerUser": "its user has all GPUs that the QOS allows a user",
-    "QOSMaxJobsPerUserLimit": "its user has all jobs that the QOS allows a user",
-    "QOSGrpGRES": "the QOS has all GPUs that it may have",
-    "AssocGrpGRES": "its account has all GPUs that it may have",
-    "AssocMaxJobsLimit": "its account has all jobs that it may have",
-    "PartitionDown": "its partition is down",
-    "PartitionInactive": "its partition is inactive",
-    "Licenses": "a licence that it needs is in use",
-}
-"""Slurm's reasons of a wait in words; another reason is told as Slurm spells it."""
-
-NEVER = {
-    "PartitionTimeLimit": "its time is above the limit of the partition",
-    "PartitionNodeLimit": "it asks for more nodes than the partition has",
-    "PartitionConfig": "the partition does not take such a job",
-    "BadConstraints": "no node can fulfil its constraints",
-    "InvalidAccount": "its account is not valid",
-    "InvalidQOS": "its QOS is not valid",
-    "QOSNotAllowed": "its QOS is not allowed there",
-    "AccountNotAllowed": "its account is not allowed in the partition",
-    "AssocMaxWallDurationPerJobLimit": "its time is above the limit of its account",
-    "QOSMaxWallDurationPerJobLimit": "its time is above the limit of the QOS",
-    "QOSMaxGRESPerJob": "it asks for more GPUs than the QOS allows a job",
-    "QOSMaxNodePerJobLimit": "it asks for more nodes than the QOS allows a job",
-    "AssocMaxNodePerJobLimit": "it asks for more nodes than its account may have in a job",
-    "DependencyNeverSatisfied": "its dependency can never be fulfilled",
-}
-"""Reasons for which a job waits until somebody changes it or the cluster: the task fails."""
-
-ENDS = {
-    "PREEMPTED": "Slurm preempted the job",
-    "NODE_FAIL": "a node of the job failed",
-    "TIMEOUT": "Slurm ended the job at its time limit",
-    "OUT_OF_MEMORY": "the job used more memory than it asked for",
-    "CANCELLED": "the job was cancelled on Slurm",
-    "DEADLINE": "Slurm ended the job at its deadline",
-    "BOOT_FAIL": "a node of the job did not boot",
-}
-"""Ends that are Slurm's, in words; any other is told by its exit code."""
-
-
 LOADER = """
 import json, sys, types
 
@@ -108,57 +58,21 @@ def load(package, sources, call):
 
 
 class Said(Answer):
-    """What Slurm says of a job: times in seconds since the epoch, devices as [nodes, GPU numbers]."""
+    """What Slurm says of a job: its own state and reason, and why it waits, where it is and how it ended, in
+    words, each empty where that is not so; times are seconds since the epoch.
+
+    `never`: it waits for what does not happen by itself.
+    """
 
     id: str
     state: str
     reason: str
+    wait: str
+    never: bool
+    where: str
+    end: str
     begins_at: float | None
     partition: str
-    devices: list[list[str]]
-    gpus_granted: int
-
-    @property
-    def where(self) -> str:
-        """Return the nodes, with the numbers of their GPUs where Slurm tells them; empty before the start."""
-        return ", ".join(f"{nodes} GPU {numbers}" if numbers else nodes for nodes, numbers in self.devices)
-
-    @property
-    def wait(self) -> str:
-        """Return why the job does not run yet, in words and in Slurm's own; empty if it is not pending."""
-        if self.state != "PENDING":
-            return ""
-        reason = self.reason or "None"
-        word = re.split(r"[,(_]", reason, maxsplit=1)[0].strip()
-        told = WAITS.get(word) or NEVER.get(word)
-        return f"{told} ({reason})" if told and self.reason else told or reason
-
-    @property
-    def never(self) -> bool:
-        """Return whether the job waits for what does not happen by itself."""
-        return self.state == "PENDING" and re.split(r"[,(_]", self.reason, maxsplit=1)[0] in NEVER
-
-    @property
-    def end(self) -> str:
-        """Return how Slurm ended the job; empty if the job ended itself."""
-        return ENDS.get(self.state, "")
-
-
-class Record(Said):
-    """Job on Slurm for those who list them: what its task asked for, and what Slurm says."""
-
-    key: str
-    lease_id: str
-    conn_id: str
-    labels: dict[str, str]
-    owner: str
-    team: str
-    gpus: int
-    nodes: int
-    exit_code: int | None
-    submitted_at: float | None
-    started_at: float | None
-    ended_at: float | None
 
 
 class _Status(StatusAnswer):
@@ -171,17 +85,14 @@ class _Seen(Answer):
     status: _Status
 
 
-class _Seens(Answer):
+class _Look(Answer):
     jobs: dict[str, _Seen]
+    cluster: str
+    records: list[SlurmJob]
 
 
 class _Current(Answer):
     key: str
-
-
-class _Records(Answer):
-    records: list[Record]
-    cluster: str
 
 
 class Seen(NamedTuple):
@@ -191,6 +102,19 @@ class Seen(NamedTuple):
     offset: int
     status: JobStatus
     said: Said | None
+
+    @property
+    def goes_on(self) -> bool:
+        """Return whether the job runs, or waits for what may happen by itself."""
+        return self.status.state is JobState.RUNNING and self.said is not None and not self.said.never
+
+
+class Look(NamedTuple):
+    """Jobs by key, and all jobs of the cluster's record where they were asked for."""
+
+    jobs: dict[str, Seen]
+    cluster: str
+    records: list[SlurmJob]
 
 
 def arguments_of(asked: BatchRequest) -> list[str]:
@@ -202,6 +126,7 @@ def arguments_of(asked: BatchRequest) -> list[str]:
         if "\n" in value or "\0" in value:
             raise LauncherError(f"slurm: {name} is not one line")
     found = [f"--{name}={value}" for name, value in given.items()]
+    found.append(f"--nodes={asked.nodes}")
     found.append(f"--cpus-per-task={max(1, math.ceil(asked.cpus))}")
     if asked.gpus:
         found.append(f"--gpus-per-node={f'{asked.gpu_type}:' if asked.gpu_type else ''}{asked.gpus}")
@@ -209,7 +134,7 @@ def arguments_of(asked: BatchRequest) -> list[str]:
         found.append(f"--mem={asked.memory_mib}M")
     if asked.time_s is not None:
         found.append(f"--time={max(1, math.ceil(asked.time_s / 60))}")
-    return [*found, f"--signal=B:TERM@{max(1, round(asked.grace_s))}"]
+    return [*found, f"--signal=TERM@{max(1, round(asked.grace_s))}"]
 
 
 class LocalPython:
@@ -240,9 +165,8 @@ class SlurmLauncher(SSHLauncher):
     answers: ClassVar[dict[str, type[Answer]]] = {
         **ANSWERS,
         **dict.fromkeys(("status", "preempt"), _Status),
-        "look": _Seens,
+        "look": _Look,
         "current": _Current,
-        "records": _Records,
     }
 
     def __init__(self, place: JobPlace) -> None:
@@ -271,27 +195,25 @@ class SlurmLauncher(SSHLauncher):
             },
             options=arguments_of(asked),
             files=dict(job.files),
-            nodes=asked.nodes,
             gpus=asked.gpus,
             about=dict(asked.about or {}),
         )
 
-    def look(self, offsets: Mapping[str, int]) -> dict[str, Seen]:
-        """Return what `logs` would, for many jobs by one question to Slurm; an offset below 0: no output."""
-        found = self.ask("look", offsets=dict(offsets))["jobs"]
-        return {
+    def look(self, offsets: Mapping[str, int], since: float | None = None) -> Look:
+        """Return what `logs` would, for many jobs by one question to Slurm; an offset below 0: no output.
+
+        With `since` also the records of the jobs that are there or have ended since.
+        """
+        found = self.ask("look", offsets=dict(offsets), since=since)
+        jobs = {
             key: Seen(each["text"], each["offset"], status_of(each["status"]), _said(each["status"]["slurm"]))
-            for key, each in found.items()
+            for key, each in found["jobs"].items()
         }
+        return Look(jobs, found["cluster"], found["records"])
 
     def current(self, lease_id: str) -> str:
         """Return the key of the job of this lease id that is there, else of its next one."""
         return str(self.ask("current", lease=job_key(lease_id, 0)[:-1])["key"])
-
-    def records(self, since: float = 0.0) -> tuple[str, list[Record]]:
-        """Return the cluster's name, and the jobs that are there or have ended since."""
-        found = self.ask("records", since=since)
-        return found["cluster"].partition("/")[2], [Record(**each) for each in found["records"]]
 
     def program(self, call: str) -> str:
         sent = (directory_job, slurm_commands, slurm_script, slurm_job)

@@ -1,6 +1,6 @@
 """Slurm's commands and what they say; standard library only, as `slurm_job`, which it is sent with.
 
-The forms are those of 22.05; `--json` is not used, since it differs from one version to the next.
+The forms are plain columns, which versions give alike; `--json` differs from one to the next.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 COMMAND_TIMEOUT_S = 50.0
 SUBMIT_TIMEOUT_S = 30.0
@@ -20,25 +21,69 @@ FIELDS = {
     "reason": "%r",
     "begins_at": "%S",
     "partition": "%P",
-    "where": "%Z",
+    "directory": "%Z",
     "name": "%j",
 }
 """What is asked of each job; the directory tells a job of ours from one that has its name."""
 
-OUTAGES = (
-    "Unable to contact",
-    "timed out",
-    "Zero Bytes",
-    "not connected",
-    "onnection ",
-    "standby mode",
-    "temporarily",
-    "configuration source",
+OUTAGES = re.compile(
+    "Unable to contact|timed out|Zero Bytes|not connected|onnection |standby mode|temporarily|"
+    "configuration source"
 )
-"""Parts of Slurm's errors after which a job may have been submitted, or is taken a little later."""
+"""Parts of sbatch's errors after which the job may have been taken, or is taken a little later."""
 
-LIVE = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "REQUEUED", "RESIZING", "STOPPED")
-"""States of a job that is in the queue, though it was not when the queue was read."""
+WAITS = {
+    "Resources": "it is next, and not enough is free",
+    "Priority": "others are before it",
+    "None": "Slurm has not looked at it yet",
+    "Dependency": "a job of the same name has not ended",
+    "JobHeldAdmin": "an administrator holds it",
+    "JobHeldUser": "its owner holds it",
+    "Reservation": "its reservation has not begun",
+    "ReqNodeNotAvail": "a node that it needs is down or reserved",
+    "QOSMaxGRESPerUser": "its user has all GPUs that the QOS allows a user",
+    "QOSMaxJobsPerUserLimit": "its user has all jobs that the QOS allows a user",
+    "QOSGrpGRES": "the QOS has all GPUs that it may have",
+    "AssocGrpGRES": "its account has all GPUs that it may have",
+    "AssocMaxJobsLimit": "its account has all jobs that it may have",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition is inactive",
+    "Licenses": "a licence that it needs is in use",
+}
+"""Slurm's reasons of a wait in words; another reason is told as Slurm spells it."""
+
+NEVER = {
+    "PartitionTimeLimit": "its time is above the limit of the partition",
+    "PartitionNodeLimit": "it asks for more nodes than the partition has",
+    "PartitionConfig": "the partition does not take such a job",
+    "BadConstraints": "no node can fulfil its constraints",
+    "InvalidAccount": "its account is not valid",
+    "InvalidQOS": "its QOS is not valid",
+    "QOSNotAllowed": "its QOS is not allowed there",
+    "AccountNotAllowed": "its account is not allowed in the partition",
+    "AssocMaxWallDurationPerJobLimit": "its time is above the limit of its account",
+    "QOSMaxWallDurationPerJobLimit": "its time is above the limit of the QOS",
+    "QOSMaxGRESPerJob": "it asks for more GPUs than the QOS allows a job",
+    "QOSMaxNodePerJobLimit": "it asks for more nodes than the QOS allows a job",
+    "AssocMaxNodePerJobLimit": "it asks for more nodes than its account may have in a job",
+    "DependencyNeverSatisfied": "its dependency can never be fulfilled",
+}
+"""Reasons for which a job waits until somebody changes it or the cluster: the task fails."""
+
+ENDS = {
+    "PREEMPTED": "Slurm preempted the job",
+    "NODE_FAIL": "a node of the job failed",
+    "TIMEOUT": "Slurm ended the job at its time limit",
+    "OUT_OF_MEMORY": "the job used more memory than it asked for",
+    "CANCELLED": "the job was cancelled on Slurm",
+    "DEADLINE": "Slurm ended the job at its deadline",
+    "BOOT_FAIL": "a node of the job did not boot",
+    "REVOKED": "another cluster of the federation took the job",
+    "COMPLETED": "",
+    "FAILED": "",
+    "": "",
+}
+"""States of a job that has ended, with the words for ends that are Slurm's; an unknown state is empty."""
 
 
 class RejectedError(Exception):
@@ -47,15 +92,14 @@ class RejectedError(Exception):
 
 def queue(key: str = "") -> list[dict[str, str]]:
     """Return the user's jobs that have not ended, all or those of that name."""
+    form, user = "--format=" + "\t".join(FIELDS.values()), f"--user={os.geteuid()}"
     named = [f"--name={key}"] if key else []
-    fields = "\t".join(FIELDS.values())
-    return parse_queue(output_of("squeue", "--me", "--all", "--noheader", f"--format={fields}", *named))
+    return rows(output_of("squeue", user, "--all", "--noheader", form, *named), "\t", *FIELDS)
 
 
 def submit(key: str, directory: str, options: Sequence[str], comment: str) -> str:
     """Return the id of the new job; raises `RejectedError` if there is none, `RuntimeError` if unknown."""
-    command = [
-        "sbatch",
+    own = [
         "--parsable",
         f"--job-name={key}",
         f"--comment={comment}",
@@ -65,75 +109,49 @@ def submit(key: str, directory: str, options: Sequence[str], comment: str) -> st
         "--dependency=singleton",
         "--no-requeue",
         "--ntasks-per-node=1",
-        *options,
-        os.path.join(directory, "script"),
     ]
-    try:
-        done = run(command, SUBMIT_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"sbatch gave no answer within {SUBMIT_TIMEOUT_S:g} s") from error
+    done = run(["sbatch", *own, *options, os.path.join(directory, "script")], SUBMIT_TIMEOUT_S)
     if done.returncode == 0:
         return done.stdout.strip().splitlines()[-1].split(";")[0]
     reason = complaint(done)
-    if any(part in reason for part in OUTAGES):
-        raise RuntimeError(reason)
-    raise RejectedError(reason)
+    raise (RuntimeError if OUTAGES.search(reason) else RejectedError)(reason)
 
 
-def cancel(jobs: Iterable[Mapping[str, str]], signal_name: str) -> None:
-    """Signal the command of jobs that run; end all of it by KILL, and what does not run yet."""
+def signal(jobs: Iterable[Mapping[str, str]], name: str) -> None:
+    """Signal the processes of jobs that run, but for KILL not the script; cancel jobs that do not run yet."""
     for job in jobs:
-        if job["state"] == "COMPLETING":
-            continue
-        if job["state"] == "RUNNING" and signal_name != "KILL":
-            run(["scancel", "--batch", f"--signal={signal_name}", job["id"]])  # if it has begun by now
-            continue
         if job["state"] == "RUNNING":
-            run(["scancel", "--full", "--signal=KILL", job["id"]])
-        done = run(["scancel", job["id"]])
-        if done.returncode != 0 and "Invalid job id" not in done.stderr and "already" not in done.stderr:
-            raise RuntimeError(complaint(done))
+            # A step that has not begun gets no signal: the caller's grace ends that job.
+            run(["scancel", *(["--full"] if name == "KILL" else []), f"--signal={name}", job["id"]])
+        if job["state"] != "COMPLETING" and (job["state"] != "RUNNING" or name == "KILL"):
+            done = run(["scancel", job["id"]])
+            if done.returncode != 0 and "Invalid job id" not in done.stderr and "already" not in done.stderr:
+                raise RuntimeError(complaint(done))
 
 
-def ended_job(job_id: str) -> dict[str, str]:
-    """Return what Slurm remembers of a job that is not in its queue, from its controller or its accounts."""
+def known_job(job_id: str) -> dict[str, str]:
+    """Return what the controller remembers of a job, else its accounts, where it has any."""
     done = run(["scontrol", "show", "job", "-o", job_id])
     if done.returncode == 0:
-        return parse_job(done.stdout)
+        return {"id": job_id, **parse_job(done.stdout)}
     if "Invalid job id" not in done.stderr:
         raise RuntimeError(complaint(done))
-    return next(iter(accounted(job_id=job_id)), {})
+    form = "--format=JobID,State,ExitCode,End,Partition"
+    with suppress(OSError, RuntimeError):
+        found = output_of("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}", form)
+        return next(iter(rows(found, "|", "id", "state", "exit", "ends_at", "partition")), {"id": job_id})
+    return {"id": job_id}
 
 
-def accounted(key: str = "", job_id: str = "") -> list[dict[str, str]]:
-    """Return the jobs of that name or id in Slurm's accounts; none where it keeps none or they are away."""
-    wanted = [f"--jobs={job_id}"] if job_id else [f"--name={key}", "--starttime=now-8days"]
-    fields = "--format=JobID,State,ExitCode,End,Partition,WorkDir,JobName"
-    with suppress(OSError, subprocess.TimeoutExpired):
-        done = run(["sacct", "--allocations", "--noheader", "--parsable2", *wanted, fields])
-        return parse_account(done.stdout) if done.returncode == 0 else []
-    return []
-
-
-def exit_code_of(ended: Mapping[str, str]) -> int | None:
-    """Return the exit code that Slurm tells, as a shell would; None for a job that it ended without one."""
-    code, _, number = ended.get("exit", "").partition(":")
-    if not (code.isdigit() and number.isdigit()):
-        return None
-    if ended.get("state", "").startswith("COMPLETED"):
-        return 0
-    return int(code) or (128 + int(number) if int(number) else None)
-
-
-def parse_queue(text: str) -> list[dict[str, str]]:
-    """Return the jobs of `squeue` in the form of `FIELDS`, which all versions give alike."""
-    rows = (line.split("\t", len(FIELDS) - 1) for line in text.splitlines())
+def rows(text: str, separator: str, *names: str) -> list[dict[str, str]]:
+    """Return lines of columns by the names of these; the last may hold the separator."""
+    found = (line.split(separator, len(names) - 1) for line in text.splitlines())
     # Python 3.7, which a login node may have, knows no `strict`.
-    return [dict(zip(FIELDS, row)) for row in rows if len(row) == len(FIELDS)]  # noqa: B905
+    return [dict(zip(names, row)) for row in found if len(row) == len(names)]  # noqa: B905
 
 
 def parse_job(text: str) -> dict[str, str]:
-    """Return state, reason, exit code, end and partition of a line of `scontrol show job -o`."""
+    """Return state, reason, exit code and end of a line of `scontrol show job -o`."""
     names = {
         "state": "JobState",
         "reason": "Reason",
@@ -141,35 +159,51 @@ def parse_job(text: str) -> dict[str, str]:
         "ends_at": "EndTime",
         "partition": "Partition",
     }
-    found = {name: re.search(rf"(?:^|\s){word}=(\S+)", text) for name, word in names.items()}
-    return {name: match[1] for name, match in found.items() if match is not None}
+    found = dict(re.findall(r"(?<!\S)(\w+)=(\S+)", text))
+    return {name: found[word] for name, word in names.items() if word in found}
 
 
-def parse_account(text: str) -> list[dict[str, str]]:
-    """Return the jobs of `sacct --parsable2`, without their steps."""
-    names = ("id", "state", "exit", "ends_at", "partition", "where", "name")
-    rows = (line.split("|", len(names) - 1) for line in text.splitlines())
-    return [dict(zip(names, row)) for row in rows if len(row) == len(names) and "." not in row[0]]  # noqa: B905
-
-
-def parse_devices(text: str) -> list[list[str]]:
-    """Return [nodes, GPU numbers] of `scontrol show job -d`, without numbers where Slurm keeps no index."""
+def place_of(text: str) -> str:
+    """Return the nodes of `scontrol show job -d` with the numbers of their GPUs, or how many they are."""
     found = re.findall(r"Nodes=(\S+) CPU_IDs=\S+ Mem=\S+ GRES=\S*?gpu\S*?\(IDX:([0-9,-]+)\)", text)
     if found:
-        return [list(each) for each in found]
-    nodes = re.search(r"\sNodeList=(\S+)", text)
-    return [[nodes[1], ""]] if nodes and nodes[1] != "(null)" else []
+        return ", ".join(f"{nodes} GPU {numbers}" for nodes, numbers in found)
+    nodes = re.search(r"\sNodeList=([^\s(]+)", text)
+    # AllocTRES is called TRES before version 22.05.9.
+    gpus = re.search(r"(?:Alloc)?TRES=\S*?gres/gpu(?::[^=,\s]+)?=(\d+)", text)
+    return f"{nodes[1]}, {gpus[1]} GPUs" if nodes and gpus else nodes[1] if nodes else ""
 
 
-def parse_gpus(text: str) -> int:
-    """Return the number of GPUs of `AllocTRES`, or `TRES` before version 22.05.9, 0 if it names none."""
-    found = re.search(r"(?:Alloc)?TRES=\S*?gres/gpu(?::[^=,\s]+)?=(\d+)", text)
-    return int(found[1]) if found else 0
-
-
-def state_word(job: Mapping[str, str]) -> str:
-    """Return a state without what follows it, as in `CANCELLED by 1000`."""
+def state_of(job: Mapping[str, str]) -> str:
+    """Return a state without what follows it, as in `CANCELLED by 1000`; empty if it is unknown."""
     return re.split(r"[ +]", job.get("state", ""), maxsplit=1)[0]
+
+
+def exit_code_of(job: Mapping[str, str]) -> int | None:
+    """Return the exit code that Slurm tells, as a shell would; None for a job that it ended without one."""
+    code, _, number = job.get("exit", "").partition(":")
+    if not (code.isdigit() and number.isdigit()):
+        return None
+    return int(code) or (128 + int(number) if int(number) else 0 if state_of(job) == "COMPLETED" else None)
+
+
+def described(job: Mapping[str, str], granted: str) -> dict[str, Any]:
+    """Return what is told of a job; `granted` is what `scontrol show job -d` said at its begin."""
+    state, reason = state_of(job), job.get("reason", "None")
+    word = re.split(r"\W", reason, maxsplit=1)[0]
+    words = WAITS.get(word) or NEVER.get(word)
+    wait = f"{words} ({reason})" if words and word != "None" else words or reason
+    return {
+        "id": job["id"],
+        "state": state,
+        "reason": "" if reason == "None" else reason,
+        "wait": wait if state == "PENDING" else "",
+        "never": state == "PENDING" and word in NEVER,
+        "end": ENDS.get(state, ""),
+        "where": place_of(granted),
+        "begins_at": time_of(job.get("begins_at", "")),
+        "partition": job.get("partition", ""),
+    }
 
 
 def time_of(text: str) -> float | None:
@@ -188,20 +222,23 @@ def output_of(*command: str) -> str:
 
 
 def run(command: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    """Run a command in English, with times in seconds since the epoch and without the user's own formats."""
-    own = {
-        name: value
-        for name, value in os.environ.items()
-        if not re.match(r"(SQUEUE|SACCT|SCANCEL|SCONTROL)_|SLURM_(?!CONF|JWT)", name)
-    }
-    return subprocess.run(
-        command,
-        env={**own, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+    """Run a command in English, with times in seconds since the epoch and without the user's own formats.
+
+    Raises `RuntimeError` if it gives no answer.
+    """
+    foreign = re.compile(r"(SQUEUE|SACCT|SCANCEL|SCONTROL)_|SLURM_(?!CONF|JWT)")
+    own = {name: value for name, value in os.environ.items() if not foreign.match(name)}
+    try:
+        return subprocess.run(
+            command,
+            env={**own, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{command[0]} gave no answer within {timeout_s:g} s") from error
 
 
 def complaint(done: subprocess.CompletedProcess[str]) -> str:

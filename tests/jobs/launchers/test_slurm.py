@@ -1,11 +1,17 @@
 """Jobs on a real Slurm under faults and bad input, and texts of Slurm's versions."""
 
 import os
+import pwd
 import shutil
+import subprocess
+import sys
+import tempfile
 import time
 from contextlib import closing
+from ctypes.util import find_library
 from pathlib import Path
 
+import psutil
 import pytest
 
 from resource_manager.jobs.launchers import (
@@ -26,7 +32,9 @@ from tests.e2e.servers import SSHServer
 from tests.eventually import wait_for, wait_until_ended
 
 on_slurm = [pytest.mark.e2e, pytest.mark.parametrize("launcher", ["slurm"], indirect=True)]
-ABOUT = {"lease_id": "a:d/r/t", "conn_id": "", "labels": {"dag_id": "d"}, "owner": "ann", "team": "vision"}
+TORCHRUN = os.environ.get("TORCHRUN") or shutil.which("torchrun")
+MPI = find_library("mpi") or next(map(str, Path("/usr/lib").glob("*/libmpi.so.*")), None)
+ABOUT = {"task_id": "a:d/r/t", "conn_id": "", "labels": {"dag_id": "d"}, "owner": "ann", "team": "vision"}
 
 
 def shell(key, command, **asked):
@@ -35,7 +43,7 @@ def shell(key, command, **asked):
 
 
 def said(launcher, key):
-    return launcher.look({key: -1})[key].said
+    return launcher.look({key: -1}).jobs[key].said
 
 
 def stub(folder, name, text):
@@ -111,14 +119,19 @@ class TestFaults:
         assert wait_until_ended(launcher, key) == JobStatus(JobState.FINISHED, 0)
         assert launcher.logs(key).text == "begun\nend\n"
         launcher.stop(f"{key}0")
+        slurm.resume_nodes()
 
-    def test_a_node_that_fails_ends_its_job_as_such(self, launcher, key, slurm):
-        launcher.start(shell(key, "echo begun; sleep 60", gpus=1))
+    @pytest.mark.parametrize("nodes", [1, 2])
+    def test_a_node_that_fails_ends_its_job_as_such(self, launcher, key, slurm, nodes):
+        """Of two nodes it is the second one, whose member srun waits for."""
+        launcher.start(shell(key, "echo begun; sleep 90", gpus=1, nodes=nodes))
         wait_for(lambda: "begun" in launcher.logs(key).text)
-        node = said(launcher, key).devices[0][0]
+        node = slurm.ask(f"scontrol show hostnames $(squeue -h -n {key} -o %N)").split()[-1]
         slurm.kill(node)
-        wait_for(lambda: launcher.status(key).state is JobState.FINISHED, 90.0)
-        slurm.start_node(node)
+        try:
+            wait_for(lambda: launcher.status(key).state is JobState.FINISHED, 90.0)
+        finally:
+            slurm.start_node(node)
         assert (said(launcher, key).state, said(launcher, key).end) == (
             "NODE_FAIL",
             "a node of the job failed",
@@ -158,6 +171,97 @@ class TestFaults:
         assert wait_until_ended(launcher, key).exit_code == 0
 
 
+class TestSignals:
+    pytestmark = on_slurm
+
+    @pytest.mark.parametrize("nodes", [1, 2])
+    @pytest.mark.parametrize("by", ["us", "somebody", "time"])
+    def test_the_command_gets_one_sigterm_whoever_ends_it(self, launcher, key, slurm, nodes, by):
+        """A second one may interrupt the checkpoint: only at the very end of its time Slurm sends another."""
+        out = Path(launcher.root, "out")
+        trap = f"trap 'echo told >> {out}; sleep 2; echo saved >> {out}; exit 3' TERM; echo ready >> {out}"
+        limits = {"time_s": 60, "grace_s": 30} if by == "time" else {}
+        launcher.start(shell(key, f"{trap}; while :; do sleep 0.1; done", nodes=nodes, **limits))
+        wait_for(lambda: out.exists() and out.read_text().count("ready") == nodes)
+        if by == "us":
+            launcher.terminate(key, 20.0)
+        elif by == "somebody":
+            slurm.ask(f"scancel {said(launcher, key).id}")
+        ended = wait_until_ended(launcher, key, 120.0)
+        assert (out.read_text().count("told"), out.read_text().count("saved")) == (nodes, nodes)
+        assert ended.exit_code == 3
+
+
+class AsUser:
+    """Login node on this machine for another user than root, whose home nobody can write."""
+
+    host = "here"
+
+    def __init__(self, user):
+        self.user = pwd.getpwnam(user)
+
+    def run(self, program, timeout_s):
+        home = {"HOME": self.user.pw_dir, "USER": self.user.pw_name, "LOGNAME": self.user.pw_name}
+        done = subprocess.run(
+            ["python3", "-I", "-S", "-"],
+            input=program,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env={**os.environ, **home},
+            user=self.user.pw_uid,
+            group=self.user.pw_gid,
+            extra_groups=[],
+            cwd="/",
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def close(self):
+        pass
+
+
+class TestOtherUser:
+    pytestmark = on_slurm
+
+    @pytest.fixture
+    def theirs(self, launcher):
+        """Return a launcher of user `nobody` beside that of root."""
+        theirs = open_launcher("slurm")
+        theirs._server = AsUser("nobody")
+        with tempfile.TemporaryDirectory() as root:
+            os.chown(root, theirs._server.user.pw_uid, theirs._server.user.pw_gid)
+            theirs.root = root
+            yield theirs
+
+    def test_a_job_runs_as_the_user_of_the_connection(self, theirs, key, slurm):
+        theirs.start(shell(key, "id -un; echo $GPU_LEASE_GPUS; sleep 1", gpus=2))
+        assert slurm.ask(f"squeue -h -n {key} -o %u") == "nobody\n"
+        assert wait_until_ended(theirs, key) == JobStatus(JobState.FINISHED, 0)
+        assert theirs.logs(key).text == "nobody\n0,1\n"
+        theirs.stop(key)
+
+    def test_the_same_name_of_another_user_is_no_matter(self, launcher, theirs, key):
+        launcher.start(shell(key, "echo ours; sleep 3"))
+        theirs.start(shell(key, "echo theirs; sleep 3"))
+        assert wait_until_ended(launcher, key).exit_code == wait_until_ended(theirs, key).exit_code == 0
+        assert (launcher.logs(key).text, theirs.logs(key).text) == ("ours\n", "theirs\n")
+        theirs.stop(key)
+
+    def test_root_holds_a_job_and_it_waits(self, theirs, key, slurm):
+        blocker = slurm.ask("sbatch --parsable -N4 --gpus-per-node=4 -o /dev/null --wrap 'sleep 60'").strip()
+        theirs.start(shell(key, "true", nodes=4, gpus=4))
+        slurm.ask(f"scontrol hold jobname={key}")
+        slurm.ask(f"scancel {blocker}")
+        wait_for(lambda: said(theirs, key).reason == "JobHeldAdmin")
+        assert (said(theirs, key).never, said(theirs, key).wait) == (
+            False,
+            "an administrator holds it (JobHeldAdmin)",
+        )
+        slurm.ask(f"scontrol release jobname={key}")
+        assert wait_until_ended(theirs, key, 60.0).exit_code == 0
+        theirs.stop(key)
+
+
 class TestBadInput:
     pytestmark = on_slurm
 
@@ -186,17 +290,6 @@ class TestBadInput:
         assert said(launcher, key).wait == "its time is above the limit of the partition (PartitionTimeLimit)"
         launcher.stop(key)
         assert launcher.status(key) == JobStatus(JobState.ABSENT)
-
-    def test_a_job_that_an_administrator_holds_waits(self, launcher, key, slurm):
-        launcher.start(shell(key, "true", nodes=4, gpus=4, options={"exclude": ""}))
-        slurm.ask(f"scontrol hold jobname={key}", check=False)
-        wait_for(lambda: said(launcher, key).reason == "JobHeldAdmin")
-        assert (said(launcher, key).never, said(launcher, key).wait) == (
-            False,
-            "an administrator holds it (JobHeldAdmin)",
-        )
-        slurm.ask(f"scontrol release jobname={key}")
-        assert wait_until_ended(launcher, key).exit_code == 0
 
     def test_a_name_that_somebody_took_is_not_taken_for_the_job(self, launcher, key, slurm):
         other = slurm.ask(f"sbatch --parsable -J {key} -D /tmp -o /dev/null --wrap 'sleep 30'").strip()
@@ -243,6 +336,30 @@ class TestGangs:
         assert wait_until_ended(launcher, key).exit_code == 9
         assert "[rank 1] bad\n" in launcher.logs(key).text
 
+    @pytest.mark.skipif(TORCHRUN is None, reason="needs torchrun, by PATH or TORCHRUN")
+    def test_torchrun_needs_no_option(self, launcher, key, tmp_path):
+        program = tmp_path / "sum.py"
+        program.write_text(
+            "import torch, torch.distributed as group\n"
+            "group.init_process_group('gloo')\n"
+            "total = torch.tensor([group.get_rank() + 1])\n"
+            "group.all_reduce(total)\n"
+            "print('sum', int(total), 'of', group.get_world_size(), flush=True)\n"
+            "group.destroy_process_group()\n"
+        )
+        launcher.start(shell(key, f"{TORCHRUN} {program}", nodes=2, gpus=2, cpus=2))
+        assert wait_until_ended(launcher, key, 180.0).exit_code == 0, launcher.logs(key).text
+        assert launcher.logs(key).text.count("sum 10 of 4\n") == 2
+        assert (Path(launcher.root, key) / "log.1").read_text().count("sum 10 of 4\n") == 2
+
+    @pytest.mark.skipif(MPI is None, reason="needs OpenMPI (Debian: openmpi-bin)")
+    def test_a_program_of_mpi_starts_without_mpirun(self, launcher, key):
+        """As does one that imports mpi4py; in a step of Slurm it would look for PMI."""
+        code = f"import ctypes; print(ctypes.CDLL('{MPI}', ctypes.RTLD_GLOBAL).MPI_Init(None, None))"
+        launcher.start(shell(key, f'{sys.executable} -c "{code}"'))
+        assert wait_until_ended(launcher, key, 60.0).exit_code == 0, launcher.logs(key).text
+        assert launcher.logs(key).text == "0\n"
+
     @pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs OpenMPI (Debian: openmpi-bin)")
     def test_mpirun_of_rank_0_starts_a_process_for_each_gpu(self, launcher, key):
         """Its own servers are started by Slurm, inside the job."""
@@ -270,18 +387,19 @@ class TestManyJobs:
         for each in keys[:12]:
             launcher.start(shell(each, "echo done", gpus=4))
         monkeypatch.setenv("PATH", stub(tmp_path / "bin", "squeue", f'echo >> {count}; exec {real} "$@"'))
-        found = launcher.look(dict.fromkeys(keys, 0))
-        assert len(found) == 100
+        found = launcher.look(dict.fromkeys(keys, 0), since=0.0)
+        assert len(found.jobs) == 100
         assert count.read_text() == "\n"
         for each in keys[:12]:
             wait_until_ended(launcher, each)
         assert {launcher.logs(each).text for each in keys[:12]} == {"done\n"}
-        assert {record.lease_id for record in launcher.records()[1]} == {ABOUT["lease_id"]}
+        assert {record["task_id"] for record in launcher.look({}, 0.0).records} == {ABOUT["task_id"]}
         for each in keys[:12]:
             launcher.stop(each)
-        cluster, records = launcher.records()
-        assert cluster == "test"
-        assert {(record.state, record.exit_code, record.gpus) for record in records} == {("COMPLETED", 0, 4)}
+        found = launcher.look({}, 0.0)
+        assert found.cluster == "test"
+        ended = [(record["state"], record["exit_code"], record["gpus"]) for record in found.records]
+        assert ended == [("COMPLETED", 0, 4)] * 12
         assert launcher.current("a:d/r/t/0") == keys[0][:-1] + "2"
 
 
@@ -304,19 +422,21 @@ def test_a_login_node_is_reached_by_ssh(slurm, tmp_path, monkeypatch):
             server.start()
             assert wait_until_ended(launcher, key).exit_code == 0
             assert launcher.logs(key).text.count(",") == 1
+            sessions = psutil.Process(server.process.pid).children(recursive=True)
+            with monkeypatch.context() as patched:
+                patched.setattr(ssh, "ANSWER_TIMEOUT_S", 1.0)
+                for each in sessions:
+                    each.suspend()  # a login node that hangs
+                with pytest.raises(LauncherUnreachableError, match="does not answer by ssh"):
+                    launcher.status(key)
+                for each in sessions:
+                    each.resume()
+            assert launcher.status(key).exit_code == 0
             launcher.stop(key)
     finally:
         server.stop()
 
 
-QUEUE = (
-    "8123\tPENDING\t(QOSMaxGRESPerUser)\t1795520736\tgpu\t/home/ann/.gpu-manager/slurm/k\tgpu-k-1a2b3c4d-1\n"
-)
-ACCOUNTS = (
-    "71|CANCELLED by 1000|0:0|1795520736|gpu|/home/ann/j|gpu-k\n"
-    "71.batch|CANCELLED|0:15|1795520736|||batch\n"
-    "72|OUT_OF_MEMORY|0:125|Unknown|gpu|/home/a|b|gpu-k\n"
-)
 JOBS = {
     "untyped GPUs": "JobId=7 JobState=NODE_FAIL Reason=NodeDown Dependency=(null) Requeue=0 ExitCode=1:0 "
     "EndTime=1795520736 Partition=gpu NodeList=n1 TRES=cpu=2,mem=1000M,node=1,billing=2,gres/gpu=2 "
@@ -335,38 +455,50 @@ JOBS = {
 def test_a_jobs_end_and_devices_are_read_from_each_form(form):
     job = slurm_commands.parse_job(JOBS[form])
     assert (job["state"], job["exit"], job["ends_at"]) == ("NODE_FAIL", "1:0", "1795520736")
-    assert slurm_commands.parse_devices(JOBS[form]) == [["n1", "0,3"]]
-    assert slurm_commands.parse_gpus(JOBS[form]) == 2
+    assert slurm_commands.place_of(JOBS[form]) == "n1 GPU 0,3"
 
 
 def test_a_job_without_an_index_of_its_gpus_has_their_number():
     text = "JobState=RUNNING NodeList=n[1-2] AllocTRES=cpu=4,node=2,gres/gpu=8 GRES="
-    assert (slurm_commands.parse_devices(text), slurm_commands.parse_gpus(text)) == ([["n[1-2]", ""]], 8)
+    assert slurm_commands.place_of(text) == "n[1-2], 8 GPUs"
+    assert slurm_commands.place_of("JobState=RUNNING NodeList=n1 AllocTRES=cpu=4,node=1") == "n1"
+    assert slurm_commands.place_of("JobState=PENDING NodeList=(null) GRES=") == ""
 
 
-def test_accounts_are_read_without_steps_and_with_what_a_state_adds():
-    cancelled, memory = slurm_commands.parse_account(ACCOUNTS)
-    assert slurm_commands.state_word(cancelled) == "CANCELLED"
-    assert slurm_commands.exit_code_of(cancelled) is None
-    assert slurm_commands.exit_code_of(memory) == 128 + 125
-    assert slurm_commands.time_of(memory["ends_at"]) is None
+@pytest.mark.parametrize(
+    ("line", "state", "exit_code", "ended_at"),
+    [
+        ("71|CANCELLED by 1000|0:0|1795520736|gpu", "CANCELLED", None, 1795520736.0),
+        ("72|OUT_OF_MEMORY|0:125|Unknown|gpu", "OUT_OF_MEMORY", 128 + 125, None),
+        ("73|COMPLETED|0:0|1795520736|a|b", "COMPLETED", 0, 1795520736.0),
+        ("74|FAILED|2:0|None|gpu", "FAILED", 2, None),
+    ],
+)
+def test_accounts_are_read_with_what_a_state_adds(line, state, exit_code, ended_at):
+    [job] = slurm_commands.rows(line, "|", "id", "state", "exit", "ends_at", "partition")
+    assert (slurm_commands.state_of(job), slurm_commands.exit_code_of(job)) == (state, exit_code)
+    assert slurm_commands.time_of(job["ends_at"]) == ended_at
 
 
-def test_a_wait_is_told_in_words_and_in_slurms_own():
-    [job] = slurm_commands.parse_queue(QUEUE)
-    assert (job["id"], job["where"][-2:], job["name"][-2:]) == ("8123", "/k", "-1")
-    waits = {
-        "Priority": "others are before it (Priority)",
-        "ReqNodeNotAvail, UnavailableNodes:n[1-2]": "a node that it needs is down or reserved "
-        "(ReqNodeNotAvail, UnavailableNodes:n[1-2])",
-        "launch failed requeued held": "launch failed requeued held",
-        "": "Slurm has not looked at it yet",
-    }
-    for reason, words in waits.items():
-        found = Said(
-            id="1", state="PENDING", reason=reason, begins_at=None, partition="p", devices=[], gpus_granted=0
-        )
-        assert (found.wait, found.never) == (words, False)
+@pytest.mark.parametrize(
+    ("state", "reason", "wait", "never"),
+    [
+        ("PENDING", "Priority", "others are before it (Priority)", False),
+        (
+            "PENDING",
+            "ReqNodeNotAvail, UnavailableNodes:n[1-2]",
+            "a node that it needs is down or reserved (ReqNodeNotAvail, UnavailableNodes:n[1-2])",
+            False,
+        ),
+        ("PENDING", "launch failed requeued held", "launch failed requeued held", False),
+        ("PENDING", "None", "Slurm has not looked at it yet", False),
+        ("PENDING", "InvalidQOS", "its QOS is not valid (InvalidQOS)", True),
+        ("RUNNING", "None", "", False),
+    ],
+)
+def test_a_wait_is_told_in_words_and_in_slurms_own(state, reason, wait, never):
+    found = Said(**slurm_commands.described({"id": "1", "state": state, "reason": reason}, ""))
+    assert (found.wait, found.never) == (wait, never)
 
 
 def test_what_a_job_asks_for_becomes_options_of_sbatch():
@@ -381,11 +513,12 @@ def test_what_a_job_asks_for_becomes_options_of_sbatch():
     )
     assert arguments_of(asked) == [
         "--account=ai",
+        "--nodes=2",
         "--cpus-per-task=3",
         "--gpus-per-node=a100:8",
         "--mem=1024M",
         "--time=2",
-        "--signal=B:TERM@60",
+        "--signal=TERM@60",
     ]
 
 

@@ -186,7 +186,7 @@ def test_a_signal_at_any_moment_of_the_start_leaves_nothing_behind(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("moment", ["_refuse_ended", "_locked", "write_file", "subprocess.Popen", "_wait"])
+@pytest.mark.parametrize("moment", ["refuse_ended", "_locked", "write_file", "subprocess.Popen", "_wait"])
 def test_a_signal_at_each_step_of_the_start_leaves_nothing_behind(tmp_path, moment, number):
     changes = (
         "def signalled(act):\n"

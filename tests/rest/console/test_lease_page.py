@@ -13,6 +13,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.names import short_id
 from resource_manager.manager.serializers import name_in_words
 from resource_manager.rest.tokens import Role
+from tests.manager.test_slurm_jobs import slurm_job
 
 AsRole = Callable[..., FlaskClient]
 
@@ -134,3 +135,28 @@ def test_an_event_says_who_asked_for_it_and_none_where_time_did(
     text = html.unescape(page(as_role(Role.READER), "late"))
     assert "queued, by olga" in text
     assert "granted on gpu-server-0 GPUs 0, 1, 2, 3, 4, 5, 6, 7</li>" in text, "her place in the queue came"
+
+
+def test_jobs_on_slurm_stand_below_the_leases_and_are_searched(
+    manager: GPUResourceManager, as_role: AsRole
+) -> None:
+    now = manager.store.now()
+    waits = {"state": "PENDING", "where": "", "wait": "<its> QOS is full", "begins_at": now + 10_800.0}
+    jobs = [slurm_job(7, now), slurm_job(8, now, owner="bob", **waits), slurm_job(9, now, ended_at=now)]
+    manager.keep_slurm_jobs("c", jobs)
+    client = as_role(Role.READER)
+    raw = client.get("/leases").get_data(as_text=True)
+    assert "<its>" not in raw
+    text = html.unescape(raw)
+    for shown in (
+        "7 in gpu",
+        "n1 GPU 0-1",
+        "8 in gpu",
+        "<its> QOS is full; Slurm expects the start in 3.0 h",
+    ):
+        assert shown in text, shown
+    assert "9 in gpu" not in text
+    found = client.get("/leases?q=bob").get_data(as_text=True)
+    assert ("7 in gpu" in found, "8 in gpu" in found) == (False, True)
+    [listed, *_] = client.get("/api/slurm").get_json()["items"]
+    assert (listed["source"], listed["cluster"]) == ("slurm", "c")
