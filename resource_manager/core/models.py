@@ -258,7 +258,7 @@ class Lease:
     places: tuple[JobPlace, ...] = ()
     """Places of the jobs by member, before any of them starts; empty while no process of ours was placed."""
     revoked: bool = False
-    """True if it was released while its job may run: it cannot be renewed, and waits for the job's end."""
+    """True if it was released while its job may run, or had ended before a restore: it cannot be renewed."""
 
     @property
     def lease_id(self) -> str:

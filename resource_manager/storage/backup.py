@@ -122,7 +122,7 @@ def restore(store: Store, backup: Backup, *, force: bool = False) -> Restored:
     Without `force` it takes the place of a state only if nothing is lost by that: of none, of one without
     servers, of one that its own final backup closed, or of an older one, such as a dump. Leases end later by
     the time since the backup. Where the state went on after its backup, those without a placed job keep their
-    own end, and are gone if that is over, since their GPUs may have been granted again; servers are closed
+    own end, and cannot be renewed after it, since their GPUs may have been granted again; servers are closed
     until they were searched for jobs that it does not know. Raises `BackupRefusedError`, `StoreError` and
     `LockTimeoutError`.
     """
@@ -217,24 +217,29 @@ def _continued(
         last_fencing_token=max(before.last_fencing_token + NUMBERS_LEFT_FREE, token, beyond),
         sequence=max(before.sequence, sequence) + SEQUENCES_LEFT_FREE,
         leases=tuple(
-            _later(lease, pause_s) if is_whole or lease.places else lease
+            _later(lease, pause_s)
+            if is_whole or lease.places
+            else _ended(lease, now)
+            if _may_be_granted_again(lease, before, went_on, now)
+            else lease
             for lease in before.leases
-            if is_whole or lease.places or not _may_be_granted_again(lease, before, went_on, now)
         ),
         drained=tuple(drained.values()),
     )
 
 
 def _may_be_granted_again(lease: Lease, before: Snapshot, went_on: ClusterState | None, now: float) -> bool:
-    """Return True if a lease ended after the backup: nobody may renew it in the window that follows.
-
-    Its own end says so, and the state that took its place, whatever the clock says by now.
-    """
+    """Return True if a lease ended after the backup, by its own end or by the state that took its place."""
     if went_on is None or went_on.version < before.version:
         is_gone = False
     else:
         is_gone = went_on.holding(lease.lease_id, lease.fencing_token) is None
     return is_gone or (lease.expires_at <= now and not lease.request.quarantine)
+
+
+def _ended(lease: Lease, now: float) -> Lease:
+    """Return the lease as one that nobody can renew in the window that follows, and that ends after it."""
+    return replace(lease, expires_at=min(lease.expires_at, now), revoked=True)
 
 
 def _later(lease: Lease, pause_s: float) -> Lease:

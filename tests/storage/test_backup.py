@@ -26,12 +26,14 @@ from resource_manager.core.changes import (
     Released,
     Renewed,
 )
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import JobPlace, Request
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.core.search import is_unsearched, reason_before
 from resource_manager.errors import (
     BackupRefusedError,
     CorruptStateError,
+    LeaseNotFoundError,
     LockedError,
     StaleStateError,
     StateClosedError,
@@ -41,6 +43,7 @@ from resource_manager.manager.cluster_file.sections import ClusterDefinition
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.refusal_wording import Refusal
+from resource_manager.scheduling import allocator
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
 from resource_manager.storage.backup import (
@@ -337,9 +340,13 @@ def test_a_lease_that_may_have_been_granted_again_cannot_be_renewed_after_a_rest
     store.commit(version, ends, now=store.now())
     wait_for(lambda: store.now() > now + 0.001)
     restore(store, backup, force=True)
-    assert {each.lease_id for each in fresh(store).leases} == {"kept", "placed"}, (
-        "a job's end is searched for"
-    )
+    after = ClusterState.from_snapshot(fresh(store))
+    for name in ("over", "ended"):
+        with pytest.raises(LeaseNotFoundError):
+            allocator.renew(after, name, store.now(), fencing_token=lease[name].fencing_token)
+        assert after.leases[name].expires_at <= store.now(), "it expires when the window is over"
+    for name in ("kept", "placed"):
+        assert allocator.renew(after, name, store.now(), fencing_token=lease[name].fencing_token)
 
 
 def test_every_server_is_closed_until_it_was_searched_also_one_that_was_drained(

@@ -105,7 +105,7 @@ class Recovery:
         """Return renewals that give leases back what a jump forward, stored by this process, took of them.
 
         A lease that is renewed every third of its life could end before its owner comes. One that was renewed
-        since ends too late for that. Quarantined and preempted ones have no life to give back.
+        since ends too late for that. Quarantined, revoked and preempted ones have no life to give back.
         """
         jump = self._extends
         if jump is None:
@@ -115,7 +115,7 @@ class Recovery:
                 lease.lease_id, lease.fencing_token, now, lease.expires_at + jump.seconds, lease.checkpoint_at
             )
             for lease in cluster.leases.values()
-            if not lease.quarantined
+            if not (lease.quarantined or lease.revoked)
             and lease.lease_id not in cluster.preempting
             and lease.expires_at <= now - jump.seconds + lease.request.ttl_s + JUMP_S
         ]
