@@ -18,6 +18,7 @@ from airflow.listeners import hookimpl
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from resource_manager.airflow.hook import GPUManagerHook
+from resource_manager.airflow.task_results import drop_end
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.task_identity import TaskIdentity, task_as_caller
@@ -71,10 +72,10 @@ def _task_ended(task_instance: Any) -> None:
     def end(manager: LeaseService) -> None:
         ended = replace(identity, instance=instance_id())
         entry = manager.status_of(ended.lease_id)
-        if entry is None or TaskIdentity.from_labels(entry["labels"]) != ended:
-            return
-        if entry["labels"].get("scope") != reconcile.RUN_SCOPE:
+        is_own = entry is not None and TaskIdentity.from_labels(entry["labels"]) == ended
+        if entry is not None and is_own and entry["labels"].get("scope") != reconcile.RUN_SCOPE:
             _end(manager, entry, ended.by)
+        drop_end(ended)  # no try will collect it
 
     _thread().submit(_safely, end)
 

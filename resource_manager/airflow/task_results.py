@@ -33,10 +33,7 @@ def kept_end(identity: TaskIdentity) -> TaskEnd | None:
 
 def drop_end(identity: TaskIdentity) -> None:
     """Drop the end, if there is one: it was collected, or shall not be."""
-    from airflow.sdk import Variable
-
-    if kept_end(identity) is not None:
-        Variable.delete(_key(identity))
+    CurrentAccess().delete(_key(identity))
 
 
 def _text(end: TaskEnd) -> str:

@@ -13,8 +13,9 @@ with warnings.catch_warnings():
     from resource_manager.airflow import listener
     from resource_manager.airflow.decorators.gpu import gpu_task
     from resource_manager.airflow.operators import GPUTrainingOperator, gpu_lease
+    from resource_manager.airflow.task_results import keep_end
     from resource_manager.airflow.task_trigger import trigger
-    from resource_manager.airflow.task_trigger.events import EndState
+    from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
 from resource_manager.core.models import Gpu, JobPlace, Node
@@ -233,12 +234,14 @@ def test_a_failed_member_fails_the_task_with_its_rank_and_last_lines(manager, se
     assert said == ["[rank 2] epoch 1", "[rank 2] out of memory", "[rank 1] connection reset"]
 
 
-def test_a_gang_of_a_task_that_was_ended_is_stopped_everywhere(manager, servers):
+def test_a_gang_of_a_task_that_was_ended_is_stopped_everywhere(manager, servers, variables):
     started(servers, train())
+    keep_end(TASK, TaskEnd(state=EndState.FAILED, detail="nobody collects it any more"))
     listener.on_task_instance_failed(None, _Ended(), None)
     listener.finish()
     assert len(servers.stopped) == 3
     assert manager.leases() == []
+    assert variables == {}
 
 
 class _Ended:

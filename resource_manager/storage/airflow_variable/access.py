@@ -35,6 +35,9 @@ class VariableAccess(Protocol):
         `StoreUnavailableError` the text may or may not have been written.
         """
 
+    def delete(self, key: str) -> None:
+        """Delete the Variable, if there is one; raises `StoreUnavailableError`."""
+
 
 def variable_access() -> VariableAccess:
     """Return the access that works in this process; raises `SettingsError` without Airflow."""
@@ -54,6 +57,9 @@ class CurrentAccess:
 
     def set(self, key: str, text: str, before: str | None) -> bool:
         return self._access().set(key, text, before)
+
+    def delete(self, key: str) -> None:
+        self._access().delete(key)
 
     def _access(self) -> VariableAccess:
         supervised = hasattr(sys.modules.get("airflow.sdk.execution_time.task_runner"), "SUPERVISOR_COMMS")
@@ -81,6 +87,12 @@ class TaskAccess:
         if isinstance(answer, ErrorResponse):
             raise outage(f"Airflow Variable {key!r}: the execution API answered {answer!r}")
         return True
+
+    def delete(self, key: str) -> None:
+        from airflow.sdk.execution_time.comms import DeleteVariable
+
+        if self.get(key) is not None:
+            self._send(DeleteVariable(key=key), key)
 
     def _send(self, message: Any, key: str) -> Any:
         from airflow.sdk.execution_time import task_runner
@@ -127,6 +139,15 @@ class DatabaseAccess:
                     Variable.set(key, text, description=description, session=session)
                 return True
             return False  # another process created it first
+
+    def delete(self, key: str) -> None:
+        with _reporting(key, "database"):
+            from airflow.models.variable import Variable
+            from airflow.utils.session import create_session
+            from sqlalchemy import delete
+
+            with create_session() as session:
+                session.execute(delete(Variable).where(Variable.key == key))
 
 
 @contextmanager
