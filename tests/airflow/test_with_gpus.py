@@ -342,21 +342,24 @@ def test_a_pod_goes_to_the_node_and_leaves_its_devices_to_kubernetes(manager, mo
     assert node == {"zone": "a", "kubernetes.io/hostname": "gpu-server-0"}
 
 
-def test_the_pod_that_the_provider_builds_has_the_lease_and_the_node(manager):
+@pytest.mark.parametrize("form", [dict, list])
+def test_the_pod_that_the_provider_builds_has_the_lease_and_the_node(manager, form):
     pod = pytest.importorskip("airflow.providers.cncf.kubernetes.operators.pod", exc_type=ImportError)
+    from kubernetes import client
+
     operator = made(
         pod.KubernetesPodOperator,
         image="train",
-        env_vars={"OWN": "x"},
-        container_resources={"limits": {"nvidia.com/gpu": "2"}},
+        env_vars={"OWN": "x"} if form is dict else [client.V1EnvVar(name="OWN", value="x")],
+        container_resources=client.V1ResourceRequirements(limits={"nvidia.com/gpu": "2"}),
         node_selector={"zone": "a"},
     )
     manager.submit(LEASE, 2, 1)
     [allocation] = manager.leases()
     operator.gpu_kind.prepare(operator, manager, allocation)
-    spec = operator.build_pod_request_obj().spec
+    spec = operator.build_pod_request_obj(dry_run=True).spec
     variables = {variable.name: variable.value for variable in spec.containers[0].env}
     wanted = {"OWN": "x", "GPU_LEASE_ID": LEASE, "GPU_LEASE_GPUS": "0,1", "GPU_SERVER": "gpu-server-0"}
     assert wanted.items() <= variables.items()
     assert spec.node_selector == {"zone": "a", "kubernetes.io/hostname": "gpu-server-0"}
-    assert spec.containers[0].resources == {"limits": {"nvidia.com/gpu": "2"}}
+    assert spec.containers[0].resources.limits == {"nvidia.com/gpu": "2"}

@@ -153,10 +153,12 @@ def _fill_pod(operator: Any, allocation: Allocation) -> None:
         "GPU_LEASE_GPUS": allocation["gpu_devices"],
         "GPU_SERVER": allocation["server_name"],
     }
-    operator.env_vars = [
-        *operator.env_vars,
-        *(V1EnvVar(name=name, value=text) for name, text in lease.items()),
-    ]
+    own = operator.env_vars or []
+    operator.env_vars = (
+        {**own, **lease}
+        if isinstance(own, dict)
+        else [*own, *(V1EnvVar(name=name, value=text) for name, text in lease.items())]
+    )
     operator.node_selector = {
         **(operator.node_selector or {}),
         "kubernetes.io/hostname": allocation["server_name"],

@@ -66,10 +66,8 @@ class OnEngineWithoutGPUs(DockerOperator):
         return super().execute(context)
 
 
-def leased(operator, kind, gpus=8):
-    return with_gpus(
-        operator, gpus=gpus, gpu_types=kind, cpus=8, ttl=30
-    )  # from a trigger's end to a worker's start
+def leased(operator, kind, gpus=8, ttl=30):
+    return with_gpus(operator, gpus=gpus, gpu_types=kind, cpus=8, ttl=ttl)
 
 
 def kept(kind):
@@ -95,7 +93,7 @@ with kept("sensor") as kept_sensor:
     leased(PythonSensor, "sensor")(task_id="job", python_callable=beat, **NOTED)
 
 with kept("deferrable") as kept_deferrable:
-    leased(TrainsOnceFileIsThere, "deferrable")(
+    leased(TrainsOnceFileIsThere, "deferrable", ttl=120)(  # nobody renews while the triggerer is away
         task_id="job",
         filepath=f"{LEDGER}-file-{{{{ run_id }}}}",
         poke_interval=1,
