@@ -6,6 +6,7 @@ from resource_manager.cli import (  # noqa: F401 - they add their commands
     cluster,
     converting,
     discovering,
+    login,
     maintenance,
     reconciling,
     reporting,

@@ -30,7 +30,9 @@ def shared_options(command: F) -> F:
             shell_complete=completing.servers,
             help="Let this server leave once its leases have ended.",
         ),
-        click.option("--remove", multiple=True, help="End a section: cluster, teams, maintenance or health."),
+        click.option(
+            "--remove", multiple=True, help="End a section: cluster, teams, maintenance, health or sign_on."
+        ),
         click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE]..."),
     ):
         command = option(command)

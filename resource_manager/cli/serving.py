@@ -22,6 +22,7 @@ from resource_manager.cli.commands import main
 from resource_manager.cli.signals import PROMPT_S, Calls, Interrupted, Signals, leave
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.cli.token_commands import tokens_file_option
+from resource_manager.rest.private_file import PrivateFile
 from resource_manager.rest.tokens import TokenStore
 
 if TYPE_CHECKING:  # imported at run time only by the commands that need them
@@ -81,6 +82,13 @@ SWITCH_S = 0.001
     metavar="FILE|syslog",
     help="Append every change to this file, or send it to this machine's syslog, within a second.",
 )
+@click.option(
+    "--sign-on-secret",
+    "client_secret",
+    envvar="GPU_MANAGER_SIGN_ON_SECRET",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File with the secret of this service at the provider of [sign_on], if it has one.",
+)
 @click.option("--example", is_flag=True, help="Give an empty store 4 servers with 8 GPUs each, to try it.")
 @tokens_file_option
 @click.pass_obj
@@ -101,6 +109,7 @@ def serve(
     log_level: str,
     archive: Path | None,
     audit: str | None,
+    client_secret: Path | None,
     example: bool,
     tokens_file: Path | None,
 ) -> None:
@@ -116,10 +125,11 @@ def serve(
         raise Failure("serve runs on a store: leave out --url", BAD_INPUT)
     settings = target.settings()
     kept = persistence_of(settings, tokens_file)
-    opening = _opening(kept.tokens, host, insecure)
     if example:
         _add_example(settings)
     manager = target.on_store()
+    has_sign_on = manager.look(lambda cluster, now: cluster.settings.sign_on is not None)
+    opening = "" if has_sign_on else _opening(kept.tokens, host, insecure)
     records: list[Chore] = []
     if archive is not None:
         extend(archive, manager)
@@ -135,6 +145,7 @@ def serve(
         airflow_url=airflow_url,
         max_streams=max_streams,
         threads=threads,
+        client_secret=_secret_in(client_secret),
     )
     service.receiver.marks.keep_in(_mark_files(settings, archive))
     if not manager.inventory:
@@ -144,6 +155,16 @@ def serve(
         app, service, host, port, threads + max_streams, max_connections_per_address, trusted_proxy, records
     ):
         leave(0)
+
+
+def _secret_in(path: Path | None) -> str:
+    """Return the secret in a file that only this user may read, empty without one; raises `SettingsError`."""
+    if path is None:
+        return ""
+    secret = (PrivateFile(path, secret=True).read() or "").strip()
+    if not secret:
+        raise Failure(f"{path}: there is no secret in it", BAD_INPUT)
+    return secret
 
 
 def _mark_files(settings: Settings, archive: Path | None) -> list[Path]:

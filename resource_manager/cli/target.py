@@ -89,10 +89,19 @@ class Target:
             if self.url:
                 from resource_manager.rest.client import ServiceClient
 
-                self._opened = ServiceClient(self.url, self.token, connect_timeout_s=self.connect_timeout_s)
+                token = self.known_token()
+                self._opened = ServiceClient(self.url, token, connect_timeout_s=self.connect_timeout_s)
             else:
                 self._opened = _open(self.settings())
         return self._opened
+
+    def known_token(self) -> str | None:
+        """Return the token that was given, else that of the log-in at this service."""
+        if self.token or not self.url:
+            return self.token
+        from resource_manager.cli.log_ins import token_of
+
+        return token_of(self.url)
 
     def on_store(self) -> GPUResourceManager:
         """Return the manager on the store itself, for a command that has refused `--url`."""
@@ -109,7 +118,7 @@ class Target:
 
     def environment(self) -> dict[str, str]:
         """Return the environment that gives another `gpu-manager` this target: options show secrets."""
-        given = {"url": self.url, "token": self.token, **self.overrides}
+        given = {"url": self.url, "token": self.known_token(), **self.overrides}
         own = {f"GPU_MANAGER_{name.upper()}": str(value) for name, value in given.items() if value}
         return {**os.environ, **own}
 

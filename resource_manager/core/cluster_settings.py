@@ -26,13 +26,39 @@ class HealthRule:
 
 
 @dataclass(frozen=True, slots=True)
+class SignOnGroup:
+    """Rights of a group of the sign-on provider: a role, and the teams its members may name; none: any."""
+
+    group: str
+    role: str
+    teams: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SignOn:
+    """Provider of OpenID Connect that says who people are, and what its groups may do.
+
+    `name_claim` and `groups_claim` are the claims of its ID tokens that name the person, who then owns
+    leases under that name, and their groups. A log-in on the command line holds for `token_life_s`.
+    """
+
+    issuer: str
+    client_id: str
+    groups: tuple[SignOnGroup, ...]
+    scopes: tuple[str, ...] = ("openid", "profile", "email")
+    name_claim: str = "preferred_username"
+    groups_claim: str = "groups"
+    token_life_s: float = 7 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSettings:
     """Settings of the whole cluster, as its file states them; no process has others.
 
     `policy_package` is the distribution that brings the policy, empty for a built-in one. `admission` is
     `open` or `price`, with the prices of an idle and of a full server. Without `min_gpus` and `max_gpus` the
     inventory gives the range. `rogue` is `avoid` or `ignore`. `prices` are those of an hour of a GPU by type,
-    for reports; `health` replaces rules of the built-in table.
+    for reports; `health` replaces rules of the built-in table; without `sign_on` people have tokens only.
     """
 
     policy: str = "first_fit"
@@ -54,3 +80,4 @@ class ClusterSettings:
     idle_after_s: float = 3600.0
     prices: Mapping[str, float] = field(default_factory=dict)
     health: tuple[HealthRule, ...] = ()
+    sign_on: SignOn | None = None

@@ -18,6 +18,7 @@ from resource_manager.core.teams import Teams
 from resource_manager.errors import InvalidRequestError, PolicyError
 from resource_manager.manager import maintenance, teams
 from resource_manager.manager.cluster_file.sections import DEFAULTS, KEYS, ClusterDefinition
+from resource_manager.manager.cluster_file.sign_on import difference
 from resource_manager.manager.cluster_file.writing import sections_of, to_toml
 from resource_manager.manager.results import ClusterDiff, ClusterView
 from resource_manager.manager.server_gpus import replacement
@@ -25,7 +26,7 @@ from resource_manager.manager.wording import bounded, changed_in_words, gpus_in_
 from resource_manager.scheduling.placement.policies import get_policy, package_of
 from resource_manager.scheduling.queue.orders import get_order
 
-REMOVABLE = ("cluster", "teams", "maintenance", "health")
+REMOVABLE = ("cluster", "teams", "maintenance", "health", "sign_on")
 """Sections that `remove` ends; servers leave one by one."""
 
 
@@ -119,18 +120,21 @@ class _Planning:
         self._say(sign, f"{what}: refused, {why}")
         self.made.refusals.append(InvalidRequestError("{}: {}", what, why, field=field))
 
-    # ---- [cluster] and [health] ----
+    # ---- [cluster], [health] and [sign_on] ----
 
     def _settings(self) -> None:
         before = self._cluster.settings
         after = before if self._defined.settings is None else self._checked(self._defined.settings)
         health = before.health if self._defined.health is None else self._defined.health
-        after = replace(after, health=health)
+        sign_on = before.sign_on if self._defined.sign_on is None else self._defined.sign_on
+        sign_on = None if "sign_on" in self._options.remove else sign_on
+        after = replace(after, health=health, sign_on=sign_on)
         for key, name in KEYS.items():
             old, new = getattr(before, name), getattr(after, name)
             if old != new:
                 self.made.lines.append(changed_in_words(key, old, new))
         self._health(before.health, health)
+        self.made.lines += difference(before.sign_on, sign_on)
         if after != before:
             self.made.changes.append(ClusterSettingsChanged(after, self._now, bounded(self.made.lines)))
 

@@ -95,6 +95,24 @@ class CallerAnswer(TypedDict):
     teams: list[str]
 
 
+class DeviceAnswer(TypedDict):
+    """Begun log-in: `user_code` is entered at `verification_uri`; `device_code` is asked about meanwhile."""
+
+    user_code: str
+    verification_uri: str
+    verification_uri_complete: NotRequired[str]
+    device_code: str
+    interval_s: float
+
+
+class LogInAnswer(TypedDict):
+    """State of a log-in: nulls until the person has logged in, then their token, which is not stored."""
+
+    token: str | None
+    expires_at: float | None
+    caller: CallerAnswer | None
+
+
 class Health(TypedDict):
     """Health of the service: `ok`, its version, and the number of the stored format that it reads."""
 

@@ -19,6 +19,7 @@ from resource_manager.rest.limits import MAX_BODY_BYTES
 from resource_manager.rest.observability.tracing import request_span
 from resource_manager.rest.service import EXTENSION, Service
 from resource_manager.rest.sessions import SESSION_LIFE_S
+from resource_manager.rest.sign_on import routes as _sign_on  # noqa: F401 - it adds its routes
 from resource_manager.storage import codec
 
 logger = logging.getLogger("resource_manager.rest.access")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +15,18 @@ from resource_manager.rest.auth import Authenticator, OpenAuthenticator, TokenAu
 from resource_manager.rest.limits import DEFAULT_RATE, DEFAULT_THREADS, Limits
 from resource_manager.rest.observability.gpu_metrics import GpuGauges
 from resource_manager.rest.observability.metrics import Metrics
-from resource_manager.rest.private_file import PrivateFile
+from resource_manager.rest.private_file import PrivateFile, config_folder
 from resource_manager.rest.service import Service
 from resource_manager.rest.sessions import MemorySessions, SessionFile, SessionStore
+from resource_manager.rest.sign_on.log_in import SignOnDesk
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.rest.tokens import TokenFile, TokenStore
 from resource_manager.settings import Settings
 from resource_manager.storage import SQL_SCHEMES, checks
 from resource_manager.storage.redis.client import SCHEMES, RedisClient
+
+SIGN_ON_AGE_S = 2.0
+"""Age up to which the provider's settings are taken as they were: strangers ask for the log-in page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,7 @@ def _redis_of(settings: Settings) -> RedisClient | None:
 
 
 def default_tokens_file() -> Path:
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(base) / "gpu-manager" / "tokens.json"
+    return config_folder() / "tokens.json"
 
 
 def standalone(
@@ -91,16 +93,25 @@ def standalone(
     airflow_url: str | None = None,
     max_streams: int = 64,
     threads: int = DEFAULT_THREADS,
+    client_secret: str = "",
 ) -> Service:
     """Build the standalone service: protected by tokens, or open without them as `open_to` says.
 
-    `open_to` is `loopback`, `everyone`, or empty: every caller needs a token.
+    `open_to` is `loopback`, `everyone`, or empty: every caller needs a token, which a sign-on gives them if
+    the cluster has a provider. `client_secret` is that of this service at the provider.
     """
     authenticator: Authenticator
+    sign_on = None
     if open_to:
         authenticator = OpenAuthenticator(loopback_only=open_to == "loopback")
     else:
         authenticator = TokenAuthenticator(kept.tokens, kept.sessions)
+        sign_on = SignOnDesk(
+            authenticator,
+            lambda: manager.look(lambda cluster, now: cluster.settings.sign_on, SIGN_ON_AGE_S),
+            kept.secret,
+            client_secret,
+        )
     return build(
         manager,
         authenticator,
@@ -110,6 +121,7 @@ def standalone(
         instance=manager.settings.instance,
         max_streams=max_streams,
         threads=threads,
+        sign_on=sign_on,
     )
 
 

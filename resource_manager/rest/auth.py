@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -14,6 +14,7 @@ import flask
 from itsdangerous import BadData, URLSafeTimedSerializer
 
 from resource_manager.errors import ResourceManagerError
+from resource_manager.manager.cluster_file.sign_on import LOOPBACK_NAMES
 from resource_manager.rest import tokens
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.sessions import SessionStore
@@ -30,8 +31,6 @@ TOKEN_CACHE_S = 2.0
 
 USE_EVERY_S = 600.0
 """Time between two notes of a token's use, so that few calls write."""
-
-LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +72,12 @@ class ExpiredTokenError(ProblemError):
     """Error 401 of a token whose secret is right and whose time is over."""
 
     def __init__(self, token: Token) -> None:
+        rotate = f"an operator makes another with gpu-manager token rotate {token.token_id}"
         super().__init__(
             401,
-            f"token {token.token_id} of {token.name} has expired: an operator makes another with "
-            f"gpu-manager token rotate {token.token_id}",
+            f"the log-in of {token.name} has expired: gpu-manager login"
+            if token.subject
+            else f"token {token.token_id} of {token.name} has expired: {rotate}",
             headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
         )
 
@@ -140,6 +141,8 @@ class TokenAuthenticator:
             return None if token is None else _holder(token)
         token_id, session_id = _session()
         token = self.known().get(token_id)
+        if token is None and token_id:  # another service may have made it just now
+            token = self.known(fresh=True).get(token_id)
         if token is None or token.has_expired(self._clock()):
             return None
         if not self._sessions.is_live(token_id, session_id):
@@ -160,6 +163,30 @@ class TokenAuthenticator:
         if token_id:
             self._sessions.end(token_id, session_id)
         flask.session.clear()
+
+    def issue(
+        self, name: str, role: Role, teams: Sequence[str], subject: str, life_s: float
+    ) -> tuple[Token, str]:
+        """Create a token for a person who signed on, and return it and its text; drop those that are over."""
+        now = self._clock()
+        for token in self.known(fresh=True).values():
+            if token.subject and token.has_expired(now):
+                self._store.delete(token.token_id)
+        text = tokens.create(
+            self._store, name, role, teams=teams, expires_s=life_s, subject=subject, now=self._clock
+        )
+        made = tokens.find(self.known(fresh=True), text)
+        assert made is not None
+        return made, text
+
+    def end_log_in(self, text: str) -> bool:
+        """Revoke the token of a sign-on; return False for any other."""
+        token = self.find(text)
+        if token is None or token.subject is None:
+            return False
+        self._store.delete(token.token_id)
+        self.known(fresh=True)
+        return True
 
     def find(self, text: str, *, fresh: bool = True) -> Token | None:
         """Return the token with this text; if `fresh`, read the store again before answering None.
@@ -213,7 +240,9 @@ def authorise(identity: Identity | None, role: Role | None) -> Identity | None:
         return identity
     if identity is None:
         raise ProblemError(
-            401, "a bearer token is needed: gpu-manager token create", headers={"WWW-Authenticate": "Bearer"}
+            401,
+            "a bearer token is needed: gpu-manager login, or gpu-manager token create",
+            headers={"WWW-Authenticate": "Bearer"},
         )
     if not identity.role.includes(role) and not (role is Role.AGENT and identity.server):
         raise ProblemError(403, f"{identity.name} has the role {identity.role}; this needs {role}")

@@ -60,7 +60,9 @@ from resource_manager.rest.answers import (
     BatchAnswer,
     CallerAnswer,
     Change,
+    DeviceAnswer,
     Done,
+    LogInAnswer,
     MaintenanceAnswer,
     MaintenanceRemoveAnswer,
     Page,
@@ -448,6 +450,18 @@ class ServiceClient(OriginalNames):
     def explain_named(self, name: str) -> Explanation:
         """Return why the pending request of that name waits; see `GPUResourceManager.explain_named`."""
         return self._get(Explanation, "/api/task/explain", {"name": name})
+
+    def begin_log_in(self) -> DeviceAnswer:
+        """Begin a log-in at the provider of the cluster, which a person ends in a browser."""
+        return self._post(DeviceAnswer, "/api/login", {})
+
+    def end_log_in(self, device_code: str) -> LogInAnswer:
+        """Return the token of who logged in, nulls while nobody has."""
+        return self._post(LogInAnswer, "/api/login/token", {"device_code": device_code})
+
+    def log_out(self) -> None:
+        """Revoke the token of this client, which is that of a log-in."""
+        self._call(Done, "DELETE", "/api/login")
 
     def close(self) -> None:
         self._http.close()

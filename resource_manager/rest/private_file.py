@@ -15,6 +15,11 @@ WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 READABLE = stat.S_IRGRP | stat.S_IROTH
 
 
+def config_folder() -> Path:
+    """Return the folder of this user's files."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "gpu-manager"
+
+
 class PrivateFile:
     """Text file of the user of this process, which others may not change; nor read, if it is `secret`.
 

@@ -147,7 +147,9 @@ def _error_page(problem: ProblemError) -> flask.Response:
     """Return a page with the problem; redirect an unknown caller to the log-in page if there is one."""
     service = current_service()
     if problem.status == 401 and service.authenticator.login and "Authorization" not in flask.request.headers:
-        return cast(flask.Response, flask.redirect(flask.url_for("gpu.page_login"), 303))
+        is_page = flask.request.method == "GET" and flask.request.endpoint != "gpu.page_servers"
+        wanted = f"{flask.request.script_root}{flask.request.full_path}".rstrip("?") if is_page else None
+        return cast(flask.Response, flask.redirect(flask.url_for("gpu.page_login", next=wanted), 303))
     title = problems.TITLES.get(problem.status, "Error")
     page = flask.render_template(
         "error.html", service=service, caller=None, title=title, detail=problem.detail

@@ -14,6 +14,7 @@ from resource_manager.rest.console.cluster_page import NoticeCache
 from resource_manager.rest.console.use_page import AccountsCache
 from resource_manager.rest.limits import Limits
 from resource_manager.rest.observability.metrics import Metrics
+from resource_manager.rest.sign_on.log_in import SignOnDesk
 from resource_manager.rest.state_follower import StateFollower
 
 EXTENSION = "gpu_manager"
@@ -24,8 +25,9 @@ class Service:
     """Manager with the parts that serve it over HTTP; `secret` signs sessions and CSRF tokens.
 
     `airflow_url` is the address of Airflow's pages, for links to tasks: None if unknown, empty if they are on
-    the same server. `instance` is the id of that Airflow, None if unknown. `embedded` is true if the console
-    is shown in a frame of Airflow.
+    the same server. `instance` is the id of that Airflow, None if unknown. `sign_on` is None where people
+    cannot log in by the provider of the cluster: inside Airflow, and in a service without tokens. `embedded`
+    is true if the console is shown in a frame of Airflow.
     """
 
     manager: GPUResourceManager
@@ -39,6 +41,7 @@ class Service:
     instance: str | None = None
     embedded: bool = False
     max_streams: int = 64
+    sign_on: SignOnDesk | None = None
     accounts: AccountsCache = field(default_factory=AccountsCache)
     notices: NoticeCache = field(default_factory=NoticeCache)
 

@@ -53,7 +53,8 @@ class Token:
     """Stored part of a token: the name of its holder, the role, their teams, and the SHA-256 of its secret.
 
     Without teams its holder may name any, or none. `server` is the one that an agent reports. With
-    `expires_at`, in seconds since 1970, it is worth nothing from then on. The secret has 256 random bits, so
+    `expires_at`, in seconds since 1970, it is worth nothing from then on. With `subject`, the person's id at
+    the provider, it was made by a sign-on. The secret has 256 random bits, so
     a plain hash is as hard to invert as a slow one.
     """
 
@@ -65,6 +66,7 @@ class Token:
     teams: tuple[str, ...] = ()
     server: str = ""
     expires_at: float | None = None
+    subject: str | None = None
 
     def has_expired(self, now: float) -> bool:
         return self.expires_at is not None and self.expires_at <= now
@@ -80,6 +82,8 @@ class Token:
         if not isinstance(teams, list) or not all(isinstance(team, str) for team in teams):
             raise TypeError("teams must be a list of names")
         expires_at = row.get("expires_at")
+        if not isinstance(row.get("subject"), str | None):
+            raise TypeError("subject must be a text")
         if isinstance(expires_at, bool) or not isinstance(expires_at, int | float | None):
             raise TypeError("expires_at must be seconds since 1970")
         return cls(**{**row, "teams": tuple(teams)})
@@ -171,12 +175,14 @@ def create(
     teams: Sequence[str] = (),
     server: str = "",
     expires_s: float | None = None,
+    subject: str | None = None,
     now: Callable[[], float] = time.time,
 ) -> str:
     """Create a token for a holder and return its text, which is not stored.
 
     With `teams` its holder may name these only. An agent's token is bound to its `server`. It expires after
-    `expires_s` seconds, or never. Raises `TokenError` and `InvalidRequestError`.
+    `expires_s` seconds, or never. That of a sign-on has the person's `subject`. Raises `TokenError` and
+    `InvalidRequestError`.
     """
     if not name or len(name) > 100:
         raise TokenError(f"a token's name must have 1 to 100 characters, got {name[:200]!a}")
@@ -189,7 +195,7 @@ def create(
     check_names({"name": (name,), "teams": teams, "server": (server,)})
     at = now()
     expires_at = None if expires_s is None else at + expires_s
-    return _issue(store, Token("", name, str(role), "", at, tuple(teams), server, expires_at))
+    return _issue(store, Token("", name, str(role), "", at, tuple(teams), server, expires_at, subject))
 
 
 def rotate(

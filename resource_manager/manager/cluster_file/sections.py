@@ -8,12 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from resource_manager.core.cluster_settings import ClusterSettings, HealthRule
+from resource_manager.core.cluster_settings import ClusterSettings, HealthRule, SignOn
 from resource_manager.core.models import MAX_PRIORITY, Node
 from resource_manager.core.teams import Teams
 from resource_manager.errors import SettingsError
 from resource_manager.manager.cluster_file.durations import Duration
 from resource_manager.manager.cluster_file.servers import Server, nodes_of
+from resource_manager.manager.cluster_file.sign_on import SignOnSection
 from resource_manager.manager.cluster_file.teams import TeamsTable
 from resource_manager.manager.demand import Name, in_words
 from resource_manager.manager.maintenance import WindowForm
@@ -123,14 +124,14 @@ class ClusterSection(BaseModel):
         return self
 
     def settings(self) -> ClusterSettings:
-        """Return the settings, without rules of health."""
+        """Return the settings, without rules of health and sign-on."""
         return ClusterSettings(**{field: getattr(self, key) for key, field in KEYS.items()})
 
 
 KEYS = {
     name.removesuffix("_s"): name
     for name in (each.name for each in fields(ClusterSettings))
-    if name not in ("health", "policy_package")
+    if name not in ("health", "policy_package", "sign_on")
 }
 """Key of `[cluster]` -> field of `ClusterSettings`."""
 
@@ -160,6 +161,7 @@ class ClusterForm(TeamsTable):
     servers: list[Server] | None = None
     maintenance: list[WeeklyWindow] | None = Field(default=None, max_length=1000)
     health: dict[Condition, HealthAction | HealthEntry] | None = None
+    sign_on: SignOnSection | None = None
 
     def definition(self) -> ClusterDefinition:
         """Return what the form defines; raises `InvalidRequestError`."""
@@ -172,6 +174,7 @@ class ClusterForm(TeamsTable):
             "teams": has_teams,
             "maintenance": bool(self.maintenance),
             "health": bool(self.health),
+            "sign_on": self.sign_on is not None,
         }
         return ClusterDefinition(
             settings=None if section is None else section.settings(),
@@ -179,6 +182,7 @@ class ClusterForm(TeamsTable):
             nodes=nodes_of(self.servers) if self.servers else None,
             teams=self.rules() if has_teams else None,
             windows=tuple(self.maintenance) if self.maintenance else None,
+            sign_on=None if self.sign_on is None else self.sign_on.settings(),
             empty=tuple(
                 name for name, is_given in given.items() if not is_given and name in map(section_of, stated)
             ),
@@ -206,7 +210,7 @@ def health_rules(entries: Mapping[str, HealthAction | HealthEntry]) -> tuple[Hea
 class ClusterDefinition:
     """What is to become of the cluster; None leaves it as it is.
 
-    `settings` are without rules of health. `empty` names sections that are there and say nothing.
+    `settings` are without rules of health and sign-on. `empty` names sections that are there and say nothing.
     """
 
     settings: ClusterSettings | None = None
@@ -214,6 +218,7 @@ class ClusterDefinition:
     nodes: tuple[Node, ...] | None = None
     teams: Teams | None = None
     windows: tuple[WindowForm, ...] | None = None
+    sign_on: SignOn | None = None
     empty: tuple[str, ...] = ()
 
 

@@ -14,6 +14,10 @@ from resource_manager.core.models import GANG_PORTS, Gpu, Node
 from resource_manager.core.teams import stated
 from resource_manager.manager.cluster_file.positions import dotted, quoted
 from resource_manager.manager.cluster_file.sections import DEFAULTS, KEYS
+from resource_manager.manager.cluster_file.sign_on import form_of
+
+TABLES_WITHIN = {(), ("teams",), ("sign_on", "groups")}
+"""Tables whose tables have a header each; others are written in one line."""
 
 
 def sections_of(cluster: ClusterState) -> dict[str, Any]:
@@ -27,6 +31,7 @@ def sections_of(cluster: ClusterState) -> dict[str, Any]:
         "teams": teams["teams"],
         "maintenance": [_window(window) for window in cluster.windows if window.in_file],
         "health": {rule.condition: _rule(rule) for rule in cluster.settings.health},
+        "sign_on": form_of(cluster.settings.sign_on),
     }
     return {key: value for key, value in found.items() if value not in ({}, [])}
 
@@ -139,7 +144,7 @@ def _lines(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
 def _is_table(path: tuple[str, ...], key: str, value: Any) -> bool:
     if isinstance(value, list):
         return bool(value) and all(isinstance(entry, dict) for entry in value)
-    return isinstance(value, dict) and (not path or path == ("teams",))
+    return isinstance(value, dict) and (path in TABLES_WITHIN or (*path, key) in TABLES_WITHIN)
 
 
 def _inline(value: Any) -> str:

@@ -357,7 +357,15 @@ def act_cancel(service: Service, caller: Identity) -> Any:
 @routes.add("GET", "/login", None, "The page to log in", page=True)
 def login(service: Service, caller: Identity | None) -> Any:
     csrf = auth.csrf_token(service.secret, caller) if caller else ""
-    return flask.render_template("login.html", service=service, caller=caller, csrf=csrf, error="")
+    return _login_page(service, caller, csrf=csrf)
+
+
+def _login_page(service: Service, caller: Identity | None, **values: Any) -> str:
+    provider = service.sign_on.settings() if service.sign_on else None
+    destination = flask.request.args.get("next", "")
+    return flask.render_template(
+        "login.html", service=service, caller=caller, sign_on=provider, next=destination, **values
+    )
 
 
 @routes.add("POST", "/login", None, "Log in with a token", page=True)
@@ -377,7 +385,7 @@ def do_login(service: Service, caller: Identity | None) -> Any:
         if token is None:
             service.limits.count_failure(address)
     if token is None:
-        page = flask.render_template("login.html", service=service, caller=None, error=error)
+        page = _login_page(service, None, error=error)
         return flask.Response(page, status=401)
     if token.server:
         raise ProblemError(403, "an agent's token sends reports only: log in with another")
