@@ -81,10 +81,10 @@ def servers(manager, fast_triggers, notes, wanted, monkeypatch):
 
 
 def started(servers, operator, jobs=3):
-    """Run the task's trigger until that many jobs run; return it."""
+    """Run the task's trigger until that many jobs run and it has noted their start; return it."""
     servers.runs("train")
     asks = asked(operator)
-    until(asks, lambda: len(servers.running()) == jobs)
+    until(asks, lambda: len(servers.running()) == jobs and "logs" in {act for act, _ in servers.calls})
     return asks
 
 

@@ -149,7 +149,7 @@ def end_what_is_held(environment: dict[str, str], said: str) -> None:
     """Release the lease that a `hold` has told: it stays whatever comes afterwards."""
     with manager_of(environment) as manager:
         for lease in manager.leases():
-            if lease["task_id"] in said:
+            if lease["short_id"] in said:
                 manager.release(lease["task_id"])
 
 
