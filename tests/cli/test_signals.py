@@ -218,6 +218,16 @@ def test_a_job_that_ignores_signals_is_killed_after_its_grace(
 # ---- a silent store ----
 
 
+@pytest.fixture(autouse=True)
+def signals_of_a_terminal() -> Iterator[None]:
+    """What a shell starts in the background ignores SIGINT, and so does all that the tests would start."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def redis() -> Iterator[RedisServer]:
     """A Redis server for one test, which may halt it."""
