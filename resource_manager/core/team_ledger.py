@@ -103,10 +103,12 @@ def _upwards(account: Account | None) -> Iterator[Account]:
 class TeamLedger:
     """Accounts of all teams under one set of rules."""
 
-    __slots__ = ("_is_typed", "accounts", "rules", "tops")
+    __slots__ = ("_is_typed", "accounts", "rules", "tops", "version")
 
     def __init__(self, rules: Teams) -> None:
         self.rules = rules
+        self.version = 0
+        """Number of leases counted so far: it grows whenever an account changes."""
         self.accounts = {team.name: Account(team) for team in rules.teams}
         self.accounts.setdefault(UNNAMED, Account(Team(UNNAMED)))
         for account in self.accounts.values():
@@ -171,6 +173,7 @@ class TeamLedger:
         milli = sign * held_milli(lease)
         if not milli:
             return
+        self.version += 1
         own = self.of(request)
         types = gpu_types_of(lease, nodes) if self._is_typed else {}
         for account in own.path:

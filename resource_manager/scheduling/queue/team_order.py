@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
-from resource_manager.core.models import PendingRequest
+from resource_manager.core.models import PendingRequest, Request
 from resource_manager.core.team_ledger import Account, TeamLedger, milli_of
 from resource_manager.scheduling.queue.quotas import stays_inside
 
@@ -32,23 +32,22 @@ def between_teams(
     queues: dict[str, deque[PendingRequest]] = {}
     for pending in _by_stated_priority(ledger, ordered):
         queues.setdefault(ledger.of(pending.request).name, deque()).append(pending)
-    added: Counter[str] = Counter()
-    heap = [(_key(ledger, queue[0], added), team) for team, queue in queues.items()]
+    levels = _Levels(ledger)
+    heap = [(levels.key(queue[0]), team) for team, queue in queues.items()]
     heapify(heap)
     while heap:
         key, team = heappop(heap)
         queue = queues[team]
         # What a team holds only grows in one pass, so the first entry that is still true comes next.
-        if (current := _key(ledger, queue[0], added)) != key:
+        if (current := levels.key(queue[0])) != key:
             heappush(heap, (current, team))
             continue
         pending = queue.popleft()
         yield pending
         if count_all:
-            for account in ledger.accounts[team].path:
-                added[account.name] += milli_of(pending.request)
+            levels.add(pending.request)
         if queue:
-            heappush(heap, (_key(ledger, queue[0], added), team))
+            heappush(heap, (levels.key(queue[0]), team))
 
 
 def _by_stated_priority(ledger: TeamLedger, ordered: Iterable[PendingRequest]) -> Iterable[PendingRequest]:
@@ -58,16 +57,41 @@ def _by_stated_priority(ledger: TeamLedger, ordered: Iterable[PendingRequest]) -
     return sorted(ordered, key=lambda pending: -pending.request.priority)
 
 
-def _key(ledger: TeamLedger, pending: PendingRequest, added: Counter[str]) -> Key:
-    accounts = reversed(ledger.of(pending.request).path)
-    return tuple(_level(account, pending, added[account.name]) for account in accounts), pending.sequence
+class _Levels:
+    """Levels of the teams' next requests, kept until a lease begins or ends: passes in vain ask for few."""
+
+    def __init__(self, ledger: TeamLedger) -> None:
+        self.ledger = ledger
+        self.added: Counter[str] = Counter()
+        self._known: dict[tuple[str, int, tuple[str, ...]], tuple[Level, ...]] = {}
+        self._version = ledger.version
+
+    def key(self, pending: PendingRequest) -> Key:
+        """Return the levels with this request as its team's next, from the top of the tree down."""
+        if self._version != self.ledger.version:
+            self._known.clear()
+            self._version = self.ledger.version
+        request = pending.request
+        shape = (request.team, milli_of(request), request.gpu_types)
+        levels = self._known.get(shape)
+        if levels is None:
+            accounts = reversed(self.ledger.of(request).path)
+            levels = tuple(_level(account, request, self.added[account.name]) for account in accounts)
+            self._known[shape] = levels
+        return levels, pending.sequence
+
+    def add(self, request: Request) -> None:
+        """Count the request as started."""
+        self._known.clear()
+        for account in self.ledger.of(request).path:
+            self.added[account.name] += milli_of(request)
 
 
-def _level(account: Account, pending: PendingRequest, more: int) -> Level:
-    would_hold = account.allocated + milli_of(pending.request) + more
+def _level(account: Account, request: Request, more: int) -> Level:
+    would_hold = account.allocated + milli_of(request) + more
     weight = account.team.weight
     return (
-        not stays_inside(account, pending.request, more),
+        not stays_inside(account, request, more),
         would_hold / account.guaranteed if account.guaranteed else math.inf,
         would_hold / weight if weight else math.inf,
     )
