@@ -41,9 +41,9 @@ WINDOW = {"from": "2126-12-01T08:00Z", "until": "2126-12-01T12:00Z"}
 class Build:
     """The manager of another build, in a process of its own."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, python: str = sys.executable) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", CALLS, str(folder), url],
+            [python, "-c", CALLS, str(folder), url],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -59,15 +59,17 @@ class Build:
         return found
 
     def call(self, name: str, *args: Any, **more: Any) -> Any:
-        return self.answer(name, *args, **more)["answer"]
+        found = self.answer(name, *args, **more)
+        assert "answer" in found, found
+        return found["answer"]
 
     def refusal(self, name: str, *args: Any, **more: Any) -> str:
         return str(self.answer(name, *args, **more)["error"])
 
 
 @contextmanager
-def running(folder: Path, url: str) -> Iterator[Build]:
-    build = Build(folder, url)
+def running(folder: Path, url: str, python: str = sys.executable) -> Iterator[Build]:
+    build = Build(folder, url, python)
     try:
         yield build
     finally:
