@@ -30,7 +30,7 @@ NAME = re.compile(r"\bgpu_manager_\w+")
 def expressions() -> dict[str, str]:
     dashboard = json.loads((MONITORING / "grafana" / "gpu-resource-manager.json").read_text())
     found = {
-        f"panel {panel['title']}": target["expr"]
+        f"panel {panel['title']} {target['refId']}": target["expr"]
         for panel in dashboard["panels"]
         for target in panel["targets"]
     }
@@ -49,6 +49,21 @@ def test_every_expression_uses_metrics_that_exist(open_client: FlaskClient) -> N
         used = NAME.findall(expression)
         assert used or "up{" in expression, where
         assert set(used) <= exposed, where
+
+
+def test_the_board_has_a_panel_for_all_that_the_alerts_ask_and_none_hides_another() -> None:
+    names: dict[str, set[str]] = {"panel": set(), "alert": set()}
+    for where, expression in expressions().items():
+        names[where.partition(" ")[0]] |= set(NAME.findall(expression))
+    assert names["alert"] - names["panel"] == set()
+    dashboard = json.loads((MONITORING / "grafana" / "gpu-resource-manager.json").read_text())
+    cells = [
+        (at["x"] + across, at["y"] + down)
+        for at in (panel["gridPos"] for panel in dashboard["panels"])
+        for across in range(at["w"])
+        for down in range(at["h"])
+    ]
+    assert (len(cells), max(across for across, _ in cells)) == (len(set(cells)), 23)
 
 
 def test_the_original_thresholds_are_kept() -> None:
