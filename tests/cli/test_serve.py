@@ -4,44 +4,120 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from waitress.server import create_server
 
+from resource_manager.cli import main
 from resource_manager.cli.serving import addresses
+from tests.rest.sign_on.openid_provider import CLIENT, OpenIdProvider
+
+GPU_MANAGER = [sys.executable, "-m", "resource_manager.cli"]
 
 
-@pytest.mark.parametrize("options", [[], ["--trusted-proxy", "127.0.0.1", "--behind-https"]])
-def test_serve_starts_answers_and_stops(tmp_path: Path, options: list[str]) -> None:
-    archive = tmp_path / "history.jsonl"
-    command = [sys.executable, "-m", "resource_manager.cli", "--store", "memory://", "serve", "--port", "0"]
-    command += ["--archive", str(archive), "--audit", str(tmp_path / "audit.jsonl")]
-    own = {"GPU_MANAGER_TOKENS": str(tmp_path / "tokens.json"), "XDG_STATE_HOME": str(tmp_path)}
-    environment = {**os.environ, **own}
-    process = subprocess.Popen([*command, *options], env=environment, stderr=subprocess.PIPE, text=True)
+@contextmanager
+def serving(folder: Path, store: str, *options: str) -> Iterator[str]:
+    """Run the service on a port of its own and yield its address; it ends on SIGTERM, without an error."""
+    command = [*GPU_MANAGER, "--store", store, "serve", "--port", "0", *options]
+    process = subprocess.Popen(command, env=environment_in(folder), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         line = json.loads(process.stderr.readline())
         assert line["message"].startswith("serving at http://127.0.0.1:")
-        body = {"task_id": "test_001", "required_gpus": 4, "required_cpus": 32}
-        answer = httpx.post(f"{line['address']}/api/allocate", json=body, timeout=30)
-        assert answer.json()["gpu_devices"] == "0,1,2,3"
-        assert httpx.get(f"{line['address']}/", timeout=30).status_code == 200
+        yield line["address"]
     finally:
         process.send_signal(signal.SIGTERM)
         rest = process.communicate(timeout=30)[1]
     assert process.returncode == 0, rest
     assert all(json.loads(text)["level"] != "error" for text in rest.splitlines())
+
+
+def environment_in(folder: Path) -> dict[str, str]:
+    own = {"GPU_MANAGER_TOKENS": str(folder / "tokens.json"), "XDG_STATE_HOME": str(folder)}
+    return {**os.environ, **own}
+
+
+@pytest.mark.parametrize("options", [[], ["--trusted-proxy", "127.0.0.1", "--behind-https"]])
+def test_serve_starts_answers_and_stops(tmp_path: Path, options: list[str]) -> None:
+    archive, audit = tmp_path / "history.jsonl", tmp_path / "audit.jsonl"
+    files = ["--archive", str(archive), "--audit", str(audit)]
+    with serving(tmp_path, "memory://", *files, *options) as address:
+        body = {"task_id": "test_001", "required_gpus": 4, "required_cpus": 32}
+        answer = httpx.post(f"{address}/api/allocate", json=body, timeout=30)
+        assert answer.json()["gpu_devices"] == "0,1,2,3"
+        assert httpx.get(f"{address}/", timeout=30).status_code == 200
     before, granted = map(json.loads, archive.read_text().splitlines())
     assert before["snapshot"]["version"] == 0
     assert granted["lease"]["request"]["lease_id"] == "test_001"
-    assert json.loads((tmp_path / "audit.jsonl").read_text()) == granted
+    assert json.loads(audit.read_text()) == granted
+
+
+@pytest.fixture
+def provider() -> Iterator[OpenIdProvider]:
+    with OpenIdProvider(client_secret="s3cret") as provider:
+        yield provider
+
+
+@pytest.fixture
+def signed_on_store(provider: OpenIdProvider, tmp_path: Path) -> str:
+    """URL of a store whose cluster was applied with the section `[sign_on]`."""
+    file, store = tmp_path / "cluster.toml", f"sqlite:///{tmp_path}/state.db"
+    file.write_text(
+        f'[[servers]]\nname = "a"\ngpus = 2\ncpus = 8\n[sign_on]\nissuer = "{provider.issuer}"\n'
+        f'client_id = "{CLIENT}"\n[sign_on.groups.gpu-users]\nrole = "user"\nteams = ["vision"]\n'
+    )
+    command = [*GPU_MANAGER, "--store", store, "apply", "--yes", str(file)]
+    done = subprocess.run(command, env=environment_in(tmp_path), capture_output=True, text=True)
+    assert (done.returncode, "+ sign_on group gpu-users" in done.stdout) == (0, True), done.stderr
+    return store
+
+
+def test_people_sign_on_at_a_service_that_proves_itself_by_its_secret(
+    signed_on_store: str, provider: OpenIdProvider, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret\n")
+    secret.chmod(0o600)
+    with serving(tmp_path, signed_on_store, "--sign-on-secret", str(secret)) as address:
+        provider.redirect_uris = (f"{address}/signed-on",)
+        stranger = httpx.get(f"{address}/api/status", timeout=30)
+        assert stranger.status_code == 401, "on loopback, too, and though there is no token"
+        with httpx.Client(base_url=address, follow_redirects=True, timeout=30) as browser:
+            assert f"Log in with {provider.issuer}" in browser.get("/login").text
+            answer = browser.get("/sign-on")
+            assert re.search("<h1>Logged in</h1>", answer.text), answer.text
+            assert browser.get("/api/caller").json() == {"name": "ada", "role": "user", "teams": ["vision"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        ("s3cret", 0o644, "may be read by others"),
+        ("\n", 0o600, "there is no secret in it"),
+        (None, 0, "no secret"),
+    ],
+)
+def test_a_secret_that_others_read_or_that_is_not_there_is_one_line(
+    text: str | None, mode: int, said: str, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    if text is not None:
+        secret.write_text(text)
+        secret.chmod(mode)
+    options = ["--port", "0", "--tokens", str(tmp_path / "tokens.json"), "--sign-on-secret", str(secret)]
+    done = CliRunner().invoke(main, ["--store", "memory://", "serve", *options])
+    [line] = done.output.splitlines()
+    assert (done.exit_code, said in line, str(secret) in line) == (2, True, True), line
 
 
 def test_a_host_name_with_several_addresses_is_served_at_each() -> None:

@@ -10,13 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings, HealthRule
 from resource_manager.errors import ClusterFileError
 from resource_manager.manager.cluster_file.positions import Positions, dotted, location_of
 from resource_manager.manager.cluster_file.reading import ClusterFiles
-from resource_manager.manager.cluster_file.writing import to_toml
+from resource_manager.manager.cluster_file.writing import sections_of, to_toml
+from resource_manager.storage.codec import snapshot_from_dict, snapshot_to_dict
 
 SERVERS = '[[servers]]\nname = "a"\ngpus = 2\ncpus = 8\n'
+SIGN_ON = """[sign_on]
+issuer = "https://login.example.org/lab"
+client_id = "gpu-manager"
+scopes = ["openid"]
+token_life = 43200.0
+[sign_on.groups.gpu-users]
+role = "user"
+teams = ["vision", "nlp"]
+[sign_on.groups."ops, all"]
+role = "operator"
+"""
 
 
 def read(folder: Path, *texts: str) -> ClusterFiles:
@@ -69,6 +82,11 @@ def test_a_section_that_is_empty_says_nothing_and_is_named(tmp_path: Path, secti
         (["[health]\n'xid 1' = 'explode'\n"], '0.toml:2:1: health."xid 1": must be '),
         (["[[maintenance]]\nservers = ['a']\nfrom = 'x'\n"], "0.toml:3:1: maintenance.0.from: "),
         (["x = 1\n"], "0.toml:1:1: x: is not a key of this file"),
+        ([SIGN_ON.replace("https", "http")], "0.toml:2:1: sign_on.issuer: must begin with https://"),
+        ([SIGN_ON.replace("issuer", "isuer")], "0.toml:1:1: sign_on.issuer: "),
+        ([SIGN_ON.replace('"user"', '"root"')], "0.toml:7:1: sign_on.groups.gpu-users.role: must be "),
+        ([SIGN_ON.replace('["openid"]', "[]")], "0.toml:4:1: sign_on.scopes: must contain openid"),
+        ([SIGN_ON.split("[sign_on.groups", 1)[0]], "0.toml:1:1: sign_on.groups: "),
     ],
 )
 def test_a_fault_is_one_line_with_its_place(tmp_path: Path, texts: list[str], said: str) -> None:
@@ -80,6 +98,22 @@ def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
     for name, reason in (("a.toml", "No such file or directory"), ("b.toml", "not UTF-8 text")):
         with pytest.raises(ClusterFileError, match=f"{name}: {reason}$"):
             ClusterFiles([tmp_path / name])
+
+
+def test_the_sign_on_is_written_as_it_was_read(tmp_path: Path) -> None:
+    stated = read(tmp_path, SIGN_ON).definition.sign_on
+    assert stated is not None
+    assert [(each.group, each.role, each.teams) for each in stated.groups] == [
+        ("gpu-users", "user", ("vision", "nlp")),
+        ("ops, all", "operator", ()),
+    ]
+    assert (stated.token_life_s, stated.groups_claim) == (43_200.0, "groups")
+    cluster = ClusterState([])
+    cluster.settings = ClusterSettings(sign_on=stated)
+    stored = ClusterState.from_snapshot(snapshot_from_dict(snapshot_to_dict(cluster.snapshot())))
+    text = to_toml(sections_of(stored))
+    assert tomllib.loads(text) == tomllib.loads(SIGN_ON)
+    assert read(tmp_path, text).definition.sign_on == stated
 
 
 KEYS = st.text(min_size=1, max_size=4)
