@@ -202,6 +202,11 @@ def script_of(page: Path, store: str, port: int) -> str:
     return "\n".join(lines)
 
 
+def test_the_extra_of_airflow_brings_what_the_commands_of_its_pages_need() -> None:
+    """As docs/first-server.md has it, which names the extras airflow, redis and ssh."""
+    assert "gpu-resource-manager[api]" in project()["optional-dependencies"]["airflow"]
+
+
 def project() -> dict[str, Any]:
     found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return found

@@ -134,6 +134,23 @@ def test_a_process_ends_if_renewals_fail(manager, monkeypatch, ends):
         assert ends.get(timeout=30) == "the lease could not be renewed: no file is left"
 
 
+def test_a_process_ends_if_one_of_its_gpus_failed(manager, monkeypatch, ends):
+    monkeypatch.setattr(manager, "renew", lambda *_, **__: {"gpu_failed": "xid 79"})
+    with in_worker.kept(manager, "t", 1, 0.2):
+        assert ends.get(timeout=30) == "one of its GPUs failed: xid 79"
+
+
+def test_a_process_that_is_preempted_runs_to_its_end_as_docs_teams_has_it(manager, ends):
+    lease = ask(manager, TASK, 2, preemptible=True)
+    manager.submit("urgent", 8, 1, server=lease["server_name"], priority=9, expected_runtime=60)
+    manager.preempt(TASK.lease_id, preemptor="urgent")
+    before = manager.status_of(TASK.lease_id)["expires_at"]
+    with in_worker.kept(manager, TASK.lease_id, lease["fencing_token"], 0.2):
+        wait_for(lambda: manager.status_of(TASK.lease_id)["expires_at"] > before)
+    assert ends.empty()
+    assert manager.status_of(TASK.lease_id)["state"] == "PREEMPTING"
+
+
 def test_a_pending_renewal_does_not_end_a_process_that_released_its_lease(manager, monkeypatch, ends):
     answers, asked, released, answered = iter([None]), *(threading.Event() for _ in range(3))
 

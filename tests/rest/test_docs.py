@@ -1,4 +1,4 @@
-"""Table of roles in the documentation, compared with the code."""
+"""Roles and limits in the documentation, compared with the code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from resource_manager.rest import routes
 from resource_manager.rest.console import pages
 from resource_manager.rest.tokens import Role
+from resource_manager.storage.airflow_variable.store import KEYS_KEPT
+from resource_manager.storage.once import KEEP_S, MAX_KEYS
 
 PAGE = Path(__file__).parents[2] / "docs" / "service.md"
 
@@ -27,3 +29,11 @@ def test_the_documented_roles_equal_the_declared_ones() -> None:
     written = re.search(r"<!-- roles.*?-->\n(.*?)<!-- /roles -->", text, re.DOTALL)
     assert written is not None
     assert written[1].strip().splitlines()[2:] == role_table()
+
+
+def test_the_documented_limits_of_idempotency_keys_are_those_of_the_stores() -> None:
+    [line] = [each for each in PAGE.read_text().splitlines() if each.startswith("- **`Idempotency-Key`**")]
+    assert "the same key and body within a day is not made again" in line
+    assert KEEP_S == 86_400
+    said = f"about {MAX_KEYS:,} keys, in an `airflow://` store all callers together {KEYS_KEPT:,};"
+    assert said in line

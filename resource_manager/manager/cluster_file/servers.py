@@ -70,7 +70,7 @@ class GpuGroup(BaseModel):
 
 
 class Server(BaseModel):
-    """One `[[servers]]` table; with `count` it means that many servers, with `{id}` in the name."""
+    """One `[[servers]]` table; with `count` it means that many servers, with `{id}` in name and address."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -134,7 +134,7 @@ class Server(BaseModel):
             server_id,
             {**resources, **self.resources},
             gpus,
-            self.address,
+            self.address.replace("{id}", str(server_id)),
             self.vendor,
             dict(self.labels),
             self.gang_ports,

@@ -4,6 +4,7 @@ import inspect
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -65,6 +66,25 @@ NEW_HOST = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLeve
 
 def job(command, key="j"):
     return Job(key, ("/bin/sh", "-c", command))
+
+
+@pytest.mark.parametrize(
+    ("address", "server", "named", "is_here"),
+    [
+        ("", "gpu-a", "", True),
+        ("localhost", "gpu-a", "", True),
+        ("ada@localhost:22", "gpu-a", "", True),
+        ("localhost:2222", "gpu-a", "", False),
+        ("127.0.0.1", "gpu-a", "", False),
+        (socket.gethostname(), "gpu-a", "", True),
+        ("192.0.2.7", "gpu-a", "", False),
+        ("192.0.2.7", "gpu-a", "gpu-a", True),
+        ("", "gpu-b", "gpu-a", False),
+    ],
+)
+def test_the_server_that_is_this_machine_is_named_or_known_by_its_address(address, server, named, is_here):
+    """As docs/command-line.md has it."""
+    assert terminal.is_here(address, server, named) is is_here
 
 
 def test_a_job_in_a_terminal_is_found_at_its_place_and_stopped(launcher, monkeypatch, tmp_path):

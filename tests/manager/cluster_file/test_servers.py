@@ -33,6 +33,7 @@ labels = { rack = "r2" }
 
 [[servers]]
 name = "plain-{id}"
+address = "10.0.1.{id}"
 count = 2
 cpus = 16
 """
@@ -52,9 +53,9 @@ def test_a_file_describes_its_servers(tmp_path: Path) -> None:
         (4, "910B", "ascend"),
         (6, "910B", "ascend"),
     ]
-    assert [(node.name, node.server_id, node.gpus) for node in plain] == [
-        ("plain-8", 8, ()),
-        ("plain-9", 9, ()),
+    assert [(node.name, node.server_id, node.address, node.gpus) for node in plain] == [
+        ("plain-8", 8, "10.0.1.8", ()),
+        ("plain-9", 9, "10.0.1.9", ()),
     ]
 
 
