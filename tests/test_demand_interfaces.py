@@ -48,6 +48,8 @@ VALUES: dict[str, Any] = {
     "cpus": 3,
     "resources": {"memory_mib": 4096, "disk_tb": 0.5},
     "gpu_types": ["A100", "H100"],
+    "types": "first",
+    "gpu_memory": "20GB",
     "vendor": "nvidia",
     "labels_required": {"zone": "a", "rack": "7"},
     "prefer_server": "s",
@@ -78,7 +80,7 @@ NODE = Node(
     "s",
     1,
     {"cpus": 8, "memory_mib": 8192, "disk_tb": 1.5},
-    (Gpu(0, "A100"),),
+    (Gpu(0, "A100", memory_mib=81_920),),
     "127.0.0.1",
     labels={"zone": "a", "rack": "7", "row": "1"},
 )

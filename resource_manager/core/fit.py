@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from resource_manager.core.gpu_memory import has_memory
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Gpu, Node, Request
 
 
@@ -91,7 +92,7 @@ def could_ever_fit(node: Node, request: Request) -> bool:
 
 
 def accepted_gpu_ids(node: Node, request: Request) -> set[int]:
-    """Return the ids of the node's GPUs, free or not, that the request accepts: type, vendor, MIG device.
+    """Return the ids of the node's GPUs, free or not, that the request accepts: type, vendor, memory, MIG.
 
     A request for several GPUs accepts no MIG device, since CUDA shows one of them to a process.
     """
@@ -103,8 +104,10 @@ def accepted_gpu_ids(node: Node, request: Request) -> set[int]:
 
 
 def _accepts_kind(gpu: Gpu, request: Request) -> bool:
-    return (not request.gpu_types or gpu.gpu_type in request.gpu_types) and (
-        not request.vendor or gpu.vendor == request.vendor
+    return (
+        (not request.gpu_types or gpu.gpu_type in request.gpu_types)
+        and (not request.vendor or gpu.vendor == request.vendor)
+        and (not request.gpu_memory or has_memory(gpu, request.gpu_memory, request.gpu_milli))
     )
 
 
@@ -114,12 +117,11 @@ def has_mig_devices_for(node: Node, request: Request) -> bool:
 
 
 def _accepts_any(node: Node, request: Request) -> bool:
-    particular = request.gpu_types or request.vendor
-    return not particular and not (request.gpus > 1 and any(gpu.is_mig for gpu in node.gpus))
+    return not request.is_particular and not (request.gpus > 1 and any(gpu.is_mig for gpu in node.gpus))
 
 
 def usable_gpus(node: Node, request: Request, gpus: Mapping[int, int]) -> list[int]:
-    """Return the ids of the GPUs with enough free milli and an accepted type and vendor, in order."""
+    """Return the ids of the GPUs with enough free milli and of an accepted kind, in order."""
     milli = request.gpu_milli
     ids = [gpu_id for gpu_id, free in gpus.items() if free >= milli]
     if _accepts_any(node, request):
@@ -143,11 +145,13 @@ def pick_gpus(request: Request, usable: list[int], gpus: Mapping[int, int]) -> t
 
 
 def accepts_node(node: Node, request: Request) -> bool:
-    """Return True if the node as a whole has a type and vendor that the request accepts."""
-    if not (request.gpu_types or request.vendor):
+    """Return True if the node as a whole has a kind of GPU that the request accepts."""
+    if not request.is_particular:
         return True
     if not node.gpus:
-        return not request.gpu_types and (not request.vendor or node.vendor == request.vendor)
+        return not (request.gpu_types or request.gpu_memory) and (
+            not request.vendor or node.vendor == request.vendor
+        )
     return any(_accepts_kind(gpu, request) for gpu in node.gpus)
 
 

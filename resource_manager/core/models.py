@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from resource_manager.core.direct_init import direct_copy, direct_init, direct_new
+from resource_manager.core.gpu_memory import as_gpu_memory
 from resource_manager.errors import InvalidRequestError, Words
 
 MILLI_PER_GPU = 1000
@@ -100,13 +101,22 @@ class Spread(StrEnum):
     PACK = "pack"
 
 
+class TypeChoice(StrEnum):
+    """Choice among the types of GPU of a request: the first that fits now, or what the policy picks."""
+
+    FIRST = "first"
+    BEST = "best"
+
+
 @direct_init
 @dataclass(frozen=True, slots=True)
 class Request:
     """Demand on one node: GPUs (whole ones or a fraction of one) and amounts, with constraints.
 
     `gpus` GPUs of `gpu_milli` thousandths each; a GPU fraction (below 1000) asks for exactly one GPU.
-    Empty `gpu_types` means any type. `preferred_node` is tried first, `required_node` is the only choice.
+    Empty `gpu_types` means any type; `types` says whether their order counts. `gpu_memory`, as `40GB`, is
+    the least memory of each GPU, or of the fraction (`gpu_memory.as_gpu_memory`).
+    `preferred_node` is tried first, `required_node` is the only choice.
     The node's labels must equal those of `labels_required`; `labels` are the request's own.
     `ttl_s` is the lifetime of the lease without renewal; infinite by default, which suits a simulation.
     `quarantine` keeps the capacity allocated after expiry until an operator or the reconciler confirms that
@@ -126,6 +136,8 @@ class Request:
     gpu_milli: int = MILLI_PER_GPU
     resources: Mapping[str, Amount] = field(default_factory=dict)
     gpu_types: tuple[str, ...] = ()
+    types: TypeChoice = TypeChoice.BEST
+    gpu_memory: str = ""
     vendor: str = ""
     preferred_node: str | None = None
     required_node: str | None = None
@@ -150,6 +162,8 @@ class Request:
     preemption_delay_s: float | None = None
     shape: tuple[object, ...] = field(init=False, repr=False, compare=False)
     """Hashable key of all fields that decide where the request fits; equal shapes fit the same nodes."""
+    is_particular: bool = field(init=False, repr=False, compare=False)
+    """True if it does not take GPUs of every kind: it names types, a vendor or an amount of memory."""
 
     def __post_init__(self) -> None:
         if not self.lease_id:
@@ -162,6 +176,11 @@ class Request:
         if self.gpu_milli != MILLI_PER_GPU and self.gpus != 1:
             text = "{gpu_milli}={} goes with {gpus}=1, got {gpus}={}"
             raise InvalidRequestError(text, self.gpu_milli, self.gpus)
+        if self.gpu_memory:
+            try:
+                object.__setattr__(self, "gpu_memory", as_gpu_memory(self.gpu_memory))
+            except ValueError as error:
+                raise InvalidRequestError("{gpu_memory} {}", error) from None
         amounts = tuple(self.resources.items())
         for name, amount in amounts:
             if not 0 <= amount < math.inf:
@@ -177,6 +196,7 @@ class Request:
             self.gpu_milli,
             amounts,
             self.gpu_types,
+            self.gpu_memory,
             self.vendor,
             self.required_node,
             tuple(sorted(self.labels_required.items())),
@@ -186,6 +206,7 @@ class Request:
                 raise InvalidRequestError("{nodes} must be 1 or more, got {}", self.nodes)
             shape += (self.nodes, self.spread, self.same, self.prefer_same)  # type: ignore[assignment]
         object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "is_particular", bool(self.gpu_types or self.vendor or self.gpu_memory))
 
     def for_task(self, lease_id: str) -> Request:
         """Return a copy of the request for another task, without validating the other fields again."""

@@ -106,7 +106,9 @@ class NodeState:
         self.free_milli = MILLI_PER_GPU * len(self.gpu_free)
         self.gpu_uuids: dict[int, str] = {gpu.gpu_id: gpu.uuid for gpu in gpus if gpu.uuid}
         self.has_mig = any(gpu.is_mig for gpu in gpus)
-        self.uniform = not self.has_mig and len({(gpu.gpu_type, gpu.vendor) for gpu in gpus}) <= 1
+        self.uniform = (
+            not self.has_mig and len({(gpu.gpu_type, gpu.vendor, gpu.memory_mib) for gpu in gpus}) <= 1
+        )
         self.leases: dict[str, Lease] = {}
         self.drained: Drained | None = None
         self.retired = False
@@ -146,7 +148,7 @@ class NodeState:
             return False
         if request.labels_required and not has_labels(self.node, request):
             return False
-        particular = request.gpu_types or request.vendor
+        particular = request.is_particular
         if not gpus:
             return not particular or accepts_node(self.node, request)
         if not self.uniform and (particular or (self.has_mig and gpus > 1)):
@@ -169,7 +171,7 @@ class NodeState:
         ids = [gpu_id for gpu_id, left in free.gpus.items() if left >= milli]
         if len(ids) < request.gpus:
             return None
-        if not self.uniform and (request.gpu_types or request.vendor or self.has_mig):
+        if not self.uniform and (request.is_particular or self.has_mig):
             accepted = accepted_gpu_ids(self.node, request)
             ids = [gpu_id for gpu_id in ids if gpu_id in accepted]
         return ids if len(ids) >= request.gpus else None
@@ -202,7 +204,7 @@ class NodeState:
         return usable_gpus(self.node, request, self.gpu_free)
 
     def _accepts_any(self, request: Request) -> bool:
-        return not (request.gpu_types or request.vendor or self.has_mig)
+        return not (request.is_particular or self.has_mig)
 
     def free_port(self) -> int:
         """Return the next port after the last one where no gang meets, wrapping; 0 if none is left."""

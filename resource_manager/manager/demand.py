@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError
 
+from resource_manager.core.gpu_memory import as_gpu_memory
 from resource_manager.core.identifiers import MAX_TEXT, UNPRINTABLE
 from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, PREEMPT_GRACE_S, Amount
 from resource_manager.errors import InvalidRequestError, Words
@@ -63,6 +64,15 @@ def _amount(text: str) -> object:
         return int(text) if _WHOLE.fullmatch(text) else float(text)
     except ValueError:
         return text
+
+
+def _gpu_memory(value: object) -> object:
+    if value == "":
+        return value
+    try:
+        return as_gpu_memory(str(value))
+    except ValueError as error:
+        raise PydanticCustomError("gpu_memory", "{reason}", {"reason": str(error)}) from None
 
 
 def _one_label(value: object) -> object:
@@ -111,6 +121,12 @@ class Demand(BaseModel):
     )
     gpu_types: Annotated[list[Name], Field(max_length=50)] = Field(
         default_factory=list, description="Types of GPU allowed; empty: any."
+    )
+    types: Literal["first", "best"] = Field(
+        default="best", description="Of gpu_types the first that fits now, or best: the policy's choice."
+    )
+    gpu_memory: Annotated[Text, BeforeValidator(_gpu_memory)] = Field(
+        default="", description="Least memory of each GPU, or of the fraction: 40GB, or 22.5GiB exactly."
     )
     vendor: Text = Field(default="", description="Vendor of the GPUs; empty: any.")
     labels_required: Labels = Field(
@@ -255,6 +271,8 @@ class DemandOptions(TypedDict, total=False):
     gpu_milli: int | None
     resources: Mapping[str, Amount] | None
     gpu_types: Sequence[str] | None
+    types: str | None
+    gpu_memory: str | None
     vendor: str | None
     labels_required: Mapping[str, str] | None
     server: int | str | None

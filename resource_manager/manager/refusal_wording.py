@@ -372,7 +372,9 @@ def _server_short(fact: ServerShort, request: Request) -> str:
         case ShortageKind.LABELS:
             return f"the request is for servers with {label_words(request)} only"
         case ShortageKind.GPU_TYPE:
-            return f"has no GPU of {' '.join((*request.gpu_types, request.vendor)).strip()}"
+            return (
+                f"has no GPU of {' '.join((*request.gpu_types, request.vendor, request.gpu_memory)).strip()}"
+            )
         case ShortageKind.GPUS if ever and fact.of_mig:
             return f"{ONE_MIG_DEVICE}; it has {has} other {plural(has, 'GPU')}, {wants} requested"
         case ShortageKind.GPUS if ever:
@@ -574,6 +576,8 @@ def describe(request: Request) -> str:
         parts[0] += f" of type {' or '.join(request.gpu_types)}"
     if request.vendor:
         parts[0] += f" by {request.vendor}"
+    if request.gpu_memory:
+        parts[0] += f" with {request.gpu_memory}"
     parts += [f"{amount} {name}" for name, amount in request.resources.items()]
     if request.required_node is not None:
         parts.append(f"on {request.required_node}")
@@ -587,12 +591,13 @@ def label_words(request: Request) -> str:
 
 
 def gpu_word(request: Request, count: int) -> str:
-    """Return the noun for the requested GPUs: `A100`, `A100 or H100`, `GPUs by nvidia` or `GPU`."""
+    """Return the noun for the requested GPUs: `A100 or H100`, `GPUs by nvidia`, `GPU with 40GB` or `GPU`."""
+    memory = f" with {request.gpu_memory}" if request.gpu_memory else ""
     if request.gpu_types:
         types = [short(name) for name in request.gpu_types[:MAX_SHOWN]]
         more = ["another type"] if len(request.gpu_types) > MAX_SHOWN else []
-        return " or ".join(types + more)
-    return f"{plural(count, 'GPU')}{f' by {short(request.vendor)}' if request.vendor else ''}"
+        return " or ".join(types + more) + memory
+    return f"{plural(count, 'GPU')}{f' by {short(request.vendor)}' if request.vendor else ''}{memory}"
 
 
 def _among_labelled(request: Request) -> str:

@@ -21,6 +21,7 @@ class Requested(TypedDict):
 
     gpu_milli: int
     gpu_types: list[str]
+    gpu_memory: str
     nodes: int
     resources: dict[str, Amount]
     priority: int

@@ -192,6 +192,7 @@ def _demand(request: Request) -> Requested:
     return {
         "gpu_milli": request.gpu_milli,
         "gpu_types": list(request.gpu_types),
+        "gpu_memory": request.gpu_memory,
         "nodes": request.nodes,
         "resources": dict(request.resources),
         "priority": request.priority,

@@ -27,13 +27,14 @@ from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 TYPES = ["A100", "T4", ""]
 VENDORS = ["nvidia", "amd"]
-KINDS = st.tuples(st.sampled_from(TYPES), st.sampled_from(VENDORS))
+MEMORY_MIB = [0, 15109, 40960]
+KINDS = st.tuples(st.sampled_from(TYPES), st.sampled_from(VENDORS), st.sampled_from(MEMORY_MIB))
 
 
 @st.composite
 def nodes(draw: st.DrawFn) -> Node:
     kinds = draw(st.lists(KINDS, max_size=4))
-    gpus = tuple(Gpu(number, kind, vendor) for number, (kind, vendor) in enumerate(kinds))
+    gpus = tuple(Gpu(number, *kind) for number, kind in enumerate(kinds))
     labels = draw(st.dictionaries(st.sampled_from("xy"), st.sampled_from("12")))
     return Node("a", 0, {"cpus": draw(st.integers(0, 8)), "gb": draw(st.floats(0, 8))}, gpus, labels=labels)
 
@@ -47,6 +48,7 @@ def requests(draw: st.DrawFn, lease_id: str = "t") -> Request:
         milli,
         draw(st.dictionaries(st.sampled_from(["cpus", "gb", "disk"]), st.integers(0, 6))),
         gpu_types=tuple(draw(st.lists(st.sampled_from(TYPES[:2]), max_size=2, unique=True))),
+        gpu_memory=draw(st.sampled_from(["", "", "7GB", "16GB", "15GiB", "40GB"])),
         vendor=draw(st.sampled_from(["", *VENDORS])),
         required_node=draw(st.sampled_from([None, None, "a", "b"])),
         labels_required=draw(st.dictionaries(st.sampled_from("xy"), st.sampled_from("12"), max_size=1)),

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core.models import Lease, PendingRequest, Placement, Request, Spread, Utility
+from resource_manager.core.models import (
+    Lease,
+    PendingRequest,
+    Placement,
+    Request,
+    Spread,
+    TypeChoice,
+    Utility,
+)
 from resource_manager.errors import InvalidRequestError
 
 
@@ -52,6 +60,7 @@ PLACING: dict[str, Any] = {
     "gpu_milli": 500,
     "resources": {"cpus": 2},
     "gpu_types": ("A100",),
+    "gpu_memory": "40GB",
     "vendor": "amd",
     "required_node": "a",
     "labels_required": {"zone": "x"},
@@ -59,6 +68,7 @@ PLACING: dict[str, Any] = {
 OTHER: dict[str, Any] = {
     "lease_id": "other",
     "preferred_node": "b",
+    "types": TypeChoice.FIRST,
     "preemptible": False,
     "idle_below": 1.0,
     "idle_after_s": 9.0,
@@ -82,7 +92,8 @@ def test_the_shape_holds_what_decides_the_fit_and_no_more() -> None:
     plain = Request("t", 1, resources={"cpus": 1})
     assert replace(plain, gpus=2).shape != plain.shape
     assert {field.name for field in fields(Request)} == PLACING.keys() | OTHER.keys() | GANG.keys() | {
-        "shape"
+        "shape",
+        "is_particular",
     }
     for name, value in list(PLACING.items())[1:]:
         assert replace(plain, **{name: value}).shape != plain.shape, name

@@ -47,6 +47,7 @@ def asked(request: Request) -> list[tuple[str, str]]:
     others = {name: amount for name, amount in request.resources.items() if name != "cpus"}
     rows += [(name, f"{amount:g}") for name, amount in others.items()]
     rows += [("GPU type", ", ".join(request.gpu_types)), ("Vendor", request.vendor)]
+    rows += [("GPU memory", request.gpu_memory)]
     rows += [("Only on", request.required_node or ""), ("Rather on", request.preferred_node or "")]
     runtime = request.expected_runtime_s
     rows += [("Expected runtime", "" if runtime is None else serializers.duration(runtime))]

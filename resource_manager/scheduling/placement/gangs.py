@@ -18,6 +18,7 @@ from resource_manager.core.models import (
     Placement,
     Request,
     Spread,
+    TypeChoice,
 )
 from resource_manager.scheduling.placement.policies import Policy, select_placement
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
@@ -52,7 +53,15 @@ class Domain(NamedTuple):
 
 
 def select_members(cluster: ClusterState, request: Request, policy: Policy) -> Members | None:
-    """Return the placements of all members, in order of rank; None unless all fit now."""
+    """Return the placements of all members, in order of rank; None unless all fit now.
+
+    Of types in order of preference all members get the first that fits, or else what fits of all of them.
+    """
+    if request.types is TypeChoice.FIRST and len(request.gpu_types) > 1:
+        for gpu_type in request.gpu_types:
+            members = select_members(cluster, replace(request, gpu_types=(gpu_type,)), policy)
+            if members is not None:
+                return members
     if request.nodes == 1:
         placement = select_placement(cluster, request, policy)
         return None if placement is None else (placement,)
@@ -426,7 +435,9 @@ def _kinds(cluster: ClusterState) -> list[tuple[NodeState, int]]:
         found: dict[object, list[int]] = {}
         for state in cluster.nodes:
             node = state.node
-            gpus = tuple((gpu.gpu_id, gpu.gpu_type, gpu.vendor, gpu.is_mig) for gpu in node.gpus)
+            gpus = tuple(
+                (gpu.gpu_id, gpu.gpu_type, gpu.vendor, gpu.memory_mib, gpu.is_mig) for gpu in node.gpus
+            )
             key = (tuple(sorted(node.resources.items())), gpus, node.vendor)
             found.setdefault(key, []).append(state.index)
         return [(cluster.nodes[indexes[0]], _mask(indexes)) for indexes in found.values()]

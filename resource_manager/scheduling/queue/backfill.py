@@ -170,7 +170,7 @@ class Reservations:
     def hold_back(self, request: Request) -> bool:
         """Hold back what the request could use; return True if that was not so before."""
         mask = self._prospects.usable(request)
-        kind = (mask, request.gpu_types, request.vendor, min(request.gpus, 2))
+        kind = (mask, request.gpu_types, request.gpu_memory, request.vendor, min(request.gpus, 2))
         hold = self._holds.get(kind)
         is_new = hold is None
         if hold is None:

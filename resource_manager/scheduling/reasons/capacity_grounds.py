@@ -249,7 +249,7 @@ def _nearest(states: list[NodeState], request: Request) -> Lack:
 def most_free(state: NodeState, request: Request) -> int:
     """Return the node's number of free eligible GPUs; for a GPU fraction, the most milli free on one GPU."""
     if request.gpu_milli == MILLI_PER_GPU:
-        any_gpu = not (request.gpu_types or request.vendor or state.has_mig)
+        any_gpu = not (request.is_particular or state.has_mig)
         return state.whole_free if any_gpu else len(state.eligible_gpus(request))
     accepted = accepted_gpu_ids(state.node, request)
     return max((state.gpu_free[gpu_id] for gpu_id in accepted if gpu_id in state.gpu_free), default=0)
