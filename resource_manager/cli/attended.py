@@ -17,7 +17,12 @@ from resource_manager.cli.signals import Calls, Interrupted
 from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.identifiers import as_reason
 from resource_manager.core.models import JobPlace
-from resource_manager.errors import LeaseNotFoundError, ResourceManagerError, RuntimeOverError
+from resource_manager.errors import (
+    LeaseNotFoundError,
+    NewerFormatError,
+    ResourceManagerError,
+    RuntimeOverError,
+)
 from resource_manager.jobs.launchers import (
     Job,
     JobStatus,
@@ -197,14 +202,22 @@ class Attended:
         return self._heard(found)
 
     def _look(self, manager: Any) -> Mapping[str, Any] | None:
-        """Return the lease, renewed where it is due."""
+        """Return the lease, renewed where it is due.
+
+        A state that a newer version wrote is not read, but the lease is renewed there.
+        """
         lease_id, token = self._lease["task_id"], self._lease["fencing_token"]
         found: Mapping[str, Any] | None
         if self._owns and time.monotonic() - self._renewed_at >= RENEW_EVERY_S:
             found = manager.renew(lease_id, fencing_token=token)
             self._renewed_at = time.monotonic()
         else:
-            found = manager.status_of(lease_id)
+            try:
+                found = manager.status_of(lease_id)
+            except NewerFormatError:
+                if not self._owns:
+                    raise
+                found = self._lease
         return found
 
     def _heard(self, found: Mapping[str, Any] | None) -> Ending | None:

@@ -10,7 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -20,6 +22,7 @@ from resource_manager.cli import attended, main
 from resource_manager.cli.target import Target
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.models import JobPlace
+from resource_manager.errors import NewerFormatError
 from resource_manager.jobs.launchers import terminal
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.cluster_file.servers import default_inventory
@@ -241,3 +244,15 @@ def test_a_signal_in_each_step_ends_the_command_and_its_lease(
         assert done.exit_code == (0 if step in ("stop", "release") else 143), done.output
         assert manager.leases() == []
         assert manager.queue() == []
+
+
+def test_a_state_that_a_newer_version_wrote_is_no_failed_renewal() -> None:
+    """Its lease is renewed there; before, each look between two renewals said that it could not be."""
+    state = SimpleNamespace(
+        _owns=True, _renewed_at=time.monotonic(), _lease={"task_id": "t", "fencing_token": 1}
+    )
+    manager = SimpleNamespace(status_of=Mock(side_effect=NewerFormatError("upgrade it")))
+    assert attended.Attended._look(state, manager) is state._lease  # type: ignore[arg-type]
+    state._owns = False
+    with pytest.raises(NewerFormatError):
+        attended.Attended._look(state, manager)  # type: ignore[arg-type]
