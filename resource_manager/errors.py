@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
@@ -158,13 +158,56 @@ class NoServersError(InvalidRequestError):
 
 
 class UnknownNodeError(InvalidRequestError):
-    """A node name or server id that is not in the inventory."""
+    """A node name or server id that is not in the inventory, which has the servers `known`.
 
-    def __init__(self, node: object, known: int, *, field: str | None = None) -> None:
+    Nearest names are looked for where its sentence is read: the decision that raises it holds up others.
+    """
+
+    _words: Words
+    _known: Collection[str]
+
+    def __init__(self, node: object, known: Collection[str] = (), *, field: str | None = None) -> None:
         name = "server" if field is None else Words.parameter(field)
-        servers = "server" if known == 1 else "servers"
-        super().__init__("{} {!r} is not in the inventory of {} {}", name, node, known, servers, field=field)
+        servers = "server" if len(known) == 1 else "servers"
+        super().__init__(
+            "{} {!r} is not in the inventory of {} {}", name, node, len(known), servers, field=field
+        )
         self.node = node
+        self._known = known
+
+    @property
+    def words(self) -> Words:
+        """The sentence, with the servers that may be meant."""
+        known, self._known = self._known, ()
+        if known:
+            self._words = Words("{}{}", self._words, _nearest(str(self.node), known))
+            self.args = (str(self._words),)
+        return self._words
+
+    @words.setter
+    def words(self, words: Words) -> None:
+        self._words, self._known = words, ()
+
+    def __str__(self) -> str:
+        return str(self.words)
+
+
+MAX_COMPARED = 1000
+"""The most servers whose names are compared with a wrong one, which takes some 40 ms."""
+
+MAX_LISTED = 5
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    """Return which of the known servers the name may mean, all if they are few."""
+    if len(known) <= MAX_COMPARED:
+        from difflib import get_close_matches  # no call that goes well needs it
+
+        if near := get_close_matches(name[:100], known):
+            return f": did you mean {' or '.join(filter(None, (', '.join(near[:-1]), near[-1])))}?"
+    if len(known) <= MAX_LISTED:
+        return f": it has {', '.join(known)}"
+    return "; gpu-manager status lists them"
 
 
 class DuplicateTaskError(InvalidRequestError):

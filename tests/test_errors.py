@@ -36,12 +36,32 @@ def test_the_field_of_an_error_is_the_first_parameter_that_it_names() -> None:
     assert InvalidRequestError("a {gpus} beside {cpus}").field == "gpus"
     assert InvalidRequestError("a {gpus} beside {cpus}", field="cpus").field == "cpus"
     assert InvalidRequestError("{}", "no {gpus} here").field is None
-    error = UnknownNodeError("x", 1, field="server")
+    error = UnknownNodeError("x", ["gpu-a"], field="server")
     error.rename({"server": "prefer_server_id"})
     assert (error.field, str(error)) == (
         "prefer_server_id",
-        "prefer_server_id 'x' is not in the inventory of 1 server",
+        "prefer_server_id 'x' is not in the inventory of 1 server: it has gpu-a",
     )
+
+
+@pytest.mark.parametrize(
+    ("known", "advice"),
+    [
+        (["gpu-a", "gpu-b", "cpu-1"], ": did you mean gpu-a or gpu-b?"),
+        (["north", "south"], ": it has north, south"),
+        ([f"node{i}" for i in range(6)], "; gpu-manager status lists them"),
+        ([f"gpu-{i}" for i in range(2000)], "; gpu-manager status lists them"),
+        ([], ""),
+    ],
+)
+def test_an_unknown_server_is_answered_with_those_that_may_be_meant(known: list[str], advice: str) -> None:
+    servers = "server" if len(known) == 1 else "servers"
+    text = f"server 'gpu-aa' is not in the inventory of {len(known)} {servers}{advice}"
+    error = UnknownNodeError("gpu-aa", known)
+    assert (str(error), str(error.words), error.args) == (text, text, (text,))
+    error = UnknownNodeError("gpu-aa", known, field="server")
+    assert error.words.named(OPTIONS).startswith("--server 'gpu-aa' is not")
+    assert Words(error.words.template) == error.words
 
 
 def templates() -> Iterator[tuple[str, ast.expr]]:

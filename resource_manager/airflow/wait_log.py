@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from resource_manager.manager.serializers import duration
+from resource_manager.manager.serializers import confidence_in_words, duration
 
 REASON_EVERY_S = 60.0
 """Interval for changed figures within one kind of reason: on a busy cluster they change all the time."""
@@ -63,7 +63,7 @@ def describe_start(estimate: Mapping[str, Any] | None) -> str:
     if estimate["at"] is None:
         return f"; start unknown: {estimate['detail']}"
     at = datetime.fromtimestamp(estimate["at"]).astimezone()
-    return f"; should start about {at:%H:%M:%S} ({estimate['confidence']})"
+    return f"; should start about {at:%H:%M:%S} ({confidence_in_words(estimate)})"
 
 
 def describe_wait(waited_s: float, reasons: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ import click
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, DAY_S, REFUSED, Duration, Failure, one_line, print_json
 from resource_manager.cli.commands import json_option, main
-from resource_manager.cli.demand import DemandCommand, demand_of
+from resource_manager.cli.demand import DemandCommand, demand_of, owned
 from resource_manager.cli.session import Session, is_silent, say
 from resource_manager.cli.signals import Interrupted, interruptible
 from resource_manager.cli.target import Target, exit_codes
@@ -97,7 +97,7 @@ def hold(target: Target, /, for_s: float, as_json: bool, **options: Any) -> None
 
     They are free again after that time, whatever uses them by then.
     """
-    demand = demand_of(_lease_id(), {**options, "ttl": for_s, "expected_runtime": for_s})
+    demand = demand_of(_lease_id(), {**owned(target, options), "ttl": for_s, "expected_runtime": for_s})
     try:
         with Session(target) as session:
             lease = wait_for_grant(session, demand)
@@ -221,7 +221,7 @@ def _run(target: Target, command: Sequence[str], time_s: float | None, options: 
     from resource_manager.cli.attended import TTL_S, Attended  # loads pydantic
 
     labels = [*options.get("labels", ()), "launcher=terminal", f"host={socket.gethostname()}"]
-    given = {**options, "labels": tuple(labels), "ttl": TTL_S}
+    given = {**owned(target, options), "labels": tuple(labels), "ttl": TTL_S}
     if time_s is not None:
         given["expected_runtime"] = time_s
     demand = demand_of(_lease_id(), given)

@@ -17,15 +17,16 @@ from click.shell_completion import get_completion_class
 from resource_manager import STORED_FORMAT, __version__
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, OneLineErrors, print_json
-from resource_manager.cli.demand import DemandCommand, demand_of
+from resource_manager.cli.demand import DemandCommand, demand_of, owned
 from resource_manager.cli.session import Session
 from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.cli.waiting import wait_for_grant
 from resource_manager.core.changes import JobEnd, ReleaseResult
-from resource_manager.errors import LockTimeoutError, UnknownNodeError
+from resource_manager.errors import LockTimeoutError
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.lazy import lazy_module
+from resource_manager.manager.plurals import counted, numbered_gpus
 from resource_manager.manager.serializers import name_in_words
 from resource_manager.manager.wording import What, matches, what_of
 
@@ -121,15 +122,27 @@ def _show_notices(target: Target) -> None:
         click.echo(line, err=True)
 
 
+mine_option = click.option("--mine", is_flag=True, help="Only yours: of the token's holder, or your user.")
+
+
 @main.command()
+@mine_option
+@click.option("--server", shell_complete=completing.servers, help="Only those on this server: name or id.")
 @wide_option
 @json_option
 @click.pass_obj
 @exit_codes
-def leases(target: Target, wide: bool, as_json: bool) -> None:
+def leases(target: Target, mine: bool, server: str | None, wide: bool, as_json: bool) -> None:
     """Show the leases, the oldest first, and the jobs on Slurm, which have no lease."""
-    found = target.manager.leases()
-    on_slurm = [job for job in target.manager.slurm_jobs() if job["ended_at"] is None]
+    found = _own(target, target.manager.leases(), mine)
+    on_slurm = [
+        job
+        for job in _own(target, target.manager.slurm_jobs(), mine)
+        if job["ended_at"] is None and not server
+    ]
+    if server:
+        name = target.manager.server(server_of(server))["server_name"]
+        found = [each for each in found if any(member["server_name"] == name for member in each["members"])]
     if as_json:
         print_json([*found, *on_slurm])
         return
@@ -140,14 +153,23 @@ def leases(target: Target, wide: bool, as_json: bool) -> None:
 
 
 @main.command()
+@mine_option
 @wide_option
 @json_option
 @click.pass_obj
 @exit_codes
-def queue(target: Target, wide: bool, as_json: bool) -> None:
+def queue(target: Target, mine: bool, wide: bool, as_json: bool) -> None:
     """Show the pending requests in queue order."""
-    found = target.manager.queue()
+    found = _own(target, target.manager.queue(), mine)
     print_json(found) if as_json else tables.console(wide=wide).print(tables.queue_table(found))
+
+
+def _own(target: Target, found: list[T], mine: bool) -> list[T]:
+    """Return what belongs to this caller if only that is asked for."""
+    if not mine:
+        return found
+    name = target.manager.caller_name()
+    return [each for each in found if cast("Mapping[str, Any]", each)["owner"] == name]
 
 
 @main.command(cls=DemandCommand)
@@ -159,12 +181,12 @@ def queue(target: Target, wide: bool, as_json: bool) -> None:
 def allocate(target: Target, /, lease_id: str, wait: bool, as_json: bool, **options: Any) -> None:
     """Grant GPUs now, or print why not and exit with 1; with --wait, once they are free."""
     if wait:
-        _allocate_in_time(target, demand_of(lease_id, options), as_json)
+        _allocate_in_time(target, demand_of(lease_id, owned(target, options)), as_json)
         return
     from resource_manager.core.refusal import RefusalKind  # which the manager and the client load anyway
     from resource_manager.manager.refusal_wording import Refusal
 
-    lease = target.manager.try_allocate(demand_of(lease_id, options))
+    lease = target.manager.try_allocate(demand_of(lease_id, owned(target, options)))
     if isinstance(lease, Refusal):
         waits = "" if lease.kind is RefusalKind.NEVER_FITS else " (--wait queues for them)"
         raise Failure(f"not granted: {lease.detail}{waits}", REFUSED)
@@ -187,7 +209,7 @@ def _allocate_in_time(target: Target, demand: Demand, as_json: bool) -> None:
 @exit_codes
 def submit(target: Target, /, lease_id: str, as_json: bool, **options: Any) -> None:
     """Grant GPUs, or queue for them."""
-    view = target.manager.submit(demand_of(lease_id, options))
+    view = target.manager.submit(demand_of(lease_id, owned(target, options)))
     if as_json:
         print_json(view)
     elif view["state"] == "WAITING":
@@ -314,7 +336,7 @@ gpu_option = click.option("--gpu", help="One GPU of the server, by number or UUI
 @exit_codes
 def drain(target: Target, server: str, gpu: str | None, reason: str, failed: bool, as_json: bool) -> None:
     """Grant no new leases on a server (id or name) or one of its GPUs; its current leases continue."""
-    view = known_server(lambda: target.manager.drain(server_of(server), gpu, reason=reason, failed=failed))
+    view = target.manager.drain(server_of(server), gpu, reason=reason, failed=failed)
     if as_json:
         print_json(view)
     elif gpu is None:
@@ -331,12 +353,12 @@ def drain(target: Target, server: str, gpu: str | None, reason: str, failed: boo
 @exit_codes
 def resume(target: Target, server: str, gpu: str | None, as_json: bool) -> None:
     """Allow new leases on a drained server (id or name), or on one closed GPU of it, again."""
-    view = known_server(lambda: target.manager.resume(server_of(server), gpu))
+    view = target.manager.resume(server_of(server), gpu)
     if as_json:
         print_json(view)
         return
-    closed = [str(each["gpu_id"]) for each in view["gpus_closed"]]
-    rest = f"; still closed: GPU {', '.join(closed)}" if closed else ""
+    closed = [each["gpu_id"] for each in view["gpus_closed"]]
+    rest = f"; still closed: {numbered_gpus(closed)}" if closed else ""
     where = "takes" if gpu is None else f"GPU {gpu} takes"
     click.echo(f"{view['server_name']}: {where} leases again{rest}")
 
@@ -376,23 +398,23 @@ def history(
     """Show the newest changes in the kept history, the newest last, without renewals."""
     if export is not None and archive is not None:
         raise Failure("--export and --archive exclude each other", BAD_INPUT)
-    if target.url and (export or archive):
-        raise Failure("--export and --archive read the store itself: leave out --url", BAD_INPUT)
     if archive is not None:
         from resource_manager.storage.archive import extend
 
-        changes = extend(archive, target.on_store())
+        changes = extend(archive, target.manager)
         print_json({"file": str(archive), "changes": changes}) if as_json else click.echo(
-            f"{archive}: {changes} new changes"
+            f"{archive}: {counted(changes, 'new change')}"
         )
         return
     if export is not None:
         from resource_manager.storage.history_file import collect, write_file
 
-        recorded = collect(target.on_store())
+        recorded = collect(target.manager)
         write_file(recorded, export)
         written = {"file": str(export), "changes": len(recorded.changes), "forgotten": recorded.forgotten}
-        print_json(written) if as_json else click.echo(f"{export}: {len(recorded.changes)} changes")
+        print_json(written) if as_json else click.echo(
+            f"{export}: {counted(len(recorded.changes), 'change')}"
+        )
         return
 
     wanted = what_of(what or "")
@@ -497,14 +519,6 @@ def completion(shell: str) -> None:
 
 def server_of(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
-
-
-def known_server(ask: Callable[[], T]) -> T:
-    """Return the answer about a server; an unknown server exits as not found, not as bad input."""
-    try:
-        return ask()
-    except UnknownNodeError as error:
-        raise Failure(str(error), REFUSED) from error
 
 
 def _done(done: bool, as_json: bool, entry: Mapping[str, Any], verb: str, otherwise: str) -> None:

@@ -18,6 +18,7 @@ from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, one_line, pri
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.target import exit_codes
 from resource_manager.errors import how_to_install
+from resource_manager.manager.plurals import counted
 
 if TYPE_CHECKING:
     from resource_manager.cli.pool_tasks import Conversion
@@ -90,7 +91,7 @@ def convert_dags(folder: Path, pools: tuple[tuple[str, int], ...], write: bool, 
         print_json({"converted": converted, "unconverted": left, "written": write, "files": files})
     else:
         how = "converted" if write else "would be converted (--write does it)"
-        click.echo(f"{converted} tasks {how}, {left} not", err=True)
+        click.echo(f"{counted(converted, 'task')} {how}, {left} not", err=True)
     if left or not converted:
         raise click.exceptions.Exit(REFUSED)
 

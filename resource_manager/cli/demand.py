@@ -13,6 +13,7 @@ from resource_manager.cli import completing
 if TYPE_CHECKING:  # pydantic takes longer to load than most commands to run
     from pydantic.fields import FieldInfo
 
+    from resource_manager.cli.target import Target
     from resource_manager.manager.demand import Demand
 
 SINGULAR = {
@@ -91,6 +92,13 @@ def demand_of(lease_id: str, options: dict[str, Any]) -> Demand:
 
     given = {name: value for name, value in options.items() if value not in (None, ())}
     return _demand().of(**from_texts({"lease_id": lease_id, **given}))
+
+
+def owned(target: Target, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with this user as owner, unless they name one or the service knows its callers."""
+    from resource_manager.manager.commit.asking import user_name
+
+    return {**options, "owner": options.get("owner") or target.manager.stated_owner(user_name())}
 
 
 def _demand() -> type[Demand]:

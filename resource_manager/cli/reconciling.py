@@ -141,4 +141,4 @@ def _show(done: Reconciliation, as_json: bool, *, once: bool) -> None:
     if once and not done.actions:
         click.echo("nothing to do: every lease of this Airflow belongs to an unfinished task")
     if once and done.other_instances:
-        click.echo(f"left unchanged: {done.other_instances} leases and requests of other Airflow instances")
+        click.echo(f"leases and requests of other Airflow instances, left unchanged: {done.other_instances}")

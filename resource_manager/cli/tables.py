@@ -14,6 +14,7 @@ from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.manager.plurals import counted, plural
 from resource_manager.manager.serializers import (
     Usage,
+    confidence_in_words,
     duration,
     most_wasted,
     name_in_words,
@@ -172,7 +173,7 @@ def maintenance_table(windows: Sequence[Row]) -> FittedTable:
         Column("until"),
         Column("reason", 2, wraps=True),
         Column("leases", 1, justify="right"),
-        title=f"{len(windows)} maintenance windows",
+        title=counted(len(windows), "maintenance window"),
     )
     for window in windows:
         marks = ["open"] if window["is_open"] else []
@@ -236,7 +237,7 @@ def slurm_table(jobs: Sequence[Row], now: float) -> FittedTable:
         Column("owner", 2),
         Column("team", 1),
         Column("age", justify="right"),
-        title=f"{len(jobs)} jobs on Slurm",
+        title=f"{counted(len(jobs), 'job')} on Slurm",
     )
     for job in jobs:
         age = "" if job["submitted_at"] is None else duration(now - job["submitted_at"])
@@ -288,7 +289,8 @@ def start(estimate: Row) -> str:
     """Return `in 5 min (good)`, or `unknown`."""
     if estimate["at"] is None:
         return "unknown"
-    return f"in {duration(max(estimate['at'] - time.time(), 0))} ({estimate['confidence']})"
+    sure = confidence_in_words(estimate)
+    return f"in {duration(max(estimate['at'] - time.time(), 0))} ({sure})"
 
 
 def _uuids(lease: Row) -> list[str]:
@@ -336,7 +338,10 @@ def explanation(answer: Row) -> Group:
         verdict.append(f" Should start: {start(estimate)}{': ' if estimate['detail'] else ''}")
         verdict.append(f"{estimate['detail']}.")
     table = FittedTable(
-        Column("id", 1, justify="right"), Column("server"), Column("fits"), Column("why not", wraps=True)
+        Column("id", 1, justify="right"),
+        Column("server"),
+        Column("fits" if answer["nodes"] == 1 else f"a member of {answer['nodes']} fits"),
+        Column("why not", wraps=True),
     )
     for server in answer["servers"]:
         table.add_row(

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 import click
 
 from resource_manager.cli import completing
-from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, print_json
+from resource_manager.cli.base import BAD_INPUT, INTERVAL, Failure, print_json
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.session import Session
 from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.manager.plurals import counted
+from resource_manager.errors import UnknownNodeError
 
 if TYPE_CHECKING:
-    from resource_manager.manager.use_results import ServerUse
-
+    from resource_manager.errors import UnknownNodeError
+from resource_manager.manager.use_results import ServerUse
 
 RESIZE_S = 0.5
 """Longest time until the table fits the terminal again after its size has changed."""
@@ -102,8 +102,6 @@ def _use(target: Target, servers: Sequence[str]) -> list[ServerUse]:
     known = {name: row for row in found for name in (row["server_name"], str(row["server_id"]))}
     for name in servers:
         if name not in known:
-            raise Failure(
-                f"SERVER {name!r} is not in the inventory of {counted(len(found), 'server')}", REFUSED
-            )
+            raise UnknownNodeError(name, [row["server_name"] for row in found])
     wanted = [known[name]["server_name"] for name in servers]
     return [row for row in found if row["server_name"] in wanted]

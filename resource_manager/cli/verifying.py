@@ -11,7 +11,7 @@ import click
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import REFUSED, UNREACHABLE, Failure, one_line, print_json
-from resource_manager.cli.commands import json_option, known_server, main, server_of
+from resource_manager.cli.commands import json_option, main, server_of
 from resource_manager.cli.discovering import MAX_CONNECTIONS, ask, ask_here
 from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import Target, exit_codes
@@ -59,7 +59,7 @@ def verify(
     if server is None:
         rows = [manager.server(row["server_id"]) for row in manager.servers()]
     else:
-        rows = [known_server(lambda: manager.server(server_of(server)))]
+        rows = [manager.server(server_of(server))]
     compared = []
     answers = _ask_all(rows, user, key)
     for row, answer in zip(rows, answers, strict=True):
@@ -92,7 +92,7 @@ def adopt(target: Target, server: str, user: str | None, key: str | None, as_jso
     from resource_manager.fleet.inventory_text import pinned_gpus
 
     manager = target.manager
-    row = known_server(lambda: manager.server(server_of(server)))
+    row = manager.server(server_of(server))
     [report] = _ask_all([row], user, key)
     if isinstance(report, ResourceManagerError):
         raise Failure(str(report), UNREACHABLE) from report

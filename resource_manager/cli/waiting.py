@@ -25,18 +25,18 @@ SCHEDULE_EVERY = 5
 
 
 def wait_for_grant(session: Session, demand: Any) -> Any:
-    """Return the lease once it is granted; a wait's reason is said when it changes.
+    """Return the lease once it is granted; a wait is told again when its place or kind of reason changes.
 
     At a signal or an error the request leaves the queue, or the lease ends.
     """
-    lease_id, said, looks = demand.lease_id, "", 0
+    lease_id, said, looks = demand.lease_id, None, 0
     session.ask(lambda manager: manager)  # where it cannot be opened, nothing has to be given back
     asked = session.begin(lambda manager: manager.submit(demand))
     try:
         found = session.signals.result(asked)
         while found["state"] == "WAITING":
-            if said != (said := _wait_of(found)):
-                say(f"{name_in_words(found)} {said}")
+            if said != (said := (found["kind"], found["position"])):
+                say(f"{name_in_words(found)} {_wait_of(found)}")
             session.signals.pause(LOOK_EVERY_S)
             looks += 1
             try:
@@ -44,7 +44,7 @@ def wait_for_grant(session: Session, demand: Any) -> Any:
             except ResourceManagerError as error:
                 if not is_silent(error):
                     raise
-                found = {**found, "reason": f"{error}; it goes on to wait"}
+                found = {**found, "kind": "unreachable", "reason": f"{error}; it goes on to wait"}
         session.signals.check()
     except BaseException as error:
         if session.signals.first or not (asked.done() and asked.exception() is error and is_undone(error)):

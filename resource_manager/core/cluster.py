@@ -319,7 +319,7 @@ class ClusterState(NodeIndex):
         else:
             state = self.by_name.get(placement.node)
             if state is None:
-                raise UnknownNodeError(placement.node, len(self.nodes))
+                raise UnknownNodeError(placement.node, self.by_name)
             whole_before, milli_before = state.whole_free, state.free_milli
             allocate(state, request, placement)
             self._reindex(state, whole_before, milli_before)

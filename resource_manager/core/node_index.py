@@ -37,7 +37,7 @@ class NodeIndex:
         try:
             return self.by_name[name]
         except KeyError:
-            raise UnknownNodeError(name, len(self.nodes)) from None
+            raise UnknownNodeError(name, self.by_name) from None
 
     def candidates(self, request: Request, start: int = 0) -> Iterator[NodeState]:
         """Return the nodes the request fits now, in inventory order from position `start`, wrapping."""

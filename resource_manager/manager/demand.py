@@ -111,7 +111,7 @@ class Demand(BaseModel):
     lease_id: LeaseId = Field(
         description="Id of the lease; the same id and shape again gives the same lease."
     )
-    gpus: Count = Field(description="Whole GPUs of one server, or 1 with a GPU fraction gpu_milli.")
+    gpus: Count = Field(description="Whole GPUs of one server; 1 is meant where gpu_milli is given alone.")
     gpu_milli: Annotated[Whole, Field(ge=1, le=MILLI_PER_GPU)] = Field(
         default=MILLI_PER_GPU, description="Thousandths of one GPU; below 1000 gpus must be 1."
     )
@@ -241,6 +241,8 @@ class Demand(BaseModel):
         names: dict[str, str] = {}
         if isinstance(data, (dict, Mapping)):  # asking the abstract class alone takes ten times as long
             data, names = _without_aliases(data)
+            if data.get("gpu_milli") is not None and data.get("gpus") is None:
+                data["gpus"] = 1
         try:
             demand = handler(data)
         except ValidationError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from resource_manager.core.models import Amount
 
@@ -16,6 +16,13 @@ def counted(number: Amount, noun: str) -> str:
 def plural(number: Amount, noun: str) -> str:
     """Return the noun for so many: `server`, `servers`."""
     return noun if number == 1 else f"{noun}s"
+
+
+def numbered_gpus(gpu_ids: Collection[int]) -> str:
+    """Return GPUs by their numbers: `GPU 0`, `GPUs 0, 1`, `no GPU`."""
+    if not gpu_ids:
+        return "no GPU"
+    return f"{plural(len(gpu_ids), 'GPU')} {', '.join(map(str, gpu_ids))}"
 
 
 def one_of(names: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ from resource_manager.manager import maintenance, serializers, teams
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
+from resource_manager.manager.commit.asking import user_name
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.queue_view import QueueView, for_a_while
@@ -87,6 +88,10 @@ class Queries:
                 "this manager reads no reports of servers: resource_manager.fleet.opening opens one that does"
             )
         return self._reads
+
+    def caller_name(self) -> str:
+        """Return the name of the user who runs this process, as its system says."""
+        return user_name()
 
     def stated_owner(self, owner: str) -> str | None:
         """Return `owner`: who has the store itself is whom they say they are."""

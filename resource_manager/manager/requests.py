@@ -238,7 +238,7 @@ def server_name(cluster: ClusterState, server: int | str, field: str | None = No
     elif not isinstance(server, bool):
         state = cluster.by_server_id.get(server)
     if state is None:
-        raise UnknownNodeError(server, len(cluster.nodes), field=field)
+        raise UnknownNodeError(server, cluster.by_name, field=field)
     return state.name
 
 

@@ -348,9 +348,13 @@ class Quotes(TypedDict):
 
 
 class Explanation(TypedDict):
-    """Explanation if and where a request would be granted now, or why not: overall and per server."""
+    """Explanation if and where a request would be granted now, or why not: overall and per server.
+
+    `servers` say whether one of the `nodes` members fits.
+    """
 
     task_id: str
+    nodes: int
     admission: Quotes | None
     fits: bool
     would_be_granted: bool

@@ -389,6 +389,14 @@ def summary(cluster: ClusterState) -> Summary:
     }
 
 
+CONFIDENCE_WORDS = {"good": "good estimate", "fair": "fair estimate", "poor": "rough guess"}
+
+
+def confidence_in_words(start: Mapping[str, Any]) -> str:
+    """Return how sure an expected start is: `good estimate`, `rough guess`, or the words of Slurm."""
+    return CONFIDENCE_WORDS.get(start["confidence"], str(start["confidence"]))
+
+
 def explanation(
     cluster: ClusterState,
     request: Request,
@@ -422,6 +430,7 @@ def explanation(
     admission = current.limits.admission
     return {
         "task_id": request.lease_id,
+        "nodes": request.nodes,
         "admission": None if admission is None else quotes(cluster, request, admission, members, current.now),
         "fits": members is not None,
         "would_be_granted": granted,

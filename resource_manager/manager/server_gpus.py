@@ -43,7 +43,7 @@ def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) 
     """
     state = cluster.node(name)
     if state.retired:
-        raise UnknownNodeError(name, len(cluster.nodes))
+        raise UnknownNodeError(name, cluster.by_name)
     if state.leases:
         raise ServerInUseError(name, list(map(name_of, state.leases.values())))
     others = {

@@ -145,6 +145,9 @@ class LeaseService(Protocol):
 
     # ---- who asks ----
 
+    def caller_name(self) -> str:
+        """Return the name of this caller, which the leases that they ask for by hand have as their owner."""
+
     def stated_owner(self, owner: str) -> str | None:
         """Return the owner of the leases of a caller who states `owner`; None where callers log in."""
 
@@ -201,6 +204,9 @@ class LeaseService(Protocol):
 
     def remove_maintenance(self, window_id: int, *, dry_run: bool = False) -> WindowView | None:
         """Remove a maintenance window; return what it was."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the whole state as plain values."""
 
     def history(self, after: int = 0, limit: int = 1000, *, by: str = "", what: str = "") -> list[Recorded]:
         """Return the changes after a version, the oldest first."""

@@ -13,7 +13,7 @@ from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.models import Gpu
 from resource_manager.core.names import short
 from resource_manager.errors import InvalidRequestError
-from resource_manager.manager.plurals import counted
+from resource_manager.manager.plurals import counted, numbered_gpus
 from resource_manager.manager.serializers import recorded_name
 
 MAX_LINES = 50
@@ -163,7 +163,7 @@ def _where(change: Mapping[str, Any]) -> str:
     """Return the part of a lease or server that a change is about, empty if it is about all of it."""
     if "lease" in change:
         return "; ".join(
-            f"{member['node']} GPUs {', '.join(map(str, member.get('gpu_ids', ()))) or 'none'}"
+            f"{member['node']}, {numbered_gpus(member.get('gpu_ids', ()))}"
             for member in change["lease"]["members"]
         )
     if "gpu_id" in change:

@@ -95,6 +95,12 @@ class CallerAnswer(TypedDict):
     teams: list[str]
 
 
+class SnapshotAnswer(TypedDict):
+    """The whole state, as the first line of an exported history has it."""
+
+    snapshot: dict[str, Any]
+
+
 class DeviceAnswer(TypedDict):
     """Begun log-in: `user_code` is entered at `verification_uri`; `device_code` is asked about meanwhile."""
 

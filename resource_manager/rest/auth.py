@@ -239,14 +239,22 @@ def authorise(identity: Identity | None, role: Role | None) -> Identity | None:
     if role is None:
         return identity
     if identity is None:
-        raise ProblemError(
-            401,
-            "a bearer token is needed: gpu-manager login, or gpu-manager token create",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
+        raise _unknown_caller(flask.request.headers.get("Authorization"))
     if not identity.role.includes(role) and not (role is Role.AGENT and identity.server):
         raise ProblemError(403, f"{identity.name} has the role {identity.role}; this needs {role}")
     return identity
+
+
+def _unknown_caller(authorization: str | None) -> ProblemError:
+    """Return the error 401 of a caller without a token, or with one that this service does not know."""
+    if authorization is None:
+        detail = "a bearer token is needed: gpu-manager login, or gpu-manager token create"
+        return ProblemError(401, detail, headers={"WWW-Authenticate": "Bearer"})
+    detail = (
+        "the bearer token is not one of this service, or was revoked: gpu-manager login, or gpu-manager "
+        "token create"
+    )
+    return ProblemError(401, detail, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
 
 
 def csrf_token(secret: str, identity: Identity) -> str:

@@ -67,6 +67,7 @@ from resource_manager.rest.answers import (
     MaintenanceRemoveAnswer,
     Page,
     ReleaseAnswer,
+    SnapshotAnswer,
     check,
     harmless,
 )
@@ -283,6 +284,10 @@ class ServiceClient(OriginalNames):
         """Do nothing: the service expires and schedules by itself."""
         return []
 
+    def caller_name(self) -> str:
+        """Return the name of the token's holder."""
+        return self._get(CallerAnswer, "/api/caller")["name"]
+
     def stated_owner(self, owner: str) -> str | None:
         """Return None: the service knows its callers by their tokens."""
         return None
@@ -472,6 +477,9 @@ class ServiceClient(OriginalNames):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def snapshot(self) -> dict[str, Any]:
+        return self._get(SnapshotAnswer, "/api/snapshot")["snapshot"]
+
     def _server_id(self, server: int | str) -> int:
         if isinstance(server, int) and server >= 0:
             return server
@@ -479,7 +487,7 @@ class ServiceClient(OriginalNames):
         for row in servers:
             if server in (row["server_id"], row["server_name"]):
                 return int(row["server_id"])
-        raise UnknownNodeError(server, len(servers))
+        raise UnknownNodeError(server, [row["server_name"] for row in servers])
 
     def _found(self, path: str, body: dict[str, Any]) -> bool:
         try:
@@ -595,7 +603,7 @@ def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> Resou
     if kind == CLUSTER_CHANGED:
         error = ClusterChangedError()
     elif kind == UNKNOWN_SERVER:
-        error = UnknownNodeError(problem.get("server"), 0, field=field)
+        error = UnknownNodeError(problem.get("server"), field=field)
     elif kind == TASK_TAKEN:
         error = DuplicateTaskError(problem.get("task_id", ""), "")
     elif kind == ALREADY_DONE:

@@ -51,6 +51,7 @@ from resource_manager.rest.answers import (
     MaintenanceRemoveAnswer,
     Page,
     ReleaseAnswer,
+    SnapshotAnswer,
     Trend,
 )
 from resource_manager.rest.auth import Identity
@@ -592,6 +593,17 @@ def history(service: Service, caller: Identity, query: HistoryQuery) -> Page[Cha
         "items": cast("list[Change]", found),
         "next": page[-1]["version"] if len(page) == query.limit else None,
     }
+
+
+@routes.add(
+    "GET",
+    "/api/snapshot",
+    Role.READER,
+    "The whole state, with which the history can be replayed",
+    tags=("history",),
+)
+def snapshot(service: Service, caller: Identity) -> SnapshotAnswer:
+    return {"snapshot": service.manager.snapshot()}
 
 
 @routes.add(

@@ -553,7 +553,7 @@ def require_feasible(cluster: ClusterState, request: Request) -> None:
     """Raise `NeverFitsError` if the request fits no node even when empty, or `UnknownNodeError`."""
     for name in (request.preferred_node, request.required_node):
         if name is not None and name not in cluster.by_name:
-            raise UnknownNodeError(name, len(cluster.nodes))
+            raise UnknownNodeError(name, cluster.by_name)
     if grounds := never_fits(cluster, request):
         raise NeverFitsError(grounds=grounds)
 

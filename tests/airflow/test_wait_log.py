@@ -28,7 +28,7 @@ def test_the_log_line_of_a_wait_has_position_reason_and_start():
     status = {"position": 2, "reason": "1 ahead in the queue"}
     assert describe_waiting(status) == "waiting for GPUs: position 2 in the queue, 1 ahead in the queue"
     status["estimated_start"] = {"at": 1_800_000_000.0, "confidence": "fair"}
-    assert re.search(r"; should start about \d\d:\d\d:\d\d \(fair\)$", describe_waiting(status))
+    assert re.search(r"; should start about \d\d:\d\d:\d\d \(fair estimate\)$", describe_waiting(status))
     status["estimated_start"] = {"at": None, "confidence": "unknown", "detail": "nobody knows"}
     assert describe_waiting(status).endswith("; start unknown: nobody knows")
 

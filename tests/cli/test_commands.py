@@ -128,8 +128,10 @@ def test_servers_are_drained_resumed_and_reset(run: Run) -> None:
     assert parsed(run("drain", "gpu-server-0", "--reason", "dust", "--json"))["state"] == "DRAINED"
     assert parsed(run("allocate", "t", "--gpus", "2", "--cpus", "1", "--json"))["server_id"] == 1
     assert parsed(run("resume", "0", "--json"))["state"] == "IDLE"
-    assert run("drain", "99").exit_code == 1
-    assert run("drain", "nowhere").exit_code == 1
+    for wrong, advice in (("gpu-servr-1", "did you mean gpu-server-1, "), ("99", "it has gpu-server-0, ")):
+        for asked in (("drain", wrong), ("explain", "--gpus", "2", "--server", wrong), ("verify", wrong)):
+            refused = run(*asked)
+            assert (refused.exit_code, advice in refused.stderr) == (2, True), asked
     assert run("reset").exit_code == 1
     assert parsed(run("reset", "--yes", "--json")) == {"success": True}
     assert parsed(run("leases", "--json")) == []

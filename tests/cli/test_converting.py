@@ -126,7 +126,7 @@ def test_only_the_difference_is_printed_until_it_is_written(tmp_path):
     assert done.exit_code == 0
     assert '-X(task_id="t", pool="gpu")' in done.stdout
     assert '+with_gpus(X, gpus=1)(task_id="t")' in done.stdout
-    assert done.stderr == "1 tasks would be converted (--write does it), 0 not\n"
+    assert done.stderr == "1 task would be converted (--write does it), 0 not\n"
     assert dag.read_text() == 'X(task_id="t", pool="gpu")\n'
     assert run(tmp_path, "--pool", "gpu=1", "--write").exit_code == 0
     assert dag.read_text() == f'{HEAD}with_gpus(X, gpus=1)(task_id="t")\n'

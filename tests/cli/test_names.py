@@ -84,9 +84,9 @@ def test_the_history_names_what_has_ended(run: Run) -> None:
     assert first != again, "another lease of the same task"
     shown = [line.split("│")[-3].strip() for line in run("history", "--wide").stdout.splitlines()[3:-1]]
     assert shown == [
-        f"my_dag.train {first} on gpu-server-0 GPUs 0, 1",
+        f"my_dag.train {first} on gpu-server-0, GPUs 0, 1",
         f"my_dag.train {first}",
-        f"my_dag.train {again} on gpu-server-0 GPUs 0, 1",
+        f"my_dag.train {again} on gpu-server-0, GPUs 0, 1",
         f"my_dag.train {again} SUCCESS",
     ]
 

@@ -91,7 +91,11 @@ def test_servers_are_chosen_by_name_and_number(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "line"),
     [
-        (["nope", "--once"], 1, "Error: SERVER 'nope' is not in the inventory of 2 servers"),
+        (
+            ["gpu-c", "--once"],
+            2,
+            "Error: server 'gpu-c' is not in the inventory of 2 servers: did you mean gpu-b or gpu-a?",
+        ),
         (["--json"], 2, "Error: --json goes with --once"),
         (
             ["--every", "0"],

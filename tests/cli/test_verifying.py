@@ -107,9 +107,9 @@ def test_servers_that_give_no_report_are_a_line_each_and_exit_3(
 
 
 @pytest.mark.parametrize("command", ["verify", "adopt"])
-def test_an_unknown_server_is_one_line_and_exit_1(run: Run, command: str) -> None:
+def test_an_unknown_server_is_one_line_and_bad_input(run: Run, command: str) -> None:
     done = run(command, "nope")
-    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert "'nope' is not in the inventory of 2 servers" in done.stderr
 
 
@@ -140,7 +140,7 @@ def test_a_closed_gpu_is_opened_by_number_or_uuid(run: Run, manager: GPUResource
     for server, number, exit_code, line in (
         (HERE, "7", 2, f"{HERE} has no GPU '7'"),
         (HERE, "GPU-no", 2, f"{HERE} has no GPU 'GPU-no'"),
-        ("nope", "0", 1, "not in the inventory"),
+        ("nope", "0", 2, "not in the inventory"),
     ):
         wrong = run("resume", server, "--gpu", number)
         assert (wrong.exit_code, wrong.stdout, len(wrong.stderr.splitlines())) == (exit_code, "", 1)

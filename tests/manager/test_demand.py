@@ -150,7 +150,8 @@ class TestMessages:
         assert manager.leases() == []
 
     def test_an_unknown_server_is_named_by_the_parameter_used(self, manager: GPUResourceManager) -> None:
-        known = "is not in the inventory of 4 servers"
+        known = "is not in the inventory of 4 servers: "
+        known += f"it has {', '.join(server['server_name'] for server in manager.servers())}"
         assert refusal(manager, "submit", "t", 2, prefer_server="x") == f"prefer_server 'x' {known}"
         assert refusal(manager, "submit", "t", 2, server=7) == f"server 7 {known}"
         assert refusal(manager, "allocate_resources", "t", 2, 1, "x") == f"prefer_server_id 'x' {known}"
@@ -182,6 +183,8 @@ class TestMessages:
     def test_the_advised_gpu_fraction_is_granted(self, manager: GPUResourceManager) -> None:
         assert refusal(manager, "submit", "t", 0.5).endswith("gpus=1, gpu_milli=500")
         assert manager.submit("t", gpus=1, gpu_milli=500)["gpu_milli"] == 500
+        assert manager.submit("u", gpu_milli=500)["gpu_ids"] == [0], "one GPU is meant"
+        assert refusal(manager, "submit", "v", 0, gpu_milli=500).endswith("gpus=1, got gpus=0")
 
     @pytest.mark.parametrize(
         ("wrong", "field"),

@@ -65,6 +65,13 @@ def test_an_invalid_request_is_reported_under_the_names_it_used(
     assert (problem.status_code, detail in problem.get_json()["detail"]) == (400, True)
 
 
+def test_a_part_of_a_gpu_alone_means_one_gpu(open_client: FlaskClient) -> None:
+    part = {"gpu_milli": 500, "server": 3}
+    lease = open_client.post("/api/submit", json={"task_id": "t", **part}).get_json()
+    assert (lease["gpu_milli"], lease["gpu_ids"]) == (500, [0])
+    assert open_client.get("/api/explain", query_string=part).get_json()["gpu_ids"] == [0]
+
+
 def test_an_invalid_query_is_reported_under_the_names_it_used(open_client: FlaskClient) -> None:
     for query, words in (
         ("gpus=9", "gpus must be between 2 and 8"),

@@ -82,6 +82,6 @@ def test_many_changes_of_one_request_are_counted_in_its_line(
         open_client.post("/api/allocate/batch", json={"requests": requests})
     [record] = [record for record in caplog.records if record.name.endswith(".access")]
     assert json.loads(JsonFormatter().format(record))["changes"][1:] == [
-        f"granted t1 {short_id(2)} on gpu-server-0 GPUs 2, 3, by anonymous",
+        f"granted t1 {short_id(2)} on gpu-server-0, GPUs 2, 3, by anonymous",
         "and 3 more",
     ]

@@ -118,7 +118,12 @@ def test_wrong_and_revoked_tokens_are_refused(
     assert client.get("/api/status").status_code == 200
     for header in (good[:-1], good + "x", "Bearer", "Bearer gpm__", "Basic " + good[7:], "bearer é"):
         client.environ_base["HTTP_AUTHORIZATION"] = header
-        assert client.get("/api/status").status_code == 401, header
+        refused = client.get("/api/status")
+        assert refused.status_code == 401, header
+        assert "is not one of this service, or was revoked" in refused.json["detail"]
+        assert refused.headers["WWW-Authenticate"] == 'Bearer error="invalid_token"'
+    del client.environ_base["HTTP_AUTHORIZATION"]
+    assert "a bearer token is needed" in client.get("/api/status").json["detail"]
     monkeypatch.setattr(auth, "TOKEN_CACHE_S", 0)
     for token_id in list(kept.tokens.read()):
         kept.tokens.delete(token_id)

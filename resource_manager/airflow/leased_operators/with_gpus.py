@@ -174,7 +174,7 @@ def with_gpus(
         _check_names(operator, vars(base) if base not in BaseOperator.__mro__ else ())
     if unknown := sorted(demand.keys() - set(FIELDS)):
         raise TypeError(f"with_gpus: {', '.join(unknown)}: no field of a demand")
-    if "gpus" not in demand:
+    if not demand.keys() & {"gpus", "gpu_milli"}:
         raise TypeError("with_gpus: gpus is missing")
     check_duration("with_gpus", "max_wait", max_wait)
     check_at_parse("with_gpus", demand)

@@ -310,6 +310,7 @@ def attend(
 
 def stage(root: str, key: str, program: str) -> dict[str, Any]:
     """Write a program into the job's prepared directory; return its {"path": …}."""
+    refuse_ended(root, key)
     path = os.path.join(directory_of(root, key), "program")
     write_file(path, program)
     return {"path": path}

@@ -86,6 +86,15 @@ class LocalLauncher:
             lambda: directory_job.start(self.root, job.key, job.command, environment, files=job.files),
         )
 
+    def stage(self, key: str, program: str) -> str:
+        staged = self._ask(
+            key,
+            "cannot be started",
+            lambda: directory_job.stage(self.root, key, program),
+            kind=LauncherError,
+        )
+        return str(staged["path"])
+
     def status(self, key: str) -> JobStatus:
         return status_of(self._ask(key, "cannot be seen", lambda: directory_job.status(self.root, key)))
 

@@ -216,6 +216,9 @@ class SSHLauncher:
         call = {"command": list(job.command), "environment": job_environment(job), "files": dict(job.files)}
         self.ask("start", key=job.key, **call)
 
+    def stage(self, key: str, program: str) -> str:
+        return str(self.ask("stage", key=key, program=program)["path"])
+
     def foreground(self, job: Job, command: str) -> str:
         """Return what to run in a session on the server so that a text of the login shell runs as the job.
 
@@ -225,7 +228,7 @@ class SSHLauncher:
         program = (
             f"{inspect.getsource(directory_job)}\nraise SystemExit(run(**json.loads({json.dumps(call)!r})))\n"
         )
-        path = self.ask("stage", key=job.key, program=program)["path"]
+        path = self.stage(job.key, program)
         return f"exec python3 -I -S {shlex.quote(path)}"
 
     def status(self, key: str) -> JobStatus:

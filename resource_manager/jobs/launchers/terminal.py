@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from selectors import EVENT_READ, DefaultSelector
 from subprocess import PIPE, Popen
@@ -97,6 +98,9 @@ def _talk(command: Sequence[str], given: str, timeout_s: float) -> tuple[int, st
 class TerminalLauncher(Launcher, Protocol):
     """Launcher that finds, watches and ends a job that runs in a terminal."""
 
+    def stage(self, key: str, program: str) -> str:
+        """Write a program into the prepared job's folder, which only its user reads; return its path."""
+
     def sign(self, key: str) -> None:
         """Tell the job that its caller is there; `attend` ends it after `ttl_s` without."""
 
@@ -138,13 +142,17 @@ def attend(
     }
     program = (
         f"{inspect.getsource(directory_job)}\n"
+        "os.unlink(sys.argv[0])\n"
         f"raise SystemExit(attend_or_say(**json.loads({json.dumps(call)!r})))\n"
     )
+    # In a file of the job's own folder: standard input is the terminal's, and all users read command lines.
+    with closing(open_terminal(place, here, options)) as launcher:
+        path = launcher.stage(job.key, program)
     if here:
-        command = [sys.executable, "-I", "-S", "-c", program]
+        command = [sys.executable, "-I", "-S", path]
     else:
         has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        remote = f"exec {shlex.join(['python3', '-I', '-S', '-c', program])}"
+        remote = f"exec {shlex.join(['python3', '-I', '-S', path])}"
         asked = ["-t" if has_terminal else "-T", *SSH_OPTIONS, *options]
         command = ["ssh", *asked, *destination(place.address), remote]
     try:

@@ -97,11 +97,19 @@ def as_caller(name: str) -> str:
 @cache
 def this_user() -> str:
     """Return who runs this process, as its system says: `unix:<user>@<host>`."""
+    return _printable(f"unix:{user_name()}@{os.uname().nodename}")
+
+
+@cache
+def user_name() -> str:
+    """Return the name of the user who runs this process; the number where a container's user has none."""
     try:
-        user = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container's user needs no name
-        user = str(os.getuid())
-    name = f"unix:{user}@{os.uname().nodename}"
+        return _printable(pwd.getpwuid(os.getuid()).pw_name)
+    except KeyError:
+        return str(os.getuid())
+
+
+def _printable(name: str) -> str:
     return "".join(each if each.isascii() and each.isprintable() else "?" for each in name)[:MAX_BY]
 
 

@@ -19,6 +19,7 @@ from resource_manager.core.name_lookup import contains
 from resource_manager.core.names import display_name, name_of, short_id, task_of
 from resource_manager.fleet.server_use import KeptReport
 from resource_manager.fleet.transitions import ROGUE
+from resource_manager.manager.plurals import counted
 from resource_manager.manager.refusal_wording import silence_of
 from resource_manager.manager.serializers import (
     Usage,
@@ -287,8 +288,8 @@ def _rank(lease: Lease, node: str) -> str:
 
 
 def gpus_asked(request: Request) -> str:
-    """Return the GPUs that a request asks for: `4`, `2 × 8`, `0.25`."""
-    text = f"{request.gpus * request.gpu_milli / MILLI_PER_GPU:g}"
+    """Return the GPUs that a request asks for: `4 GPUs`, `2 × 8 GPUs`, `0.25 GPUs`."""
+    text = counted(request.gpus * request.gpu_milli / MILLI_PER_GPU, "GPU")
     return f"{request.nodes} × {text}" if request.nodes > 1 else text
 
 

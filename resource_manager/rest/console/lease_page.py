@@ -15,6 +15,7 @@ from resource_manager.jobs import reconcile
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.manager import serializers
 from resource_manager.manager.newest_changes import names_at
+from resource_manager.manager.plurals import counted
 from resource_manager.manager.results import Recorded
 from resource_manager.manager.use_results import GpuUse
 from resource_manager.manager.wording import by_whom, content_of
@@ -43,7 +44,8 @@ WORDS = {
 
 def asked(request: Request) -> list[tuple[str, str]]:
     """Return what a request asks for, as names and values."""
-    rows = [("GPUs", cells.gpus_asked(request)), ("CPUs", f"{request.resources.get('cpus', 0):g}")]
+    cpus = counted(float(request.resources.get("cpus", 0)), "CPU")
+    rows = [("Asks for", f"{cells.gpus_asked(request)}, {cpus}")]
     others = {name: amount for name, amount in request.resources.items() if name != "cpus"}
     rows += [(name, f"{amount:g}") for name, amount in others.items()]
     rows += [("GPU type", ", ".join(request.gpu_types)), ("Vendor", request.vendor)]

@@ -15,6 +15,7 @@ from resource_manager.errors import ResourceManagerError, StoreError
 from resource_manager.fleet.server_use import KeptReport, kept_reports, use_of
 from resource_manager.manager import serializers
 from resource_manager.manager.demand import LeaseId, Text
+from resource_manager.manager.plurals import counted
 from resource_manager.manager.report import ReportQuery
 from resource_manager.manager.results import QueueEntry
 from resource_manager.manager.slurm_jobs import is_live
@@ -65,9 +66,10 @@ class RowsQuery(Body):
 
 
 class ListQuery(Body):
-    """One page of the leases or the queue, filtered by a text."""
+    """One page of the leases or the queue, filtered by a text, or only those of the caller."""
 
     q: Annotated[str, Field(max_length=1000)] = ""
+    mine: bool = False
     page: Annotated[int, Field(ge=1, le=10_000)] = 1
 
 
@@ -193,10 +195,13 @@ def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
         found = [
             lease
             for lease in (*cluster.leases.values(), *cluster.remainders.values())
-            if not text
-            or contains(lease, text)
-            or text in lease.request.owner.casefold()
-            or any(text in member.node.casefold() for member in lease.members)
+            if (not query.mine or lease.request.owner == caller.name)
+            and (
+                not text
+                or contains(lease, text)
+                or text in lease.request.owner.casefold()
+                or any(text in member.node.casefold() for member in lease.members)
+            )
         ]
         found.sort(key=lambda lease: lease.fencing_token)
         shown, paging = _paged(found, query.page)
@@ -208,7 +213,9 @@ def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
     on_slurm = [
         job
         for job in service.manager.slurm_jobs()
-        if is_live(job) and any(text in job[name].casefold() for name in ("task_id", "owner", "where"))
+        if is_live(job)
+        and (not query.mine or job["owner"] == caller.name)
+        and any(text in job[name].casefold() for name in ("task_id", "owner", "where"))
     ]
     return _page("leases.html", service, caller, query=query, on_slurm=on_slurm, **service.watch.look(look))
 
@@ -218,7 +225,12 @@ def queue(service: Service, caller: Identity, query: ListQuery) -> Any:
     entries = service.manager.queue()
 
     def look(cluster: ClusterState, now: float) -> dict[str, Any]:
-        found = [e for e in _pending(cluster, entries) if contains(cluster.pending[e["task_id"]], query.q)]
+        found = [
+            entry
+            for entry in _pending(cluster, entries)
+            if contains(cluster.pending[entry["task_id"]], query.q)
+            and (not query.mine or entry["owner"] == caller.name)
+        ]
         shown, paging = _paged(found, query.page)
         rows = [_waiting(entry, cluster, caller, service) for entry in shown]
         return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
@@ -468,7 +480,7 @@ def _waiting(
         **entry,
         "asks": cells.gpus_asked(request),
         "types": ", ".join(request.gpu_types),
-        "cpus": f"{entry['required_cpus']:g}",
+        "cpus": counted(float(entry["required_cpus"]), "CPU"),
         "start": entry["estimated_start"],
         "link": cells.task_link(request, service),
         "may_cancel": caller.is_operator or request.owner == caller.name,

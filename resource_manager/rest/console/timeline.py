@@ -10,7 +10,7 @@ from typing import Any
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.names import name_of
 from resource_manager.core.runtimes import LearntRuntimes
-from resource_manager.manager.serializers import duration, name_in_words
+from resource_manager.manager.serializers import confidence_in_words, duration, name_in_words
 from resource_manager.rest.console import cells
 from resource_manager.rest.console.colours import Colour
 from resource_manager.rest.service import Service
@@ -260,7 +260,7 @@ def _add_waiting(rows: Mapping[str, Row], window: Window, entry: Any) -> None:
     end = start["at"] + (entry["expected_runtime_s"] or window.end)
     x = window.percent(start["at"])
     name = name_in_words(entry)
-    title = f"{name}: should start in {duration(start['at'] - window.now)} ({start['confidence']})"
+    title = f"{name}: should start in {duration(start['at'] - window.now)} ({confidence_in_words(start)})"
     row.bars.append(
         Bar(
             x,

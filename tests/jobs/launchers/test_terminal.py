@@ -103,24 +103,41 @@ def test_a_job_in_a_terminal_is_found_at_its_place_and_stopped(launcher, monkeyp
             there.prepare(job(SLEEP))
 
 
-def test_a_stopped_job_is_not_begun_in_a_terminal(launcher, capfd):
+def test_a_stopped_job_is_not_begun_in_a_terminal(launcher):
     place = launcher.prepare(job(SLEEP))
     launcher.stop("j")
-    assert terminal.attend(place, job(SLEEP), launcher.here).wait(60) == 126
-    assert "gpu-manager: job j has ended already; it is not started again" in capfd.readouterr().err
+    with pytest.raises(AlreadyEndedError, match="job j has ended already; it is not started again"):
+        terminal.attend(place, job(SLEEP), launcher.here)
     assert launcher.status("j") == JobStatus(JobState.ABSENT)
     assert sleepers() == []
 
 
-def test_a_job_is_not_begun_at_another_place(tmp_path, capfd):
+def test_a_job_is_not_begun_at_another_place(tmp_path):
     launcher = terminal.open_terminal(JobPlace("terminal"))
     launcher.root = str(tmp_path / "jobs")
     place = launcher.prepare(job(SLEEP))
     (tmp_path / "jobs" / "mark").write_text("another")
-    assert terminal.attend(place, job(SLEEP), here=True).wait(60) == 126
-    assert "that folder is another one" in capfd.readouterr().err
+    with pytest.raises(LauncherUnreachableError, match="that folder is another one"):
+        terminal.attend(place, job(SLEEP), here=True)
     with pytest.raises(LauncherUnreachableError, match="that folder is another one"):
         launcher.sign("j")
+
+
+def test_no_word_or_variable_of_a_job_is_on_a_command_line_but_its_own(launcher):
+    secret = Job("j", ("/bin/sh", "-c", SLEEP, "a-word"), {"KEY": "a-variable"})
+    attended = terminal.attend(launcher.prepare(secret), secret, launcher.here)
+    wait_for(sleepers)
+    lines = [" ".join(process.cmdline()) for process in processes_of(attended.pid)]
+    assert [line for line in lines if "a-word" in line] in ([], [f"/bin/sh -c {SLEEP} a-word"])
+    assert not [line for line in lines if "a-variable" in line or "def attend" in line]
+    launcher.stop("j")
+    assert attended.wait(60) == 143
+
+
+def processes_of(pid):
+    """Return the process and those under it, which may end meanwhile."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
 
 
 def test_a_job_lives_as_long_as_its_caller_gives_signs(launcher):

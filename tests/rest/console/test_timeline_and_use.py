@@ -65,7 +65,7 @@ def test_the_timeline_has_past_running_and_coming_leases(as_role: AsRole) -> Non
     [(_, _, title)] = bars(text, "held [a-z0-9 ]*later")
     assert title.startswith(f"d/r/now {short_id(2)}: expected to end, ")
     [(_, _, title)] = bars(text, "expected")
-    assert title == f"d/r/next {short_id(3)}: should start in 1.0 h (good)"
+    assert title == f"d/r/next {short_id(3)}: should start in 1.0 h (good estimate)"
 
 
 def test_an_empty_timeline_says_the_next_step(
