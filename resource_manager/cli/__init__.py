@@ -19,5 +19,6 @@ from resource_manager.cli import (  # noqa: F401 - they add their commands
 )
 from resource_manager.cli.bench import command  # noqa: F401
 from resource_manager.cli.commands import main
+from resource_manager.cli.doctor import command as _doctor  # noqa: F401
 
 __all__ = ["main"]

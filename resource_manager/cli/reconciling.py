@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from resource_manager.cli.base import DONE, INTERVAL, UNREACHABLE, Failure, one_line, print_json
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.signals import interruptible
-from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.target import F, Target, exit_codes
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
 
 if TYPE_CHECKING:
@@ -21,15 +21,34 @@ if TYPE_CHECKING:
     from resource_manager.jobs.reconcile import Reconciliation
 
 
+def airflow_options(*, required: bool) -> Callable[[F], F]:
+    """Return the decorator that adds the options with which a command asks Airflow."""
+    where: dict[str, Any] = {
+        "envvar": "GPU_MANAGER_AIRFLOW_URL",
+        "required": required,
+        "help": "Such as http://airflow:8080.",
+    }
+    options = [
+        click.option("--airflow-url", **where),
+        click.option(
+            "--airflow-token", envvar="GPU_MANAGER_AIRFLOW_TOKEN", help="Bearer token, or user and password."
+        ),
+        click.option(
+            "--airflow-user", envvar="GPU_MANAGER_AIRFLOW_USER", help="User that may read task instances."
+        ),
+        click.option("--airflow-password", envvar="GPU_MANAGER_AIRFLOW_PASSWORD"),
+    ]
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 @main.command()
-@click.option(
-    "--airflow-url", envvar="GPU_MANAGER_AIRFLOW_URL", required=True, help="Such as http://airflow:8080."
-)
-@click.option(
-    "--airflow-token", envvar="GPU_MANAGER_AIRFLOW_TOKEN", help="Bearer token, or user and password."
-)
-@click.option("--airflow-user", envvar="GPU_MANAGER_AIRFLOW_USER", help="User that may read task instances.")
-@click.option("--airflow-password", envvar="GPU_MANAGER_AIRFLOW_PASSWORD")
+@airflow_options(required=True)
 @click.option(
     "--instance",
     metavar="ID",

@@ -61,7 +61,7 @@ def verify(
     else:
         rows = [manager.server(server_of(server))]
     compared = []
-    answers = _ask_all(rows, user, key)
+    answers = ask_all(rows, user, key)
     for row, answer in zip(rows, answers, strict=True):
         if isinstance(answer, ResourceManagerError):
             click.echo(f"Error: {one_line(answer)}", err=True)
@@ -93,7 +93,7 @@ def adopt(target: Target, server: str, user: str | None, key: str | None, as_jso
 
     manager = target.manager
     row = manager.server(server_of(server))
-    [report] = _ask_all([row], user, key)
+    [report] = ask_all([row], user, key)
     if isinstance(report, ResourceManagerError):
         raise Failure(str(report), UNREACHABLE) from report
     name, gpus = row["server_name"], pinned_gpus(report)
@@ -111,7 +111,7 @@ def _gpus(row: ServerDetail) -> list[Gpu]:
     ]
 
 
-def _ask_all(
+def ask_all(
     rows: Sequence[ServerDetail], user: str | None, key: str | None
 ) -> list[Report | ResourceManagerError]:
     """Return each server's report, or why there is none."""

@@ -15,6 +15,8 @@ from resource_manager.jobs.task_identity import TaskIdentity
 ENDED_TASK_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 ENDED_RUN_STATES = frozenset({"success", "failed"})
 TIMEOUT_S = 30.0
+RECONCILE_DAG = "gpu_reconcile"
+"""Id that `reconcile_dag` has unless another is given."""
 
 
 class AirflowUnavailableError(ResourceManagerError):
@@ -59,6 +61,20 @@ class AirflowTaskStates:
         """Return this Airflow's instance id; None if it has none or this user may not read it."""
         variable = self._get(f"/api/v2/variables/{VARIABLE}", "value", none_for=(403, 404))
         return None if variable is None else instance_in_variable(str(variable["value"]))
+
+    def health(self) -> dict[str, Any]:
+        """Return the states of `scheduler` and `triggerer`, the names of the `plugins`, whether the DAG
+        `reconcile` is paused, and the `instance`; None for what is not there or not shown to this user.
+        """
+        parts = self._get("/api/v2/monitor/health", "scheduler") or {}
+        plugins = self._get("/api/v2/plugins?limit=1000", "plugins", none_for=(403,))
+        reconcile = self._get(f"/api/v2/dags/{RECONCILE_DAG}", "is_paused", none_for=(403, 404))
+        return {
+            **{part: (parts.get(part) or {}).get("status") for part in ("scheduler", "triggerer")},
+            "plugins": None if plugins is None else [plugin["name"] for plugin in plugins["plugins"]],
+            "reconcile": None if reconcile is None else reconcile["is_paused"],
+            "instance": self.instance(),
+        }
 
     def run_is_unfinished(self, dag_id: str, run_id: str) -> bool:
         run = self._get(_run(dag_id, run_id), "state")

@@ -14,7 +14,7 @@ from resource_manager.storage.codec import check_format
 from resource_manager.storage.finding import Finding
 from resource_manager.storage.redis.client import RedisClient
 
-MAX_CLOCK_DIFFERENCE_S = 60.0
+MAX_CLOCK_DIFFERENCE_S = 10.0
 
 
 def rights(client: RedisClient) -> Iterator[Finding]:
@@ -81,7 +81,8 @@ def clock(client: RedisClient) -> Iterator[Finding]:
     difference_s = abs(client.time() - time.time())
     yield Finding(
         difference_s < MAX_CLOCK_DIFFERENCE_S,
-        f"its clock differs from this machine's by {difference_s:.1f} s, and leases end by it",
+        f"its clock differs from this machine's by {difference_s:.1f} s, and leases end by it"
+        + ("" if difference_s < MAX_CLOCK_DIFFERENCE_S else ": set both by NTP, such as chrony"),
     )
 
 

@@ -10,7 +10,7 @@ from resource_manager.storage.finding import Finding
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection, Fault, execute
 
-MAX_CLOCK_DIFFERENCE_S = 60.0
+MAX_CLOCK_DIFFERENCE_S = 10.0
 RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
@@ -25,7 +25,8 @@ def clock(database: Database) -> list[Finding]:
     return [
         Finding(
             difference_s < MAX_CLOCK_DIFFERENCE_S,
-            f"its clock differs from this machine's by {difference_s:.1f} s, and leases end by it",
+            f"its clock differs from this machine's by {difference_s:.1f} s, and leases end by it"
+            + ("" if difference_s < MAX_CLOCK_DIFFERENCE_S else ": set both by NTP, such as chrony"),
         )
     ]
 

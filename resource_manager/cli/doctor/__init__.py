@@ -1,0 +1,1 @@
+"""`gpu-manager doctor`: each check is a function of what was observed."""

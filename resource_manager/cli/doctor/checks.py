@@ -1,0 +1,147 @@
+"""Checks of what `doctor` observed; each line that is not ok ends with the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from resource_manager import __version__
+from resource_manager.errors import ResourceManagerError
+from resource_manager.manager.plurals import counted
+from resource_manager.manager.serializers import duration
+from resource_manager.storage.finding import Finding
+
+if TYPE_CHECKING:
+    from resource_manager.agent.report_format import Report
+
+LEAST_FREE_BYTES = 1 << 30
+"""Free space below which logs of jobs and checkpoints soon fail to be written."""
+
+NEXT_STEPS = (
+    (
+        "host key",
+        "if it was set up anew, ssh-keygen -R HOST and log in once by hand; else ask who answers",
+    ),
+    ("not found in known_hosts", "log in once by hand and check its key: ssh HOST"),
+    ("authentication", "let this user log in there with a key: ssh-copy-id HOST"),
+    ("no python3", "install python3 there"),
+    ("timed out", "check its address in the inventory, its sshd and the firewall"),
+    ("no route", "check its address in the inventory, and the network"),
+    ("unreachable", "check its address in the inventory, and the network"),
+    ("refused", "start its sshd, or correct the port of its address in the inventory"),
+    ("no address", 'add address = "HOST" to it in the cluster file, and gpu-manager apply'),
+)
+"""Parts of the reason why a server did not answer, and what to do about it."""
+
+LOOK_AGAIN = "see docs/gpus.md, then ask again"
+
+
+Login = tuple[str | None, str | None]
+"""User and key file with which servers are asked by ssh."""
+
+
+def of_store_out_of_reach(error: str, shown: str, *, is_service: bool = False) -> Finding:
+    """Return the finding for a store or service that cannot be read: a wrong password, or nobody listens."""
+    text = error.rstrip(".")
+    text = text if shown in text else f"{shown}: {text}"
+    if any(word in text.lower() for word in ("password", "authenticat", "access denied", "noauth")):
+        todo = "correct user and password in GPU_MANAGER_STORE"
+    elif "token" in text:  # the service says what to do
+        return Finding(False, text)
+    else:
+        todo = f"start it, or correct {'--url' if is_service else 'GPU_MANAGER_STORE'}"
+    return Finding(False, f"{text}: {todo}")
+
+
+def all_open(servers: int, watched: int) -> Finding:
+    """Return the finding where no server has a fault."""
+    return Finding(True, f"all {counted(servers, 'server')} open, {watched} with an agent")
+
+
+def of_cluster(summary: Mapping[str, Any], notices: Sequence[str]) -> list[Finding]:
+    """Return whether there is a cluster that this process can decide on, and what differs from its file."""
+    if notices:
+        return [Finding(False, notice) for notice in notices]
+    gpus = sum(server["total_gpus"] for server in summary["servers"])
+    has = f"{counted(summary['total_servers'], 'server')}, {counted(gpus, 'GPU')}"
+    return [Finding(True, f"{has}, {counted(summary['leases'], 'lease')}")]
+
+
+def of_server(server: Mapping[str, Any], use: Mapping[str, Any]) -> list[Finding]:
+    """Return the faults of a server, from its row of the summary and its last report."""
+    name = server["server_name"]
+    found = []
+    if server["silent_since"] is not None:
+        age = "" if use["age_s"] is None else f" for {duration(use['age_s'])}"
+        found.append(
+            f"its agent has been silent{age}: on it, systemctl status gpu-manager-agent, or start "
+            f"gpu-manager agent --name {name}"
+        )
+    if use["error"]:
+        found.append(f"it reports no GPUs: {use['error']}: {LOOK_AGAIN}")
+    if use["agent_version"] not in (None, __version__):
+        found.append(
+            f"its agent is {use['agent_version']}, this is {__version__}: install the same version there and "
+            "restart the agent"
+        )
+    if server["drained"] and server["silent_since"] is None:
+        reason = f" ({server['drain_reason']})" if server["drain_reason"] else ""
+        found.append(f"it takes no new leases{reason}: gpu-manager resume {name}")
+    found += [
+        f"GPU {gpu['gpu_id']} is closed ({gpu['reason']}): gpu-manager resume {name} --gpu {gpu['gpu_id']} "
+        "once it is in order"
+        for gpu in server["gpus_closed"]
+    ]
+    return [Finding(False, f"{name}: {text}") for text in found]
+
+
+def of_answer(server: str, answer: Report | ResourceManagerError) -> Finding:
+    """Return the finding for a server that was asked by ssh, which gave a report or the reason for none."""
+    if not isinstance(answer, ResourceManagerError):
+        if answer.error is None:
+            return Finding(True, f"{server} answers by ssh with {counted(len(answer.gpus), 'GPU')}")
+        return Finding(False, f"{server}: it reports no GPUs: {answer.error}: {LOOK_AGAIN}")
+    text = " ".join(str(answer).split()).rstrip(".")
+    known = (step for part, step in NEXT_STEPS if part in text.lower())
+    named = text if server in text else f"{server}: {text}"
+    return Finding(False, f"{named}: {next(known, LOOK_AGAIN)}")
+
+
+def of_disk(folder: str, free_bytes: int) -> Finding:
+    """Return whether the disk of a folder has room for the logs of jobs."""
+    free = f"{folder}: {free_bytes / (1 << 30):.1f} GiB free"
+    if free_bytes >= LEAST_FREE_BYTES:
+        return Finding(True, free)
+    return Finding(False, f"{free}: make room, or set GPU_MANAGER_JOBS_DIR to a folder of another disk")
+
+
+def of_airflow(health: Mapping[str, Any]) -> Iterable[Finding]:
+    """Return the faults of an Airflow, from what its API says of its parts.
+
+    `health` has `triggerer` and `scheduler` (their states), `plugins` (names), `reconcile` (None: no such
+    DAG; else whether it is paused) and `instance` (its id).
+    """
+    for part in ("scheduler", "triggerer"):
+        is_well = health[part] == "healthy"
+        todo = "" if is_well else f": start one, airflow {part}"
+        yield Finding(is_well, f"its {part} is {health[part] or 'missing'}{todo}")
+    has_plugin = health["plugins"] is None or "gpu_resource_manager" in health["plugins"]
+    install = "install this package in the environment of its API server, and restart that"
+    yield Finding(
+        has_plugin, "the plugin is loaded" if has_plugin else f"the plugin is not loaded: {install}"
+    )
+    match health["reconcile"]:
+        case None:
+            yield Finding(
+                False,
+                "no DAG gpu_reconcile: put reconcile_dag() into a file of the DAGs folder (docs/airflow.md), "
+                "or run gpu-manager reconcile --every 1min",
+            )
+        case paused:
+            todo = ": airflow dags unpause gpu_reconcile" if paused else ""
+            yield Finding(not paused, f"the DAG gpu_reconcile is {'paused' if paused else 'on'}{todo}")
+    instance = health["instance"]
+    yield Finding(
+        instance is not None,
+        f"its instance id is {instance}" if instance else "it has no instance id: restart its API server",
+    )

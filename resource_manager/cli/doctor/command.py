@@ -1,0 +1,134 @@
+"""The command `doctor`: it observes store, cluster, servers, this machine and Airflow; `checks` judge."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from resource_manager.cli.base import REFUSED, one_line, print_json
+from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.reconciling import airflow_options
+from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.verifying import ask_all, login_options
+from resource_manager.errors import ResourceManagerError, redact
+
+if TYPE_CHECKING:
+    from resource_manager.cli.doctor.checks import Login
+    from resource_manager.manager.service import LeaseService
+    from resource_manager.storage.finding import Finding
+
+
+@main.command()
+@airflow_options(required=False)
+@click.option("--ssh", "by_ssh", is_flag=True, help="Ask the servers by ssh, too.")
+@login_options
+@json_option
+@click.pass_context
+@exit_codes
+def doctor(
+    context: click.Context,
+    airflow_url: str | None,
+    airflow_token: str | None,
+    airflow_user: str | None,
+    airflow_password: str | None,
+    by_ssh: bool,
+    user: str | None,
+    key: str | None,
+    as_json: bool,
+) -> None:
+    """Check store, cluster, servers, this machine and, with --airflow-url, Airflow; change nothing.
+
+    Each fault is a line with the next step. Exits with 1 if there is any.
+    """
+    target: Target = context.obj
+    login = {"token": airflow_token, "user": airflow_user, "password": airflow_password}
+    lines, faults = [], 0
+    for group, finding in _findings(target, by_ssh, (user, key), airflow_url, login):
+        lines.append({"check": group, **asdict(finding)})
+        faults += not finding.ok
+        if not as_json:
+            click.echo(f"{'ok   ' if finding.ok else 'FAULT'}  {group}: {one_line(finding.text)}")
+    if as_json:
+        print_json(lines)
+    if faults:
+        context.exit(REFUSED)
+
+
+def _findings(
+    target: Target,
+    by_ssh: bool,
+    login: Login,
+    airflow_url: str | None,
+    airflow_login: Mapping[str, str | None],
+) -> Iterator[tuple[str, Finding]]:
+    """Yield what each check finds, with the name of its group; nothing is asked of a store out of reach."""
+    from resource_manager.cli.doctor import checks
+
+    try:
+        if not target.url:
+            yield from (("store", finding) for finding in _of_store(target))
+        manager = target.manager
+        yield from (("cluster", finding) for finding in _of_cluster(target, manager))
+        yield from (("servers", finding) for finding in _of_servers(manager, by_ssh, login))
+    except (ResourceManagerError, OSError) as error:
+        shown = redact(target.url or target.settings().store)
+        yield "store", checks.of_store_out_of_reach(str(error), shown, is_service=bool(target.url))
+    yield "machine", _of_machine()
+    if airflow_url:
+        yield from (("airflow", finding) for finding in _of_airflow(airflow_url, airflow_login))
+
+
+def _of_store(target: Target) -> list[Finding]:
+    from resource_manager.storage.checks import check
+
+    return check(target.settings())
+
+
+def _of_cluster(target: Target, manager: LeaseService) -> list[Finding]:
+    from resource_manager.cli.doctor.checks import of_cluster
+    from resource_manager.manager.notices import notices_of
+
+    summary, file = manager.summary(), target.configured().inventory
+    return of_cluster(summary, notices_of(summary, file, manager.diff))
+
+
+def _of_servers(manager: LeaseService, by_ssh: bool, login: Login) -> Iterator[Finding]:
+    from resource_manager.cli.doctor import checks
+
+    uses = {use["server_id"]: use for use in manager.gpus()}
+    rows = manager.servers()
+    faults = [fault for row in rows for fault in checks.of_server(row, uses[row["server_id"]])]
+    if rows:
+        yield from faults or [checks.all_open(len(rows), sum(row["watched"] for row in rows))]
+    if by_ssh:
+        details = [manager.server(row["server_id"]) for row in rows]
+        for row, answer in zip(rows, ask_all(details, *login), strict=True):
+            yield checks.of_answer(row["server_name"], answer)
+
+
+def _of_machine() -> Finding:
+    from resource_manager.cli.doctor.checks import of_disk
+    from resource_manager.jobs.launchers.directory_job import DEFAULT_ROOT
+
+    folder = Path(os.environ.get("GPU_MANAGER_JOBS_DIR", DEFAULT_ROOT)).expanduser()
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return of_disk(str(folder), shutil.disk_usage(there).free)
+
+
+def _of_airflow(url: str, login: Mapping[str, str | None]) -> Iterator[Finding]:
+    from resource_manager.cli.doctor.checks import of_airflow
+    from resource_manager.jobs.airflow_api import AirflowTaskStates, AirflowUnavailableError
+    from resource_manager.storage.finding import Finding
+
+    try:
+        health = AirflowTaskStates(url, **login).health()
+    except AirflowUnavailableError as error:
+        yield Finding(False, f"{error}: start it, or correct --airflow-url and its login")
+    else:
+        yield from of_airflow(health)

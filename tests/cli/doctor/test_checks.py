@@ -1,0 +1,102 @@
+"""Each fault that `doctor` knows is found in what was observed, and says the next step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from resource_manager import __version__
+from resource_manager.cli.doctor import checks
+from resource_manager.errors import ResourceManagerError
+
+HEALTHY = {
+    "scheduler": "healthy",
+    "triggerer": "healthy",
+    "plugins": ["gpu_resource_manager"],
+    "reconcile": False,
+    "instance": "k7wd",
+}
+
+
+def server(**fields: Any) -> dict[str, Any]:
+    healthy = {"silent_since": None, "drained": False, "drain_reason": "", "gpus_closed": []}
+    return {"server_name": "gpu-a", **healthy, **fields}
+
+
+def use(**fields: Any) -> dict[str, Any]:
+    return {"age_s": 3.0, "error": "", "agent_version": __version__, **fields}
+
+
+def faults(found: Any) -> list[str]:
+    return [finding.text for finding in found if not finding.ok]
+
+
+def test_a_healthy_stack_has_no_fault() -> None:
+    summary = {"servers": [{"total_gpus": 8}], "total_servers": 1, "leases": 1}
+    [cluster] = checks.of_cluster(summary, [])
+    assert (cluster.ok, cluster.text) == (True, "1 server, 8 GPUs, 1 lease")
+    assert checks.of_server(server(), use()) == []
+    assert checks.of_server(server(), use(age_s=None, agent_version=None)) == []
+    assert checks.of_disk("/jobs", checks.LEAST_FREE_BYTES).ok
+    assert faults(checks.of_airflow(HEALTHY)) == []
+    assert faults(checks.of_airflow({**HEALTHY, "plugins": None})) == [], "this user may not see the plugins"
+
+
+@pytest.mark.parametrize(
+    ("row", "report", "words"),
+    [
+        ({"silent_since": 1.0}, {"age_s": 95.0}, ["silent for 95 s", "systemctl status gpu-manager-agent"]),
+        ({}, {"error": "no NVML"}, ["reports no GPUs: no NVML", "docs/gpus.md"]),
+        ({}, {"agent_version": "0.0.1"}, [f"its agent is 0.0.1, this is {__version__}", "install the same"]),
+        ({"drained": True, "drain_reason": "fan"}, {}, ["no new leases (fan)", "gpu-manager resume gpu-a"]),
+        (
+            {"gpus_closed": [{"gpu_id": 3, "reason": "XID 79"}]},
+            {},
+            ["GPU 3 is closed (XID 79)", "gpu-manager resume gpu-a --gpu 3"],
+        ),
+    ],
+)
+def test_a_fault_of_a_server(row: dict[str, Any], report: dict[str, Any], words: list[str]) -> None:
+    [fault] = faults(checks.of_server(server(**row), use(**report)))
+    assert [word for word in ["gpu-a: ", *words] if word not in fault] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "step"),
+    [
+        ("server gpu-a does not answer by ssh: Host key for server 'gpu-a' does not match", "ssh-keygen -R"),
+        ("server gpu-a does not answer by ssh: Server 'gpu-a' not found in known_hosts", "log in once"),
+        ("server gpu-a does not answer by ssh: Authentication failed.", "ssh-copy-id"),
+        ("server gpu-a does not answer by ssh: [Errno 113] No route to host", "address in the inventory"),
+        ("server gpu-a does not answer by ssh: timed out", "firewall"),
+        ("server gpu-a has no python3, which is needed there", "install python3 there"),
+        ("server gpu-a has no address in the inventory", "address = "),
+        ("something new", "docs/gpus.md"),
+    ],
+)
+def test_a_server_that_does_not_answer(error: str, step: str) -> None:
+    finding = checks.of_answer("gpu-a", ResourceManagerError(error))
+    assert (finding.ok, "gpu-a" in finding.text, step in finding.text) == (False, True, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "step"),
+    [
+        ({"triggerer": "unhealthy"}, "its triggerer is unhealthy: start one, airflow triggerer"),
+        ({"scheduler": None}, "its scheduler is missing: start one, airflow scheduler"),
+        ({"plugins": ["other"]}, "the plugin is not loaded: install this package"),
+        ({"reconcile": True}, "the DAG gpu_reconcile is paused: airflow dags unpause gpu_reconcile"),
+        ({"reconcile": None}, "no DAG gpu_reconcile: put reconcile_dag()"),
+        ({"instance": None}, "it has no instance id: restart its API server"),
+    ],
+)
+def test_a_fault_of_airflow(change: dict[str, Any], step: str) -> None:
+    [fault] = faults(checks.of_airflow({**HEALTHY, **change}))
+    assert fault.startswith(step)
+
+
+def test_a_full_disk_and_a_cluster_that_is_not_as_its_file() -> None:
+    assert faults([checks.of_disk("/jobs", 1 << 20)])[0].startswith("/jobs: 0.0 GiB free: make room")
+    notice = "servers.toml differs (2 lines): gpu-manager diff"
+    assert faults(checks.of_cluster({}, [notice])) == [notice]

@@ -1,0 +1,78 @@
+"""`doctor` on a real Redis: each fault of a store is found, with the next step, and nothing is changed."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner, Result
+
+from resource_manager.cli import main
+from tests.redis_server import RedisServer
+
+CLUSTER = '[[servers]]\nname = "gpu-a"\ngpus = 2\ncpus = 8\n'
+
+
+def run(store: str, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["--store", store, *arguments])
+
+
+def faults(done: Result) -> list[str]:
+    return [line for line in done.stdout.splitlines() if line.startswith("FAULT")]
+
+
+def test_a_healthy_stack_has_no_fault_and_each_fault_has_its_line(
+    own_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path / "jobs"))
+    monkeypatch.setattr("resource_manager.cli.doctor.checks.LEAST_FREE_BYTES", 0)
+    with own_redis.client() as client:
+        client.config_set("appendonly", "yes")
+    store = own_redis.limited_url()
+    [empty] = faults(run(store, "doctor"))
+    assert "no servers yet: gpu-manager apply FILE" in empty
+
+    file = tmp_path / "cluster.toml"
+    file.write_text(CLUSTER)
+    assert run(store, "apply", "--yes", str(file)).exit_code == 0
+    done = run(store, "doctor")
+    assert (done.exit_code, faults(done)) == (0, []), done.output
+    assert "all 1 server open" in done.stdout
+
+    file.write_text(CLUSTER + '[[servers]]\nname = "gpu-b"\ngpus = 2\ncpus = 8\n')
+    monkeypatch.setenv("GPU_MANAGER_INVENTORY", str(file))
+    [differs] = faults(run(store, "doctor"))
+    assert "cluster.toml differs (1 line): gpu-manager diff" in differs
+    monkeypatch.delenv("GPU_MANAGER_INVENTORY")
+
+    with own_redis.client() as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        client.config_set("appendonly", "no")
+    lossy = run(store, "doctor")
+    assert lossy.exit_code == 1
+    assert ["noeviction" in lossy.stdout, "set appendonly yes" in lossy.stdout] == [True, True]
+    with own_redis.client() as client:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("appendonly", "yes")
+
+    [wrong] = faults(run(store.replace(":secret@", ":wrong@"), "doctor"))
+    assert "refused the login" in wrong
+    assert "correct user and password in GPU_MANAGER_STORE" in wrong
+    assert "secret" not in wrong
+    ahead = SimpleNamespace(time=lambda: time.time() + 30.0)
+    monkeypatch.setattr("resource_manager.storage.redis.check.time", ahead)
+    assert [line for line in faults(run(store, "doctor")) if "differs from this machine's by 30.0 s" in line]
+
+
+def test_what_cannot_be_reached_is_one_line_and_the_rest_is_looked_at(tmp_path: Path) -> None:
+    done = run(f"unix://{tmp_path}/none.sock", "doctor", "--airflow-url", "http://127.0.0.1:9", "--json")
+    assert done.exit_code == 1
+    found = json.loads(done.stdout)
+    assert [(line["check"], line["ok"]) for line in found if line["check"] != "machine"] == [
+        ("store", False),
+        ("airflow", False),
+    ]
+    assert found[0]["text"].endswith("start it, or correct GPU_MANAGER_STORE")
