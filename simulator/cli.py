@@ -53,6 +53,16 @@ class InputErrors(click.Command):
             raise
         except (ResourceManagerError, OSError) as error:
             raise BadInput(str(error)) from error
+        except ModuleNotFoundError as error:  # some are loaded when they are needed
+            raise _missing(ctx.info_name, error) from error
+
+
+def _missing(command: str | None, error: ModuleNotFoundError) -> BadInput:
+    """Return the error for a package of the extra that is not installed; raise it if it is a part of ours."""
+    if error.name is None or error.name.startswith(("simulator", "resource_manager")):
+        raise error
+    package = error.name.partition(".")[0]
+    return BadInput(f"{command} needs {package}: {how_to_install('simulator')}")
 
 
 class LazyGroup(InputErrors, OneLineErrors):
@@ -69,9 +79,7 @@ class LazyGroup(InputErrors, OneLineErrors):
         try:
             command: click.Command = import_module(COMMANDS[cmd_name][0]).command
         except ModuleNotFoundError as error:
-            if error.name is not None and error.name.startswith(("simulator", "resource_manager")):
-                raise
-            raise BadInput(f"{cmd_name} needs {error.name}: {how_to_install('simulator')}") from error
+            raise _missing(cmd_name, error) from error
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

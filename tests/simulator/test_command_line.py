@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from resource_manager import GPUResourceManager
+from resource_manager.storage.history_file import collect, write_file
 from simulator.cli import main, read_seeds
 from simulator.io.files import write_text
 from simulator.progress import progress_bar
@@ -78,3 +80,24 @@ def test_an_unwritable_file_is_named_in_the_error(tmp_path: Path) -> None:
         write_text(tmp_path / "no folder" / "page.html", "")
     with pytest.raises(OSError, match=r"'/proc/page\.html'"):
         write_text(Path("/proc/page.html"), "")
+
+
+EXTRA = ("numpy", "scipy", "matplotlib", "numba", "jinja2", "highspy", "gymnasium", "pettingzoo", "yaml")
+
+
+@pytest.mark.parametrize("command", ["replay", "shares", "vgpu", "edge", "oasis", "serverless"])
+def test_without_its_extra_a_command_says_in_one_line_how_to_install_it(command: str, tmp_path: Path) -> None:
+    manager = GPUResourceManager.from_url("memory://")
+    manager.submit("t", 2, expected_runtime=60.0)
+    manager.release("t")
+    history = tmp_path / "history.jsonl"
+    write_file(collect(manager), history)
+    given = ("--history", str(history), "--output-dir", str(tmp_path)) if command == "replay" else ()
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({EXTRA})); from simulator.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, command, *given], capture_output=True, text=True, check=False
+    )
+    [line] = done.stderr.splitlines()
+    assert (done.returncode, "need" in line, "[simulator]" in line) == (2, True, True)

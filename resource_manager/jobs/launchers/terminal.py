@@ -182,22 +182,18 @@ def is_here(address: str, server: str = "", own_server: str | None = None) -> bo
     _, host, port = parts_of(address)
     if host is None or port not in (None, 22):
         return False
-    if host in ("localhost", socket.gethostname()):
-        return True
-    return bool(_addresses(host) & _own_addresses())
+    return host == socket.gethostname() or any(map(_is_own, _addresses(host)))
 
 
-def _own_addresses() -> set[str]:
-    """Return the addresses of this machine's interfaces, without those of the loopback network."""
-    found = _addresses(socket.gethostname())
-    for family, remote in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect((remote, 9))  # sends nothing: it only chooses the interface
-                found.add(probe.getsockname()[0])
-            except OSError:
-                continue
-    return {address for address in found if not address.startswith("127.") and address != "::1"}
+def _is_own(address: str) -> bool:
+    """Return whether an interface of this machine has the address: only then a socket can be bound to it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as tried:
+        try:
+            tried.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _addresses(host: str) -> set[str]:

@@ -123,6 +123,26 @@ def test_a_job_is_not_begun_at_another_place(tmp_path):
         launcher.sign("j")
 
 
+@pytest.mark.parametrize(
+    ("address", "is_here"),
+    [
+        ("", True),
+        ("localhost", True),
+        ("127.0.0.1", True),
+        ("ada@127.0.0.1:22", True),
+        ("127.0.0.1:2222", False),
+        (socket.gethostname(), True),
+        ("192.0.2.7", False),
+        ("no-such-host.invalid", False),
+    ],
+)
+def test_this_machine_is_found_by_its_interfaces_loopback_included(address, is_here, monkeypatch):
+    monkeypatch.delenv("GPU_MANAGER_SERVER", raising=False)
+    assert terminal.is_here(address, "gpu-a") == is_here
+    monkeypatch.setenv("GPU_MANAGER_SERVER", "gpu-b")
+    assert not terminal.is_here(address, "gpu-a")
+
+
 def test_no_word_or_variable_of_a_job_is_on_a_command_line_but_its_own(launcher):
     secret = Job("j", ("/bin/sh", "-c", SLEEP, "a-word"), {"KEY": "a-variable"})
     attended = terminal.attend(launcher.prepare(secret), secret, launcher.here)
