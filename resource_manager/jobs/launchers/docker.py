@@ -257,12 +257,19 @@ class DockerLauncher:
         return options
 
     def device_requests(self, job: Job) -> list[Any]:
-        """Return the request for NVIDIA's GPUs, by CDI names where the engine has no runtime of NVIDIA's."""
+        """Return the request for NVIDIA's GPUs, by CDI names where the engine knows them.
+
+        It says so since Docker 28.3; before, those of an engine without a runtime of NVIDIA's are taken for
+        known. Containers with CDI names keep their GPUs when systemd reads its units again.
+        """
         if not job.gpu_ids or job.vendor not in ("nvidia", ""):
             return []
         names, engine = device_names(job.vendor, job.gpu_ids, job.gpu_uuids), self._api.info()
-        if engine.get("CDISpecDirs") and "nvidia" not in engine.get("Runtimes", {}):
-            devices = [f"nvidia.com/gpu={name}" for name in names]
+        devices = [f"nvidia.com/gpu={name}" for name in names]
+        known = {device["ID"] for device in engine.get("DiscoveredDevices") or [] if device["Source"] == "cdi"}
+        if known.issuperset(devices) or (
+            engine.get("CDISpecDirs") and "nvidia" not in engine.get("Runtimes", {})
+        ):
             return [self._docker.types.DeviceRequest(driver="cdi", device_ids=devices)]
         return [self._docker.types.DeviceRequest(device_ids=names, capabilities=[["gpu"]])]
 
