@@ -346,7 +346,7 @@ def _job(row: Row) -> Job:
             row.whole("gpu_milli", MILLI_PER_GPU) if gpus else MILLI_PER_GPU,
             _amounts(row),
             tuple(filter(None, row.text("gpu_types").split("|"))),
-            row.text("vendor"),
+            vendor=row.text("vendor"),
             priority=_signed(row, "priority"),
             team=row.text("team"),
             expected_runtime_s=row.number("expected_runtime_s") if expected else runtime_s,

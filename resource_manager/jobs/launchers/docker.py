@@ -266,7 +266,9 @@ class DockerLauncher:
             return []
         names, engine = device_names(job.vendor, job.gpu_ids, job.gpu_uuids), self._api.info()
         devices = [f"nvidia.com/gpu={name}" for name in names]
-        known = {device["ID"] for device in engine.get("DiscoveredDevices") or [] if device["Source"] == "cdi"}
+        known = {
+            device["ID"] for device in engine.get("DiscoveredDevices") or [] if device["Source"] == "cdi"
+        }
         if known.issuperset(devices) or (
             engine.get("CDISpecDirs") and "nvidia" not in engine.get("Runtimes", {})
         ):

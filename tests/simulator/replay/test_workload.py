@@ -44,6 +44,13 @@ def starts(record: Record) -> dict[str, float | None]:
     return {task_id: job_run.started_at for task_id, job_run in record.job_runs.items()}
 
 
+def test_a_row_names_types_and_vendor_of_the_gpus(tmp_path: Path) -> None:
+    jobs = "job,submit_s,runtime_s,gpus,gpu_types,vendor\nx,0,100,1,A100|H100,nvidia\n"
+    nodes = "node,gpus,gpu_type,vendor,cpus\na,2,A100,nvidia,8\nb,2,H100,nvidia,8\n"
+    [job] = read_workload(*files(tmp_path, nodes, jobs)).jobs
+    assert (job.request.gpu_types, job.request.vendor) == (("A100", "H100"), "nvidia")
+
+
 def test_a_replay_runs_only_once(tmp_path: Path) -> None:
     replay = Replay(read_workload(*files(tmp_path)), first_fit, get_order("fifo"))
     replay.run()
