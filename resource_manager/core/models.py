@@ -136,8 +136,6 @@ class Request:
     gpu_milli: int = MILLI_PER_GPU
     resources: Mapping[str, Amount] = field(default_factory=dict)
     gpu_types: tuple[str, ...] = ()
-    types: TypeChoice = TypeChoice.BEST
-    gpu_memory: str = ""
     vendor: str = ""
     preferred_node: str | None = None
     required_node: str | None = None
@@ -160,6 +158,8 @@ class Request:
     preempt_grace_s: float = PREEMPT_GRACE_S
     preempt_signal: str = "TERM"
     preemption_delay_s: float | None = None
+    types: TypeChoice = TypeChoice.BEST
+    gpu_memory: str = ""
     shape: tuple[object, ...] = field(init=False, repr=False, compare=False)
     """Hashable key of all fields that decide where the request fits; equal shapes fit the same nodes."""
     is_particular: bool = field(init=False, repr=False, compare=False)
