@@ -275,13 +275,14 @@ def _lease_named(target: Target, name: str, fencing_token: int | None = None) ->
 @main.command()
 @click.argument("name", shell_complete=completing.leases)
 @click.option("--fencing-token", type=int, help="Fail unless the lease has this fencing token.")
+@click.option("--for", "for_s", type=INTERVAL, help="Life from now, if longer than its TTL: 10min, 2h.")
 @json_option
 @click.pass_obj
 @exit_codes
-def renew(target: Target, name: str, fencing_token: int | None, as_json: bool) -> None:
+def renew(target: Target, name: str, fencing_token: int | None, for_s: float | None, as_json: bool) -> None:
     """Renew a lease: its TTL starts again from now."""
     lease = _lease_named(target, name, fencing_token)
-    lease = target.manager.renew(lease["task_id"], fencing_token=lease["fencing_token"])
+    lease = target.manager.renew(lease["task_id"], fencing_token=lease["fencing_token"], for_s=for_s)
     print_json(lease) if as_json else click.echo(tables.lease_line(lease))
 
 

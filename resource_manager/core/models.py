@@ -15,6 +15,9 @@ MILLI_PER_GPU = 1000
 """Parts of one GPU; a request for a GPU fraction states a number of them in `gpu_milli`."""
 
 MAX_PRIORITY = 2**31 - 1
+
+MAX_RENEWAL_S = 86_400.0
+"""Longest life beyond its TTL for which a lease may be renewed."""
 """Upper bound of Airflow's `priority_weight`; every queue order computes with it exactly."""
 
 USER_PRIORITY = 1000

@@ -315,17 +315,25 @@ class Commands:
         fencing_token: int | None = None,
         owner: str | None = None,
         checkpoint_at: float | None = None,
+        for_s: float | None = None,
         once: Once | None = None,
     ) -> Allocation:
         """Restart the lease's time to live; `checkpoint_at` is when its job last saved what it did.
 
+        With `for_s`, at most a day, it lives for so many seconds if that is longer.
         The answer's `state` is PREEMPTING if the job must end by `until`.
 
         Raises `LeaseNotFoundError` if the lease has ended, and `OtherOwnerError` if it is not that owner's.
         """
         return self._commits.run(
             lambda cluster, now: allocator.renew(
-                cluster, lease_id, now, fencing_token=fencing_token, owner=owner, checkpoint_at=checkpoint_at
+                cluster,
+                lease_id,
+                now,
+                fencing_token=fencing_token,
+                owner=owner,
+                checkpoint_at=checkpoint_at,
+                for_s=for_s,
             ),
             lambda cluster, now: serializers.allocation(cluster, cluster.leases[lease_id]),
             once=repeats.of_renewal(once, lease_id, serializers.allocation),

@@ -72,9 +72,14 @@ class LeaseService(Protocol):
         """Remove a pending request; return False if there is none (of that `sequence`)."""
 
     def renew(
-        self, lease_id: str, *, fencing_token: int | None = None, checkpoint_at: float | None = None
+        self,
+        lease_id: str,
+        *,
+        fencing_token: int | None = None,
+        checkpoint_at: float | None = None,
+        for_s: float | None = None,
     ) -> Allocation:
-        """Restart a lease's time to live; raises `LeaseNotFoundError`."""
+        """Restart a lease's time to live, which is `for_s` once if that is longer."""
 
     def place_job(self, lease_id: str, places: Sequence[JobPlace], *, fencing_token: int) -> Allocation:
         """Store where the jobs of a lease are about to start."""

@@ -257,10 +257,20 @@ class ServiceClient(OriginalNames):
         return self._post(Allocation, "/api/place", body)
 
     def renew(
-        self, lease_id: str, *, fencing_token: int | None = None, checkpoint_at: float | None = None
+        self,
+        lease_id: str,
+        *,
+        fencing_token: int | None = None,
+        checkpoint_at: float | None = None,
+        for_s: float | None = None,
     ) -> Allocation:
         """Return the lease with its new end; raise `LeaseNotFoundError`."""
-        body = {"task_id": lease_id, "fencing_token": fencing_token, "checkpoint_at": checkpoint_at}
+        body = {
+            "task_id": lease_id,
+            "fencing_token": fencing_token,
+            "checkpoint_at": checkpoint_at,
+            "for_s": for_s,
+        }
         return self._post(Allocation, "/api/renew", body | EXACT)
 
     def preempt(

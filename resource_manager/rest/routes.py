@@ -227,6 +227,7 @@ def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None
         fencing_token=token,
         owner=owner_required(caller),
         checkpoint_at=body.checkpoint_at,
+        for_s=body.for_s,
         once=_needed(once, body.fencing_token),
     )
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 from resource_manager.core.changes import JobEnd
+from resource_manager.core.models import MAX_RENEWAL_S
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER, Uuid, Vendor
@@ -77,6 +78,9 @@ class RenewBody(LeaseBody):
 
     checkpoint_at: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] | None = Field(
         default=None, description="When the job last saved what it did, seconds since the epoch."
+    )
+    for_s: Annotated[float, Field(gt=0, le=MAX_RENEWAL_S, allow_inf_nan=False)] | None = Field(
+        default=None, description="Life until the next renewal, in seconds, if that is longer than its TTL."
     )
 
 

@@ -26,6 +26,7 @@ from resource_manager.core.changes import (
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import DRAINED, cleaning_milli, cleaning_on
 from resource_manager.core.models import (
+    MAX_RENEWAL_S,
     MILLI_PER_GPU,
     JobPlace,
     Lease,
@@ -144,7 +145,9 @@ def grant(cluster: ClusterState, request: Request, members: Members, now: float)
             cluster.identified(members),
             cluster.last_fencing_token + 1,
             now,
-            now + request.ttl_s if cluster.ledger is None else lease_end(cluster.ledger, request, now, now),
+            now + request.ttl_s
+            if cluster.ledger is None
+            else lease_end(cluster.ledger, request, now, now, request.ttl_s),
             None if pending is None else pending.queued_at,
             sequence=cluster.sequence + 1 if pending is None else pending.sequence,
         ),
@@ -282,15 +285,21 @@ def renew(
     fencing_token: int | None = None,
     owner: str | None = None,
     checkpoint_at: float | None = None,
+    for_s: float | None = None,
 ) -> list[Change]:
-    """Return the renewal of a lease for its TTL from now; raises as `release` does.
+    """Return the renewal of a lease for its TTL from now, or for `for_s` if that is longer.
 
-    `checkpoint_at` is when its job last saved what it did, if that is later than what is known.
+    `checkpoint_at` is when its job last saved what it did, if that is later than what is known. Raises as
+    `release` does, and `InvalidRequestError` if `for_s` is not above 0 and at most `MAX_RENEWAL_S`.
     """
+    if for_s is not None and not 0 < for_s <= MAX_RENEWAL_S:
+        text = "{for_s} must be above 0 and at most {:g} (a day), got {}"
+        raise InvalidRequestError(text, MAX_RENEWAL_S, for_s)
     lease = _require_whole_lease(cluster, lease_id, fencing_token, owner)
-    ends_at = now + lease.request.ttl_s
+    life_s = max(lease.request.ttl_s, for_s or 0.0)
+    ends_at = now + life_s
     if cluster.ledger is not None:
-        ends_at = lease_end(cluster.ledger, lease.request, lease.granted_at, now)
+        ends_at = lease_end(cluster.ledger, lease.request, lease.granted_at, now, life_s)
     saved = [at for at in (lease.checkpoint_at, checkpoint_at) if at is not None]
     return [Renewed(lease_id, lease.fencing_token, now, ends_at, max(saved, default=None))]
 

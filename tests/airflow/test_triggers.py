@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import time
 import warnings
 from dataclasses import asdict
+
+import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
@@ -30,6 +33,8 @@ def test_the_grant_trigger_fires_after_a_release(manager, fast_triggers):
     trigger = GrantTrigger(asdict(TASK))
     event = fire(trigger, lambda: manager.release_resources("holds1"))
     assert event["state"] == GrantState.GRANTED
+    lease = manager.status_of(TASK.lease_id)
+    assert lease["expires_at"] - time.time() == pytest.approx(600, abs=60), "until a worker goes on"
 
 
 def test_the_grant_trigger_fires_after_other_leases_expired(manager, fast_triggers):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pickle
+import time
 import warnings
 from datetime import timedelta
 from types import SimpleNamespace
@@ -202,6 +203,20 @@ def test_an_operator_that_defers_keeps_its_lease_meanwhile_and_goes_on_under_it(
     assert resumed(operator, deferred, event) == ({"found": "value"}, 1, LEASE, LEASE)
     assert manager.leases() == []
     assert manager.history(0)[-1]["fencing_token"] == lease["fencing_token"]
+
+
+def test_a_lease_outlives_the_time_in_which_neither_worker_nor_triggerer_renews_it(manager):
+    def life_s():
+        return next(lease["expires_at"] for lease in manager.leases()) - time.time()
+
+    operator, deferred = deferred_by(manager, demand={"ttl": 1})
+    lives = [life_s()]
+    event = fired(deferred, lambda: lives.append(life_s()))
+    lives.append(life_s())
+    resumed(operator, deferred, event)
+    assert lives == pytest.approx([600, 1, 600], abs=60), (
+        "until a trigger, until its next renewal, until a worker"
+    )
 
 
 def test_a_trigger_that_fails_fails_the_task_and_releases_its_gpus(manager):

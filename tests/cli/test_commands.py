@@ -40,7 +40,7 @@ def test_a_lease_is_granted_renewed_and_released(run: Run) -> None:
     assert lease["labels"] == {"a": "b"}
     assert parsed(run("status", "--json"))["servers"][0]["available_gpus"] == 4
     assert [item["task_id"] for item in parsed(run("leases", "--json"))] == ["t1"]
-    assert parsed(run("renew", "t1", "--json"))["expires_at"] >= lease["expires_at"]
+    assert parsed(run("renew", "t1", "--for", "2h", "--json"))["expires_at"] >= lease["expires_at"] + 3600
     assert parsed(run("release", "t1", "--outcome", "SUCCESS", "--json")) == {
         "success": True,
         "task_id": "t1",

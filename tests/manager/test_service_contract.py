@@ -145,6 +145,18 @@ def test_a_lease_is_granted_renewed_and_released(service: LeaseService) -> None:
     assert service.leases() == []
 
 
+def test_a_lease_is_renewed_once_for_longer_than_its_ttl(service: LeaseService) -> None:
+    lease = service.submit("t", 2, ttl=60)
+    token = lease["fencing_token"]  # type: ignore[typeddict-item]
+    ends_at = lease["expires_at"]  # type: ignore[typeddict-item]
+    longer = service.renew("t", fencing_token=token, for_s=600)["expires_at"]
+    assert 539 < longer - ends_at < 600
+    assert service.renew("t", fencing_token=token, for_s=1)["expires_at"] < longer - 500, (
+        "no shorter than ttl"
+    )
+    assert ends_at <= service.renew("t")["expires_at"] < longer - 500
+
+
 def test_a_whole_demand_stands_in_the_place_of_its_fields(service: LeaseService) -> None:
     lease = service.submit(Demand(lease_id="t", gpus=3, priority=2))
     assert (lease["task_id"], lease["state"], lease["priority"]) == ("t", "RUNNING", 2)
@@ -251,6 +263,8 @@ ERRORS: list[tuple[type[Exception], str | None, Callable[[LeaseService], object]
     (UnknownNodeError, None, lambda service: service.drain("nowhere")),
     (DuplicateTaskError, None, lambda service: service.submit("held", 3)),
     (LeaseNotFoundError, None, lambda service: service.renew("nobody")),
+    (InvalidRequestError, "for_s", lambda service: service.renew("held", for_s=0)),
+    (InvalidRequestError, "for_s", lambda service: service.renew("held", for_s=86_401)),
     (LeaseNotFoundError, None, lambda service: service.named("nobody")),
     (LeaseNotFoundError, None, lambda service: service.preempt("nobody")),
 ]

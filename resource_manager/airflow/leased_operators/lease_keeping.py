@@ -18,7 +18,8 @@ from resource_manager.core.changes import Outcome
 class LeaseKeepingTrigger(TaskBoundTrigger):
     """Run an operator's own trigger, and renew the lease meanwhile; fire its `event`, or the `error` instead.
 
-    An event that ends the task releases the lease first.
+    The worker and this trigger each renew for `handover_s` before the other takes over. An event that ends
+    the task releases the lease first.
     """
 
     def __init__(
@@ -48,13 +49,14 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
         lease_id, token = self.identity.lease_id, self.fencing_token
         first = asyncio.ensure_future(anext(aiter(self.own.run())))
         try:
-            while not (await asyncio.wait([first], timeout=self.ttl_s / 4))[0]:
+            while not first.done():
                 await self.ask(lambda manager: manager.renew(lease_id, fencing_token=token))
+                await asyncio.wait([first], timeout=self.ttl_s / 4)
             event = first.result()
         except Exception as error:
             lines = traceback.format_exception(error)
             failure = {"error": "Trigger failure", "traceback": lines}
-            yield await self._fire({"fencing_token": token, "error": failure})
+            yield await self._hand_over(token, {"fencing_token": token, "error": failure})
             return
         finally:
             first.cancel()
@@ -63,7 +65,7 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
             await self.ask(lambda manager: manager.release(lease_id, fencing_token=token, outcome=outcome))
             yield event
         else:
-            yield await self._fire({"fencing_token": token, "event": event.payload})
+            yield await self._hand_over(token, {"fencing_token": token, "event": event.payload})
 
     async def cleanup(self) -> None:
         await self.own.cleanup()

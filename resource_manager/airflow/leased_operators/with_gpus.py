@@ -20,8 +20,10 @@ from resource_manager.airflow.links import ConsoleLink
 from resource_manager.airflow.operators.base import HoldsLease
 from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.task_state import identity_of
+from resource_manager.airflow.task_trigger.base import handover_s
 from resource_manager.airflow.version_compat import AirflowException, TaskDeferred
 from resource_manager.core.changes import Outcome
+from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.demand import given_value
 from resource_manager.manager.results import Allocation
@@ -75,16 +77,22 @@ class LeasedOperator(RunsInWorker):
                 result = work()
             outcome = Outcome.SUCCESS
         except TaskDeferred as deferred:
-            raise self._deferred(context, allocation, deferred) from None
+            raise self._deferred(context, manager, allocation, deferred) from None
         except BaseException:
             self.gpu_kind.end(self, manager, allocation, outcome)
             raise
         self.gpu_kind.end(self, manager, allocation, outcome)
         return result
 
-    def _deferred(self, context: Any, allocation: Allocation, deferred: TaskDeferred) -> TaskDeferred:
+    def _deferred(
+        self, context: Any, manager: LeaseService, allocation: Allocation, deferred: TaskDeferred
+    ) -> TaskDeferred:
         """Return the deferral in which the operator's trigger runs inside ours, which renews the lease."""
-        _, plain_identity = identity_of(context)
+        identity, plain_identity = identity_of(context)
+        try:
+            manager.renew(identity.lease_id, fencing_token=allocation["fencing_token"], for_s=handover_s())
+        except ResourceManagerError as error:  # the trigger finds out
+            self.log.warning("the lease could not be renewed for the time until a triggerer does: %s", error)
         classpath, arguments = deferred.trigger.serialize()
         trigger = LeaseKeepingTrigger(
             plain_identity,

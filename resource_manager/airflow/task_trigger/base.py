@@ -7,16 +7,20 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
 
+from airflow.configuration import conf
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from resource_manager.airflow.hook import is_outage
 from resource_manager.airflow.shared_manager import SharedManager
 from resource_manager.airflow.task_state import is_wanted
 from resource_manager.airflow.task_trigger.events import Event
-from resource_manager.airflow.version_compat import in_thread
+from resource_manager.airflow.version_compat import AirflowException, in_thread
+from resource_manager.core.models import MAX_RENEWAL_S
+from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.commit.asking import asked_by
@@ -38,6 +42,14 @@ LAUNCHER_THREADS = 32
 @cache
 def launcher_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(LAUNCHER_THREADS, "gpu-launcher")
+
+
+def handover_s() -> float:
+    """Return the life of a lease whose task goes from worker to triggerer or back, when nobody renews it.
+
+    Airflow fails a task that is queued for longer than that.
+    """
+    return min(max(conf.getfloat("scheduler", "task_queued_timeout"), 1.0), MAX_RENEWAL_S)
 
 
 class PlainTrigger(BaseTrigger):
@@ -89,6 +101,15 @@ class TaskBoundTrigger(PlainTrigger):
                     raise
                 self.log.warning("the GPU manager does not answer; trying again: %s", error)
             await asyncio.sleep(OUTAGE_POLL_S)
+
+    async def _hand_over(self, fencing_token: int, event: Event | Mapping[str, Any]) -> TriggerEvent:
+        """Return the event as `_fire` does, with the task's lease renewed until a worker takes it over."""
+        lease_id = self.identity.lease_id
+        with suppress(ResourceManagerError, AirflowException):  # the worker finds out
+            await self.ask(
+                lambda manager: manager.renew(lease_id, fencing_token=fencing_token, for_s=handover_s())
+            )
+        return await self._fire(event)
 
     def begin_launcher(self, act: Callable[..., T], *args: Any, **options: Any) -> asyncio.Future[T]:
         """Begin a call of launchers in a thread; one at a time."""

@@ -34,6 +34,8 @@ class GrantWait:
         self._max_wait_s = max_wait_s
         self.before_s = before_s
         self.waited_s = 0.0
+        self.fencing_token = 0
+        """Of the lease, once it is granted."""
 
     @property
     def reasons(self) -> list[str]:
@@ -52,6 +54,7 @@ class GrantWait:
             if status is None:
                 return GrantState.REQUEST_LOST
             if status["state"] != "WAITING":
+                self.fencing_token = status["fencing_token"]
                 if status["queued_at"] is not None:
                     self.waited_s = max(status["granted_at"] - status["queued_at"] - self.before_s, 0.0)
                 return GrantState.GRANTED
@@ -79,7 +82,9 @@ class GrantTrigger(TaskBoundTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         wait = GrantWait(self, self.max_wait_s)
         state = await wait.until_over()
-        yield await self._fire(GrantEvent(state=state, waited_s=wait.waited_s, reasons=wait.reasons))
+        event = GrantEvent(state=state, waited_s=wait.waited_s, reasons=wait.reasons)
+        is_granted = state is GrantState.GRANTED
+        yield await (self._hand_over(wait.fencing_token, event) if is_granted else self._fire(event))
 
     async def on_kill(self) -> None:
         await self.end_unless_wanted()

@@ -66,8 +66,8 @@ def stop_of(ledger: TeamLedger, request: Request) -> Stop | None:
     return None
 
 
-def lease_end(ledger: TeamLedger, request: Request, granted_at: float, now: float) -> float:
-    """Return the end of a lease that is granted or renewed now: its team's longest runtime bounds its TTL.
+def lease_end(ledger: TeamLedger, request: Request, granted_at: float, now: float, life_s: float) -> float:
+    """Return the end of a lease that is granted or renewed for `life_s` now: its team bounds the runtime.
 
     What leases took that the request gave back counts; a new lease has a second at least.
 
@@ -75,12 +75,12 @@ def lease_end(ledger: TeamLedger, request: Request, granted_at: float, now: floa
     """
     team = ledger.of(request).team
     if team.max_runtime_s is None:
-        return now + request.ttl_s
+        return now + life_s
     end = granted_at + max(team.max_runtime_s - runtime_used_s(request), 1.0)
     if now >= end:
         called = short(display_name(request.lease_id, request.labels))
         raise RuntimeOverError(request.lease_id, called, team.name, team.max_runtime_s)
-    return min(now + request.ttl_s, end)
+    return min(now + life_s, end)
 
 
 def _has_guarantee_left(account: Account, request: Request, asked: int) -> bool:

@@ -67,5 +67,5 @@ def test_the_runtime_used_counts_for_the_longest_of_the_team() -> None:
     assert cluster.ledger is not None
     (queued,) = given_back(cluster, lease(Request("t", 1, team="short")), 130.5)
     assert (queued.request.labels[RUNTIME_USED], runtime_used_s(queued.request)) == ("31", 31)
-    assert lease_end(cluster.ledger, queued.request, 200.0, 200.0) == 269.0
+    assert lease_end(cluster.ledger, queued.request, 200.0, 200.0, queued.request.ttl_s) == 269.0
     assert given_back(cluster, lease(queued.request, 200.0), 270.0) == []

@@ -270,7 +270,7 @@ def test_a_runtime_of_exactly_the_longest_is_no_reason_and_what_is_over_names_th
     longer = replace(asked, expected_runtime_s=100.5)
     assert stop_of(ledger, longer) == Stop(StopKind.RUNTIME, ledger.named("vision"))
     with pytest.raises(RuntimeOverError, match="the lease of x is over: team vision may run jobs"):
-        lease_end(ledger, asked, 0.0, 100.0)
+        lease_end(ledger, asked, 0.0, 100.0, asked.ttl_s)
 
 
 def test_a_guarantee_that_is_used_up_is_the_rule_that_stops_a_job_that_must_not_be_preempted() -> None:
