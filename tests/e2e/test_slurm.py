@@ -69,12 +69,14 @@ def test_the_page_leads_from_a_cluster_to_a_running_dag(airflow, slurm, tmp_path
 
 
 def test_a_task_waits_runs_and_returns_its_jobs_last_line(airflow, slurm):
-    blocker = slurm.ask("sbatch --parsable -N4 --gpus-per-node=4 -o /dev/null --wrap 'sleep 25'").strip()
+    blocker = slurm.ask("sbatch --parsable -N4 --gpus-per-node=4 -o /dev/null --wrap 'sleep 3000'").strip()
     run = airflow.run("slurm_job", command="echo on $GPU_LEASE_GPUS; echo '{\"loss\": 1}'", gpus=2, nodes=1)
+    run.wait_until_deferred()
+    wait_for(lambda: "waiting on Slurm as job" in run.log(), what="the line of the wait")
+    slurm.ask(f"scancel {blocker}")
     run.wait_until("success")
     log = run.log()
     assert "submitted job gpu-" in log
-    assert "waiting on Slurm as job" in log
     assert "(Resources)" in log or "(Priority)" in log
     assert "on 0,1" in log
     assert run.xcom("return_value") == {"loss": 1}
@@ -82,7 +84,6 @@ def test_a_task_waits_runs_and_returns_its_jobs_last_line(airflow, slurm):
     assert not airflow.manager.leases()
     [job] = [job for job in airflow.manager.slurm_jobs() if job["task_id"] == run.lease_id]
     assert (job["state"], job["exit_code"], job["where"][2:]) == ("COMPLETED", 0, " GPU 0-1")
-    assert blocker not in slurm.ask("squeue -h -o %i")
 
 
 def test_a_job_that_fails_or_never_runs_says_why(airflow):
@@ -98,10 +99,11 @@ def test_a_job_that_fails_or_never_runs_says_why(airflow):
 
 
 def test_a_preempted_job_waits_again_in_the_same_try(airflow, slurm):
-    command = "if [ -e $GPU_JOB_DIR/saved ]; then echo went on; else touch $GPU_JOB_DIR/saved; sleep 120; fi"
+    saved = airflow.home / "saved"
+    saves = f"touch $GPU_JOB_DIR/saved {saved}; sleep 3000"
+    command = f"if [ -e $GPU_JOB_DIR/saved ]; then echo went on; else {saves}; fi"
     run = airflow.run("slurm_job", command=command, gpus=4, nodes=4)
-    wait_for(lambda: "RUNNING" in slurm.ask("squeue -h -o %T"), what="the job")
-    time.sleep(2)
+    wait_for(saved.exists, what="what the job saves")
     slurm.ask("sbatch -p urgent -N4 --gpus-per-node=4 -o /dev/null --wrap 'sleep 5'")
     run.wait_until("success")
     assert run.task()["try_number"] == 1
@@ -110,14 +112,17 @@ def test_a_preempted_job_waits_again_in_the_same_try(airflow, slurm):
 
 
 def test_a_job_goes_on_though_worker_triggerer_and_controller_were_killed(airflow, slurm):
-    run = airflow.run("slurm_job", command="echo begun >> $HOME/count; sleep 30; cat $HOME/count", nodes=1)
+    count, may_end = airflow.home / "count", airflow.home / "may_end"
+    command = f"echo begun >> {count}; until [ -e {may_end} ]; do sleep 1; done; cat {count}"
+    run = airflow.run("slurm_job", command=command, nodes=1)
     run.wait_until_deferred()
-    wait_for(lambda: "RUNNING" in slurm.ask("squeue -h -o %T"), what="the job")
+    wait_for(count.exists, what="the job")
     airflow.kill("triggerer")
     slurm.kill("slurmctld")
     airflow.start("triggerer")
-    time.sleep(10)
+    wait_for(lambda: "Slurm cannot be asked; still watching" in run.log(), 300.0, "a look without an answer")
     slurm.start_controller()
+    may_end.touch()
     run.wait_until("success")
     assert run.xcom("return_value") == "begun"
     slurm.resume_nodes()

@@ -19,6 +19,7 @@ from unittest.mock import Mock, patch
 from airflow.sdk import DAG, task
 
 from resource_manager.errors import StateLostError, StoreUnavailableError
+from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.airflow_variable.access import CurrentAccess, DatabaseAccess, TaskAccess
 
@@ -97,6 +98,8 @@ with DAG("inside_airflow", schedule=None, start_date=datetime(2025, 1, 1)) as da
 
 
 def main() -> None:
+    with GPUResourceManager.from_url("airflow://", redis_url=REDIS_URL, inventory=default_inventory()):
+        pass  # the cluster is stored, as an administrator does; tasks find it
     SEEN["state"] = str(dag.test().state)
     with GPUResourceManager.from_url("airflow://", redis_url=REDIS_URL) as manager:
         SEEN["way_outside"] = type(CurrentAccess()._access()).__name__
