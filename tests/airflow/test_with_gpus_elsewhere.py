@@ -14,6 +14,7 @@ with warnings.catch_warnings():
     from airflow.providers.ssh.operators.ssh import SSHOperator
 
     from resource_manager.airflow import with_gpus
+    from resource_manager.airflow.leased_operators.kinds import KindElsewhere
     from resource_manager.airflow.task_trigger.waits import LeaseEndTrigger
     from resource_manager.airflow.version_compat import AirflowException, TaskDeferred
 
@@ -21,6 +22,7 @@ from resource_manager.core.models import Gpu, Node
 from resource_manager.jobs import reconcile
 from tests.airflow.tasks import TASK, context_of, fire
 from tests.e2e.servers import ssh_server
+from tests.e2e.test_faults import IMAGE, needs_docker
 from tests.eventually import wait_for
 
 __all__ = ["ssh_server"]
@@ -31,7 +33,11 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture
 def gpu_inventory(ssh_server):
     gpus = tuple(Gpu(n, "A100") for n in range(2))
-    return [Node("gpu-a", 0, {"cpus": 64}, gpus, address=f"127.0.0.1:{ssh_server.port}")]
+    engine = os.environ.get("DOCKER_HOST", "127.0.0.1")
+    return [
+        Node("gpu-a", 0, {"cpus": 64}, gpus, address=f"127.0.0.1:{ssh_server.port}"),
+        Node("gpu-b", 1, {"cpus": 64}, gpus, address=engine),
+    ]
 
 
 @pytest.fixture
@@ -120,3 +126,57 @@ def test_a_server_out_of_reach_frees_the_gpus_at_once_and_is_avoided(
         train("true").execute(context())
     assert not manager.leases()
     assert manager.history(0)[-1]["reason"]
+
+
+class Died(Exception):
+    pass
+
+
+# DockerOperator leaves the socket open by which it follows the output.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@needs_docker
+@pytest.mark.parametrize(
+    ("auto_remove", "command", "stays"),
+    [
+        ("never", "true", True),
+        ("success", "true", False),
+        ("success", "false", True),
+        ("force", "false", False),
+    ],
+)
+def test_a_container_whose_worker_died_is_removed_as_its_operator_says(
+    manager, context, monkeypatch, auto_remove, command, stays
+):
+    from airflow.providers.docker.operators.docker import DockerOperator
+
+    class OnEngineWithoutGPUs(DockerOperator):
+        def execute(self, context):
+            self.device_requests = None
+            return super().execute(context)
+
+    def task(command):
+        return with_gpus(OnEngineWithoutGPUs, gpus=1, server="gpu-b")(
+            task_id="t", image=IMAGE, command=command, auto_remove=auto_remove, mount_tmp_dir=False, owner=""
+        )
+
+    def dies(context):
+        raise Died
+
+    dead, again = task(command), task("true")
+    with monkeypatch.context() as patched:
+        patched.setattr(dead, "work", dies)
+        patched.setattr(KindElsewhere, "end", lambda *arguments: False)
+        with pytest.raises(Died):
+            dead.execute(context())
+    engine, labels = dead.cli, dead.labels
+    left = engine.create_container(IMAGE, command, name=dead.container_name, labels=labels)["Id"]
+    engine.start(left)
+    engine.wait(left)
+    try:
+        again.execute(context(2))
+        assert (left in {each["Id"] for each in engine.containers(all=True)}) is stays
+    finally:
+        own = f"gpu-manager.run_id={labels['gpu-manager.run_id']}"
+        for each in engine.containers(all=True, filters={"label": own}):
+            engine.remove_container(each["Id"], force=True)
+        engine.close(), again.cli.close()

@@ -35,7 +35,8 @@ def parsed(result: Result) -> Any:
 
 
 def test_a_lease_is_granted_renewed_and_released(run: Run) -> None:
-    lease = parsed(run("allocate", "t1", "--gpus", "4", "--cpus", "8", "--label", "a=b", "--json"))
+    asked = ("--gpus", "4", "--cpus", "8", "--label", "a=b", "--ttl", "60")
+    lease = parsed(run("allocate", "t1", *asked, "--json"))
     assert lease["gpu_ids"] == [0, 1, 2, 3]
     assert lease["labels"] == {"a": "b"}
     assert parsed(run("status", "--json"))["servers"][0]["available_gpus"] == 4

@@ -13,11 +13,11 @@ from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.identifiers import as_reason
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob
-from resource_manager.jobs.launchers import Job, LauncherError
+from resource_manager.jobs.launchers import Job, JobState, LauncherError
 from resource_manager.jobs.launchers.devices import job_environment
 from resource_manager.jobs.launchers.plain_ssh import parts_of
 from resource_manager.jobs.reconcile import PROCESS_SCOPE
-from resource_manager.jobs.running_job import job_of
+from resource_manager.jobs.running_job import RunningJob, job_of
 from resource_manager.manager.results import Allocation
 from resource_manager.manager.serializers import name_in_words
 from resource_manager.manager.service import LeaseService
@@ -63,8 +63,8 @@ class KindElsewhere(Kind):
     """Attribute of the operator with the id of its connection."""
     start: Callable[[Any, Any, Job, str], None] = lambda operator, launcher, job, address: None
     """Makes the operator start this job by this launcher at this address."""
-    tidies: bool = False
-    """Whether the launcher has files of the job to remove after it."""
+    removes: Callable[[Any, RunningJob], bool] = lambda operator, job: True
+    """Tells whether the launcher removes what is left of a job that has ended."""
     on_worker: bool = False
 
     @property
@@ -113,7 +113,7 @@ class KindElsewhere(Kind):
         try:
             gang = GangJob.of(allocation)
             if gang is not None and gang.is_gone():
-                if self.tidies:
+                if self.removes(operator, gang.jobs[0]):
                     gang.stop(0.0)
                 manager.release(
                     allocation["task_id"],
@@ -195,15 +195,27 @@ def _start_container(operator: Any, launcher: Any, job: Job, address: str) -> No
     )
 
 
+def _is_left_over(operator: Any, job: RunningJob) -> bool:
+    """Return whether a container is there that the operator removes: its worker died before."""
+    if operator.auto_remove == "never":
+        return False
+    with closing(job.open()) as launcher:
+        found = launcher.status(job.key)
+    return found.state is JobState.FINISHED and (operator.auto_remove == "force" or found.exit_code == 0)
+
+
 KINDS = {
     f"{AIRFLOW}.standard.operators.bash.BashOperator": Kind(_fill_bash),
     f"{AIRFLOW}.standard.operators.python._BasePythonVirtualenvOperator": Kind(_fill_virtualenv),
     f"{AIRFLOW}.cncf.kubernetes.operators.pod.KubernetesPodOperator": Kind(_fill_pod, on_worker=False),
     f"{AIRFLOW}.ssh.operators.ssh.SSHOperator": KindElsewhere(
-        launcher="ssh", connection="ssh_conn_id", start=_start_by_ssh, tidies=True
+        launcher="ssh", connection="ssh_conn_id", start=_start_by_ssh
     ),
     f"{AIRFLOW}.docker.operators.docker.DockerOperator": KindElsewhere(
-        launcher="docker", connection="docker_conn_id", start=_start_container
+        launcher="docker",
+        connection="docker_conn_id",
+        start=_start_container,
+        removes=_is_left_over,
     ),
 }
 """Class of Airflow's -> what is done with its subclasses; with others only the environment is set."""
