@@ -192,7 +192,13 @@ ALONE = {
         "sys.argv[1:] = ['--store', 'sqlite:///gpus.db', 'status']; main()"
     ),
     "ecos": "import ecos; assert ecos.solve",
-    "ssh": "from resource_manager.jobs.launchers import open_launcher; open_launcher('ssh', 'host').close()",
+    "airflow-ssh": (
+        "from resource_manager.jobs.launchers import open_launcher; open_launcher('ssh', 'host').close()"
+    ),
+    "ssh": (
+        "from resource_manager.jobs.launchers.plain_ssh import plain_connection; plain_connection('host');"
+        "import importlib.util; assert importlib.util.find_spec('airflow') is None"
+    ),
     "docker": "import resource_manager.jobs.launchers.docker, docker",
     "dask": "import distributed, resource_manager",
     "otel": (

@@ -305,7 +305,7 @@ def _airflow_hook(address: str, ssh_conn_id: str | None) -> Any:
     try:
         from airflow.providers.ssh.hooks.ssh import SSHHook
     except ImportError as error:
-        raise LauncherError(f"ssh needs Airflow's SSH provider: {how_to_install('ssh')}") from error
+        raise LauncherError(f"ssh needs Airflow's SSH provider: {how_to_install('airflow-ssh')}") from error
     silence()
     user, host, port = parts_of(address)
     given: dict[str, Any] = {"remote_host": host, "username": user, "port": port}
