@@ -287,7 +287,7 @@ BUGS += [
         ("allocated + asked > account.limit", "allocated > account.limit"),
         ("if ledger.rules.preemption and not request.preemptible:", "if not request.preemptible:"),
         ("account.fixed + asked <= account.guaranteed", "account.fixed <= account.guaranteed"),
-        ("return min(now + request.ttl_s, end)", "return now + request.ttl_s"),
+        ("return min(now + life_s, end)", "return now + life_s"),
         ("own.by_owner.get(request.owner, 0) + asked >", "own.by_owner.get(request.owner, 0) >"),
     ),
     *of_python(

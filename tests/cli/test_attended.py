@@ -248,11 +248,11 @@ def test_a_signal_in_each_step_ends_the_command_and_its_lease(
 
 def test_a_state_that_a_newer_version_wrote_is_no_failed_renewal() -> None:
     """Its lease is renewed there; before, each look between two renewals said that it could not be."""
-    state = SimpleNamespace(
-        _owns=True, _renewed_at=time.monotonic(), _lease={"task_id": "t", "fencing_token": 1}
-    )
+    lease = {"task_id": "t", "fencing_token": 1}
+    state = SimpleNamespace(_owns=True, _renewed_at=time.monotonic(), _lease=lease)
     manager = SimpleNamespace(status_of=Mock(side_effect=NewerFormatError("upgrade it")))
-    assert attended.Attended._look(state, manager) is state._lease  # type: ignore[arg-type]
+    look = attended.Attended._look
+    assert look(state, manager) is lease  # type: ignore[arg-type]
     state._owns = False
     with pytest.raises(NewerFormatError):
-        attended.Attended._look(state, manager)  # type: ignore[arg-type]
+        look(state, manager)  # type: ignore[arg-type]

@@ -303,20 +303,21 @@ def test_the_page_verifies_and_adopts_a_server(
 
 def test_the_pages_commands_for_one_machine_run(state: State, tmp_path: Path) -> None:
     commands = [text.strip() for text in blocks("sh") if "--key" not in text][1:]
-    by_hand, looked = commands.pop(2), commands.pop(-1)
+    by_memory, by_hand, looked = commands.pop(0), commands.pop(2), commands.pop(-1)
     assert looked == "gpu-manager top"
     inventory = tmp_path / "servers.toml"
-    inventory.write_text('[[servers]]\nname = "gpu-a"\ngpus = 1\ncpus = 1\n')
+    inventory.write_text('[[servers]]\nname = "gpu-a"\ngpus = 1\ngpu_memory_mib = 40960\ncpus = 1\n')
     url = f"sqlite:///{tmp_path / 'state.db'}"
     GPUResourceManager.from_url(url, inventory=inventory).close()
     store = f"gpu-manager --store {url}"
-    script = "\n".join(text.replace("gpu-manager", store) for text in (by_hand, looked))
+    script = "\n".join(text.replace("gpu-manager", store) for text in (by_hand, looked, by_memory))
     path = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     shown = subprocess.run(["bash", "-ec", script], env=path, capture_output=True, text=True)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.startswith(
         "gpu-a: GPU 0 drained\ngpu-a: GPU 0 takes leases again\ngpu-a  IDLE  1 × GPU  no report\n"
     )
+    assert shown.stdout.endswith(": GPU 0 and 1 CPU of gpu-a, fencing token 1\n")
     assert commands == [
         "gpu-manager discover",
         "gpu-manager discover --json",

@@ -56,6 +56,6 @@ def test_same_task_again_gets_the_same_lease(open_client: FlaskClient) -> None:
 
 
 def test_an_original_name_without_its_partner_is_a_missing_parameter(open_client: FlaskClient) -> None:
-    for body in ({"required_gpus": 4}, {"required_cpus": 32}, {"cpus": 32}, {"gpu_milli": 500}):
+    for body in ({"required_gpus": 4}, {"required_cpus": 32}, {"cpus": 32}):
         response = open_client.post("/api/allocate", json={"task_id": "t", **body})
         assert (response.status_code, response.json["error"]) == (400, "Missing required parameters")  # type: ignore[index]

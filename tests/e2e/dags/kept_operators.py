@@ -118,7 +118,7 @@ with kept("docker") as kept_docker:
     )
 
 with DAG("kept_of_providers", schedule=None, max_active_tasks=4) as kept_of_providers:
+    after = EmptyOperator(task_id="next", trigger_rule="none_failed")  # which the branching ones name
     for number, (operator, arguments) in enumerate(OPERATORS.items()):
-        with TaskGroup(f"group_{number}"):
-            first = with_gpus(operator, gpus=1, gpu_types="bash")(task_id="job", **arguments, **ARGUMENTS)
-            first >> EmptyOperator(task_id="next")
+        first = with_gpus(operator, gpus=1, gpu_types="bash")
+        first(task_id=f"job_{number}", **arguments, **ARGUMENTS) >> after

@@ -272,8 +272,8 @@ def test_missing_parts_are_reported_in_one_line(monkeypatch):
                 open_launcher("docker", here)
         monkeypatch.setitem(sys.modules, "airflow.providers.docker.hooks.docker", None)
         monkeypatch.setitem(sys.modules, "airflow.providers.ssh.hooks.ssh", None)
-        for name in ("ssh", "docker"):
-            with pytest.raises(LauncherError, match=rf"pip install '\.\[{name}\]' in a checkout"):
+        for name, extra in (("ssh", "airflow-ssh"), ("docker", "docker")):
+            with pytest.raises(LauncherError, match=rf"pip install '\.\[{extra}\]' in a checkout"):
                 open_launcher(name, "host")
 
 

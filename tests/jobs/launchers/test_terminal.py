@@ -75,7 +75,7 @@ def job(command, key="j"):
         ("localhost", "gpu-a", "", True),
         ("ada@localhost:22", "gpu-a", "", True),
         ("localhost:2222", "gpu-a", "", False),
-        ("127.0.0.1", "gpu-a", "", False),
+        ("127.0.0.1", "gpu-a", "", True),
         (socket.gethostname(), "gpu-a", "", True),
         ("192.0.2.7", "gpu-a", "", False),
         ("192.0.2.7", "gpu-a", "gpu-a", True),
