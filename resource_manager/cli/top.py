@@ -21,8 +21,7 @@ from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import UnknownNodeError
 
 if TYPE_CHECKING:
-    from resource_manager.errors import UnknownNodeError
-from resource_manager.manager.use_results import ServerUse
+    from resource_manager.manager.use_results import ServerUse
 
 RESIZE_S = 0.5
 """Longest time until the table fits the terminal again after its size has changed."""

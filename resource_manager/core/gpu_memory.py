@@ -35,15 +35,14 @@ def as_gpu_memory(text: str) -> str:
     found = _TEXT.fullmatch(text.strip())
     if found is None or not 0 < float(found[1]) <= MOST_GIB:
         raise ValueError(f"must be an amount in GB or GiB such as 40GB or 22.5GiB, got {text!r:.100}")
-    return f"{float(found[1]):.12g}{found[2]}"
+    whole, _, part = found[1].partition(".")
+    return f"{int(whole)}{'.' if part.rstrip('0') else ''}{part.rstrip('0')}{found[2]}"
 
 
 def has_memory(gpu: Card, gpu_memory: str, gpu_milli: int = 1000) -> bool:
     """Return True if the GPU, or that share of it, is known to have so much memory in all."""
     amount, is_nominal = _amount(gpu_memory)
-    has: float = gpu.memory_mib / MIB_PER_GIB
-    if is_nominal:
-        has = nominal_gb(gpu)
+    has = nominal_gb(gpu) if is_nominal else gpu.memory_mib / MIB_PER_GIB
     return has * gpu_milli >= amount * 1000
 
 

@@ -15,10 +15,10 @@ MILLI_PER_GPU = 1000
 """Parts of one GPU; a request for a GPU fraction states a number of them in `gpu_milli`."""
 
 MAX_PRIORITY = 2**31 - 1
+"""Upper bound of Airflow's `priority_weight`; every queue order computes with it exactly."""
 
 MAX_RENEWAL_S = 86_400.0
-"""Longest life beyond its TTL for which a lease may be renewed."""
-"""Upper bound of Airflow's `priority_weight`; every queue order computes with it exactly."""
+"""Longest life that a renewal may state."""
 
 USER_PRIORITY = 1000
 """Highest priority that a request may state, unless the cluster says otherwise or an operator asks."""

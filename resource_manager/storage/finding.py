@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+
+MAX_CLOCK_DIFFERENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,3 +14,14 @@ class Finding:
 
     ok: bool
     text: str
+
+
+def of_clock(store_time: float) -> Finding:
+    """Return whether a store's clock, in seconds since the epoch, agrees with this machine's."""
+    difference_s = abs(store_time - time.time())
+    is_well = difference_s < MAX_CLOCK_DIFFERENCE_S
+    todo = "" if is_well else ": set both by NTP, such as chrony"
+    return Finding(
+        is_well,
+        f"its clock differs from this machine's by {difference_s:.1f} s, and leases end by it{todo}",
+    )

@@ -45,6 +45,8 @@ def test_a_gpu_counts_as_its_vendor_calls_it_in_gb_and_as_reported_in_gib(
 
 def test_texts_are_stored_in_one_form() -> None:
     assert [as_gpu_memory(text) for text in ("40GB", " 40.0 GB", "22.50GiB")] == ["40GB", "40GB", "22.5GiB"]
+    for text in ("0.000001GB", "1048575.123456GiB"):  # read again from a store
+        assert as_gpu_memory(as_gpu_memory(text)) == text
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def of_server(server: Mapping[str, Any], use: Mapping[str, Any]) -> list[Finding
         age = "" if use["age_s"] is None else f" for {duration(use['age_s'])}"
         found.append(
             f"its agent has been silent{age}: on it, systemctl status gpu-manager-agent, or start "
-            f"gpu-manager agent --name {name}"
+            f"gpu-manager agent --server {name}"
         )
     if use["error"]:
         found.append(f"it reports no GPUs: {use['error']}: {LOOK_AGAIN}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +10,8 @@ import redis
 
 from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import check_format
-from resource_manager.storage.finding import Finding
+from resource_manager.storage.finding import Finding, of_clock
 from resource_manager.storage.redis.client import RedisClient
-
-MAX_CLOCK_DIFFERENCE_S = 10.0
 
 
 def rights(client: RedisClient) -> Iterator[Finding]:
@@ -78,12 +75,7 @@ def persistence(client: RedisClient) -> Iterator[Finding]:
 def clock(client: RedisClient) -> Iterator[Finding]:
     if _is_denied(client, ("TIME",)):
         return
-    difference_s = abs(client.time() - time.time())
-    yield Finding(
-        difference_s < MAX_CLOCK_DIFFERENCE_S,
-        f"its clock differs from this machine's by {difference_s:.1f} s, and leases end by it"
-        + ("" if difference_s < MAX_CLOCK_DIFFERENCE_S else ": set both by NTP, such as chrony"),
-    )
+    yield of_clock(client.time())
 
 
 def state(client: RedisClient) -> Iterator[Finding]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import check_format
-from resource_manager.storage.finding import Finding
+from resource_manager.storage.finding import Finding, of_clock
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection, Fault, execute
 
-MAX_CLOCK_DIFFERENCE_S = 10.0
 RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
@@ -21,14 +18,7 @@ def server(database: Database) -> list[Finding]:
 
 
 def clock(database: Database) -> list[Finding]:
-    difference_s = abs(database.time() - time.time())
-    return [
-        Finding(
-            difference_s < MAX_CLOCK_DIFFERENCE_S,
-            f"its clock differs from this machine's by {difference_s:.1f} s, and leases end by it"
-            + ("" if difference_s < MAX_CLOCK_DIFFERENCE_S else ": set both by NTP, such as chrony"),
-        )
-    ]
+    return [of_clock(database.time())]
 
 
 def tables(database: Database) -> list[Finding]:

@@ -46,7 +46,11 @@ def test_a_healthy_stack_has_no_fault() -> None:
 @pytest.mark.parametrize(
     ("row", "report", "words"),
     [
-        ({"silent_since": 1.0}, {"age_s": 95.0}, ["silent for 95 s", "systemctl status gpu-manager-agent"]),
+        (
+            {"silent_since": 1.0},
+            {"age_s": 95.0},
+            ["silent for 95 s", "systemctl status gpu-manager-agent", "gpu-manager agent --server "],
+        ),
         ({}, {"error": "no NVML"}, ["reports no GPUs: no NVML", "docs/gpus.md"]),
         ({}, {"agent_version": "0.0.1"}, [f"its agent is 0.0.1, this is {__version__}", "install the same"]),
         ({"drained": True, "drain_reason": "fan"}, {}, ["no new leases (fan)", "gpu-manager resume gpu-a"]),

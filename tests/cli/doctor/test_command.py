@@ -63,7 +63,7 @@ def test_a_healthy_stack_has_no_fault_and_each_fault_has_its_line(
     assert "correct user and password in GPU_MANAGER_STORE" in wrong
     assert "secret" not in wrong
     ahead = SimpleNamespace(time=lambda: time.time() + 30.0)
-    monkeypatch.setattr("resource_manager.storage.redis.check.time", ahead)
+    monkeypatch.setattr("resource_manager.storage.finding.time", ahead)
     assert [line for line in faults(run(store, "doctor")) if "differs from this machine's by 30.0 s" in line]
 
 
