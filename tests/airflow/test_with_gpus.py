@@ -227,6 +227,18 @@ def test_a_trigger_that_fails_fails_the_task_and_releases_its_gpus(manager):
     assert manager.history(0)[-1]["outcome"] == "FAILED"
 
 
+def test_a_gpu_that_fails_while_the_operator_is_deferred_fails_the_task(manager, monkeypatch):
+    operator, deferred = deferred_by(manager)
+    renew = manager.renew
+    monkeypatch.setattr(
+        manager, "renew", lambda *args, **more: {**renew(*args, **more), "gpu_failed": "xid 79"}
+    )
+    with pytest.raises(Exception, match="one of its GPUs failed: xid 79"):
+        resumed(operator, deferred, fired(deferred))
+    assert manager.leases() == []
+    assert manager.history(0)[-1]["outcome"] == "FAILED"
+
+
 def test_a_trigger_that_ends_the_task_releases_its_gpus(manager):
     _, deferred = deferred_by(manager, "ends")
     assert isinstance(fired(deferred), TaskSuccessEvent)

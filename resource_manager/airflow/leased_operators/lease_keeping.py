@@ -19,7 +19,7 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
     """Run an operator's own trigger, and renew the lease meanwhile; fire its `event`, or the `error` instead.
 
     The worker and this trigger each renew for `handover_s` before the other takes over. An event that ends
-    the task releases the lease first.
+    the task releases the lease first. A GPU that fails is such an error, too.
     """
 
     def __init__(
@@ -50,13 +50,17 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
         first = asyncio.ensure_future(anext(aiter(self.own.run())))
         try:
             while not first.done():
-                await self.ask(lambda manager: manager.renew(lease_id, fencing_token=token))
+                lease = await self.ask(lambda manager: manager.renew(lease_id, fencing_token=token))
+                if why := lease["gpu_failed"]:
+                    failure = {"error": f"one of its GPUs failed: {why}"}
+                    yield await self._hand_over(token, {"fencing_token": token, "error": failure})
+                    return
                 await asyncio.wait([first], timeout=self.ttl_s / 4)
             event = first.result()
         except Exception as error:
             lines = traceback.format_exception(error)
-            failure = {"error": "Trigger failure", "traceback": lines}
-            yield await self._hand_over(token, {"fencing_token": token, "error": failure})
+            failed = {"error": "Trigger failure", "traceback": lines}
+            yield await self._hand_over(token, {"fencing_token": token, "error": failed})
             return
         finally:
             first.cancel()
