@@ -64,8 +64,9 @@ OTHER_PYTEST = PATH="$(CURDIR)/$(OTHER)/bin:$$PATH" $(OTHER)/bin/python -m pytes
 # is not ours. One process waits for the real Airflow while the other tests run.
 VERSION ?= 3.3.2
 WITH ?=
-# Airflow's constraints keep these away: with newer ones 3.0 gives no tokens and refuses its tasks' calls, 3.2 ends.
-PINS_3.0 = "fastapi<0.118" "pyjwt<2.11"
+# Airflow's constraints keep these away: with newer ones 3.0 gives no tokens, refuses its tasks' calls and copies no file,
+# and 3.2 ends.
+PINS_3.0 = "fastapi<0.118" "pyjwt<2.11" "universal-pathlib<0.3"
 PINS_3.2 = "fastapi<0.137"
 test-airflow: TESTS ?= tests/e2e/test_versions.py tests/airflow
 test-airflow: OTHER = .venv-airflow-$(VERSION)-py$(PYTHON)

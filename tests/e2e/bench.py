@@ -155,7 +155,7 @@ class Bench(Stack):
         return found
 
     def start(self, name, *options):
-        self.spawn(name, [self.program, name, *options])
+        return self.spawn(name, [self.program, name, *options])
 
     def run(self, dag_id, **conf):
         """Start a run and return it."""
@@ -294,7 +294,11 @@ class Run:
         try:
             wait_for(lambda: self.state() == state, timeout_s, f"{self.lease_id} {state}")
         except AssertionError:
-            print(self.log())
+            for task in self.bench.api.task_instances(self.dag_id, self.run_id):
+                if task["state"] not in ("success", "skipped"):
+                    print(task["task_id"], task["map_index"], task["state"], f"try {task['try_number']}")
+                    with suppress(StackError):
+                        print(self.log(task["try_number"], task["task_id"])[-4000:])
             raise
 
     def log(self, try_number=None, task_id="job"):

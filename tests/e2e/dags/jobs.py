@@ -39,6 +39,23 @@ def linger(place, context):
         time.sleep(600)
 
 
+class CountedOperator(GPUTrainingOperator):
+    """Operator that writes down each of its runs in a worker."""
+
+    def execute(self, context):
+        note_run("execute", context)
+        return super().execute(context)
+
+    def resume_execution(self, next_method, next_kwargs, context):
+        note_run(next_method, context)
+        return super().resume_execution(next_method, next_kwargs, context)
+
+
+def note_run(method, context):
+    with Path(f"{LEDGER}-worker-runs").open("a") as file:
+        file.write(f"{context['run_id']} {context['ti'].map_index} {context['ti'].try_number} {method}\n")
+
+
 def job_dag(name, operator=GPUTrainingOperator, **arguments):
     with DAG(name, schedule=None, catchup=False, params=PARAMS, max_active_runs=100) as dag:
         operator(
@@ -55,7 +72,11 @@ def job_dag(name, operator=GPUTrainingOperator, **arguments):
 beat = f"{BEAT} {LEDGER} {{{{ params.seconds }}}} {{{{ params.exit_code }}}}"
 local_job = job_dag("local_job", gpu_types="local", command=f"exec {sys.executable} {beat}")
 lingering_job = job_dag(
-    "lingering_job", LingeringOperator, gpu_types="local", command=f"exec {sys.executable} {beat}"
+    "lingering_job",
+    LingeringOperator,
+    gpu_types="local",
+    command=f"exec {sys.executable} {beat}",
+    executor=os.environ.get("TEST_EXECUTOR"),
 )
 
 
@@ -149,6 +170,21 @@ with DAG("waiting_jobs", schedule=None, catchup=False) as waiting_jobs:
         task_id="job", gpus=8, cpus=8, gpu_types="local", ttl=TTL, retries=3
     )
     waiting.expand(command=["true"] * 200)
+
+with DAG("short_jobs", schedule=None, catchup=False, params={"seconds": 15}) as short_jobs:
+    short = CountedOperator.partial(
+        task_id="job",
+        gpus=1,
+        cpus=8,
+        gpu_types="local",
+        ttl=timedelta(seconds=120),  # kills take longer than that of the other tests
+        retries=3,
+        retry_delay=timedelta(seconds=1),
+    )
+    short.expand(
+        command=[f"exec {sys.executable} {BEAT} {LEDGER} {{{{ params.seconds }}}} 0"]
+        * int(os.environ.get("SHORT_JOBS", "500"))
+    )
 
 with DAG("python_job", schedule=None, catchup=False, params=PARAMS, max_active_runs=100) as python_job:
 

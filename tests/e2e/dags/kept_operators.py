@@ -76,7 +76,12 @@ def kept(kind):
 
 with kept("bash") as kept_bash:
     leased(BashOperator, "bash")(
-        task_id="job", bash_command=COMMAND, append_env=True, env={"OWN": "x"}, **NOTED
+        task_id="job",
+        bash_command=COMMAND,
+        append_env=True,
+        env={"OWN": "x"},
+        executor=os.environ.get("TEST_EXECUTOR"),
+        **NOTED,
     )
 
 with kept("python") as kept_python, TaskGroup("group", prefix_group_id=False):
