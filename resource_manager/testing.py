@@ -38,6 +38,7 @@ def gpu_manager(
     from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.task_trigger import base
     from resource_manager.jobs.airflow_instance import instance_id
+    from resource_manager.manager import lease_changes
     from resource_manager.manager.manager import GPUResourceManager
 
     with GPUResourceManager.from_url("memory://", inventory=gpu_inventory) as manager:
@@ -46,6 +47,7 @@ def gpu_manager(
         monkeypatch.setattr(base, "MIN_DEFERRAL_S", 0.0)
         monkeypatch.setattr(base, "POLL_S", 0.01)
         monkeypatch.setattr(base, "OUTAGE_POLL_S", 0.01)
+        monkeypatch.setattr(lease_changes, "POLL_S", 0.01)
         listener.finish()
         instance_id.cache_clear()
         yield manager

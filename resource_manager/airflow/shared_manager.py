@@ -1,36 +1,66 @@
-"""State of the manager, read once for all triggers of a triggerer over one connection."""
+"""Manager of a connection for all triggers of a triggerer: one wait for all leases, one renewal for many."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import Context
 from typing import ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 from resource_manager.airflow.hook import GPUManagerHook
-from resource_manager.airflow.version_compat import in_thread
-from resource_manager.jobs.running_job import is_remainder
-from resource_manager.manager.results import Allocation, ExpectedStart, Submission, WindowView
+from resource_manager.airflow.version_compat import AirflowException, in_thread
+from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
+from resource_manager.manager.commit.asking import asked_by
+from resource_manager.manager.results import (
+    Allocation,
+    ExpectedStart,
+    LeaseChanges,
+    QueueEntry,
+    Renewal,
+    WindowView,
+)
 from resource_manager.manager.service import LeaseService
+from resource_manager.manager.use_results import ServerUse
 
 T = TypeVar("T")
 
-MAX_AGE_S = 0.5
-"""Triggers that ask within this time share one reading."""
+PAUSE_S = 0.4
+"""Shortest time between two waits for changes: on a busy cluster they come all the time."""
 
 EXPIRE_EVERY_S = 5.0
 """Interval of expiring leases and scheduling pending requests, which the service does if there is one."""
+
+RETRY_S = 2.0
+"""Pause after a wait for changes that failed."""
+
+REASONS_EVERY_S = 5.0
+"""Interval of reading why requests wait."""
+
+NEW_REASON_S = 1.0
+"""Interval of reading it while some have come that were not read yet."""
 
 ESTIMATE_EVERY_S = 30.0
 
 WINDOWS_EVERY_S = 10.0
 """Interval of reading the maintenance windows."""
 
+USE_EVERY_S = 10.0
+"""Interval of reading what the GPUs of all watched leases do."""
+
+MAX_SERVERS = 100
+"""Servers whose use is read by one call."""
+
+RENEW_TOGETHER_S = 1.0
+"""Time for which a renewal waits for others, at most a tenth of its lease's life."""
+
 
 class SharedManager:
-    """Manager of one connection, used from a single thread of its own."""
+    """Manager of one connection in one event loop: a thread asks it, another waits for changes of leases."""
 
     _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, SharedManager]]] = (
         WeakKeyDictionary()
@@ -38,14 +68,31 @@ class SharedManager:
 
     def __init__(self, gpu_conn_id: str) -> None:
         self._hook = GPUManagerHook(gpu_conn_id)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpu-manager")
+        self._asking = ThreadPoolExecutor(1, "gpu-manager")
+        self._waiting = ThreadPoolExecutor(1, "gpu-changes")
+        self._clock = asyncio.get_running_loop().time
+        self._prefix = ""
+        self._version = -1
+        self._leases: dict[str, Allocation] = {}
+        self._pending: set[str] = set()
+        self._problem: Exception | None = None
+        self._watching: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._following: asyncio.Task[None] | None = None
         self._reading = asyncio.Lock()
-        self._read_at = float("-inf")
-        self._tasks: dict[str, Submission] = {}
+        self._read_at = self._expired_at = float("-inf")
+        self._queue: dict[str, QueueEntry] = {}
         self._starts: dict[str, ExpectedStart] = {}
-        self._preempting: dict[tuple[str, int], Allocation] = {}
+        self._reading_queue = asyncio.Lock()
+        self._queue_at = self._estimated_at = float("-inf")
         self._windows: dict[str, WindowView] = {}
-        self._estimated_at = self._expired_at = self._preempting_at = self._windows_at = float("-inf")
+        self._reading_windows = asyncio.Lock()
+        self._windows_at = float("-inf")
+        self._uses: dict[str, ServerUse | None] = {}
+        self._use_wanted: dict[str, float] = {}
+        self._reading_use = asyncio.Lock()
+        self._use_at = float("-inf")
+        self._renewals: list[tuple[Renewal, asyncio.Future[bool]]] = []
+        self._renewing: asyncio.Task[None] | None = None
 
     @classmethod
     def of(cls, gpu_conn_id: str) -> SharedManager:
@@ -57,53 +104,81 @@ class SharedManager:
 
     async def call(self, act: Callable[[LeaseService], T]) -> T:
         """Call a function with the manager, without blocking the event loop."""
-        return await in_thread(lambda: act(self._hook.get_conn()), executor=self._thread)
+        return await in_thread(lambda: act(self._hook.get_conn()), executor=self._asking)
 
-    async def status_of(self, lease_id: str) -> Submission | None:
-        """Return the task's lease or pending request, at most `MAX_AGE_S` old, or None."""
+    # ---- leases and requests ----
+
+    @contextmanager
+    def watching(self, lease_id: str, changed: asyncio.Event) -> Iterator[None]:
+        """Keep `known` up to date inside; the event is set when it changes, or cannot be known."""
+        self._include(lease_id)
+        self._watching[lease_id].add(changed)
+        if self._following is None or self._following.done():
+            # Not in the name of whoever came first.
+            loop = asyncio.get_running_loop()
+            self._following = loop.create_task(self._follow(), context=Context())
+        try:
+            yield
+        finally:
+            self._watching[lease_id].discard(changed)
+            if not self._watching[lease_id]:
+                del self._watching[lease_id]
+
+    @staticmethod
+    async def until_set(changed: asyncio.Event, timeout_s: float) -> None:
+        """Wait for an event of `watching`, at most that long."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(changed.wait(), timeout_s)
+
+    async def catch_up(self, lease_id: str) -> None:
+        """Read what changed up to now, of this lease too; those who ask at once share one reading."""
+        asked_at = self._clock()
         async with self._reading:
-            clock = asyncio.get_running_loop().time
-            if clock() - self._read_at > MAX_AGE_S:
-                everything = await self.call(self._read)
-                self._tasks = {entry["task_id"]: entry for entry in everything}
-                self._read_at = clock()
-        return self._tasks.get(lease_id)
+            self._include(lease_id)
+            if self._read_at <= asked_at:
+                began_at, after, prefix = self._clock(), self._version, self._prefix
+                found = await self.call(lambda manager: manager.lease_changes(after, prefix=prefix))
+                self._take(found, after, prefix)
+                self._read_at = began_at
 
-    def expire(self) -> None:
-        """Read anew for the next who asks: a task has just changed something."""
-        self._read_at = float("-inf")
+    def _include(self, lease_id: str) -> None:
+        """Have the leases of this one's Airflow told; those of any, once there is one of another."""
+        prefix = lease_id[: lease_id.find(":") + 1]
+        if self._version < 0 and not self._watching:
+            self._prefix = prefix
+        elif not lease_id.startswith(self._prefix):
+            self._prefix, self._version, self._read_at = "", -1, float("-inf")
 
-    async def preempting(self) -> dict[tuple[str, int], Allocation]:
-        """Return the leases that are being preempted, by id and fencing token, as of `MAX_AGE_S` ago."""
-        async with self._reading:
-            clock = asyncio.get_running_loop().time
-            if clock() - self._preempting_at > MAX_AGE_S:
-                found = await self.call(lambda manager: manager.preempting())
-                self._preempting = {(entry["task_id"], entry["fencing_token"]): entry for entry in found}
-                self._preempting_at = clock()
-        return self._preempting
+    def known(self, lease_id: str) -> Allocation | None:
+        """Return the lease as last told, None if it has none; raises if there may be newer ones."""
+        if self._problem is not None:
+            raise self._problem
+        return self._leases.get(lease_id)
 
-    async def under_maintenance(self) -> dict[str, WindowView]:
-        """Return the open maintenance window of each lease that runs in one, read every `WINDOWS_EVERY_S`."""
-        async with self._reading:
-            clock = asyncio.get_running_loop().time
-            if clock() - self._windows_at > WINDOWS_EVERY_S:
-                found = await self.call(lambda manager: manager.maintenance())
-                self._windows = {
-                    lease: each for each in found if each["is_open"] for lease in each["running"]
-                }
-                self._windows_at = clock()
-        return self._windows
+    async def waiting(self, lease_id: str) -> QueueEntry | None:
+        """Return the pending request, with a reason that may be `REASONS_EVERY_S` old; None if there is none.
 
-    def _read(self, manager: LeaseService) -> list[Submission]:
-        """Return the queue, with estimated starts, and the leases; the queue first, to miss no grant.
-
-        What is left of a gang is none of them: its task has a new request or none.
+        One that has come since the last reading is None for `NEW_REASON_S`, too: see `is_waiting`.
         """
+        async with self._reading_queue:
+            age_s = self._clock() - self._queue_at
+            is_new = lease_id in self._pending and lease_id not in self._queue
+            if age_s >= REASONS_EVERY_S or (is_new and age_s >= NEW_REASON_S):
+                entries = await self.call(self._read_queue)
+                self._queue = {entry["task_id"]: entry for entry in entries}
+                self._queue_at, age_s = self._clock(), 0.0
+        entry = self._queue.get(lease_id)
+        if entry is None or not self.is_waiting(lease_id):
+            return None
+        return {**entry, "waited_s": entry["waited_s"] + age_s}
+
+    def is_waiting(self, lease_id: str) -> bool:
+        """Return whether there is a pending request, as last told."""
+        return lease_id in self._pending
+
+    def _read_queue(self, manager: LeaseService) -> list[QueueEntry]:
+        """Return the queue with estimated starts, which cost more than all the rest."""
         now = time.monotonic()
-        if now - self._expired_at > EXPIRE_EVERY_S:
-            manager.expire_and_schedule()
-            self._expired_at = now
         queue = manager.queue(estimated=False)
         missing = [entry for entry in queue if "estimated_start" not in entry]
         if missing and now - self._estimated_at > ESTIMATE_EVERY_S:
@@ -112,8 +187,118 @@ class SharedManager:
         for entry in missing:
             if entry["task_id"] in self._starts:  # otherwise it was queued after the last estimate
                 entry["estimated_start"] = self._starts[entry["task_id"]]
-        return queue + _whole(manager.leases())
+        return queue
+
+    async def _follow(self) -> None:
+        """Wait for changes of the leases that are watched, all of them by one call, while there are any."""
+        while self._watching:
+            began_at, after, prefix = self._clock(), self._version, self._prefix
+            try:
+                manager = await self.call(lambda manager: manager)
+                found = await in_thread(self._wait, manager, after, prefix, executor=self._waiting)
+            except (ResourceManagerError, AirflowException) as error:
+                self._problem = error
+                self._tell(self._watching)
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._take(found, after, prefix)
+            await asyncio.sleep(max(began_at + PAUSE_S - self._clock(), 0.0))
+
+    def _wait(self, manager: LeaseService, after: int, prefix: str) -> LeaseChanges:
+        if time.monotonic() - self._expired_at >= EXPIRE_EVERY_S:
+            manager.expire_and_schedule()
+            self._expired_at = time.monotonic()
+        return manager.lease_changes(after, EXPIRE_EVERY_S, prefix)
+
+    def _take(self, found: LeaseChanges, after: int, prefix: str) -> None:
+        """Take over the answer to a question; that to another one may have been quicker and known more."""
+        had_problem, self._problem = self._problem is not None, None
+        if prefix == self._prefix and (after == self._version or found["version"] >= self._version):
+            if found["is_whole"]:
+                self._leases, self._pending = {}, set()
+            self._version = found["version"]
+            for lease_id in (*found["ended"], *found["pending"]):
+                self._leases.pop(lease_id, None)
+            self._pending.difference_update(found["ended"], (each["task_id"] for each in found["leases"]))
+            self._pending.update(found["pending"])
+            self._leases.update((each["task_id"], each) for each in found["leases"])
+        if found["is_whole"] or had_problem:
+            self._tell(self._watching)
+        else:
+            self._tell([*found["ended"], *found["pending"], *(each["task_id"] for each in found["leases"])])
+
+    def _tell(self, lease_ids: Iterable[str]) -> None:
+        for lease_id in lease_ids:
+            for changed in self._watching.get(lease_id, ()):
+                changed.set()
+
+    # ---- renewals ----
+
+    async def renew(
+        self, lease_id: str, *, fencing_token: int, checkpoint_at: float | None, ttl_s: float, by: str
+    ) -> None:
+        """Renew the lease, together with others that are due; raises `LeaseNotFoundError`."""
+        renewed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        asked: Renewal = {
+            "task_id": lease_id,
+            "fencing_token": fencing_token,
+            "checkpoint_at": checkpoint_at,
+            "by": by,
+        }
+        self._renewals.append((asked, renewed))
+        if self._renewing is None or self._renewing.done():
+            pause_s = min(RENEW_TOGETHER_S, ttl_s / 10)
+            loop = asyncio.get_running_loop()
+            self._renewing = loop.create_task(self._renew_all(pause_s), context=Context())
+        if not await renewed:
+            raise LeaseNotFoundError(lease_id, fencing_token)
+
+    async def _renew_all(self, pause_s: float) -> None:
+        while self._renewals:
+            await asyncio.sleep(pause_s)
+            asked, self._renewals = self._renewals, []
+            due = [renewal for renewal, _ in asked]
+            try:
+                with asked_by(""):  # each renewal says by whom
+                    answers = await self.call(lambda manager, due=due: manager.renew_all(due))  # type: ignore[misc]
+            except Exception as error:
+                for _, renewed in asked:
+                    if not renewed.done():
+                        renewed.set_exception(error)
+                continue
+            for (_, renewed), is_held in zip(asked, answers, strict=True):
+                if not renewed.done():  # its trigger was cancelled
+                    renewed.set_result(is_held)
+
+    # ---- servers ----
+
+    async def under_maintenance(self) -> dict[str, WindowView]:
+        """Return the open maintenance window of each lease that runs in one, read every `WINDOWS_EVERY_S`."""
+        async with self._reading_windows:
+            if self._clock() - self._windows_at > WINDOWS_EVERY_S:
+                found = await self.call(lambda manager: manager.maintenance())
+                self._windows = {
+                    lease: each for each in found if each["is_open"] for lease in each["running"]
+                }
+                self._windows_at = self._clock()
+        return self._windows
+
+    async def gpus(self, servers: Sequence[str]) -> list[ServerUse]:
+        """Return the use of the GPUs of these servers, read for all who ask every `USE_EVERY_S`."""
+        async with self._reading_use:
+            now = self._clock()
+            self._use_wanted.update(dict.fromkeys(servers, now))
+            if now - self._use_at >= USE_EVERY_S or not self._uses.keys() >= set(servers):
+                self._use_wanted = {
+                    name: at for name, at in self._use_wanted.items() if now - at <= 3 * USE_EVERY_S
+                }
+                names = sorted(self._use_wanted)
+                rows = await self.call(lambda manager: _uses_of(manager, names))
+                self._uses = {**dict.fromkeys(names), **{row["server_name"]: row for row in rows}}
+                self._use_at = now
+            return [row for name in servers if (row := self._uses[name]) is not None]
 
 
-def _whole(leases: list[Allocation]) -> list[Allocation]:
-    return [lease for lease in leases if not is_remainder(lease)]
+def _uses_of(manager: LeaseService, servers: Sequence[str]) -> list[ServerUse]:
+    parts = (servers[start : start + MAX_SERVERS] for start in range(0, len(servers), MAX_SERVERS))
+    return [row for part in parts for row in manager.gpus(part)]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from resource_manager.manager.results import Allocation
 from resource_manager.manager.service import LeaseService
-from resource_manager.manager.use_results import GpuUse
+from resource_manager.manager.use_results import GpuUse, ServerUse
 
 LOOK_EVERY_S = 60.0
 """Time between two looks of a task's process at whether its lease is idle."""
@@ -17,11 +17,11 @@ GPU_USAGE = "gpu_usage"
 """XCom with a summary of `UseMeter`, and its key in a trigger's event."""
 
 
-def gpus_of(manager: LeaseService, servers: Sequence[str], lease_id: str) -> list[GpuUse]:
+def gpus_of(servers: Iterable[ServerUse], lease_id: str) -> list[GpuUse]:
     """Return the GPUs of the lease on these servers as they last reported them."""
     return [
         gpu
-        for row in manager.gpus(servers)
+        for row in servers
         for gpu in row["gpus"]
         if any(lease["task_id"] == lease_id for lease in gpu["leases"])
     ]
@@ -61,7 +61,7 @@ def warn_when_idle(manager: LeaseService, allocation: Allocation, log: Any) -> t
         warning = IdleWarning(log)
         while not over.wait(LOOK_EVERY_S):
             try:
-                warning.see(gpus_of(manager, servers, lease_id), lease_id)
+                warning.see(gpus_of(manager.gpus(servers), lease_id), lease_id)
             except Exception as error:  # the task goes on without a warning
                 log.debug("the use of the GPUs is not known: %s", error)
 

@@ -31,6 +31,7 @@ from resource_manager.rest.assemble import build, persistence_of
 from resource_manager.rest.auth import ExpiredTokenError, Identity, TokenAuthenticator
 from resource_manager.rest.chores import SILENCE_EVERY_S, regularly
 from resource_manager.rest.events import CLIENT_GONE
+from resource_manager.rest.held_requests import PARK, Parked
 from resource_manager.rest.problems import TITLES
 from resource_manager.rest.sessions import MemorySessions
 from resource_manager.rest.tokens import PREFIX, Role
@@ -109,14 +110,14 @@ class Gate:
             await _problem(503, str(error))(scope, receive, send)
             return
         scope[IDENTITY_KEY] = identity
-        if not scope["path"].endswith("/events"):
+        if not scope["path"].endswith(("/events", "/changes")):
             await bridge(scope, receive, send)
             return
         gone = threading.Event()
         scope[CLIENT_GONE] = gone.is_set
         listener = asyncio.create_task(_listen(receive, gone))
         try:
-            await bridge(scope, _nothing, send)
+            await _bridge_or_hold(bridge, scope, send, gone)
         finally:
             gone.set()
             listener.cancel()
@@ -203,6 +204,29 @@ def _problem(status: int, detail: str) -> Response:
     body = {"type": "about:blank", "title": title, "status": status, "detail": detail, "error": detail}
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {"Cache-Control": "no-store"}
     return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+
+async def _bridge_or_hold(bridge: Any, scope: Any, send: Any, gone: threading.Event) -> None:
+    """Have the request answered, again when it is resumed if the app parks it: it has no thread till then."""
+    loop, resumed = asyncio.get_running_loop(), asyncio.Event()
+    is_parked = False
+
+    def resume() -> None:
+        loop.call_soon_threadsafe(resumed.set)
+
+    def park() -> Parked:
+        nonlocal is_parked
+        is_parked = True
+        return Parked(resume, gone.is_set)
+
+    async def send_unless_parked(message: Any) -> None:
+        if not is_parked:
+            await send(message)
+
+    await bridge({**scope, PARK: park}, _nothing, send_unless_parked)
+    if is_parked:
+        await resumed.wait()
+        await bridge(scope, _nothing, send)
 
 
 async def _listen(receive: Any, gone: threading.Event) -> None:

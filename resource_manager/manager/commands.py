@@ -18,6 +18,7 @@ from resource_manager.errors import (
     LeaseNotFoundError,
     LockTimeoutError,
     NeverFitsError,
+    NewerFormatError,
     NoServersError,
     OtherOwnerError,
     StateUnconfirmedError,
@@ -25,12 +26,12 @@ from resource_manager.errors import (
 from resource_manager.lazy import lazy_module
 from resource_manager.manager import repeats, serializers
 from resource_manager.manager.arguments import Dumpable
-from resource_manager.manager.commit.asking import Step
+from resource_manager.manager.commit.asking import Step, checked_by, with_by
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.queries import status_in
 from resource_manager.manager.refusal_wording import Refusal, lock_busy, never_words, no_servers, refusal_of
 from resource_manager.manager.requests import checked, is_repeat, request_of
-from resource_manager.manager.results import Allocation, Recorded, SlurmJob, Submission
+from resource_manager.manager.results import Allocation, Recorded, Renewal, SlurmJob, Submission
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.reasons.feasibility import refusals_of
 from resource_manager.storage import Store, codec
@@ -339,6 +340,44 @@ class Commands:
             once=repeats.of_renewal(once, lease_id, serializers.allocation),
             held=lease_id if fencing_token is not None else None,
         )
+
+    def renew_all(self, renewals: Sequence[Renewal], *, owner: str | None = None) -> list[bool]:
+        """Renew several leases in one commit; return of each whether it is still held, by that owner."""
+        held: list[bool] = []
+
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            held.clear()
+            changes: list[Change] = []
+            for each in renewals:
+                token, saved_at = each["fencing_token"], each.get("checkpoint_at")
+                try:
+                    renewed = allocator.renew(
+                        cluster,
+                        each["task_id"],
+                        now,
+                        fencing_token=token,
+                        owner=owner,
+                        checkpoint_at=saved_at,
+                    )
+                except (LeaseNotFoundError, OtherOwnerError):
+                    held.append(False)
+                else:
+                    changes += with_by(renewed, checked_by(each.get("by", "")), cluster.sequence)
+                    held.append(True)
+            return changes
+
+        try:
+            return self._commits.run(step, lambda cluster, now: list(held))
+        except NewerFormatError:  # of such a state each lease is renewed for itself
+            return [self._is_renewed(each, owner) for each in renewals]
+
+    def _is_renewed(self, renewal: Renewal, owner: str | None) -> bool:
+        token, saved_at = renewal["fencing_token"], renewal.get("checkpoint_at")
+        try:
+            self.renew(renewal["task_id"], fencing_token=token, owner=owner, checkpoint_at=saved_at)
+        except (LeaseNotFoundError, OtherOwnerError):
+            return False
+        return True
 
     def place_job(
         self,

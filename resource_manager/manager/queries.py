@@ -12,7 +12,7 @@ from resource_manager.core.models import Lease, Node, Request
 from resource_manager.core.name_lookup import find
 from resource_manager.errors import ResourceManagerError
 from resource_manager.lazy import lazy_module
-from resource_manager.manager import maintenance, serializers, teams
+from resource_manager.manager import lease_changes, maintenance, serializers, teams
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
@@ -27,6 +27,7 @@ from resource_manager.manager.results import (
     ClusterDiff,
     ClusterView,
     Explanation,
+    LeaseChanges,
     QueueEntry,
     Recorded,
     ServerDetail,
@@ -143,6 +144,21 @@ class Queries:
             elif is_decided():
                 break
         return self.status_of(lease_id)
+
+    def lease_changes(self, after: int = -1, timeout_s: float = 0.0, prefix: str = "") -> LeaseChanges:
+        """Return what changed of leases and requests after a version, once something has, or at the timeout.
+
+        Only of those whose ids begin with `prefix`. Renewals and placed jobs are no such changes. If the
+        history does not go back to that version, all there are is the answer.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = lease_changes.since(self._commits, self.store, after, prefix)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or found["is_whole"] or found["leases"] or found["pending"] or found["ended"]:
+                return found
+            after = found["version"]
+            time.sleep(min(left_s, lease_changes.POLL_S))
 
     def leases(self) -> list[Allocation]:
         """Return every live lease, and every remainder of a gang, as an allocation, oldest first."""

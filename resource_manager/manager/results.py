@@ -103,6 +103,32 @@ class Allocation(Requested):
     members: list[Member]
 
 
+class Renewal(TypedDict):
+    """Renewal of one lease among several; `checkpoint_at` is when its job last saved what it did.
+
+    It is asked for `by` that name where nobody asks for all of them; a service takes its caller's.
+    """
+
+    task_id: str
+    fencing_token: int
+    checkpoint_at: NotRequired[float | None]
+    by: NotRequired[str]
+
+
+class LeaseChanges(TypedDict):
+    """Leases and pending requests that changed since a version, each as it is now; `version` is the next one.
+
+    `pending` and `ended` are ids: of requests that wait, and of those that neither wait nor have a lease.
+    `is_whole`: it is all of them, whether changed or not, and what is not there has ended.
+    """
+
+    version: int
+    is_whole: bool
+    leases: list[Allocation]
+    pending: list[str]
+    ended: list[str]
+
+
 class ExpectedStart(TypedDict):
     """Start in seconds since the epoch, its server and confidence; `at` None: unknown, `detail` says why."""
 

@@ -14,8 +14,10 @@ from resource_manager.manager.results import (
     ClusterDiff,
     ClusterView,
     Explanation,
+    LeaseChanges,
     QueueEntry,
     Recorded,
+    Renewal,
     ServerDetail,
     ServerSummary,
     SlurmJob,
@@ -81,6 +83,9 @@ class LeaseService(Protocol):
     ) -> Allocation:
         """Restart a lease's time to live, which is `for_s` once if that is longer."""
 
+    def renew_all(self, renewals: Sequence[Renewal]) -> list[bool]:
+        """Renew several leases at once; return of each whether it is still held."""
+
     def place_job(self, lease_id: str, places: Sequence[JobPlace], *, fencing_token: int) -> Allocation:
         """Store where the jobs of a lease are about to start."""
 
@@ -125,6 +130,12 @@ class LeaseService(Protocol):
 
     def wait(self, lease_id: str, timeout_s: float) -> Submission | None:
         """Return as `status_of`, once a pending request is granted or gone, at most that much later."""
+
+    def lease_changes(self, after: int = -1, timeout_s: float = 0.0, prefix: str = "") -> LeaseChanges:
+        """Return what changed of leases and requests after a version, once something has, or at the timeout.
+
+        Only of those whose ids begin with `prefix`. Where waiting needs a thread a service answers at once.
+        """
 
     def leases(self) -> list[Allocation]:
         """Return all leases, the oldest first."""

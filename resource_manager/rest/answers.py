@@ -16,6 +16,9 @@ from resource_manager.manager.results import Allocation, WindowView
 
 T = TypeVar("T")
 
+MAX_HOLD_S = 25.0
+"""Longest time that a request is held: proxies end those that are silent for longer, often 30 or 60 s."""
+
 
 class Page(TypedDict, Generic[T]):
     """One page of a list; `next` is null on the last one. `total` counts the whole list, if known."""
@@ -58,6 +61,12 @@ class BatchAnswer(TypedDict):
 
     results: list[Allocation | None]
     refusals: list[RefusedRequest | None]
+
+
+class RenewBatchAnswer(TypedDict):
+    """Of each lease, in the order of the renewals, whether it is still held by the caller."""
+
+    renewed: list[bool]
 
 
 class MaintenanceAnswer(TypedDict):

@@ -12,6 +12,7 @@ from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest import redis_persistence
 from resource_manager.rest.auth import Authenticator, OpenAuthenticator, TokenAuthenticator
+from resource_manager.rest.held_requests import HeldRequests
 from resource_manager.rest.limits import DEFAULT_RATE, DEFAULT_THREADS, Limits
 from resource_manager.rest.observability.gpu_metrics import GpuGauges
 from resource_manager.rest.observability.metrics import Metrics
@@ -140,14 +141,17 @@ def build(
     """
     checks.warn(manager.settings)
     watch = StateFollower(manager.store)
-    metrics = Metrics(watch)
+    held = HeldRequests(watch)
+    metrics = Metrics(watch, on_commit=held.look_soon)
     manager.observer = metrics.manager
     manager.read_from(watch.look)
     manager.read_reports_by(REPORTS)
     receiver = ReportReceiver(manager)
     metrics.registry.register(GpuGauges(watch, manager, receiver.silence))
+    metrics.watch_held(held)
     metrics.watch_state(lambda: bool(manager.store.closed), lambda: receiver.marks.is_behind)
-    return Service(manager, authenticator, Limits(rate, threads), watch, metrics, receiver, secret, **more)
+    limits = Limits(rate, threads)
+    return Service(manager, authenticator, limits, watch, held, metrics, receiver, secret, **more)
 
 
 def _secret_and_sessions(folder: Path) -> tuple[str, SessionStore]:

@@ -45,8 +45,10 @@ from resource_manager.manager.results import (
     ClusterDiff,
     ClusterView,
     Explanation,
+    LeaseChanges,
     QueueEntry,
     Recorded,
+    Renewal,
     ServerDetail,
     ServerSummary,
     SlurmJob,
@@ -57,6 +59,7 @@ from resource_manager.manager.results import (
 )
 from resource_manager.manager.serializers import name_in_words
 from resource_manager.rest.answers import (
+    MAX_HOLD_S,
     BatchAnswer,
     CallerAnswer,
     Change,
@@ -67,6 +70,7 @@ from resource_manager.rest.answers import (
     MaintenanceRemoveAnswer,
     Page,
     ReleaseAnswer,
+    RenewBatchAnswer,
     SnapshotAnswer,
     check,
     harmless,
@@ -92,7 +96,7 @@ BUSY_S = 10.0
 """Time for which a call that is one too many is sent again."""
 
 WAIT_S = 1.0
-"""Time between two looks at a request that is waited for."""
+"""Shortest time between two looks at a request that still waits: a service may answer at once."""
 
 PAGE = 1000
 
@@ -273,6 +277,15 @@ class ServiceClient(OriginalNames):
         }
         return self._post(Allocation, "/api/renew", body | EXACT)
 
+    def renew_all(self, renewals: Sequence[Renewal]) -> list[bool]:
+        """Return of each lease whether it is still held by this client's user."""
+        renewed: list[bool] = []
+        for start in range(0, len(renewals), PAGE):
+            part = renewals[start : start + PAGE]
+            body = {"renewals": [{key: each[key] for key in each if key != "by"} for each in part]}  # type: ignore[literal-required]
+            renewed += self._post(RenewBatchAnswer, "/api/renew/batch", body)["renewed"]
+        return renewed
+
     def preempt(
         self, lease_id: str, *, preemptor: str = "", fencing_token: int | None = None, dry_run: bool = False
     ) -> Allocation:
@@ -409,6 +422,11 @@ class ServiceClient(OriginalNames):
     def leases(self) -> list[Allocation]:
         return list(self._pages(Allocation, "/api/leases"))
 
+    def lease_changes(self, after: int = -1, timeout_s: float = 0.0, prefix: str = "") -> LeaseChanges:
+        """Return what changed of leases and requests after a version: the service holds the request."""
+        query = {"after": after, "timeout_s": min(timeout_s, MAX_HOLD_S), "prefix": prefix}
+        return self._get(LeaseChanges, "/api/leases/changes", query)
+
     def preempting(self) -> list[Allocation]:
         return self._get(Page[Allocation], "/api/leases/preempting")["items"]
 
@@ -420,12 +438,15 @@ class ServiceClient(OriginalNames):
 
     def wait(self, lease_id: str, timeout_s: float) -> Submission | None:
         """Return as `status_of`, once a pending request is granted or gone, at most that much later."""
-        deadline = time.monotonic() + timeout_s
+        deadline, version = time.monotonic() + timeout_s, -1
         while (found := self.status_of(lease_id)) is not None and found["state"] == "WAITING":
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            began = time.monotonic()
+            if began >= deadline:
                 break
-            time.sleep(min(left_s, WAIT_S))
+            changes = self.lease_changes(version, deadline - began, lease_id)
+            version = changes["version"]
+            if not (changes["leases"] or changes["ended"]):
+                time.sleep(max(min(began + WAIT_S, deadline) - time.monotonic(), 0.0))
         return found
 
     def queue(self, *, estimated: bool = True) -> list[QueueEntry]:

@@ -8,8 +8,9 @@ from typing import Any
 
 from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer, create_server
-from waitress.task import ThreadedTaskDispatcher
+from waitress.task import ThreadedTaskDispatcher, WSGITask
 
+from resource_manager.rest.held_requests import PARK, Parked
 from resource_manager.rest.limits import MAX_BODY_BYTES, network_of
 
 HEADER_S = 10.0
@@ -33,6 +34,35 @@ REFUSAL = (
 )
 
 
+class _Parking(BaseException):
+    """End of a task whose request is held; no `Exception`, for which waitress would answer the request."""
+
+
+class HoldingTask(WSGITask):  # type: ignore[misc]
+    """Task that can leave its request with its channel, without an answer, until it is resumed."""
+
+    is_parked = False
+
+    def get_environment(self) -> dict[str, Any]:
+        environ: dict[str, Any] = super().get_environment()
+        if self.channel.held_request is not self.request:
+            environ[PARK] = self._park
+        return environ
+
+    def _park(self) -> Parked:
+        self.is_parked = True
+        return self.channel.park(self.request)  # type: ignore[no-any-return]
+
+    def write(self, data: bytes) -> None:
+        if not self.is_parked:
+            super().write(data)
+
+    def execute(self) -> None:
+        super().execute()
+        if self.is_parked:
+            raise _Parking
+
+
 class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
     """Connection that ends if its request takes too long to arrive, or its address has too many of them.
 
@@ -42,6 +72,9 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
 
     max_per_address = MAX_PER_ADDRESS
     trusted_proxy: str | None = None
+    task_class = HoldingTask
+    held_request: Any = None
+    """The request that is or was held: it is carried out once more, and then not held again."""
 
     def __init__(self, server: Any, sock: Any, addr: Any, adj: Any, map: dict[int, Any]) -> None:
         self._begun_at: float | None = time.monotonic()
@@ -51,6 +84,24 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
             with suppress(OSError):
                 sock.send(REFUSAL)
             self.will_close = True
+
+    def service(self) -> None:
+        try:
+            super().service()
+        except _Parking:
+            self._resume()
+
+    def park(self, request: Any) -> Parked:
+        """Keep the request without an answer until it is resumed, and the thread that serves it is done."""
+        self.held_request, self._awaited = request, 2
+        return Parked(self._resume, lambda: not self.connected)
+
+    def _resume(self) -> None:
+        with self.requests_lock:
+            self._awaited -= 1
+            is_due = self._awaited == 0
+        if is_due:
+            self.server.add_task(self)
 
     def received(self, data: bytes) -> bool:
         before = self.request

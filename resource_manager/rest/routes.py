@@ -31,6 +31,7 @@ from resource_manager.manager.results import (
     ClusterView,
     Explanation,
     QueueEntry,
+    Renewal,
     ServerDetail,
     ServerSummary,
     SlurmJob,
@@ -51,6 +52,7 @@ from resource_manager.rest.answers import (
     MaintenanceRemoveAnswer,
     Page,
     ReleaseAnswer,
+    RenewBatchAnswer,
     SnapshotAnswer,
     Trend,
 )
@@ -65,6 +67,7 @@ from resource_manager.rest.schemas import (
     AllocateBody,
     BatchBody,
     CancelBody,
+    ChangesQuery,
     ClusterBody,
     DrainBody,
     ExplainQuery,
@@ -77,6 +80,7 @@ from resource_manager.rest.schemas import (
     PlaceBody,
     PreemptBody,
     ReleaseBody,
+    RenewBatchBody,
     RenewBody,
     ResetBody,
     ResumeBody,
@@ -230,6 +234,23 @@ def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None
         for_s=body.for_s,
         once=_needed(once, body.fencing_token),
     )
+
+
+@routes.add(
+    "POST",
+    "/api/renew/batch",
+    Role.USER,
+    "Renew several leases in one commit; each counts for the limit of calls",
+    body=RenewBatchBody,
+    tags=("leases",),
+)
+def renew_all(
+    service: Service, caller: Identity, body: RenewBatchBody, once: Once | None = None
+) -> RenewBatchAnswer:
+    if len(body.renewals) > 1:
+        service.limits.count(flask.g.counted_as, len(body.renewals) - 1)
+    renewals = [cast("Renewal", each.model_dump()) for each in body.renewals]
+    return {"renewed": service.manager.renew_all(renewals, owner=owner_required(caller))}
 
 
 @routes.add(
@@ -507,6 +528,20 @@ def leases(service: Service, caller: Identity, query: PageQuery) -> Page[Allocat
     later = [lease for lease in service.manager.leases() if lease["fencing_token"] > query.after]
     page = later[: query.limit]
     return {"items": page, "next": page[-1]["fencing_token"] if len(later) > len(page) else None}
+
+
+@routes.add(
+    "GET",
+    "/api/leases/changes",
+    Role.READER,
+    "Leases and requests that changed since a version, once some have: the request is held until then",
+    query=ChangesQuery,
+    tags=("leases",),
+)
+def lease_changes(service: Service, caller: Identity, query: ChangesQuery) -> Any:
+    if service.held.hold(flask.g.counted_as, query.after, query.timeout_s):
+        return flask.Response(status=204)  # nobody gets it: this request is carried out again
+    return service.manager.lease_changes(query.after, prefix=query.prefix)
 
 
 @routes.add(

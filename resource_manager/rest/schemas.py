@@ -16,6 +16,7 @@ from resource_manager.manager.demand import PRINTABLE, Demand, LeaseId, Text, fr
 from resource_manager.manager.maintenance import WindowForm
 from resource_manager.manager.results import SlurmJob
 from resource_manager.manager.wording import What
+from resource_manager.rest.answers import MAX_HOLD_S
 
 MAX_BATCH = 1000
 PAGE_LIMIT = 1000
@@ -73,15 +74,33 @@ class LeaseBody(Body):
     )
 
 
+CheckpointAt = Annotated[
+    Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] | None,
+    Field(description="When the job last saved what it did, seconds since the epoch."),
+]
+
+
 class RenewBody(LeaseBody):
     """`POST /api/renew`."""
 
-    checkpoint_at: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] | None = Field(
-        default=None, description="When the job last saved what it did, seconds since the epoch."
-    )
+    checkpoint_at: CheckpointAt = None
     for_s: Annotated[float, Field(gt=0, le=MAX_RENEWAL_S, allow_inf_nan=False)] | None = Field(
         default=None, description="Life until the next renewal, in seconds, if that is longer than its TTL."
     )
+
+
+class RenewalItem(Body):
+    """Renewal of one lease of `POST /api/renew/batch`."""
+
+    task_id: LeaseId
+    fencing_token: Annotated[int, Field(strict=True, ge=0, le=2**53)]
+    checkpoint_at: CheckpointAt = None
+
+
+class RenewBatchBody(Body):
+    """`POST /api/renew/batch`."""
+
+    renewals: list[RenewalItem] = Field(min_length=1, max_length=MAX_BATCH)
 
 
 class PreemptBody(LeaseBody):
@@ -264,6 +283,20 @@ class PageQuery(Body):
     limit: Annotated[int, Field(ge=1, le=PAGE_LIMIT)] = 100
     after: Annotated[int, Field(ge=0, le=2**53)] = Field(
         default=0, description="`next` of the previous page."
+    )
+
+
+class ChangesQuery(Body):
+    """`GET /api/leases/changes`."""
+
+    after: Annotated[int, Field(ge=-1, le=2**53)] = Field(
+        default=-1, description="`version` of the previous answer; omitted: all leases and requests."
+    )
+    timeout_s: Annotated[float, Field(ge=0, le=MAX_HOLD_S)] = Field(
+        default=0.0, description="Longest time until the answer, in seconds, if nothing changes."
+    )
+    prefix: Annotated[str, Field(max_length=1000)] = Field(
+        default="", description="Only of lease ids that begin with this."
     )
 
 

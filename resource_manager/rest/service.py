@@ -12,6 +12,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.auth import Authenticator
 from resource_manager.rest.console.cluster_page import NoticeCache
 from resource_manager.rest.console.use_page import AccountsCache
+from resource_manager.rest.held_requests import HeldRequests
 from resource_manager.rest.limits import Limits
 from resource_manager.rest.observability.metrics import Metrics
 from resource_manager.rest.sign_on.log_in import SignOnDesk
@@ -34,6 +35,7 @@ class Service:
     authenticator: Authenticator
     limits: Limits
     watch: StateFollower
+    held: HeldRequests
     metrics: Metrics
     receiver: ReportReceiver
     secret: str = field(repr=False)

@@ -13,6 +13,7 @@ from typing import TypeVar
 from resource_manager.core.changes import Change, Granted
 from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import ResourceManagerError, StoreUnavailableError
+from resource_manager.manager.lease_changes import concerns_owners
 from resource_manager.rest.answers import Trend
 from resource_manager.rest.observability.usage_history import UsageHistory
 from resource_manager.scheduling.accounting.lives import Life, Lives
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 INTERVAL_S = 0.5
+MIN_INTERVAL_S = 0.05
 OUTAGE_S = 5.0
 CHECK_S = 0.2
 KEPT_NOTICES = 500
@@ -62,12 +64,15 @@ class StateFollower:
         self._read_at = float("-inf")
         self._mark = 0
         self._folded = 0
+        self._leases_changed_at = 0
         self._is_walking = False
         self._notices: deque[ChangeNotice] = deque(maxlen=KEPT_NOTICES)
         self._oldest_notice = 0
         self._listeners: list[Listener] = []
+        self._lookers: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self._soon = threading.Event()
 
     def look(self, reader: Callable[[ClusterState, float], T]) -> T:
         """Return the reader's result for the newest state, which it must not change, and the store's time."""
@@ -103,7 +108,7 @@ class StateFollower:
 
         A version ahead of the replica's is that of another state, as of a store in memory before a restart.
         """
-        self._start()
+        self.follow()
         with self._changed:
             self._changed.wait_for(lambda: self._version() != after or self._stop.is_set(), timeout_s)
         with self._lock:
@@ -120,8 +125,21 @@ class StateFollower:
                     ids |= item.server_ids
             return ChangeNotice(version, frozenset(ids))
 
+    def on_look(self, act: Callable[[], None]) -> None:
+        """Call the function after every look of the thread that follows the store, changed or not."""
+        self._lookers.append(act)
+
+    def has_changed_leases(self, after: int) -> bool:
+        """Return whether owners have to know of a change after that version, as of the last look."""
+        return not self._leases_changed_at <= after <= self._version()
+
+    def look_soon(self) -> None:
+        """Have the thread that follows look now, rather than at its next time."""
+        self._soon.set()
+
     def close(self) -> None:
         self._stop.set()
+        self._soon.set()
         with self._changed:
             self._changed.notify_all()
         if self._thread is not None:
@@ -134,14 +152,17 @@ class StateFollower:
     def _version(self) -> int:
         return 0 if self._replica is None else self._replica.version
 
-    def _start(self) -> None:
+    def follow(self) -> None:
+        """Follow the store from now on, in a thread."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._follow, name="gpu-manager-watch", daemon=True)
                 self._thread.start()
 
     def _follow(self) -> None:
-        while not self._stop.wait(self._interval_s):
+        while not self._stop.wait(MIN_INTERVAL_S):
+            self._soon.wait(self._interval_s)
+            self._soon.clear()
             try:
                 with self._lock:
                     self._refresh()
@@ -149,6 +170,8 @@ class StateFollower:
                 is_known = isinstance(error, ResourceManagerError)
                 logger.warning("the state could not be read: %s", error, exc_info=not is_known)
                 self._stop.wait(OUTAGE_S)
+            for act in self._lookers:
+                act()
 
     def _refresh(self) -> ClusterState:
         before = self._replica
@@ -175,6 +198,7 @@ class StateFollower:
         if cluster is not before:  # the history does not record the leases that a reset ended
             held = (*cluster.leases.values(), *cluster.remainders.values())
             self.lives.resume(held, cluster.pending.values())
+            self._leases_changed_at = cluster.version
         with self._changed:
             self._changed.notify_all()
         return cluster
@@ -187,6 +211,8 @@ class StateFollower:
             if not page:
                 break
             changes += [change for _, change in page]
+            noted = (version for version, change in page if concerns_owners(change))
+            self._leases_changed_at = max(noted, default=self._leases_changed_at)
             self._folded = page[-1][0]
         if not self._is_walking:
             self.lives = Lives(before_changes(cluster.snapshot(), changes).before, KEPT_LIVES)

@@ -16,8 +16,10 @@ def manager(gpu_manager):
 def fast_triggers(manager, monkeypatch):
     """Triggers that read the state and the job's output without pauses."""
     monkeypatch.setattr("resource_manager.airflow.task_trigger.member_watch.READ_S", 0.2)
-    monkeypatch.setattr("resource_manager.airflow.shared_manager.MAX_AGE_S", 0.0)
-    monkeypatch.setattr("resource_manager.airflow.shared_manager.EXPIRE_EVERY_S", 0.0)
+    for name in ("PAUSE_S", "REASONS_EVERY_S", "NEW_REASON_S"):
+        monkeypatch.setattr(f"resource_manager.airflow.shared_manager.{name}", 0.02)
+    monkeypatch.setattr("resource_manager.airflow.shared_manager.EXPIRE_EVERY_S", 0.1)
+    monkeypatch.setattr("resource_manager.airflow.task_trigger.job_watch.LOOK_EVERY_S", 0.05)
 
 
 @pytest.fixture

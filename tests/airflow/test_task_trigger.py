@@ -12,9 +12,8 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from resource_manager.airflow import task_results
+    from resource_manager.airflow import shared_manager, task_results
     from resource_manager.airflow.operators import GPUTrainingOperator
-    from resource_manager.airflow.task_trigger import job_watch
     from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
     from resource_manager.airflow.task_trigger.trigger import TaskTrigger
     from resource_manager.airflow.use_meter import UseMeter, usage_line
@@ -213,7 +212,7 @@ def test_the_job_trigger_renews_while_the_job_runs(asks, manager):
 
 @pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
 def test_the_use_of_the_gpus_is_measured_while_the_job_runs(asks, manager, monkeypatch, tmp_path):
-    monkeypatch.setattr(job_watch, "MEASURE_EVERY_S", 0.0)
+    monkeypatch.setattr(shared_manager, "USE_EVERY_S", 0.0)
     report_of(manager, utilization_percent=71, memory_used_mib=63488)
     measured = tmp_path / "measured"
     add = UseMeter.add
@@ -236,7 +235,7 @@ def test_the_use_of_the_gpus_is_measured_while_the_job_runs(asks, manager, monke
 def test_a_task_whose_gpus_compute_nothing_for_too_long_is_told_so_once(
     asks, manager, monkeypatch, capsys, tmp_path
 ):
-    monkeypatch.setattr(job_watch, "MEASURE_EVERY_S", 0.0)
+    monkeypatch.setattr(shared_manager, "USE_EVERY_S", 0.0)
     measured, add = [], UseMeter.add
 
     def added(meter, gpus):
@@ -279,7 +278,7 @@ def test_a_job_that_runs_on_under_maintenance_is_told_so_once(asks, manager, mon
 
 
 def test_without_reports_nothing_is_said_of_the_use(asks, monkeypatch):
-    monkeypatch.setattr(job_watch, "MEASURE_EVERY_S", 0.0)
+    monkeypatch.setattr(shared_manager, "USE_EVERY_S", 0.0)
     assert "gpu_usage" not in fire(asks("sleep 0.3"))
 
 
@@ -357,7 +356,6 @@ def test_a_job_whose_lease_was_ended_by_another_client_is_stopped(asks, manager,
 
 
 def test_a_job_whose_gpu_failed_is_stopped_with_that_reason(asks, manager, notes, monkeypatch):
-    monkeypatch.setattr(job_watch, "GPU_POLL_S", 0.05)
     trigger = asks("sleep 600", stale_grace_s=0.2)
     lease = manager.status_of(TASK.lease_id)
     node, gpu_id = lease["server_name"], lease["gpu_ids"][0]

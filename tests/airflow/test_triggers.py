@@ -53,7 +53,7 @@ def test_the_grant_trigger_fires_after_max_wait_and_for_a_lost_request(manager, 
     assert fire(GrantTrigger(asdict(TASK)))["state"] == GrantState.REQUEST_LOST
 
 
-def test_two_hundred_waiting_tasks_cost_one_connection(monkeypatch, own_redis):
+def test_two_hundred_waiting_tasks_cost_two_connections(monkeypatch, own_redis):
     url, server = own_redis.url, own_redis.client()
     monkeypatch.setenv("GPU_MANAGER_STORE", url)
     manager = GPUResourceManager.from_url(url, inventory=default_inventory())
@@ -80,7 +80,7 @@ def test_two_hundred_waiting_tasks_cost_one_connection(monkeypatch, own_redis):
     connections, fired = asyncio.run(wait())
     manager.close()
     server.close()
-    assert connections == 1
+    assert connections <= 2, "one that waits for changes, one for all else"
     assert [event["state"] for event in fired] == [GrantState.GRANTED]
 
 

@@ -82,7 +82,9 @@ def test_a_pending_request_has_an_estimated_start(manager):
     ask(manager, TASK, 8)
 
     async def look():
-        return await SharedManager.of("gpu_manager_default").status_of(TASK.lease_id)
+        shared = SharedManager.of("gpu_manager_default")
+        await shared.catch_up(TASK.lease_id)
+        return await shared.waiting(TASK.lease_id)
 
     status = asyncio.run(look())
     assert status["estimated_start"]["at"] == pytest.approx(manager.leases()[0]["granted_at"] + 600, abs=1)

@@ -58,11 +58,11 @@ def shorten_airflow() -> None:
     """Let triggers live ten times as fast."""
     shorten()
     base.MIN_DEFERRAL_S, base.POLL_S = 0.0, 0.1
-    base.OUTAGE_POLL_S = job_watch.GPU_POLL_S = 0.5
+    base.OUTAGE_POLL_S = shared_manager.RETRY_S = 0.5
     job_watch.LOOK_S = 1.0
     base.is_wanted = task_lease.is_wanted = lambda identity: True
     member_watch.READ_S = 0.3
-    shared_manager.MAX_AGE_S, shared_manager.EXPIRE_EVERY_S = 0.1, 0.5
+    shared_manager.PAUSE_S, shared_manager.EXPIRE_EVERY_S = 0.1, 0.5
     plain_ssh.CONNECT_TIMEOUT_S = 2.0
 
     async def note(identity: TaskIdentity, key: str, value: Any) -> None:

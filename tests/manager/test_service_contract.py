@@ -34,6 +34,7 @@ from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.maintenance import WindowForm
 from resource_manager.manager.original import OriginalNames
+from resource_manager.manager.results import Renewal
 from resource_manager.manager.service import LeaseService
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
@@ -71,24 +72,29 @@ def on_store(url: str) -> GPUResourceManager:
 @contextmanager
 def over_http(url: str, folder: Path) -> Iterator[ServiceClient]:
     """Yield a client of a service that listens on a port of this machine."""
-    with on_store(url) as manager:
-        kept = persistence_of(Settings(store="memory://"), folder / "tokens.json")
-        service = standalone(manager, kept, open_to="loopback")
-        server = bounded_server(create_app(service), "127.0.0.1", 0, threads=4)
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        try:
-            with ServiceClient(f"http://127.0.0.1:{server.effective_port}") as client:
-                yield client
-        finally:
-            server.task_dispatcher.shutdown()
-            waiting = list(server._map.values())
-            for item in waiting:
-                item.del_channel()
-            thread.join(10)
-            for item in waiting:
-                item.close()
-            service.watch.close()
+    with on_store(url) as manager, served(manager, folder, 4) as address, ServiceClient(address) as client:
+        yield client
+
+
+@contextmanager
+def served(manager: GPUResourceManager, folder: Path, threads: int) -> Iterator[str]:
+    """Yield the URL of a service of the manager that listens on a port of this machine."""
+    kept = persistence_of(Settings(store="memory://"), folder / "tokens.json")
+    service = standalone(manager, kept, open_to="loopback", threads=threads)
+    server = bounded_server(create_app(service), "127.0.0.1", 0, threads=threads)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.effective_port}"
+    finally:
+        server.task_dispatcher.shutdown()
+        waiting = list(server._map.values())
+        for item in waiting:
+            item.del_channel()
+        thread.join(10)
+        for item in waiting:
+            item.close()
+        service.watch.close()
 
 
 @contextmanager
@@ -392,3 +398,43 @@ def test_a_busy_lock_is_the_same_error_everywhere(
         assert refused.kind == "lock_busy"
         assert service.release_resources("t") is False  # type: ignore[attr-defined]
     assert [each["task_id"] for each in service.leases()] == ["t"]
+
+
+def test_changes_of_leases_are_told_once_there_are_any(service: LeaseService) -> None:
+    service.submit("a:runs", 8)
+    service.submit("b:other", 8)
+    service.submit("a:waits", 8)
+    first = service.lease_changes(prefix="a:")
+    assert first["is_whole"]
+    assert ([each["task_id"] for each in first["leases"]], first["pending"]) == (["a:runs"], ["a:waits"])
+    service.renew("a:runs")
+    service.release("b:other")
+    found = service.lease_changes(first["version"], 5.0, "a:")
+    assert not found["is_whole"]
+    assert [each["task_id"] for each in found["leases"]] == ["a:waits"]
+    assert service.lease_changes(found["version"], 0.3, "a:") == {
+        "version": found["version"],
+        "is_whole": False,
+        "leases": [],
+        "pending": [],
+        "ended": [],
+    }
+    service.release("a:runs")
+    service.submit("a:waits too", 8, nodes=2)
+    found = service.lease_changes(found["version"], 5.0, "a:")
+    assert (found["ended"], found["pending"], found["leases"]) == (["a:runs"], ["a:waits too"], [])
+    service.reset()
+    found = service.lease_changes(found["version"], 5.0, "a:")
+    assert (found["is_whole"], found["leases"], found["pending"]) == (True, [], [])
+
+
+def test_several_leases_are_renewed_at_once(service: LeaseService) -> None:
+    leases = [service.submit(name, 2, ttl=60) for name in ("x", "y", "z")]
+    assert service.release("y") is ReleaseResult.RELEASED
+    asked: list[Renewal] = [
+        {"task_id": each["task_id"], "fencing_token": each["fencing_token"], "checkpoint_at": 5.0}  # type: ignore[typeddict-item]
+        for each in leases
+    ]
+    asked[2]["fencing_token"] += 1
+    assert service.renew_all(asked) == [True, False, False]
+    assert [each["checkpoint_at"] for each in service.leases()] == [5.0, None]

@@ -7,12 +7,15 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
+from resource_manager.airflow import shared_manager
 from resource_manager.airflow.task_trigger import base
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
 from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
 from resource_manager.airflow.task_trigger.member_watch import MemberWatch
 from resource_manager.airflow.task_trigger.notes import TaskNotes
+from resource_manager.airflow.task_trigger.place_watch import PlaceWatch
 from resource_manager.airflow.task_trigger.plan import TaskPlan
 from resource_manager.airflow.use_meter import IdleWarning, UseMeter, gpus_of
 from resource_manager.airflow.version_compat import AirflowException
@@ -20,16 +23,13 @@ from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import MAX_AT_ONCE, DoneWhen
 from resource_manager.jobs.launchers import LauncherError, LauncherUnreachableError
 from resource_manager.jobs.running_job import RunningJob
-from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.results import Allocation
 
-GPU_POLL_S = 5.0
+LOOK_EVERY_S = 10.0
+"""Longest time between two looks at jobs whose place tells of changes."""
 
 LOOK_S = 5.0
 """Longest time that the members' answers are waited for before lease, timeout and states are checked."""
-
-MEASURE_EVERY_S = 10.0
-"""Time between two readings of what the job's GPUs do."""
 
 TAIL_LINES = 20
 """Last lines of a member's output in the task's log, if the job failed."""
@@ -59,7 +59,8 @@ class JobWatch:
         self._started_at = started_at
         self._clock = asyncio.get_running_loop().time
         self._renewed_at = self._measured_at = self._clock()
-        self._gpus_seen_at = 0.0
+        self._changed = asyncio.Event()
+        self._renewal: asyncio.Task[None] | None = None
         self._noted_offset = 0
         self._use = UseMeter()
         self._idle = IdleWarning(self._log)
@@ -68,6 +69,7 @@ class JobWatch:
         self._threads = (
             ThreadPoolExecutor(min(len(self.jobs), MAX_AT_ONCE), "gpu-gang") if len(self.jobs) > 1 else None
         )
+        self._places = [PlaceWatch.of(job.place) for job in self.jobs]
         self._watches = [
             MemberWatch(job, self._log, self._threads, copies_log=job.rank == 0) for job in self.jobs
         ]
@@ -81,20 +83,37 @@ class JobWatch:
 
     async def until_over(self) -> tuple[TaskEnd | None, Allocation | None]:
         """Return the end of the jobs, or the lease once it is preempted; raises `LeaseNotFoundError`."""
-        while True:
-            await self._look()
-            end = await self._ended() or await self._out_of_reach() or await self._gpu_failed()
-            if end is None:
-                await self.renew_if_due()
-                end = self._over_time()
-            if end is not None:
-                known = {"fencing_token": self.jobs[0].fencing_token, "gpu_usage": self._use.summary()}
-                return end.model_copy(update=known), None
-            if (taken := await self._taken()) is not None:
-                return None, taken
-            await self._measure_if_due()
-            await self._warn_of_maintenance()
-            await asyncio.sleep(base.POLL_S)
+        with ExitStack() as watching:
+            watching.enter_context(self._shared.watching(self.jobs[0].task_id, self._changed))
+            for place, job in zip(self._places, self.jobs, strict=True):
+                watching.enter_context(place.watching(job.key, self._changed))
+            while True:
+                self._changed.clear()
+                await self._look()
+                end = await self._ended() or await self._out_of_reach() or await self._gpu_failed()
+                if end is None:
+                    await self.renew_if_due()
+                    end = self._over_time()
+                if end is not None:
+                    known = {"fencing_token": self.jobs[0].fencing_token, "gpu_usage": self._use.summary()}
+                    return end.model_copy(update=known), None
+                if (taken := self._taken()) is not None:
+                    return None, taken
+                await self._measure_if_due()
+                await self._warn_of_maintenance()
+                await self._shared.until_set(self._changed, self._pause_s())
+
+    def _pause_s(self) -> float:
+        """Return the time until the next look, unless something changes before."""
+        running = [
+            place for place, watch in zip(self._places, self._watches, strict=True) if not watch.has_ended
+        ]
+        if not all(place.is_standing for place in running) or any(watch.look for watch in self._watches):
+            return base.POLL_S
+        until_s = [LOOK_EVERY_S, self._renewed_at + self._plan.ttl_s / 3 - self._clock()]
+        if self._plan.timeout_s is not None:
+            until_s.append(self._started_at + self._plan.timeout_s - time.time())
+        return max(min(until_s), 0.01)
 
     async def copy_rest(self) -> str:
         """Copy the output that is not in the log yet, of jobs that have ended; return its last line."""
@@ -102,43 +121,50 @@ class JobWatch:
         return self._watches[0].last_line
 
     async def renew_if_due(self) -> None:
-        """Renew the lease every third of its life; raises `LeaseNotFoundError` if it is gone."""
+        """Have the lease renewed every third of its life; raises `LeaseNotFoundError` if it is gone."""
+        if self._renewal is not None and self._renewal.done():
+            renewal, self._renewal = self._renewal, None
+            try:
+                renewal.result()
+            except LeaseNotFoundError:
+                raise
+            except (ResourceManagerError, AirflowException) as error:
+                self._log.warning("the lease could not be renewed, trying again: %s", error)
+            await self._note()
         now, job = self._clock(), self.jobs[0]
-        if now - self._renewed_at <= self._plan.ttl_s / 3:
+        if self._renewal is not None or now - self._renewed_at <= self._plan.ttl_s / 3:
             return
         self._renewed_at = now
         saved = [watch.status.checkpoint_at for watch in self._watches]
         # A gang goes on from the oldest of its members' checkpoints.
         saved_at = min((at for at in saved if at is not None), default=None) if all(saved) else None
-        try:
-            with asked_by(self._trigger.identity.by):
-                await self._shared.call(
-                    lambda manager: manager.renew(
-                        job.task_id, fencing_token=job.fencing_token, checkpoint_at=saved_at
-                    )
-                )
-        except LeaseNotFoundError:
-            raise
-        except (ResourceManagerError, AirflowException) as error:
-            self._log.warning("the lease could not be renewed, trying again: %s", error)
-        await self._note()
+        renewing = self._shared.renew(
+            job.task_id,
+            fencing_token=job.fencing_token,
+            checkpoint_at=saved_at,
+            ttl_s=self._plan.ttl_s,
+            by=self._trigger.identity.by,
+        )
+        self._renewal = asyncio.create_task(renewing)
+        self._renewal.add_done_callback(lambda _: self._changed.set())
 
     async def close(self) -> None:
         """Close the connections to the servers, after the calls that they carry out."""
+        if self._renewal is not None:
+            self._renewal.cancel()
         for watch in self._watches:
             await watch.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False)
 
     async def _measure_if_due(self) -> None:
-        """Add what the lease's GPUs do now, every `MEASURE_EVERY_S`."""
+        """Add what the lease's GPUs do now, every `USE_EVERY_S`."""
         now, lease_id = self._clock(), self.jobs[0].task_id
-        if now - self._measured_at <= MEASURE_EVERY_S:
+        if now - self._measured_at < shared_manager.USE_EVERY_S:
             return
         self._measured_at = now
-        servers = [job.server for job in self.jobs]
         try:
-            gpus = await self._shared.call(lambda manager: gpus_of(manager, servers, lease_id))
+            gpus = gpus_of(await self._shared.gpus([job.server for job in self.jobs]), lease_id)
         except (ResourceManagerError, AirflowException) as error:
             self._log.debug("the use of the GPUs is not known: %s", error)
         else:
@@ -169,15 +195,19 @@ class JobWatch:
             return None
         return TaskEnd(state=EndState.TIMED_OUT)
 
-    async def _taken(self) -> Allocation | None:
-        """Return the lease if it is being preempted."""
-        job = self.jobs[0]
+    def _known(self) -> Allocation | None:
+        """Return the lease as last told; None if it is another by now, which the next renewal finds out."""
         try:
-            preempting = await self._shared.preempting()
+            lease = self._shared.known(self.jobs[0].task_id)
         except (ResourceManagerError, AirflowException) as error:
-            self._log.warning("it is unknown whether the lease is preempted: %s", error)
+            self._log.debug("it is unknown whether the lease is preempted: %s", error)
             return None
-        return preempting.get((job.task_id, job.fencing_token))
+        return lease if lease is not None and lease["fencing_token"] == self.jobs[0].fencing_token else None
+
+    def _taken(self) -> Allocation | None:
+        """Return the lease if it is being preempted."""
+        lease = self._known()
+        return lease if lease is not None and lease["state"] == "PREEMPTING" else None
 
     async def _look(self) -> None:
         """Look at all members that run, for at most `LOOK_S`: a server may be slow to answer."""
@@ -242,22 +272,12 @@ class JobWatch:
 
     async def _gpu_failed(self) -> TaskEnd | None:
         """Return the end by a GPU that the job cannot go on with; all members are ended before."""
-        now, job = self._clock(), self.jobs[0]
-        if now - self._gpus_seen_at < GPU_POLL_S:
+        lease = self._known()
+        if lease is None or not lease["gpu_failed"]:
             return None
-        self._gpus_seen_at = now
-        try:
-            status = await self._shared.status_of(job.task_id)
-        except (ResourceManagerError, AirflowException):
-            return None  # the renewal says that the manager does not answer
-        if status is None or status.get("fencing_token") != job.fencing_token:
-            return None
-        reason = status.get("gpu_failed")
-        if not reason:
-            return None
-        self._log.error("a GPU of this job failed (%s); ending it", reason)
+        self._log.error("a GPU of this job failed (%s); ending it", lease["gpu_failed"])
         await self._terminate_others()
-        return TaskEnd(state=EndState.GPU_FAILED, detail=str(reason))
+        return TaskEnd(state=EndState.GPU_FAILED, detail=lease["gpu_failed"])
 
     async def _terminate_others(self) -> None:
         """End the members that run, and renew the lease until they have ended or cannot be reached."""

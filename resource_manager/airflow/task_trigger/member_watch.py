@@ -15,6 +15,7 @@ from resource_manager.jobs.launchers import (
     LauncherError,
     LauncherUnreachableError,
 )
+from resource_manager.jobs.launchers.directory_job import LOG_CHUNK_BYTES
 from resource_manager.jobs.running_job import RunningJob
 
 T = TypeVar("T")
@@ -94,11 +95,14 @@ class MemberWatch:
             text, offset, status = await self._call(lambda launcher: launcher.logs(self.job.key, self.offset))
             if offset == self.offset:
                 return status
+            is_all = status.state is not JobState.RUNNING and offset - self.offset < LOG_CHUNK_BYTES
             self.offset = offset
             for line in text.splitlines():
                 self._log.info("%s", line)
                 self.last_line = line if line.strip() else self.last_line
                 await asyncio.sleep(0)  # lets other triggers run between the lines of a long output
+            if is_all:
+                return status
         return JobStatus(JobState.RUNNING)
 
     async def tail(self, lines: int, width: int = 500) -> list[str]:

@@ -96,12 +96,10 @@ class TaskLease:
     async def queue_again(self, gang: GangJob | None, outcome: Outcome = Outcome.PREEMPTED) -> None:
         """End what is left of the jobs, and let the request wait again in its old place."""
         await self._with_manager(queue_again, self.held, gang, outcome)
-        self._trigger.shared.expire()
 
     async def release(self, outcome: Outcome, **why: Any) -> str:
         """End the jobs and the lease; return why the GPUs stay allocated, empty if they do not."""
         done = await self._with_manager(reconcile.end, self.held, outcome, **why)
-        self._trigger.shared.expire()
         if done.action is ActionKind.PARTLY_RELEASED:
             self._trigger.log.warning(
                 "%s; the GPUs of that member stay allocated until it is gone", done.detail

@@ -99,7 +99,6 @@ class TaskTrigger(TaskBoundTrigger):
             wait.before_s = await self._before_s(status)
             state = await wait.until_over()
             self._waited = {"waited_s": wait.waited_s, "reasons": wait.reasons}
-            self.shared.expire()  # it was read for all tasks a while ago
             if state is GrantState.MAX_WAIT_EXCEEDED and await self._lease.cancel(status):
                 self._end = TaskEnd(state=EndState.MAX_WAIT_EXCEEDED)
                 return TaskState.ENDED

@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow.triggers.base import TriggerEvent
 
+from resource_manager.airflow import shared_manager
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, is_outage
 from resource_manager.airflow.shared_manager import SharedManager
 from resource_manager.airflow.task_trigger import base
@@ -18,6 +19,7 @@ from resource_manager.airflow.wait_log import WaitLog, describe_vacancy, describ
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import InvalidRequestError, NeverFitsError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob
+from resource_manager.manager.results import QueueEntry
 
 
 class GrantWait:
@@ -43,28 +45,48 @@ class GrantWait:
 
     async def until_over(self) -> GrantState:
         """Return how the wait ended."""
-        trigger, clock = self._trigger, asyncio.get_running_loop().time
-        while True:
-            try:
-                status = await trigger.shared.status_of(trigger.identity.lease_id)
-            except (ResourceManagerError, AirflowException) as error:
-                trigger.log.warning("the GPU manager does not answer; still waiting: %s", error)
-                await asyncio.sleep(base.OUTAGE_POLL_S)
-                continue
-            if status is None:
-                return GrantState.REQUEST_LOST
-            if status["state"] != "WAITING":
-                self.fencing_token = status["fencing_token"]
-                if status["queued_at"] is not None:
-                    self.waited_s = max(status["granted_at"] - status["queued_at"] - self.before_s, 0.0)
-                return GrantState.GRANTED
-            self.waited_s = max(status["waited_s"] - self.before_s, 0.0)
-            line = describe_waiting(status)
-            if self._log.due(status["kind"], status["reason"], line, clock()):
-                trigger.log.info("%s", line)
-            if self._max_wait_s is not None and self.waited_s >= self._max_wait_s:
-                return GrantState.MAX_WAIT_EXCEEDED
-            await asyncio.sleep(base.POLL_S)
+        trigger, lease_id = self._trigger, self._trigger.identity.lease_id
+        changed, is_new = asyncio.Event(), True
+        with trigger.shared.watching(lease_id, changed):
+            while True:
+                changed.clear()
+                try:
+                    if is_new:
+                        await trigger.shared.catch_up(lease_id)
+                        is_new = False
+                    lease = trigger.shared.known(lease_id)
+                    entry = await trigger.shared.waiting(lease_id) if lease is None else None
+                except (ResourceManagerError, AirflowException) as error:
+                    trigger.log.warning("the GPU manager does not answer; still waiting: %s", error)
+                    await asyncio.sleep(base.OUTAGE_POLL_S)
+                    continue
+                if lease is not None:
+                    self.fencing_token = lease["fencing_token"]
+                    if lease["queued_at"] is not None:
+                        self.waited_s = max(lease["granted_at"] - lease["queued_at"] - self.before_s, 0.0)
+                    return GrantState.GRANTED
+                if entry is not None and self._is_too_long(entry):
+                    return GrantState.MAX_WAIT_EXCEEDED
+                if changed.is_set():
+                    continue
+                if not trigger.shared.is_waiting(lease_id):
+                    return GrantState.REQUEST_LOST
+                await trigger.shared.until_set(changed, self._pause_s(is_known=entry is not None))
+
+    def _is_too_long(self, entry: QueueEntry) -> bool:
+        """Say in the log why the request waits; return whether it has for longer than it may."""
+        self.waited_s = max(entry["waited_s"] - self.before_s, 0.0)
+        line = describe_waiting(entry)
+        if self._log.due(entry["kind"], entry["reason"], line, asyncio.get_running_loop().time()):
+            self._trigger.log.info("%s", line)
+        return self._max_wait_s is not None and self.waited_s >= self._max_wait_s
+
+    def _pause_s(self, *, is_known: bool) -> float:
+        """Return the time until the next look at why the request waits, and whether for too long."""
+        pause_s = shared_manager.REASONS_EVERY_S if is_known else shared_manager.NEW_REASON_S
+        if is_known and self._max_wait_s is not None:
+            pause_s = min(pause_s, max(self._max_wait_s - self.waited_s, 0.01))
+        return pause_s
 
 
 class GrantTrigger(TaskBoundTrigger):
@@ -139,16 +161,24 @@ class LeaseEndTrigger(TaskBoundTrigger):
     ) -> None:
         super().__init__(identity, gpu_conn_id, fencing_token=fencing_token)
         self.fencing_token = fencing_token
+        self._is_read = False
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        while await self._is_there():
-            await asyncio.sleep(base.OUTAGE_POLL_S)
+        changed = asyncio.Event()
+        with self.shared.watching(self.identity.lease_id, changed):
+            while await self._is_there(changed):
+                await self.shared.until_set(changed, base.OUTAGE_POLL_S)
         yield await self._fire({})
 
-    async def _is_there(self) -> bool:
+    async def _is_there(self, changed: asyncio.Event) -> bool:
+        lease_id = self.identity.lease_id
+        changed.clear()
         try:
-            status = await self.shared.status_of(self.identity.lease_id)
-            if status is None or status.get("fencing_token") != self.fencing_token:
+            if not self._is_read:
+                await self.shared.catch_up(lease_id)
+                self._is_read = True
+            status = self.shared.known(lease_id)
+            if status is None or status["fencing_token"] != self.fencing_token:
                 return False
             gang = GangJob.of(status)
             return gang is None or not await self.begin_launcher(gang.is_gone)
@@ -172,7 +202,7 @@ class AnswerTrigger(PlainTrigger):
 
     async def _is_answered(self) -> bool:
         try:
-            await SharedManager.of(self.gpu_conn_id).status_of("")
+            await SharedManager.of(self.gpu_conn_id).call(lambda manager: manager.preempting())
         except (ResourceManagerError, AirflowException) as error:
             return not is_outage(error)  # the task fails by any other error itself
         return True

@@ -164,6 +164,25 @@ class Launcher(Protocol):
         """Close the connection; the jobs continue."""
 
 
+class JobSignals(Protocol):
+    """Standing look at the jobs of one place, which tells when one ends; for one thread at a time."""
+
+    def watch(self, key: str) -> None:
+        """Tell of this job from now on, until it has ended."""
+
+    def forget(self, key: str) -> None:
+        """Tell no more of this job."""
+
+    def changed(self, timeout_s: float) -> set[str]:
+        """Return the jobs that ended or whose output grew, once there are some, at most that much later.
+
+        Raises `LauncherError` if it cannot be known any more.
+        """
+
+    def close(self) -> None:
+        """End the look; the jobs continue."""
+
+
 ANSWER_TIMEOUT_S = 60.0
 """Time after which a server or a folder that gives no answer is out of reach."""
 

@@ -44,6 +44,9 @@ ENDED_S = 86400.0
 ANY = "of any lease"
 LOG_CHUNK_BYTES = 256 * 1024
 MAX_SHORT_BYTES = 256
+TICK_S = 0.1
+GROWTH_EVERY_S = 1.0
+HEARTBEAT_S = 10.0
 STARTER_TIMEOUT_S = 10.0
 KILL_TIMEOUT_S = 10.0
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -450,8 +453,9 @@ def log_from(
             data = log.read(size)
     except FileNotFoundError:
         return {"text": "", "offset": offset}
-    whole = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]  # a progress bar ends its lines with \r
-    data = whole or (data if not is_running or len(data) == size else b"")
+    if is_running or len(data) == size:
+        whole = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]  # a progress bar ends its lines with \r
+        data = whole or (data if len(data) == size else b"")
     return {"text": data.decode("utf-8", "replace"), "offset": offset + len(data)}
 
 
@@ -844,6 +848,70 @@ def _is_free(directory: str) -> bool:
 
 def _is_gone(directory: str) -> bool:
     return _is_free(directory) and not any(_processes(directory))
+
+
+class Lookout:
+    """A look at many jobs of a root: which have ended, and whose output grew, that at most once a second."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._sizes: dict[str, int] = {}
+        self._grown_at = 0.0
+
+    def watch(self, key: str) -> None:
+        """Tell of this job from now on, until it has ended."""
+        self._sizes[key] = 0
+
+    def forget(self, key: str) -> None:
+        self._sizes.pop(key, None)
+
+    def changed(self) -> list[str]:
+        """Return the jobs that have changed since the last look; of one that has ended no more is told."""
+        now = time.monotonic()
+        looks_at_logs = now - self._grown_at >= GROWTH_EVERY_S
+        ended = [key for key in self._sizes if self._has_ended(key, asks_lock=looks_at_logs)]
+        for key in ended:
+            del self._sizes[key]
+        return ended + (self._grown(now) if looks_at_logs else [])
+
+    def _has_ended(self, key: str, *, asks_lock: bool) -> bool:
+        directory = directory_of(self._root, key)
+        if exists(os.path.join(directory, "exit_code")):
+            return True
+        return asks_lock and status(self._root, key)["state"] != "running"  # killed, or removed
+
+    def _grown(self, now: float) -> list[str]:
+        self._grown_at = now
+        grown = []
+        for key, size in self._sizes.items():
+            with suppress(OSError):
+                self._sizes[key] = os.stat(os.path.join(directory_of(self._root, key), "log")).st_size
+            if self._sizes[key] != size:
+                grown.append(key)
+        return grown
+
+
+def follow(root: str, place: Mapping[str, str]) -> None:
+    """Print the key of each job that changes, as `Lookout` says, and now and then an empty line.
+
+    Standard input has `+key` for each job to watch and `-key` for one to forget; its end ends this. Raises
+    `ElsewhereError`.
+    """
+    verify(ANY, place)
+    lookout, begun, told_at = Lookout(root), b"", -HEARTBEAT_S
+    while True:
+        ready, _, _ = select.select([0], [], [], TICK_S)
+        if ready:
+            data = os.read(0, LOG_CHUNK_BYTES)
+            if not data:
+                return
+            *lines, begun = (begun + data).split(b"\n")
+            for line in map(os.fsdecode, lines):
+                (lookout.watch if line.startswith("+") else lookout.forget)(line[1:])
+        changed = lookout.changed()
+        if changed or time.monotonic() - told_at >= HEARTBEAT_S:
+            print(*changed, "", sep="\n", flush=True)
+            told_at = time.monotonic()
 
 
 def number_in(directory: str, name: str) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
@@ -54,6 +55,28 @@ def refusal(name: str, reason: str, failed: str) -> LauncherError:
 def placed(place: JobPlace, prepared: Mapping[str, Any]) -> JobPlace:
     """Return the place with what `directory_job.prepare` says about it."""
     return replace(place, **{name: prepared[name] for name in ("machine", "folder", "mark", "user")})
+
+
+class LocalSignals:
+    """Standing look at the jobs of a place on this machine."""
+
+    def __init__(self, place: JobPlace) -> None:
+        self._place = place
+        self._lookout = directory_job.Lookout(place.folder)
+        self.watch, self.forget = self._lookout.watch, self._lookout.forget
+
+    def changed(self, timeout_s: float) -> set[str]:
+        until = time.monotonic() + timeout_s
+        try:
+            directory_job.verify(directory_job.ANY, asdict(self._place))
+            while not (found := self._lookout.changed()) and time.monotonic() < until:
+                time.sleep(directory_job.TICK_S)
+        except (directory_job.RefusedError, OSError) as error:
+            raise LauncherUnreachableError(f"jobs in {self._place.folder} cannot be seen: {error}") from error
+        return set(found)
+
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
 
 
 class LocalLauncher:

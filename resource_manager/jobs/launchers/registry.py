@@ -6,7 +6,12 @@ import socket
 from collections.abc import Callable
 
 from resource_manager.core.models import JobPlace
-from resource_manager.jobs.launchers.base import Launcher, LauncherError, LauncherUnreachableError
+from resource_manager.jobs.launchers.base import (
+    JobSignals,
+    Launcher,
+    LauncherError,
+    LauncherUnreachableError,
+)
 
 
 def _local(place: JobPlace) -> Launcher:
@@ -60,6 +65,32 @@ TERMINAL = "terminal"
 def open_launcher(name: str, address: str = "", conn_id: str | None = None) -> Launcher:
     """Open a launcher by name for the server at `address`; raises `LauncherError`."""
     return open_at(JobPlace(name, address, conn_id or ""))
+
+
+def _local_signals(place: JobPlace) -> JobSignals:
+    from resource_manager.jobs.launchers.local import LocalSignals
+
+    return LocalSignals(place)
+
+
+def _ssh_signals(place: JobPlace) -> JobSignals:
+    from resource_manager.jobs.launchers.ssh import SSHSignals
+
+    return SSHSignals(place)
+
+
+SIGNALS: dict[str, Callable[[JobPlace], JobSignals]] = {"local": _local_signals, "ssh": _ssh_signals}
+"""Functions by launcher that open a standing look at the jobs of a place."""
+
+
+def has_signals(place: JobPlace) -> bool:
+    """Return whether there can be a standing look at the jobs of a place; else each is looked at alone."""
+    return bool(place.machine) and place.launcher in SIGNALS
+
+
+def open_signals(place: JobPlace) -> JobSignals:
+    """Open a standing look at the jobs of a place; raises `LauncherError`."""
+    return SIGNALS[place.launcher](place)
 
 
 def open_at(place: JobPlace) -> Launcher:

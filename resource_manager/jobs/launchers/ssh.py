@@ -36,6 +36,11 @@ from resource_manager.jobs.launchers.plain_ssh import parts_of, plain_connection
 PYTHON = "python3 -I -S -"
 """Command that runs a program from standard input, without what else is installed: fast, always alike."""
 
+PYTHON_OF_LENGTH = (
+    "python3 -I -S -c 'import os\np = b\"\"\nwhile len(p) < {0}: p += os.read(0, {0} - len(p))\nexec(p)'"
+)
+"""Command that runs a program of that many bytes from standard input, which goes on after it."""
+
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 """Most bytes that are read of a program's output: a job may have put another in its account."""
 
@@ -156,10 +161,73 @@ class SSHPython:
             raise LauncherError(f"server {self.host} has no python3, which is needed there")
         return exit_code, answer, complaint
 
+    def begin(self, program: str) -> Any:
+        """Start a program that goes on reading standard input; return its channel.
+
+        Raises `LauncherUnreachableError`.
+        """
+        source = program.encode()
+        try:
+            if self._client is None:
+                self._client = self._connect()
+            given, _, _ = self._client.exec_command(PYTHON_OF_LENGTH.format(len(source)))
+            given.write(source)
+            given.flush()
+            return given.channel
+        except Exception as error:  # paramiko's exceptions have no common base
+            self.close()
+            raise LauncherUnreachableError(f"server {self.host} does not answer by ssh: {error}") from error
+
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
+
+
+class SSHSignals:
+    """Standing look at the jobs of a place over one connection, by a program that writes a line for each."""
+
+    def __init__(self, place: JobPlace) -> None:
+        hook = _airflow_hook(place.address, place.conn_id or None)
+        self._server = SSHPython(place.address or hook.remote_host, connect=hook.get_conn)
+        call = json.dumps({"root": place.folder, "place": asdict(place)})
+        program = f"{inspect.getsource(directory_job)}\nfollow(**json.loads({call!r}))\n"
+        self._channel = self._server.begin(program)
+        self._begun = b""
+        self._heard_at = time.monotonic()
+
+    def watch(self, key: str) -> None:
+        self._say(f"+{key}\n")
+
+    def forget(self, key: str) -> None:
+        self._say(f"-{key}\n")
+
+    def changed(self, timeout_s: float) -> set[str]:
+        self._channel.settimeout(timeout_s)
+        try:
+            data = self._channel.recv(64 * 1024)
+        except TimeoutError:
+            if time.monotonic() - self._heard_at > 3 * directory_job.HEARTBEAT_S:
+                raise LauncherUnreachableError(f"server {self._server.host} is silent") from None
+            return set()
+        except Exception as error:
+            raise LauncherUnreachableError(f"server {self._server.host} is lost: {error}") from error
+        if not data:
+            raise LauncherUnreachableError(f"server {self._server.host} ended the look at its jobs")
+        self._heard_at = time.monotonic()
+        *lines, begun = (self._begun + data).split(b"\n")
+        self._begun = begun[-directory_job.MAX_SHORT_BYTES :]
+        return {line.decode(errors="replace") for line in lines}
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _say(self, line: str) -> None:
+        try:
+            self._channel.settimeout(ANSWER_TIMEOUT_S)
+            self._channel.sendall(line.encode())
+        except Exception as error:
+            raise LauncherUnreachableError(f"server {self._server.host} is lost: {error}") from error
 
 
 def _read(channel: Any, receive: Callable[[int], bytes], deadline: float) -> str:

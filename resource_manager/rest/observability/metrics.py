@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -50,7 +50,8 @@ DURATION_BUCKETS_S = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86_400, 3 
 class ManagerMetrics:
     """Observer of the manager of this process: waits for the lock, commits, conflicts, jumps of the clock."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, on_commit: Callable[[], None]) -> None:
+        self._on_commit = on_commit
         self._lock_wait = Histogram(
             "gpu_manager_lock_wait_seconds",
             "Waits for the lock.",
@@ -79,6 +80,7 @@ class ManagerMetrics:
             self._lock_wait.observe(value)
         elif name == "commit_s":
             self._commit.observe(value)
+            self._on_commit()
         elif name == "commit_conflicts":
             self._conflicts.inc(value)
         elif name == "clock_jump_s":
@@ -86,11 +88,11 @@ class ManagerMetrics:
 
 
 class Metrics:
-    """All metrics of one service, in their own registry."""
+    """All metrics of one service, in their own registry; `on_commit` is called after each of its commits."""
 
-    def __init__(self, watch: StateFollower) -> None:
+    def __init__(self, watch: StateFollower, on_commit: Callable[[], None] = lambda: None) -> None:
         self.registry = registry = CollectorRegistry()
-        self.manager = ManagerMetrics(registry)
+        self.manager = ManagerMetrics(registry, on_commit)
         Gauge(
             "gpu_manager_build_info", "1 for this version.", ("version", "format"), registry=registry
         ).labels(__version__, STORED_FORMAT).set(1)
@@ -169,6 +171,14 @@ class Metrics:
         registry.register(_State(watch))
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
+
+    def watch_held(self, held: Sized) -> None:
+        """Count the requests that are held."""
+        Gauge(
+            "gpu_manager_http_held_requests",
+            "Requests that are held until leases change.",
+            registry=self.registry,
+        ).set_function(lambda: len(held))
 
     def watch_state(self, is_closed: Callable[[], bool], is_outdated: Callable[[], bool]) -> None:
         """Show whether the state was closed, and whether it was set back, as these say at each scrape."""

@@ -1,0 +1,100 @@
+"""Requests that are held until leases change: they wait in the thread that follows the store, in no other.
+
+A server that can hold a request offers `PARK`. The request is carried out once, which admits its caller and
+holds it; that answer is thrown away, and once it is resumed the request is carried out again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import flask
+
+from resource_manager.rest.problems import ProblemError
+from resource_manager.rest.state_follower import StateFollower
+
+PARK = "gpu_manager.park"
+"""Key of the WSGI environment, or the ASGI scope, with a function that returns a `Parked`."""
+
+MAX_HELD_PER_CALLER = 64
+
+
+class Parked(NamedTuple):
+    """Request that its server keeps: `resume` carries it out again, `is_gone` tells that its client left."""
+
+    resume: Callable[[], None]
+    is_gone: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    caller: str
+    after: int
+    until: float
+    parked: Parked
+
+
+class HeldRequests:
+    """Requests that wait for a change of leases after a version; thread-safe."""
+
+    def __init__(self, watch: StateFollower) -> None:
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._held: list[_Held] = []
+        self._callers: Counter[str] = Counter()
+        watch.on_look(self._resume_due)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, caller: str, after: int, timeout_s: float) -> bool:
+        """Hold the current request, if its server can, unless leases have changed after that version.
+
+        Raises `ProblemError` (429).
+        """
+        environ = flask.request.environ
+        park = environ.get(PARK) or environ.get("asgi.scope", {}).get(PARK)
+        if park is None or timeout_s <= 0:
+            return False
+        self._watch.look(lambda cluster, now: None)
+        if self._watch.has_changed_leases(after):
+            return False
+        with self._lock:
+            if self._callers[caller] >= MAX_HELD_PER_CALLER:
+                raise ProblemError(
+                    429,
+                    f"{MAX_HELD_PER_CALLER} of your requests wait for changes already: end one",
+                    headers={"Retry-After": "5"},
+                )
+            self._callers[caller] += 1
+            self._held.append(_Held(caller, after, time.monotonic() + timeout_s, park()))
+        self._watch.follow()
+        return True
+
+    def look_soon(self) -> None:
+        """Have the store read now: this process has just changed it."""
+        if self._held:
+            self._watch.look_soon()
+
+    def _resume_due(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            due = [
+                each
+                for each in self._held
+                if now >= each.until
+                or self._watch.stopped
+                or each.parked.is_gone()
+                or self._watch.has_changed_leases(each.after)
+            ]
+            for each in due:
+                self._held.remove(each)
+                self._callers[each.caller] -= 1
+            self._callers += Counter()  # drops those without any
+        for each in due:
+            each.parked.resume()

@@ -1,0 +1,103 @@
+"""Requests that the service holds until leases change: without a thread each, and so many a caller."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from resource_manager import GPUResourceManager
+from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.rest.held_requests import MAX_HELD_PER_CALLER
+from tests.manager.test_service_contract import served
+from tests.redis_server import RedisServer
+
+THREADS = 4
+HELD = 3 * THREADS
+PATH = "/api/leases/changes"
+
+
+@pytest.fixture
+def manager() -> Iterator[GPUResourceManager]:
+    with GPUResourceManager.from_url("memory://", inventory=default_inventory(2)) as manager:
+        manager.submit("holds", 8)
+        yield manager
+
+
+@pytest.fixture
+def url(manager: GPUResourceManager, tmp_path: Path) -> Iterator[str]:
+    with served(manager, tmp_path, THREADS) as url:
+        yield url
+
+
+def waits(url: str, after: int, timeout_s: float = 20.0, **more: str) -> httpx.Response:
+    return httpx.get(
+        f"{url}{PATH}", params={"after": after, "timeout_s": timeout_s, **more}, timeout=30
+    ).raise_for_status()
+
+
+def wait_until_held(url: str, count: int) -> None:
+    for _ in range(1000):
+        if f"gpu_manager_http_held_requests {float(count)}" in httpx.get(f"{url}/metrics").text:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"there are not {count} held requests")
+
+
+def test_more_requests_than_threads_are_held_while_others_are_answered(
+    url: str, manager: GPUResourceManager
+) -> None:
+    version = waits(url, -1, 0.0).json()["version"]
+    with ThreadPoolExecutor(HELD) as pool:
+        held = [pool.submit(waits, url, version) for _ in range(HELD)]
+        wait_until_held(url, HELD)
+        assert httpx.get(f"{url}/api/status").is_success
+        released_at = time.monotonic()
+        manager.release("holds")  # in this process: the service is told by its own commit
+        answers = [each.result(30).json() for each in held]
+        assert time.monotonic() - released_at < 5.0
+    assert [each["ended"] for each in answers] == [["holds"]] * HELD
+    wait_until_held(url, 0)
+
+
+def test_what_another_process_does_is_told_too(embedded_redis: RedisServer, tmp_path: Path) -> None:
+    store = embedded_redis.fresh_url()
+    with (
+        GPUResourceManager.from_url(store, inventory=default_inventory(2)) as manager,
+        GPUResourceManager.from_url(store) as other,
+        served(manager, tmp_path, THREADS) as url,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        held = pool.submit(waits, url, waits(url, -1, 0.0).json()["version"])
+        wait_until_held(url, 1)
+        other.submit("theirs", 2)
+        assert [lease["task_id"] for lease in held.result(30).json()["leases"]] == ["theirs"]
+
+
+def test_a_held_request_is_answered_at_its_time_though_nothing_changed(url: str) -> None:
+    version = waits(url, -1, 0.0).json()["version"]
+    begun_at = time.monotonic()
+    answer = waits(url, version, 0.5).json()
+    assert 0.5 <= time.monotonic() - begun_at < 10
+    assert (answer["version"], answer["leases"], answer["ended"]) == (version, [], [])
+
+
+def test_a_caller_holds_so_many_requests_and_gets_them_back_when_it_hangs_up(url: str) -> None:
+    path = f"{PATH}?after={waits(url, -1, 0.0).json()['version']}&timeout_s=25"
+    parts = urlsplit(url)
+    with ExitStack() as connections:
+        for _ in range(MAX_HELD_PER_CALLER):
+            connection = socket.create_connection((parts.hostname, parts.port))
+            connections.enter_context(connection)
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
+        wait_until_held(url, MAX_HELD_PER_CALLER)
+        refused = httpx.get(url + path)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "5")
+    wait_until_held(url, 0)
