@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from resource_manager.manager.plurals import counted
-
 COMMAND_TIMEOUT_S = 50.0
 SUBMIT_TIMEOUT_S = 30.0
 
@@ -173,7 +171,9 @@ def place_of(text: str) -> str:
     nodes = re.search(r"\sNodeList=([^\s(]+)", text)
     # AllocTRES is called TRES before version 22.05.9.
     gpus = re.search(r"(?:Alloc)?TRES=\S*?gres/gpu(?::[^=,\s]+)?=(\d+)", text)
-    return f"{nodes[1]}, {counted(int(gpus[1]), 'GPU')}" if nodes and gpus else nodes[1] if nodes else ""
+    if not nodes or not gpus:
+        return nodes[1] if nodes else ""
+    return f"{nodes[1]}, {gpus[1]} GPU{'' if int(gpus[1]) == 1 else 's'}"
 
 
 def state_of(job: Mapping[str, str]) -> str:
