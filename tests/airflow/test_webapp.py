@@ -158,3 +158,32 @@ def test_wrong_tokens_and_strangers_are_refused(client: Client, manager: GPUReso
         assert answer.status_code == 401, text
     assert client.request("POST", "/gpu/api/reports", content=body(manager)).status_code == 401
     assert manager.history() == []
+
+
+def test_a_request_for_changes_is_held_without_a_thread_of_the_app(
+    client: Client, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ada(request: Any) -> Identity:
+        return Identity("ada", Role.READER)
+
+    monkeypatch.setattr(webapp, "_identify", ada)
+    held = webapp.WORKERS + webapp.MAX_STREAMS + 1
+    monkeypatch.setattr("resource_manager.rest.held_requests.MAX_HELD_PER_CALLER", held)
+    manager.submit("holds", 2)
+
+    async def main() -> list[list[str]]:
+        transport = httpx.ASGITransport(app=client.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://airflow", timeout=60) as asks:
+            path = "/gpu/api/leases/changes"
+            version = (await asks.get(path)).json()["version"]
+            query = {"after": version, "timeout_s": 25}
+            calls = []
+            for _ in range(held):
+                calls.append(asyncio.create_task(asks.get(path, params=query)))
+                await asyncio.sleep(0.05)  # of one caller only so many are begun at once
+            assert (await asks.get("/gpu/api/status")).is_success
+            assert not any(call.done() for call in calls)
+            await asyncio.to_thread(manager.release, "holds")
+            return [answer.json()["ended"] for answer in await asyncio.gather(*calls)]
+
+    assert asyncio.run(main()) == [["holds"]] * held
