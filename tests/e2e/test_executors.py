@@ -103,8 +103,11 @@ def airflow(tmp_path_factory, request):
 
 
 def test_an_operator_whose_worker_is_killed_runs_again_or_the_one_that_waits_does(bench):
-    first, second = runs = bench.run("kept_bash"), bench.run("kept_bash")
+    first = bench.run("kept_bash")
     begins(first)
+    second = bench.run("kept_bash")
+    second.wait_until_waiting()
+    runs = first, second
     kill_the_worker(bench, first)
     wait_for(lambda: sum(len(run.processes()) for run in runs) > 1, 240, "another process")
     all_end_well(runs)
