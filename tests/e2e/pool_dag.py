@@ -27,7 +27,9 @@ from airflow.sdk import DAG, task
 
 POOL = "gpu"  # one slot for each GPU
 
-with DAG("pool_of_tasks", schedule=None, catchup=False, params={{"my_param": "x"}}) as dag:
+with DAG(
+    "pool_of_tasks", schedule=None, catchup=False, params={{"my_param": "x"}}, default_args={{"retries": 2}}
+) as dag:
 '''
 POOLS = (
     'pool="gpu"',

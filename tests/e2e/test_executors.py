@@ -65,6 +65,7 @@ class Distributed(Bench):
         self.command("db", "migrate")
         for component in ("scheduler", "dag-processor", "triggerer", "api-server"):
             started = self.start(component)
+        self._wait_until_ready(started)  # a worker of EdgeExecutor ends without an API server
         for executor in set(self.executors) & set(WORKERS):
             started = super().spawn(executor, [self.program, *WORKERS[executor]])
         return started

@@ -154,6 +154,11 @@ def test_three_hundred_tasks_of_a_pool_run_converted(bench):
     bench.api.call("POST", "/pools", {"name": "gpu", "slots": 8})  # for those that could not be converted
     run = bench.run("pool_of_tasks")
     run.wait_until("success", 800)
+    # Airflow 3.0 now and then sends a task to a worker before it is stored as queued, and it fails unseen.
+    pages = [f"{run.path}/taskInstances?limit=100&offset={start}" for start in range(0, 400, 100)]
+    tasks = [task for page in pages for task in bench.api.call("GET", page)["task_instances"]]
+    assert len(tasks) > 300
+    assert sum(task["try_number"] > 1 for task in tasks) <= 3
     granted = [grant for grant in bench.grants() if grant["labels"]["dag_id"] == run.dag_id]
     asked = {grant["labels"]["task_id"]: grant["gpus"] for grant in granted}
     shapes = islice(cycle(pool_dag.shapes()), 300)
