@@ -244,14 +244,6 @@ class AmbiguousNameError(ResourceManagerError):
         super().__init__(f"{name!r} names {count}: {matches}; say which by its short id")
 
 
-class RuntimeOverError(LeaseNotFoundError):
-    """A lease that has lasted for the longest runtime of its team, and is not renewed."""
-
-    def __init__(self, lease_id: str, name: str, team: str, max_runtime_s: float) -> None:
-        super().__init__(lease_id)
-        self.args = (f"the lease of {name} is over: team {team} may run jobs of at most {max_runtime_s:g} s",)
-
-
 class OtherOwnerError(ResourceManagerError):
     """A lease or pending request that belongs to another owner than the caller acts for."""
 

@@ -74,6 +74,10 @@ VALUES: dict[str, Any] = {
     "labels": {"model": "bert", "size": "large"},
     "idle_below": 2.5,
     "idle_after": 1800.0,
+    "idle_action": "release",
+    "on_idle": "requeue",
+    "max_runtime": 3600.0,
+    "requeue_after": 900.0,
 }
 ORIGINAL = {name: alias for alias, name in ALIASES.items()}
 NODE = Node(

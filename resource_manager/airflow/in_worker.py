@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -21,6 +22,7 @@ from resource_manager.airflow.worker_guard import guarded
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, LockTimeoutError, ResourceManagerError
 from resource_manager.jobs.launchers.devices import device_environment, lease_environment
+from resource_manager.jobs.preempting import grace_of
 from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.jobs.registered_process import register_process
 from resource_manager.manager.cluster_file.durations import seconds_of
@@ -219,6 +221,7 @@ def kept(
 ) -> Iterator[None]:
     """Renew the lease while the block runs; kill this process and its children before it expires.
 
+    A lease that is taken sends its signal here first, and kills after its grace.
     Without `ends_in_time` they live on where the manager does not answer, as for a lease that is quarantined
     instead of expiring; they are killed only once the lease is lost or one of its GPUs has failed.
     """
@@ -229,14 +232,20 @@ def kept(
 
     def keep() -> None:
         nonlocal renewed_at, problem
-        while not over.wait(ttl_s / 4):
+        taken_until = math.inf
+        while not over.wait(min(ttl_s / 4, max(taken_until - time.monotonic(), 0.0))):
             asked_at = time.monotonic()
+            if asked_at >= taken_until:
+                _end_this_process("the lease was taken, and the time to save is over")
+                return
             try:
-                failure = manager.renew(lease_id, fencing_token=token)["gpu_failed"]
+                lease = manager.renew(lease_id, fencing_token=token)
                 renewed_at = asked_at
-                if failure and not over.is_set():
-                    _end_this_process(f"one of its GPUs failed: {failure}")
+                if lease["gpu_failed"] and not over.is_set():
+                    _end_this_process(f"one of its GPUs failed: {lease['gpu_failed']}")
                     return
+                if lease["preempted_by"] and taken_until == math.inf and not over.is_set():
+                    taken_until = asked_at + _tell(lease)
             except LeaseNotFoundError:
                 if not over.is_set():  # otherwise this process itself released the lease meanwhile
                     _end_this_process("the lease was ended by another client")
@@ -261,6 +270,14 @@ def kept(
         over.set()
         if ends_in_time:
             guard.join()  # the guard must not kill the process after the block has ended
+
+
+def _tell(lease: Allocation) -> float:
+    """Send this process the signal that its lease is taken; return the seconds until it is killed."""
+    grace_s = grace_of(lease)
+    print(f"the lease is {lease['reason']}; this task has {grace_s:.1f} s to save what it did", flush=True)
+    os.kill(os.getpid(), signal.Signals[f"SIG{lease['preempt_signal']}"])
+    return grace_s
 
 
 def _end_this_process(reason: str) -> None:

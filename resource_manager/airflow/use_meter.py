@@ -8,7 +8,7 @@ from typing import Any
 
 from resource_manager.manager.results import Allocation
 from resource_manager.manager.service import LeaseService
-from resource_manager.manager.use_results import GpuUse, ServerUse
+from resource_manager.manager.use_results import GpuUse, ServerUse, idle_in_words
 
 LOOK_EVERY_S = 60.0
 """Time between two looks of a task's process at whether its lease is idle."""
@@ -27,28 +27,19 @@ def gpus_of(servers: Iterable[ServerUse], lease_id: str) -> list[GpuUse]:
     ]
 
 
-def idle_s_of(gpus: Iterable[GpuUse], lease_id: str) -> float | None:
-    """Return the time for which the lease has computed nothing, once that is longer than it may."""
-    leases = (lease for gpu in gpus for lease in gpu["leases"] if lease["task_id"] == lease_id)
-    return next((lease["idle_s"] for lease in leases), None)
-
-
 class IdleWarning:
-    """Warning in a task's log that its GPUs compute nothing: once, and again after they have computed."""
+    """Warning that the GPUs of a lease compute nothing: once, and again after they have computed."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
         self._is_idle = False
 
     def see(self, gpus: Iterable[GpuUse], lease_id: str) -> None:
-        """Warn if the lease has become idle."""
-        idle_s = idle_s_of(gpus, lease_id)
-        if idle_s is not None and not self._is_idle:
-            self._log.warning(
-                "the GPUs of this task have computed nothing for %.0f s; nothing is released by itself",
-                idle_s,
-            )
-        self._is_idle = idle_s is not None
+        """Warn if the lease has become idle, or is so soon to be released for it."""
+        words = idle_in_words(gpus, lease_id)
+        if words and not self._is_idle:
+            self._log.warning("%s", words)
+        self._is_idle = bool(words)
 
 
 def warn_when_idle(manager: LeaseService, allocation: Allocation, log: Any) -> threading.Event:

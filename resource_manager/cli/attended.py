@@ -21,7 +21,6 @@ from resource_manager.errors import (
     LeaseNotFoundError,
     NewerFormatError,
     ResourceManagerError,
-    RuntimeOverError,
 )
 from resource_manager.jobs.launchers import (
     Job,
@@ -34,6 +33,7 @@ from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.launchers.terminal import TerminalLauncher
 from resource_manager.jobs.preempting import grace_of
 from resource_manager.manager.serializers import duration, name_in_words
+from resource_manager.manager.use_results import idle_in_words
 
 TTL_S = 60.0
 """TTL of a lease that a terminal renews; its job ends this long after the last sign of this program."""
@@ -44,6 +44,7 @@ ASK_EVERY_S = 3.0
 """Seconds between two looks at the lease; every fifth one renews it, the others only read."""
 
 LOOK_EVERY_S = 1.0
+LOOK_AT_GPUS_EVERY_S = 30.0
 PREEMPT_STEP_S = 5.0
 WARN_AT = 0.9
 GRACE_S = 10.0
@@ -85,6 +86,8 @@ class Attended:
         self._told: Future[JobStatus] | None = None
         self._preemption = ""
         self._is_warned = self._is_silent = False
+        self._idle = ""
+        self._gpus_seen_at = time.monotonic()
 
     def run(self) -> int:
         """Run the job until it ends; return its exit code."""
@@ -158,8 +161,9 @@ class Attended:
         if code == 0:
             return Ending(0, Outcome.SUCCESS)
         if self._preemption:
+            is_over = self._lease["preempted_by"] == "max_runtime"
             say("it was preempted and does not wait again by itself: run the command again")
-            return Ending(PREEMPTED, Outcome.EVICTED, self._preemption)
+            return Ending(TIMED_OUT if is_over else PREEMPTED, Outcome.EVICTED, self._preemption)
         return Ending(code if code > 0 else 128 - code, Outcome.FAILED)
 
     def _mind_time(self) -> Ending | None:
@@ -181,16 +185,16 @@ class Attended:
             if now - self._asked_at >= (ASK_EVERY_S if self._owns else LOOK_EVERY_S):
                 self._asked_at = now
                 self._asked = self._session.begin(self._look)
+                self._session.begin(self._look_at_gpus)
             return None
         if not self._asked.done():
             return None
         asked, self._asked = self._asked, None
         try:
             found = asked.result()
-        except LeaseNotFoundError as error:
-            why = str(error) if isinstance(error, RuntimeOverError) else self._ended()
-            say(why)
-            return Ending(TERMINATED, Outcome.CANCELLED, why)
+        except LeaseNotFoundError:
+            say(self._ended())
+            return Ending(TERMINATED, Outcome.CANCELLED, self._ended())
         except ResourceManagerError as error:
             if not self._is_silent:
                 say(f"the lease could not be renewed: {error}; the job goes on, and its GPUs stay allocated")
@@ -219,6 +223,18 @@ class Attended:
                     raise
                 found = self._lease
         return found
+
+    def _look_at_gpus(self, manager: Any) -> None:
+        """Say, once, that the GPUs compute nothing and are soon released for it, or have long done so."""
+        if not self._owns or time.monotonic() - self._gpus_seen_at < LOOK_AT_GPUS_EVERY_S:
+            return
+        self._gpus_seen_at = time.monotonic()
+        with suppress(ResourceManagerError):  # the lease's own look says what is wrong
+            gpus = (gpu for server in manager.gpus([self._server]) for gpu in server["gpus"])
+            words = idle_in_words(gpus, self._lease["task_id"])
+            if words and not self._idle:
+                say(words)
+            self._idle = words
 
     def _heard(self, found: Mapping[str, Any] | None) -> Ending | None:
         """Tell what the lease says of itself; return the end if that is one."""

@@ -58,6 +58,7 @@ class ByHandCommand(DemandCommand):
     omitted = DemandCommand.omitted | {
         *("ttl", "expected_runtime", "quarantine", "utility", "target", "sensitivity"),
         *("nodes", "spread", "same", "prefer_same", "preempt_grace", "preempt_signal"),
+        *("on_idle", "requeue_after"),
     }
     defaults: ClassVar[Mapping[str, Any]] = {"gpus": 1}
 

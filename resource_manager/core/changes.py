@@ -40,6 +40,10 @@ class Outcome(StrEnum):
     NOT_STARTED = "NOT_STARTED"
     EVICTED = "EVICTED"
     """Preempted, and not queued again: nobody would attend the job in a terminal that has ended."""
+    IDLE = "IDLE"
+    """Released as its GPUs computed nothing for too long."""
+    TIMED_OUT = "TIMED_OUT"
+    """Ended at its longest runtime."""
 
 
 class ReleaseResult(StrEnum):
@@ -106,8 +110,9 @@ class Preempting:
     """A lease is taken for the pending request `preemptor`: its job must end by `until`.
 
     Else it is quarantined. It holds its capacity until it ends; what that frees is reserved for that
-    request. `by_operator`: a person decided it, not the scheduler. Without a `preemptor` the preemption is
-    taken back, as that request does not wait any more: a job that was told meanwhile may still end for it.
+    request. A window or a limit (`core.lease_limits`) is a preemptor too, for which nothing is reserved.
+    `by_operator`: a person decided it, not the scheduler. Without a `preemptor` the preemption is taken back,
+    as that request does not wait any more: a job that was told meanwhile may still end for it.
     """
 
     lease_id: str

@@ -78,6 +78,7 @@ class ClusterSettings:
     rogue: str = "avoid"
     idle_below: float = 5.0
     idle_after_s: float = 3600.0
+    idle_action: str = "warn"
     prices: Mapping[str, float] = field(default_factory=dict)
     health: tuple[HealthRule, ...] = ()
     sign_on: SignOn | None = None

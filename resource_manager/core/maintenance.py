@@ -10,6 +10,9 @@ from resource_manager.core.models import KEY_SEPARATOR
 
 WEEK_S = 7 * 86_400.0
 
+WINDOW = f"{KEY_SEPARATOR}maintenance "
+"""Begin of the preemptor that a window is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -31,7 +34,7 @@ class Window:
     @property
     def preemptor(self) -> str:
         """The id, of no request, for which the window preempts."""
-        return f"{KEY_SEPARATOR}maintenance {self.window_id}"
+        return f"{WINDOW}{self.window_id}"
 
     def is_open(self, at: float) -> bool:
         """Return True if servers are under maintenance at that time."""
@@ -56,12 +59,12 @@ class Window:
 
 
 def is_window(preemptor: str) -> bool:
-    """Return True if a lease is preempted for a window, not for a request."""
-    return preemptor.startswith(KEY_SEPARATOR)
+    """Return True if a lease is preempted for a window, not for a request or by a limit."""
+    return preemptor.startswith(WINDOW)
 
 
 def preemptor_in_words(preemptor: str) -> str:
-    """Return for whom a lease is preempted: the id of a request, or `maintenance` and the window's number."""
+    """Return for what a lease is preempted: the id of a request, `maintenance 3`, or the name of a limit."""
     return preemptor.removeprefix(KEY_SEPARATOR)
 
 

@@ -127,7 +127,9 @@ class Request:
     never taken for another one, and in return stops at its team's guarantee. When a lease is preempted, its
     job gets `preempt_signal`, and is killed `preempt_grace_s` later. A pending request preempts others only
     after `preemption_delay_s`, by default that of the teams' rules.
-    `idle_below` (percent) and `idle_after_s` say when the lease counts as idle; None: as the settings say.
+    `idle_below` (percent) and `idle_after_s` say when the lease counts as idle, and `idle_action` if it is
+    then released; None and empty: as the settings say. `on_idle` says whether its request then waits again.
+    A lease ends after `max_runtime_s`; after `requeue_after_s` it ends and its request waits again.
 
     With `nodes` above 1 it is a gang: the demand is that of each of so many members, on as many nodes or,
     with `spread="pack"`, on fewer. All members must be on nodes of one value of the label `same`, and should
@@ -163,6 +165,10 @@ class Request:
     preemption_delay_s: float | None = None
     types: TypeChoice = TypeChoice.BEST
     gpu_memory: str = ""
+    idle_action: str = ""
+    on_idle: str = "end"
+    max_runtime_s: float | None = None
+    requeue_after_s: float | None = None
     shape: tuple[object, ...] = field(init=False, repr=False, compare=False)
     """Hashable key of all fields that decide where the request fits; equal shapes fit the same nodes."""
     is_particular: bool = field(init=False, repr=False, compare=False)
@@ -194,6 +200,11 @@ class Request:
             raise InvalidRequestError(text, field="expected_runtime_s")
         if not self.ttl_s > 0:
             raise InvalidRequestError("{ttl_s} must be above 0, got {}", self.ttl_s)
+        for name in ("max_runtime_s", "requeue_after_s"):
+            limit_s = getattr(self, name)
+            if limit_s is not None and not self.preempt_grace_s < limit_s < math.inf:
+                text = "{} must be above {preempt_grace_s} ({:g} s), the time to save what was done, got {:g}"
+                raise InvalidRequestError(text, Words.parameter(name), self.preempt_grace_s, limit_s)
         shape = (
             self.gpus,
             self.gpu_milli,

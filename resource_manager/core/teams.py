@@ -27,8 +27,8 @@ class Team:
     `guaranteed` is the sum of `guaranteed_by_type`, if that is given. `limit` is never exceeded. `weight` is
     the team's share of what no guarantee needs. The numbers of `parent` bound all teams below it together.
     `max_runtime_s` bounds a lease's runtime, `max_gpus_per_owner` the GPUs of one owner. `min_runtime_s`
-    replaces the one of all teams, `idle_below` (percent), `idle_after_s` and `max_priority` those of the
-    settings.
+    replaces the one of all teams, `idle_below` (percent), `idle_after_s`, `idle_action` and `max_priority`
+    those of the settings.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Team:
     min_runtime_s: float | None = None
     idle_below: float | None = None
     idle_after_s: float | None = None
+    idle_action: str | None = None
     max_priority: int | None = None
 
 
@@ -190,6 +191,7 @@ TEAM_NAMES = {
     "min_runtime": "min_runtime_s",
     "idle_below": "idle_below",
     "idle_after": "idle_after_s",
+    "idle_action": "idle_action",
     "max_priority": "max_priority",
 }
 """Key of a team's table -> field of `Team`."""

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from resource_manager.agent.report_format import Report, ReportError
-from resource_manager.core.changes import Change, GpuCleaned, JobEnd, Outcome
+from resource_manager.core.changes import Change, GpuCleaned, JobEnd, Outcome, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Lease
 from resource_manager.core.node_state import NodeState
 from resource_manager.fleet.health import health_table
-from resource_manager.fleet.lease_use import IdleRules, LeaseUse, sample_gpus, sample_leases
+from resource_manager.fleet.lease_use import IdleRules, LeaseUse, idle_releases, sample_gpus, sample_leases
 from resource_manager.fleet.records import Record
 from resource_manager.fleet.search_answers import opened_by
-from resource_manager.fleet.sightings import Sightings, gone_in_words, leases_gone, sightings_after
+from resource_manager.fleet.sightings import gone_in_words, leases_gone, sightings_after
 from resource_manager.fleet.silence import SILENT_INTERVALS
 from resource_manager.fleet.transitions import Rules, transitions
 from resource_manager.scheduling import allocator
@@ -43,13 +43,13 @@ def judge(
     cluster: ClusterState,
     report: Report,
     before: Record | None,
-    elsewhere: Mapping[str, Sightings],
+    elsewhere: Mapping[str, Record],
     now: float,
 ) -> Judgement:
     """Return what a report says of a state; it changes nothing. Raises `UnknownNodeError`.
 
-    `before` is the record of the server's reports before it, `elsewhere` are sightings on the servers of
-    other members of gangs.
+    `before` is the record of the server's reports before it, `elsewhere` are those of the servers of other
+    members of gangs.
     """
     state = cluster.node(report.server)
     known = _first(report, now) if before is None else before
@@ -67,12 +67,19 @@ def judge(
     rules = IdleRules(cluster)
     passed_s = min(record.received_at - known.received_at, SILENT_INTERVALS * known.interval_s)
     leases = sample_leases(state, report, known.leases, known.gpus, rules, record.received_at, passed_s)
+    if now > known.silent_at:  # nobody knows what they did meanwhile
+        leases = {token: _idle_from(use, now) for token, use in leases.items()}
     record = replace(record, leases=leases)
+    fresh = {name: other.leases for name, other in elsewhere.items() if now <= other.silent_at}
+    sightings = {name: other.jobs for name, other in elsewhere.items()}
     changes = [
         *opened_by(state, report, cluster.settings, now),
         *(_with_use(change, known.leases) for change in outcome.changes),
-        *_ends(leases_gone(cluster, report.server, {**elsewhere, report.server: jobs}), cluster, now),
+        *_ends(leases_gone(cluster, report.server, {**sightings, report.server: jobs}), cluster, now),
     ]
+    gone = {change.lease_id for change in changes if isinstance(change, Released)}
+    idle = idle_releases(cluster, {**fresh, report.server: leases}, now, report.server)
+    changes += (change for change in idle if change.lease_id not in gone)
     return Judgement(changes, record, _became_idle(state, record, before, rules))
 
 
@@ -124,6 +131,10 @@ def check_order(report: Report, before: Record | None, now: float) -> None:
             f"report: of {report.hostname or 'another machine'}, but {before.hostname or 'another machine'} "
             f"reports as {report.server}: one server, one agent"
         )
+
+
+def _idle_from(use: LeaseUse, now: float) -> LeaseUse:
+    return use if use.idle_since is None else replace(use, idle_since=now)
 
 
 def _with_use(change: Change, uses: Mapping[int, LeaseUse]) -> Change:

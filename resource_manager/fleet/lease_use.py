@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from resource_manager.agent.report_format import GpuReport, Report
+from resource_manager.core.changes import Preempting, Renewed
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.lease_limits import IDLE, IdleAction
 from resource_manager.core.models import MILLI_PER_GPU, Lease
 from resource_manager.core.node_state import NodeState
 from resource_manager.core.teams import Team
 from resource_manager.fleet.transitions import MAX_COMMAND, MAX_LISTED, is_of, rogue_processes
+from resource_manager.scheduling.queue.runtime_limits import preempted_at_limit
 
 MJ_PER_KWH, W_S_PER_KWH = 3.6e9, 3.6e6
 """Millijoules and watt-seconds of a kilowatt-hour."""
@@ -159,6 +162,12 @@ class IdleRules:
         usual = self.cluster.settings.idle_after_s
         return _first(lease.request.idle_after_s, None if team is None else team.idle_after_s, usual)
 
+    def releases(self, lease: Lease) -> bool:
+        """Return True if the lease is released after that time, not only reported."""
+        team = self._team(lease)
+        asked = lease.request.idle_action or (None if team is None else team.idle_action)
+        return (asked or self.cluster.settings.idle_action) == IdleAction.RELEASE
+
     def _team(self, lease: Lease) -> Team | None:
         ledger = self.cluster.ledger
         return None if ledger is None else ledger.of(lease.request).team
@@ -174,10 +183,11 @@ def idle_leases(
     now: float,
     *,
     only: Iterable[str] | None = None,
+    ahead_s: float = 0.0,
 ) -> dict[str, float]:
     """Return the leases that are idle on all their servers, for longer than they may be: since when.
 
-    `uses` are those of each server, by fencing token.
+    `uses` are those of each server, by fencing token; with `ahead_s` also those that will be so long after.
     """
     rules = IdleRules(cluster)
     found: dict[str, float] = {}
@@ -187,6 +197,19 @@ def idle_leases(
             continue
         sampled = [uses.get(member.node, {}).get(lease.fencing_token) for member in lease.members]
         since = [use.idle_since for use in sampled if use is not None and use.idle_since is not None]
-        if len(since) == len(lease.members) and now - max(since) >= rules.after_s(lease):
+        if len(since) == len(lease.members) and now + ahead_s - max(since) >= rules.after_s(lease):
             found[lease_id] = max(since)
+    return found
+
+
+def idle_releases(
+    cluster: ClusterState, uses: Mapping[str, Mapping[int, LeaseUse]], now: float, node: str
+) -> list[Renewed | Preempting]:
+    """Return the preemptions of leases on the node that were idle for so long that they are released."""
+    rules = IdleRules(cluster)
+    found: list[Renewed | Preempting] = []
+    for lease_id in idle_leases(cluster, uses, now, only=cluster.node(node).leases):
+        lease = cluster.leases[lease_id]
+        if rules.releases(lease) and not (lease.preempted_by or lease.quarantined):
+            found += preempted_at_limit(cluster.ledger, lease, IDLE, now)
     return found

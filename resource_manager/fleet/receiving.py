@@ -13,14 +13,15 @@ from typing_extensions import TypedDict
 
 from resource_manager.agent.report_format import Report
 from resource_manager.agent.sending import CLEANING_INTERVAL_S
-from resource_manager.core.changes import AgentLost, Change, GpuClosed, Released
+from resource_manager.core.changes import AgentLost, Change, GpuClosed, Preempting, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
+from resource_manager.core.lease_limits import LIMITS, in_words
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.search import is_unsearched
 from resource_manager.fleet.judgement import DEFAULT_INTERVAL_S, Judgement, check_order, judge
 from resource_manager.fleet.records import Record, keep, records_of
-from resource_manager.fleet.sightings import Sightings, is_list_wanted, partners
+from resource_manager.fleet.sightings import is_list_wanted, partners
 from resource_manager.fleet.silence import LastReport, SilenceWatch
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
@@ -86,7 +87,7 @@ class ReportReceiver:
         self.marks.hear(report.generation)
         before = records_of(self._store, [report.server]).get(report.server)
         check_order(report, before, self._store.now())
-        elsewhere = self._sightings_elsewhere(report.server, before)
+        elsewhere = self._records_elsewhere(report.server, before)
         judged: list[Judgement] = []
         """The judgements of the report; the last one is of the state on which it was committed."""
 
@@ -106,14 +107,19 @@ class ReportReceiver:
         _log(asking.changes, asking.names())
         return {**answer, "generation": told} if (told := self.marks.told) else answer
 
-    def _sightings_elsewhere(self, server: str, before: Record | None) -> dict[str, Sightings]:
-        """Return those of the servers of other members, while jobs of gangs on this one are not seen."""
-        if before is None or not before.jobs.absent:
+    def _records_elsewhere(self, server: str, before: Record | None) -> dict[str, Record]:
+        """Return those of the servers of other members, while gangs on this one are not seen or idle."""
+        idle = [] if before is None else [token for token, use in before.leases.items() if use.idle_since]
+        if before is None or not (before.jobs.absent or idle):
             return {}
-        names = self._manager.look(
-            lambda cluster, now: partners(cluster.node(server), before.jobs), STATE_MAX_AGE_S
-        )
-        return {name: record.jobs for name, record in records_of(self._store, names).items()} if names else {}
+
+        def names(cluster: ClusterState, now: float) -> set[str]:
+            leases = [lease for lease in cluster.node(server).leases.values() if lease.fencing_token in idle]
+            others = {member.node for lease in leases for member in lease.members} - {server}
+            return others | set(partners(cluster.node(server), before.jobs))
+
+        found = self._manager.look(names, STATE_MAX_AGE_S)
+        return records_of(self._store, found) if found else {}
 
     def _answer(self, cluster: ClusterState, report: Report, record: Record) -> ReportAnswer:
         state = cluster.node(report.server)
@@ -189,6 +195,9 @@ class ReportReceiver:
 def _log(changes: Iterable[Change], names: Mapping[str, str]) -> None:
     for change in changes:
         match change:
+            case Preempting() if change.preemptor in LIMITS:
+                name = names.get(change.lease_id, change.lease_id)
+                logger.warning("lease %s is %s", name, in_words(change.preemptor, ""))
             case Released():
                 name = names.get(change.lease_id, change.lease_id)
                 logger.warning("lease %s is released: %s", name, change.reason)

@@ -13,13 +13,19 @@ from resource_manager.core.models import Gpu
 from resource_manager.core.names import display_name, short_id
 from resource_manager.core.node_state import NodeState
 from resource_manager.fleet.health import HealthTable, findings, health_table
-from resource_manager.fleet.lease_use import LeaseUse, idle_leases
+from resource_manager.fleet.lease_use import IdleRules, LeaseUse, idle_leases
 from resource_manager.fleet.records import records_of, reports_of
 from resource_manager.fleet.transitions import rogue_processes
 from resource_manager.manager.queries import Queries
 from resource_manager.manager.serializers import closed_because, server_state
 from resource_manager.manager.use_results import GpuUse, ServerUse
 from resource_manager.storage.base import Store
+
+NOTICE_S = 300.0
+"""Time before a lease is released as idle from which its owner is told."""
+
+Uses = Mapping[str, Mapping[int, LeaseUse]]
+"""Uses of each server by the fencing tokens of its leases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +70,40 @@ def use_of(manager: Queries, servers: Sequence[str] | None = None) -> list[Serve
     def view(cluster: ClusterState, now: float) -> list[ServerUse]:
         states = [state for name in wanted if (state := cluster.by_name.get(name)) is not None]
         held = {lease.lease_id for state in states for lease in state.leases.values()}
-        since = idle_leases(cluster, uses, now, only=held)
-        idle_s = {lease_id: now - at for lease_id, at in since.items()}
+        idle = Idleness.of(cluster, uses, now, held)
         table = health_table(cluster.settings.health)
-        return [server_use(state, kept.get(state.name), table, now, idle_s) for state in states]
+        return [server_use(state, kept.get(state.name), table, now, idle) for state in states]
 
     return manager.look(view)
 
 
+@dataclass(frozen=True, slots=True)
+class Idleness:
+    """Leases that are idle: for how long those that have been it too long, and how soon they are released."""
+
+    idle_s: Mapping[str, float]
+    released_in_s: Mapping[str, float]
+
+    @classmethod
+    def of(cls, cluster: ClusterState, uses: Uses, now: float, held: Iterable[str]) -> Idleness:
+        """Return that of the leases `held`."""
+        rules = IdleRules(cluster)
+        since = idle_leases(cluster, uses, now, only=held, ahead_s=NOTICE_S)
+        ends = {lease_id: at + rules.after_s(cluster.leases[lease_id]) for lease_id, at in since.items()}
+        return cls(
+            {lease_id: now - at for lease_id, at in since.items() if ends[lease_id] <= now},
+            {
+                lease_id: max(at - now, 0.0)
+                for lease_id, at in ends.items()
+                if rules.releases(cluster.leases[lease_id])
+            },
+        )
+
+
 def server_use(
-    state: NodeState, kept: KeptReport | None, table: HealthTable, now: float, idle_s: Mapping[str, float]
+    state: NodeState, kept: KeptReport | None, table: HealthTable, now: float, idle: Idleness
 ) -> ServerUse:
-    """Return the use of one server by its last report, if there is one; `idle_s` is that of idle leases."""
+    """Return the use of one server by its last report, if there is one."""
     by_uuid: dict[str, GpuReport] = {}
     by_index: dict[int, GpuReport] = {}
     for gpu in () if kept is None else kept.report.gpus:
@@ -94,7 +122,7 @@ def server_use(
         "driver": None if kept is None else kept.report.driver,
         "agent_version": None if kept is None else kept.report.version,
         "gpus": [
-            _gpu_use(state, gpu, found, table, idle_s)
+            _gpu_use(state, gpu, found, table, idle)
             for gpu in sorted(state.node.gpus, key=lambda gpu: gpu.gpu_id)
             for found in (by_uuid.get(gpu.uuid) if gpu.uuid else by_index.get(gpu.gpu_id),)
         ],
@@ -102,7 +130,7 @@ def server_use(
 
 
 def _gpu_use(
-    state: NodeState, gpu: Gpu, found: GpuReport | None, table: HealthTable, idle_s: Mapping[str, float]
+    state: NodeState, gpu: Gpu, found: GpuReport | None, table: HealthTable, idle: Idleness
 ) -> GpuUse:
     leases = list(leases_on(state, gpu.gpu_id))
     closed = state.closed_gpus.get(gpu.gpu_id)
@@ -125,7 +153,8 @@ def _gpu_use(
                 "owner": lease.request.owner,
                 "gpu_milli": lease.request.gpu_milli,
                 "fencing_token": lease.fencing_token,
-                "idle_s": idle_s.get(lease.lease_id),
+                "idle_s": idle.idle_s.get(lease.lease_id),
+                "released_in_s": idle.released_in_s.get(lease.lease_id),
             }
             for lease in leases
         ],
@@ -151,5 +180,5 @@ def _gpu_use(
         "closed": "" if closed is None else closed.reason,
         "cleaning": [entry.name for entry in cleaning_on(state, gpu.gpu_id)],
         "rogue": bool(rogue),
-        "idle": any(lease.lease_id in idle_s for lease in leases),
+        "idle": any(lease.lease_id in idle.idle_s for lease in leases),
     }

@@ -1,4 +1,4 @@
-"""End of a preempted lease: its jobs are told, then ended, and its request is queued again.
+"""End of a preempted lease: its jobs are told, then ended, and its request mostly is queued again.
 
 Every step may be repeated by any process, since all of them find the jobs by their keys: the operator does
 it, and the reconciler where the operator's process is gone.
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from resource_manager.core.changes import JobEnd, Outcome, ReleaseResult
+from resource_manager.core.lease_limits import IDLE, MAX_RUNTIME, OnIdle
+from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.manager.service import LeaseService
 
@@ -27,13 +29,24 @@ def grace_of(allocation: Mapping[str, Any]) -> float:
     return min(max(until - time.time(), grace_s / 2), grace_s)
 
 
+def waits_again(allocation: Mapping[str, Any]) -> bool:
+    """Return whether the request of a preempted lease waits again; a limit may end its task instead."""
+    ends = (_MAX_RUNTIME,) if allocation["on_idle"] == OnIdle.REQUEUE else (_MAX_RUNTIME, _IDLE)
+    return allocation["preempted_by"] not in ends
+
+
+_IDLE, _MAX_RUNTIME = map(preemptor_in_words, (IDLE, MAX_RUNTIME))
+
+
 def queue_again(
     manager: LeaseService,
     allocation: Mapping[str, Any],
     gang: GangJob | None,
     outcome: Outcome = Outcome.PREEMPTED,
 ) -> bool:
-    """Remove what is left of the jobs and queue the request again; False if another process has done it.
+    """Remove what is left of the jobs and queue the request again, unless a limit ended it for good.
+
+    Returns False if another process has done it.
 
     The outcome is that of the lease: `PREEMPTED` or `NOT_STARTED`.
     Raises `LauncherError` if a job may still run: its GPUs must not become free.

@@ -14,7 +14,7 @@ from resource_manager.core.search import is_unsearched
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob, Stopped
 from resource_manager.jobs.launchers import LauncherError
-from resource_manager.jobs.preempting import STEP_S, grace_of, queue_again
+from resource_manager.jobs.preempting import STEP_S, grace_of, queue_again, waits_again
 from resource_manager.jobs.running_job import is_remainder
 from resource_manager.jobs.searching import jobs_on
 from resource_manager.jobs.task_identity import TaskIdentity
@@ -277,8 +277,8 @@ def _preempt(manager: LeaseService, entry: Mapping[str, Any]) -> Action:
         queued = queue_again(manager, entry, gang)
     except LauncherError as error:
         return _action(entry, ActionKind.KEPT, f"its job may still run: {error}")
-    kind = ActionKind.QUEUED_AGAIN if queued else ActionKind.GONE_BEFORE
-    return _action(entry, kind, "it was preempted")
+    kind = ActionKind.QUEUED_AGAIN if waits_again(entry) else ActionKind.RELEASED
+    return _action(entry, kind if queued else ActionKind.GONE_BEFORE, f"it was {entry['reason']}")
 
 
 def _once(ask: Callable[[str, str], bool]) -> Callable[[str, str], bool]:

@@ -197,6 +197,19 @@ class Demand(BaseModel):
     idle_after: Seconds | None = Field(
         default=None, description="Time of idle GPUs after which the lease is reported, in seconds."
     )
+    idle_action: Literal["", "warn", "release"] = Field(
+        default="", description="warn, or release: after that time the lease ends; empty: as its team's."
+    )
+    on_idle: Literal["end", "requeue"] = Field(
+        default="end", description="After an idle release the task ends, or requeue: it waits again."
+    )
+    max_runtime: Seconds | None = Field(
+        default=None, description="Longest runtime, in seconds: then the job has had its grace and is ended."
+    )
+    requeue_after: Seconds | None = Field(
+        default=None,
+        description="Runtime after which the job saves what it did and its request waits again, in seconds.",
+    )
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -298,6 +311,10 @@ class DemandOptions(TypedDict, total=False):
     labels: Mapping[str, str] | None
     idle_below: float | None
     idle_after: float | timedelta | None
+    idle_action: str | None
+    on_idle: str | None
+    max_runtime: float | timedelta | None
+    requeue_after: float | timedelta | None
 
 
 class DemandArguments(DemandOptions, total=False):

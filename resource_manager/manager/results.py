@@ -21,6 +21,7 @@ class Requested(TypedDict):
 
     gpu_milli: int
     gpu_types: list[str]
+    types: str
     gpu_memory: str
     nodes: int
     resources: dict[str, Amount]
@@ -31,6 +32,9 @@ class Requested(TypedDict):
     team: str
     owner: str
     expected_runtime_s: float | None
+    max_runtime_s: float | None
+    requeue_after_s: float | None
+    on_idle: str
     labels: dict[str, str]
 
 
@@ -70,9 +74,9 @@ class Allocation(Requested):
     `gpu_uuids` are the GPUs' identities, empty if the inventory names none; `gpu_ids` are their numbers now.
     `gpu_failed` is the reason if one of its GPUs failed: its owner must stop the job; else empty.
     `members` has one entry a server; the other keys describe the first. PREEMPTING: the job must end by
-    `until`, for the request `preempted_by`. ERROR: the lease is quarantined. Both have a
-    `reason`; one that is `revoked` cannot be renewed. `job_places` has one entry a member once the job was
-    placed.
+    `until`, for the request `preempted_by`, or at the limit of that name. ERROR: the lease is quarantined.
+    Both have a `reason`; one that is `revoked` cannot be renewed. `job_places` has one entry a member once
+    the job was placed.
     """
 
     server_id: int
@@ -290,6 +294,7 @@ class TeamView(TypedDict):
     min_runtime_s: float | None
     idle_below: float | None
     idle_after_s: float | None
+    idle_action: str | None
     max_priority: int | None
     allocated: Amount
     borrowed: Amount

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from resource_manager.core import lease_limits
 from resource_manager.core.changes import GpuClosed, Granted
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import withheld_milli
@@ -94,7 +95,8 @@ def _reason(cluster: ClusterState, lease: Lease) -> str:
         return quarantine_in_words(lease)
     if not lease.preempted_by:
         return ""
-    return f"preempted for {name_in(cluster, preemptor_in_words(lease.preempted_by))}"
+    by = lease.preempted_by
+    return lease_limits.in_words(by, name_in(cluster, preemptor_in_words(by)))
 
 
 def quarantine_in_words(lease: Lease) -> str:
@@ -192,6 +194,7 @@ def _demand(request: Request) -> Requested:
     return {
         "gpu_milli": request.gpu_milli,
         "gpu_types": list(request.gpu_types),
+        "types": str(request.types),
         "gpu_memory": request.gpu_memory,
         "nodes": request.nodes,
         "resources": dict(request.resources),
@@ -202,6 +205,9 @@ def _demand(request: Request) -> Requested:
         "team": request.team,
         "owner": request.owner,
         "expected_runtime_s": request.expected_runtime_s,
+        "max_runtime_s": request.max_runtime_s,
+        "requeue_after_s": request.requeue_after_s,
+        "on_idle": request.on_idle,
         "labels": dict(request.labels),
     }
 

@@ -107,6 +107,7 @@ def _view(account: Account, waiting: int, asked: int) -> TeamView:
         "min_runtime_s": team.min_runtime_s,
         "idle_below": team.idle_below,
         "idle_after_s": team.idle_after_s,
+        "idle_action": team.idle_action,
         "max_priority": team.max_priority,
         "allocated": _gpus(account.allocated),
         "borrowed": _gpus(max(account.allocated - account.guaranteed, 0)),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from typing_extensions import TypedDict
 
 
 class GpuLease(TypedDict):
-    """Lease on a GPU; `idle_s` is the time for which it has computed nothing, once that is too long."""
+    """Lease on a GPU; `idle_s` is the time for which it has computed nothing, once that is too long.
+
+    `released_in_s` is the time until it is released for that, from five minutes before; None if it is not.
+    """
 
     task_id: str
     name: str
@@ -16,6 +21,7 @@ class GpuLease(TypedDict):
     gpu_milli: int
     fencing_token: int
     idle_s: float | None
+    released_in_s: float | None
 
 
 class GpuProcess(TypedDict):
@@ -80,3 +86,15 @@ class ServerUse(TypedDict):
     driver: str | None
     agent_version: str | None
     gpus: list[GpuUse]
+
+
+def idle_in_words(gpus: Iterable[GpuUse], lease_id: str) -> str:
+    """Return that a lease computes nothing, if it does so for too long or is soon released for it."""
+    for lease in (lease for gpu in gpus for lease in gpu["leases"] if lease["task_id"] == lease_id):
+        if (left_s := lease["released_in_s"]) is not None:
+            return f"its GPUs compute nothing: unless they do, they are released in {left_s:.0f} s"
+        if lease["idle_s"] is not None:
+            return (
+                f"its GPUs have computed nothing for {lease['idle_s']:.0f} s; they are not released for that"
+            )
+    return ""

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any
 
+from resource_manager.core.lease_limits import LIMITS
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.models import Gpu
 from resource_manager.core.names import short
@@ -146,7 +147,7 @@ def content_of(change: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES) -
         told.append("released by force" if change.get("revoked") else "not ended or renewed in time")
     if "preemptor" in change:
         by = change["preemptor"]
-        told.append(f"for {_name(preemptor_in_words(by), names)}" if by else "taken back")
+        told.append(LIMITS.get(by) or (f"for {_name(preemptor_in_words(by), names)}" if by else "taken back"))
     return ": ".join(filter(None, (where, ", ".join(told))))
 
 

@@ -49,6 +49,7 @@ from resource_manager.errors import (
 from resource_manager.scheduling.placement.gangs import Members, Prospects, could_start
 from resource_manager.scheduling.preemption.preempting import (
     held_back,
+    outcome_of,
     overdue,
     preemption_of,
     preemptions,
@@ -60,7 +61,13 @@ from resource_manager.scheduling.preemption.preempting import (
 from resource_manager.scheduling.preemption.victims import place_of
 from resource_manager.scheduling.queue.backfill import Reservations
 from resource_manager.scheduling.queue.giving_back import given_back
-from resource_manager.scheduling.queue.quotas import lease_end, may_start, stop_of
+from resource_manager.scheduling.queue.quotas import may_start, stop_of
+from resource_manager.scheduling.queue.runtime_limits import (
+    lease_end,
+    preempted_at_limit,
+    reached,
+    renewed_until,
+)
 from resource_manager.scheduling.queue.windows import closed_for, ending, is_restricted, place_now
 from resource_manager.scheduling.reasons.capacity_grounds import never_fits
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -145,9 +152,7 @@ def grant(cluster: ClusterState, request: Request, members: Members, now: float)
             cluster.identified(members),
             cluster.last_fencing_token + 1,
             now,
-            now + request.ttl_s
-            if cluster.ledger is None
-            else lease_end(cluster.ledger, request, now, now, request.ttl_s),
+            lease_end(cluster.ledger, request, now, now, request.ttl_s),
             None if pending is None else pending.queued_at,
             sequence=cluster.sequence + 1 if pending is None else pending.sequence,
         ),
@@ -208,6 +213,7 @@ def release(
     `UnknownNodeError` for a failed node that is not in the inventory.
     """
     lease = _require_lease(cluster, lease_id, fencing_token, owner)
+    outcome = outcome_of(lease, outcome)
     if lease.places and job_end in (JobEnd.UNKNOWN, JobEnd.FORCED):
         if job_end is JobEnd.UNKNOWN:
             raise _job_placed(lease)
@@ -227,7 +233,7 @@ def release(
     )
     if outcome == Outcome.NOT_STARTED:
         return [released, *given_back(cluster, lease, now)]
-    return [released, *requeued(lease, outcome, now)]
+    return [released, *requeued(cluster, lease, outcome, now)]
 
 
 def release_members(
@@ -297,9 +303,7 @@ def renew(
         raise InvalidRequestError(text, MAX_RENEWAL_S, for_s)
     lease = _require_whole_lease(cluster, lease_id, fencing_token, owner)
     life_s = max(lease.request.ttl_s, for_s or 0.0)
-    ends_at = now + life_s
-    if cluster.ledger is not None:
-        ends_at = lease_end(cluster.ledger, lease.request, lease.granted_at, now, life_s)
+    ends_at = renewed_until(cluster.ledger, lease, now, life_s)
     saved = [at for at in (lease.checkpoint_at, checkpoint_at) if at is not None]
     return [Renewed(lease_id, lease.fencing_token, now, ends_at, max(saved, default=None))]
 
@@ -351,7 +355,7 @@ def expire(cluster: ClusterState, now: float) -> list[Change]:
 
     One whose job was placed is quarantined: its end is not known to be that of the job.
     A lease that is still held after the end of its preemption is quarantined. What still runs in a
-    maintenance window that preempts is preempted.
+    maintenance window that preempts is preempted, and so is what reached its longest runtime.
     """
     due = cluster.expired(now)
     if not (due or cluster.preempting or cluster.windows):  # as nearly always
@@ -362,13 +366,15 @@ def expire(cluster: ClusterState, now: float) -> list[Change]:
     return [
         *late,
         *(change for change in windows if change.lease_id not in gone),
-        *(
-            (Quarantined if lease.request.quarantine or lease.places else Expired)(
-                lease.lease_id, lease.fencing_token, now
-            )
-            for lease in due
-        ),
+        *(change for lease in due for change in _expiry(cluster, lease, now)),
     ]
+
+
+def _expiry(cluster: ClusterState, lease: Lease, now: float) -> Sequence[Change]:
+    if limit := reached(cluster.ledger, lease, now):
+        return preempted_at_limit(cluster.ledger, lease, limit, now)
+    kind = Quarantined if lease.request.quarantine or lease.places else Expired
+    return [kind(lease.lease_id, lease.fencing_token, now)]
 
 
 def cancel(

@@ -24,6 +24,7 @@ from resource_manager.core.changes import (
 from resource_manager.core.models import Lease, Request
 from resource_manager.errors import CorruptStateError
 from resource_manager.scheduling.accounting.lives import lives_of
+from resource_manager.scheduling.preemption.preempting import restarts_of
 from resource_manager.scheduling.queue.giving_back import times_given_back
 from resource_manager.storage import SQL_SCHEMES, open_store
 from resource_manager.storage.history_file import History, StoreHistory, change_of, collect, snapshot_of
@@ -165,11 +166,12 @@ def _rename(history: History) -> tuple[History, set[int]]:
 def _is_queued_again(end: Released, lease: Lease | None, change: Queued) -> bool:
     """Return True if the request of the lease that ended is pending again, at its old place or at the end."""
     return (
-        end.outcome in (Outcome.PREEMPTED, Outcome.NOT_STARTED)
+        end.outcome in (Outcome.PREEMPTED, Outcome.NOT_STARTED, Outcome.IDLE)
         and (end.lease_id, end.at) == (change.request.lease_id, change.at)
         and lease is not None
         and (
             lease.sequence == change.sequence
             or times_given_back(change.request) > times_given_back(lease.request)
+            or restarts_of(change.request.labels) > restarts_of(lease.request.labels)
         )
     )

@@ -33,6 +33,7 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import Snapshot
+from resource_manager.core.lease_limits import LIMITS
 from resource_manager.core.maintenance import is_window
 from resource_manager.core.models import Lease, Request
 from resource_manager.scheduling.accounting.lives import Life
@@ -131,6 +132,8 @@ class Operations:
                 self._pending.add(request.lease_id)
             case Granted(lease=lease) if lease.lease_id not in self._pending:
                 self._granted_at_once(lease, change)
+            case Preempting() if change.preemptor in LIMITS:
+                self._expiry(change).external.append(change)
             case Preempting(by_operator=False) if is_window(change.preemptor):
                 self._expiry(change).decided += decisions_of([change])
             case Granted() | Preempting(by_operator=False):

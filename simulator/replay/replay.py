@@ -27,6 +27,7 @@ from resource_manager.core.changes import (
     new_released,
 )
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.lease_limits import LIMITS
 from resource_manager.core.maintenance import is_window, preemptor_in_words
 from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease, Placement, Request
 from resource_manager.core.runtimes import job_id_of
@@ -342,6 +343,8 @@ class Replay:
         match event:
             case Released() | Expired() | MembersReleased() | Renewed() | Quarantined():
                 return self._lease_changes(event, now)
+            case Preempting() if event.preemptor in LIMITS:
+                return self._lease_changes(event, now)
             case GpuCleaned():
                 token = self._tokens.get(event.fencing_token)
                 if token is None or token in self._cleaned_here or event.node not in self.cluster.by_name:
@@ -376,11 +379,11 @@ class Replay:
         token = lease.fencing_token
         if isinstance(event, Renewed):
             return [replace(event, fencing_token=token, expires_at=math.inf)]
-        if isinstance(event, Quarantined):
+        if isinstance(event, Quarantined | Preempting):
             return [replace(event, fencing_token=token)]
         if not (isinstance(event, Released) and part.waits_again):
             ended: list[Change] = [replace(event, fencing_token=token)]
-        elif event.outcome == Outcome.PREEMPTED and lease.preempt_until == math.inf:
+        elif event.outcome in (Outcome.PREEMPTED, Outcome.IDLE) and lease.preempt_until == math.inf:
             job_run.follows = None  # it was not preempted here: it runs on
             self._run_on(job_run, lease, lease.granted_at)
             return []

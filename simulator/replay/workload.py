@@ -29,6 +29,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.fit import could_ever_fit, count_gpus
+from resource_manager.core.lease_limits import LIMITS
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.servers import MAX_GPUS, MAX_GPUS_OF_SERVER
@@ -110,7 +111,7 @@ ServerChange = (
 )
 """A change that people and events outside of scheduling make to servers and rules."""
 
-LeaseChange = Released | Expired | MembersReleased | Renewed | Quarantined
+LeaseChange = Released | Expired | MembersReleased | Renewed | Quarantined | Preempting
 """A change to a recorded lease; it counts only for a lease that began when that one did."""
 
 ExternalEvent = Change
@@ -127,7 +128,7 @@ def decisions_of(changes: Iterable[Change]) -> list[Decision]:
         match change:
             case Granted(lease=lease):
                 found.append((lease.lease_id, lease.members))
-            case Preempting(by_operator=False):
+            case Preempting(by_operator=False) if change.preemptor not in LIMITS:
                 found.append((change.lease_id, change.preemptor))
     return found
 

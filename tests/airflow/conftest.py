@@ -32,7 +32,7 @@ def idle_told(monkeypatch):
     class Warning(use_meter.IdleWarning):
         def see(self, gpus, lease_id):
             super().see(gpus, lease_id)
-            if use_meter.idle_s_of(gpus, lease_id) is not None:
+            if use_meter.idle_in_words(gpus, lease_id):
                 told.set()
 
     monkeypatch.setattr(use_meter, "LOOK_EVERY_S", 0.01)

@@ -248,7 +248,7 @@ def test_a_task_whose_gpus_compute_nothing_for_too_long_is_told_so_once(
     job = asks(f"until [ -e {tmp_path / 'measured'} ]; do sleep 0.05; done", idle_after=1e-6)
     report_of(manager, utilization_percent=0)
     fire(job)
-    assert capsys.readouterr().out.count("the GPUs of this task have computed nothing for") == 1
+    assert capsys.readouterr().out.count("its GPUs have computed nothing for") == 1
 
 
 def test_a_job_that_runs_on_under_maintenance_is_told_so_once(asks, manager, monkeypatch, capsys, tmp_path):
@@ -495,3 +495,46 @@ def test_a_task_whose_lease_another_process_queued_again_goes_on(asks, manager, 
     assert fire(trigger, queue)["exit_code"] == 0
     assert (tmp_path / "runs").read_text() == "run\nrun\n"
     assert [outcome for outcome in outcomes(manager) if outcome] == ["PREEMPTED", "SUCCESS"]
+
+
+# ---- limits: what ends a lease though nobody else wants its GPUs ----
+
+SAVES = "trap 'exit 75' TERM; echo $GPU_RESTART_COUNT >> {}/up; while :; do sleep 0.05; done"
+
+
+def test_a_job_is_ended_at_its_longest_runtime_and_its_task_has_timed_out(asks, manager, tmp_path):
+    event = fire(asks(SAVES.format(tmp_path), preempt_grace=1, max_runtime=2))
+    assert event["state"] == EndState.TIMED_OUT
+    assert event["detail"] == "the job was ended, preempted: its longest runtime is over"
+    assert outcomes(manager) == ["TIMED_OUT"]
+    assert manager.leases() == manager.queue() == []
+
+
+def test_a_job_gives_its_gpus_back_after_its_turn_and_goes_on_later(asks, manager, tmp_path):
+    more = "[ $GPU_RESTART_COUNT = 1 ] || "
+    command = SAVES.format(tmp_path).replace("while", f"{more}while")
+    assert fire(asks(command, preempt_grace=1, requeue_after=2))["exit_code"] == 0
+    assert (tmp_path / "up").read_text().split() == ["0", "1"]
+    assert outcomes(manager) == ["PREEMPTED", "SUCCESS"]
+
+
+@pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
+@pytest.mark.parametrize("on_idle", ["end", "requeue"])
+def test_an_idle_job_is_told_and_ended_and_waits_again_if_it_asked_for_that(asks, manager, tmp_path, on_idle):
+    again = "" if on_idle == "end" else "[ $GPU_RESTART_COUNT = 1 ] || "
+    command = SAVES.format(tmp_path).replace("while", f"{again}while")
+    trigger = asks(command, idle_action="release", idle_after=0.1, on_idle=on_idle)
+
+    def idles():
+        wait_for(lambda: (tmp_path / "up").exists())
+        for _ in range(2):
+            report_of(manager, utilization_percent=0)
+            time.sleep(0.2)
+        wait_for(lambda: outcomes(manager) and not manager.leases())
+        report_of(manager, utilization_percent=0)  # they are clean
+
+    event = fire(trigger, idles)
+    if on_idle == "end":
+        assert event["state"] == EndState.IDLE
+        assert event["detail"] == "the job was ended, preempted: its GPUs computed nothing for too long"
+    assert outcomes(manager) == ["IDLE"] + ["SUCCESS"] * (on_idle == "requeue")

@@ -256,3 +256,16 @@ def test_a_state_that_a_newer_version_wrote_is_no_failed_renewal() -> None:
     state._owns = False
     with pytest.raises(NewerFormatError):
         look(state, manager)  # type: ignore[arg-type]
+
+
+def test_a_shell_whose_gpus_compute_nothing_is_told_once_before_they_are_released(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"task_id": "t", "idle_s": None, "released_in_s": 300.0}
+    manager = SimpleNamespace(gpus=lambda servers: [{"gpus": [{"leases": [found]}]}])
+    monkeypatch.setattr(attended, "LOOK_AT_GPUS_EVERY_S", 0.0)
+    here = SimpleNamespace(_owns=True, _gpus_seen_at=0.0, _server="a", _lease={"task_id": "t"}, _idle="")
+    for _ in range(2):
+        attended.Attended._look_at_gpus(here, manager)  # type: ignore[arg-type]
+    said = "gpu-manager: its GPUs compute nothing: unless they do, they are released in 300 s\n"
+    assert capsys.readouterr().err == said

@@ -94,6 +94,7 @@ def test_a_change_has_a_time_and_cannot_be_changed(change: Change) -> None:
 
 def test_an_outcome_is_the_text_that_the_history_has() -> None:
     texts = ["SUCCESS", "FAILED", "CANCELLED", "PREEMPTED", "NOT_STARTED", "EVICTED"]
+    texts += ["IDLE", "TIMED_OUT"]
     assert [str(outcome) for outcome in Outcome] == texts
     assert Released("t", 1, 0.0, Outcome.FAILED) == Released("t", 1, 0.0, "FAILED")
     assert Released("t", 1, 0.0).outcome == ""

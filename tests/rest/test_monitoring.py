@@ -136,6 +136,10 @@ CASES: dict[str, Case] = {
         {f'gpu_manager_cluster_changes_total{{kind="{kind}"}}': "0x4 1x60" for kind in ("settings", "teams")},
         {"2m": [], "10m": ["GpuClusterChanged"], "20m": []},
     ),
+    "a lease that is released as idle": (
+        {'gpu_manager_preemptions_total{reason="idle"}': "0x4 1x60"},
+        {"2m": [], "10m": ["GpuLeaseEndedByLimit"], "20m": []},
+    ),
     "a service that cannot be scraped": (
         {f"up{{{JOB}}}": "1 0x9 1x9"},
         {"2m": [], "5m": ["GpuManagerDown"], "15m": []},

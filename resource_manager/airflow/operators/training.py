@@ -219,7 +219,7 @@ class GPUTrainingOperator(GPUOperator):
         match end.state:
             case EndState.MAX_WAIT_EXCEEDED:
                 return self.too_long(end.reasons)
-            case EndState.TIMED_OUT:
+            case EndState.TIMED_OUT if not end.detail:
                 return f"the job was stopped after execution_timeout = {self.execution_timeout}"
             case EndState.GPU_FAILED:
                 return f"the job was stopped, as one of its GPUs failed: {end.detail}"

@@ -49,6 +49,7 @@ class EndState(StrEnum):
     JOB_UNREACHABLE = "job_unreachable"
     LEASE_LOST = "lease_lost"
     TIMED_OUT = "timed_out"
+    IDLE = "idle"
     GPU_FAILED = "gpu_failed"
     NOT_STARTED = "not_started"
     MAX_WAIT_EXCEEDED = "max_wait_exceeded"

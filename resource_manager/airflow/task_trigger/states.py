@@ -19,7 +19,7 @@ class TaskState(StrEnum):
     """Its job is watched and its lease renewed."""
 
     PREEMPTED = "preempted"
-    """Its lease is taken: the job saves what it did, ends, and its request waits again."""
+    """Its lease is taken: the job saves what it did and ends; its request waits again, or the task ends."""
 
     ENDING = "ending"
     """Its result is known and stored; what is left of the job is removed, and the lease ends."""
@@ -34,7 +34,7 @@ FOLLOWS: Mapping[TaskState, frozenset[TaskState]] = {
     ),
     TaskState.STARTING: frozenset({TaskState.RUNNING, TaskState.WAITING, TaskState.ENDED}),
     TaskState.RUNNING: frozenset({TaskState.PREEMPTED, TaskState.WAITING, TaskState.ENDING, TaskState.ENDED}),
-    TaskState.PREEMPTED: frozenset({TaskState.WAITING, TaskState.ENDING}),
+    TaskState.PREEMPTED: frozenset({TaskState.WAITING, TaskState.ENDING, TaskState.ENDED}),
     TaskState.ENDING: frozenset({TaskState.ENDED}),
     TaskState.ENDED: frozenset(),
 }

@@ -28,7 +28,7 @@ from resource_manager.errors import LeaseNotFoundError, ResourceManagerError, St
 from resource_manager.jobs.gang_environment import is_gang
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.launchers import AlreadyEndedError, Job, LauncherError, LauncherUnreachableError
-from resource_manager.jobs.preempting import STEP_S, grace_of
+from resource_manager.jobs.preempting import STEP_S, grace_of, waits_again
 from resource_manager.manager.results import QueueEntry
 from resource_manager.scheduling.preemption.preempting import restarts_of
 
@@ -171,7 +171,7 @@ class TaskTrigger(TaskBoundTrigger):
         return TaskState.ENDING
 
     async def _save_and_stop(self) -> TaskState:
-        """End the job of a lease that is being preempted, and let its request wait again.
+        """End the job of a lease that is being preempted; its request waits again, or a limit ends the task.
 
         A job that still ends with exit code 0 has succeeded. One that cannot be known to be gone keeps its
         GPUs, and is tried again later.
@@ -202,6 +202,10 @@ class TaskTrigger(TaskBoundTrigger):
                     )
                     return TaskState.ENDING
             await self._lease.queue_again(gang)
+            if not waits_again(lease):
+                state = EndState.TIMED_OUT if lease["preempted_by"] == "max_runtime" else EndState.IDLE
+                self._end = TaskEnd(state=state, detail=f"the job was ended, {lease['reason']}")
+                return TaskState.ENDED
         except LauncherError as error:
             self.log.error("the job may still run: %s; %s", error, GPUS_STAY_ALLOCATED)
             await asyncio.sleep(UNREACHABLE_PAUSE_S)

@@ -109,6 +109,10 @@ class ClusterSection(BaseModel):
     idle_after: Seconds = Field(
         default=DEFAULTS.idle_after_s, description="Time for which a lease may be idle without a warning."
     )
+    idle_action: Literal["warn", "release"] = Field(
+        default="warn",
+        description="release: a lease that was measured to be idle for so long is preempted, as idle.",
+    )
     prices: dict[Name, Price] = Field(
         default_factory=dict, description="Price of an hour of a GPU by type, for reports."
     )

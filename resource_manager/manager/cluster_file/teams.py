@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -54,6 +54,9 @@ class TeamTable(BaseModel):
     )
     idle_after: Annotated[Duration, Field(gt=0)] | None = Field(
         default=None, description="Time for which the team's leases may be idle without a warning."
+    )
+    idle_action: Literal["warn", "release"] | None = Field(
+        default=None, description="release: the team's leases that are idle for so long are released."
     )
     max_priority: Annotated[int, Field(strict=True, ge=0, le=MAX_PRIORITY)] | None = Field(
         default=None, description="Highest priority that the team's requests may state."

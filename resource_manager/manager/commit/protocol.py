@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, cast
 
+from resource_manager.core import lease_limits
 from resource_manager.core.changes import (
     Change,
     Expired,
@@ -452,7 +453,8 @@ def _log(cluster: ClusterState, due: Sequence[Change]) -> None:
             logger.warning("its preemption is taken back: %s", name_in(cluster, change.lease_id))
         elif isinstance(change, Preempting):
             winner = name_in(cluster, preemptor_in_words(change.preemptor))
-            logger.warning("preempted for %s: %s", winner, name_in(cluster, change.lease_id))
+            why = lease_limits.in_words(change.preemptor, winner)
+            logger.warning("%s: %s", why, name_in(cluster, change.lease_id))
     late = [name_in(cluster, each.lease_id) for each in due if isinstance(each, Expired | Quarantined)]
     if late:
         logger.warning("not renewed in time: %s", ", ".join(late))

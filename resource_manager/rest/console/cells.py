@@ -14,6 +14,7 @@ from resource_manager.agent.report_format import GpuReport
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import cleaning_on, condition_of
+from resource_manager.core.lease_limits import LIMITS
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Request
 from resource_manager.core.name_lookup import contains
 from resource_manager.core.names import display_name, name_of, short_id, task_of
@@ -266,9 +267,9 @@ def _cell(
         classes += " quarantined"
         text = f"⚠ {text}"
         who += "; quarantined"
-    elif any(lease.preempted_by for lease in leases):
+    elif ending := [lease.preempted_by for lease in leases if lease.preempted_by]:
         text = f"⇤ {text}"
-        who += "; being preempted"
+        who += f"; being preempted{f': {LIMITS[ending[0]]}' if ending[0] in LIMITS else ''}"
     if closed is not None:
         classes += " fault"
         text = f"{icon} {text}"

@@ -25,7 +25,8 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import withheld_milli
-from resource_manager.core.maintenance import is_window
+from resource_manager.core.lease_limits import LIMITS
+from resource_manager.core.maintenance import is_window, preemptor_in_words
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.core.names import name_of
 from resource_manager.core.refusal import RefusalKind
@@ -141,11 +142,12 @@ class Metrics:
         )
         self._preemptions = Counter(
             "gpu_manager_preemptions",
-            "Leases preempted: for another team's guarantee, a higher priority in their own, or maintenance.",
+            "Leases preempted: for another team's guarantee, a higher priority in their own, maintenance, or "
+            "at a limit of theirs: idle, max_runtime, requeue_after.",
             ("reason",),
             registry=registry,
         )
-        for reason in ("guarantee", "priority", "maintenance"):
+        for reason in ("guarantee", "priority", "maintenance", *map(preemptor_in_words, LIMITS)):
             self._preemptions.labels(reason)
         for quarantined in ("true", "false"):
             self._expirations.labels(quarantined)
@@ -216,8 +218,9 @@ class Metrics:
                 self._expirations.labels("true").inc()
             case Preempting() if change.preemptor:
                 own = life.preemptor is not None and life.preemptor.team == life.lease.request.team
-                reason = "priority" if own else "guarantee"
-                self._preemptions.labels("maintenance" if is_window(change.preemptor) else reason).inc()
+                reason = "maintenance" if is_window(change.preemptor) else "priority" if own else "guarantee"
+                is_limit = change.preemptor in LIMITS
+                self._preemptions.labels(preemptor_in_words(change.preemptor) if is_limit else reason).inc()
         if isinstance(change, Released | Expired | MembersReleased) and len(life.ends) == 1:
             self._durations.observe(max(change.at - life.granted.granted_at, 0.0))
 

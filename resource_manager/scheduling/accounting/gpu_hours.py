@@ -36,6 +36,8 @@ NONE = "(none)"
 _OF_OUTCOME = {
     str(Outcome.SUCCESS): USED,
     str(Outcome.FAILED): FAILED,
+    str(Outcome.TIMED_OUT): FAILED,
+    str(Outcome.IDLE): IDLE,
     str(Outcome.PREEMPTED): PREEMPTED,
     str(Outcome.EVICTED): PREEMPTED,
     str(Outcome.NOT_STARTED): IDLE,

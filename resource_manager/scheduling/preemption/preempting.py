@@ -21,8 +21,16 @@ from resource_manager.core.changes import (
     Released,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.maintenance import is_window, preemptor_in_words
-from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Placement, Request
+from resource_manager.core.lease_limits import IDLE, LIMITS, MAX_RUNTIME, OnIdle
+from resource_manager.core.maintenance import preemptor_in_words
+from resource_manager.core.models import (
+    KEY_SEPARATOR,
+    MILLI_PER_GPU,
+    Lease,
+    PendingRequest,
+    Placement,
+    Request,
+)
 from resource_manager.core.name_lookup import name_in
 from resource_manager.core.names import name_of
 from resource_manager.core.pending import Kind, kind_of
@@ -363,20 +371,32 @@ def taken_back(cluster: ClusterState, now: float) -> list[Change]:
         for lease_id in sorted(cluster.preempting)
         if not (lease := cluster.leases[lease_id]).quarantined
         and lease.preempted_by not in cluster.pending
-        and not is_window(lease.preempted_by)
+        and not lease.preempted_by.startswith(KEY_SEPARATOR)
     ]
 
 
-def requeued(lease: Lease, outcome: str, now: float) -> list[Change]:
-    """Return the change that queues a request again, at its old place in time.
+def outcome_of(lease: Lease, outcome: str) -> str:
+    """Return the outcome of a lease that a limit ended: that of the limit instead of that of a preemption."""
+    if lease.preempted_by == MAX_RUNTIME and outcome in (*_PREEMPTED, Outcome.FAILED):
+        return Outcome.TIMED_OUT
+    return Outcome.IDLE if lease.preempted_by == IDLE and outcome in _PREEMPTED else outcome
 
-    It is that of a lease that was preempted.
+
+_PREEMPTED = (Outcome.PREEMPTED, Outcome.EVICTED)
+
+
+def requeued(cluster: ClusterState, lease: Lease, outcome: str, now: float) -> list[Change]:
+    """Return the change that queues the request of a preempted lease again, at its old place in time.
+
+    One that a limit ended waits at the end of the queue, so that others have their turn.
     """
-    if outcome != Outcome.PREEMPTED or lease.preempt_until == math.inf:
+    request, is_idle = lease.request, outcome == Outcome.IDLE and lease.request.on_idle == OnIdle.REQUEUE
+    if not (is_idle or outcome == Outcome.PREEMPTED) or lease.preempt_until == math.inf:
         return []
-    request = lease.request
     labels = {**request.labels, RESTARTS: str(restarts_of(request.labels) + 1)}
     request = replace(request, labels=labels, preferred_node=lease.placement.node)
+    if lease.preempted_by in LIMITS:
+        return [Queued(request, now, cluster.sequence + 1, now)]
     return [Queued(request, lease.arrived_at, lease.sequence, now)]
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from resource_manager.core.changes import Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Request
+from resource_manager.scheduling.queue.runtime_limits import (
+    RUNTIME_USED,
+    count_of,
+    longest_runtime_s,
+    runtime_used_s,
+)
 
 SOON_S = 60.0
 """Time after its grant within which a lease may be given back for its old place in the queue."""
@@ -16,16 +21,13 @@ SOON_S = 60.0
 GIVEN_BACK = "given_back_count"
 """Label of a request: how often its lease was given back before its job began."""
 
-RUNTIME_USED = "runtime_used_s"
-"""Label of a request: the seconds for which leases that it gave back were held."""
-
 
 def given_back(cluster: ClusterState, lease: Lease, now: float) -> list[Queued]:
     """Return the change that queues a request again whose lease is given back before its job began.
 
     That is the caller's word, so the old place is kept once, and soon after the grant; later the request
     waits at the end. It is always kept where the job would run into maintenance. The time for which the lease
-    was held counts for the longest runtime of its team: if that is over, the request does not wait again.
+    was held counts for its longest runtime: if that is over, the request does not wait again.
     """
     request = lease.request
     labels = dict(request.labels)
@@ -34,8 +36,8 @@ def given_back(cluster: ClusterState, lease: Lease, now: float) -> list[Queued]:
     if not keeps_place:
         keeps_place = times == 0 and now - lease.granted_at <= SOON_S
         labels[GIVEN_BACK] = str(times + 1)
-    longest_s = None if cluster.ledger is None else cluster.ledger.of(request).team.max_runtime_s
-    if longest_s is not None:
+    longest_s = longest_runtime_s(cluster.ledger, request)
+    if longest_s < math.inf:
         used_s = runtime_used_s(request) + math.ceil(now - lease.granted_at)
         if used_s >= longest_s:
             return []
@@ -48,12 +50,7 @@ def given_back(cluster: ClusterState, lease: Lease, now: float) -> list[Queued]:
 
 def times_given_back(request: Request) -> int:
     """Return how often leases of the request were given back before their jobs began."""
-    return _count(request.labels, GIVEN_BACK)
-
-
-def runtime_used_s(request: Request) -> int:
-    """Return the seconds for which leases of the request were held and given back."""
-    return _count(request.labels, RUNTIME_USED)
+    return count_of(request.labels, GIVEN_BACK)
 
 
 def _runs_into_maintenance(cluster: ClusterState, lease: Lease, now: float) -> bool:
@@ -63,8 +60,3 @@ def _runs_into_maintenance(cluster: ClusterState, lease: Lease, now: float) -> b
     return any(
         window.crossed(now, runtime_s) for window in cluster.windows if nodes.intersection(window.servers)
     )
-
-
-def _count(labels: Mapping[str, str], name: str) -> int:
-    text = labels.get(name, "0")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Request
-from resource_manager.core.names import display_name, name_of, short
+from resource_manager.core.names import name_of
 from resource_manager.core.refusal import (
     Fact,
     Grounds,
@@ -20,8 +20,6 @@ from resource_manager.core.refusal import (
     UsedBy,
 )
 from resource_manager.core.team_ledger import UNNAMED, Account, TeamLedger, milli_of
-from resource_manager.errors import RuntimeOverError
-from resource_manager.scheduling.queue.giving_back import runtime_used_s
 
 MAX_HOLDERS = 3
 """Maximum number of those that use a quota among the facts of a refusal."""
@@ -64,23 +62,6 @@ def stop_of(ledger: TeamLedger, request: Request) -> Stop | None:
             if not _has_guarantee_left(account, request, asked):
                 return Stop(StopKind.GUARANTEE, account)
     return None
-
-
-def lease_end(ledger: TeamLedger, request: Request, granted_at: float, now: float, life_s: float) -> float:
-    """Return the end of a lease that is granted or renewed for `life_s` now: its team bounds the runtime.
-
-    What leases took that the request gave back counts; a new lease has a second at least.
-
-    Raises `RuntimeOverError` if that runtime is over.
-    """
-    team = ledger.of(request).team
-    if team.max_runtime_s is None:
-        return now + life_s
-    end = granted_at + max(team.max_runtime_s - runtime_used_s(request), 1.0)
-    if now >= end:
-        called = short(display_name(request.lease_id, request.labels))
-        raise RuntimeOverError(request.lease_id, called, team.name, team.max_runtime_s)
-    return min(now + life_s, end)
 
 
 def _has_guarantee_left(account: Account, request: Request, asked: int) -> bool:

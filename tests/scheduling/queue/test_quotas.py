@@ -11,7 +11,6 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.core.team_ledger import Account, TeamLedger
 from resource_manager.core.teams import Team, Teams
-from resource_manager.errors import LeaseNotFoundError, RuntimeOverError
 from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
@@ -19,7 +18,6 @@ from resource_manager.scheduling.queue.orders import fifo, get_order
 from resource_manager.scheduling.queue.quotas import (
     Stop,
     StopKind,
-    lease_end,
     may_start,
     passes,
     quota_refusal,
@@ -119,17 +117,6 @@ def test_a_longer_runtime_than_the_team_allows_is_stopped() -> None:
         "quota",
         "team vision may run jobs of at most 2 h (max_runtime); expected_runtime is 3 h",
     )
-
-
-def test_a_lease_ends_with_the_longest_runtime_of_its_team() -> None:
-    cluster = cluster_of(Team("vision", max_runtime_s=100.0))
-    submit(cluster, Request("x", 1, team="vision", ttl_s=60.0), now=10.0)
-    assert cluster.leases["x"].expires_at == 70.0
-    (renewed,) = allocator.renew(cluster, "x", 60.0)
-    assert renewed.expires_at == 110.0  # type: ignore[union-attr]
-    cluster.apply(renewed)
-    with pytest.raises(LeaseNotFoundError, match="team vision may run jobs of at most 100 s"):
-        allocator.renew(cluster, "x", 110.0)
 
 
 @pytest.mark.parametrize("team", ["vision", "other"])
@@ -263,14 +250,12 @@ def test_a_limit_is_that_of_the_requests_own_team_and_may_be_reached() -> None:
     assert stop_of(ledger, Request("y", 1, team="nlp")) is None
 
 
-def test_a_runtime_of_exactly_the_longest_is_no_reason_and_what_is_over_names_the_lease() -> None:
+def test_a_runtime_of_exactly_the_longest_is_no_reason() -> None:
     ledger = TeamLedger(Teams((Team("vision", max_runtime_s=100.0),)))
     asked = Request("x", 1, team="vision", expected_runtime_s=100.0)
     assert stop_of(ledger, asked) is None
     longer = replace(asked, expected_runtime_s=100.5)
     assert stop_of(ledger, longer) == Stop(StopKind.RUNTIME, ledger.named("vision"))
-    with pytest.raises(RuntimeOverError, match="the lease of x is over: team vision may run jobs"):
-        lease_end(ledger, asked, 0.0, 100.0, asked.ttl_s)
 
 
 def test_a_guarantee_that_is_used_up_is_the_rule_that_stops_a_job_that_must_not_be_preempted() -> None:

@@ -31,6 +31,7 @@ from resource_manager.core.changes import (
     Quarantined,
 )
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.lease_limits import IDLE
 from resource_manager.core.models import Gpu, JobPlace, Lease, Node
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import ResourceManagerError
@@ -38,6 +39,7 @@ from resource_manager.manager.maintenance import WindowForm
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import by_arrival, get_order
+from resource_manager.scheduling.queue.runtime_limits import preempted_at_limit
 from resource_manager.settings import Settings
 from resource_manager.storage.history_file import History, change_of, collect, snapshot_of, to_lines
 from resource_manager.storage.memory import MemoryStore
@@ -60,7 +62,7 @@ STEPS = {
     "submit": 30, "allocate": 6, "batch": 3, "release": 14, "end": 12, "renew": 5, "cancel": 3, "preempt": 4,
     "members": 4, "remainder": 4, "teams": 2, "drain": 2, "resume": 3, "window": 2, "no_window": 1,
     "inventory": 1, "adopt": 1, "agent": 2, "close": 2, "open": 3, "clean": 5, "place": 1, "revoke": 1,
-    "look": 8, "tick": 16,
+    "idle": 3, "look": 8, "tick": 16,
 }  # fmt: skip
 
 
@@ -168,6 +170,9 @@ class Driver:
             "quarantine": draw.random() < 0.4,
             "expected_runtime": draw.choice((15.0, 90.0, 900.0)) if known else None,
             "nodes": nodes,
+            "max_runtime": draw.choice((None, None, None, 90.0)),
+            "requeue_after": draw.choice((None, None, None, 75.0)),
+            "on_idle": draw.choice(("end", "requeue")),
         }
         if gpus == 1 and nodes == 1 and draw.random() < 0.5:
             values["gpu_milli"] = draw.choice((250, 500))
@@ -239,6 +244,16 @@ class Driver:
     def do_preempt(self, draw: random.Random) -> None:
         by = draw.choice(["", *sorted(self.state.pending)])
         self.manager.preempt(self.lease(draw).lease_id, preemptor=by)
+
+    def do_idle(self, draw: random.Random) -> None:
+        lease = self.lease(draw, lambda lease: not (lease.preempted_by or lease.quarantined))
+        self.commit(
+            lambda cluster, now: (
+                preempted_at_limit(cluster.ledger, held, IDLE, now)
+                if (held := cluster.leases.get(lease.lease_id)) and held.fencing_token == lease.fencing_token
+                else []
+            )
+        )
 
     def do_members(self, draw: random.Random) -> None:
         lease = self.lease(draw, lambda lease: len(lease.members) > 1)
