@@ -21,7 +21,7 @@ from resource_manager.cli.demand import DemandCommand, demand_of, owned
 from resource_manager.cli.session import Session, is_silent, say
 from resource_manager.cli.signals import Interrupted, interruptible
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.cli.waiting import wait_for_grant
+from resource_manager.cli.waiting import hold_once_granted, wait_for_grant
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.lazy import lazy_module
 from resource_manager.manager.serializers import duration, name_in_words
@@ -99,16 +99,16 @@ def hold(target: Target, /, for_s: float, as_json: bool, **options: Any) -> None
     They are free again after that time, whatever uses them by then.
     """
     demand = demand_of(_lease_id(), {**owned(target, options), "ttl": for_s, "expected_runtime": for_s})
-    try:
-        with Session(target) as session:
-            lease = wait_for_grant(session, demand)
-    except Interrupted as interrupted:
-        raise SystemExit(interrupted.exit_code) from None
-    if as_json:
-        print_json(lease)
-        return
-    click.echo(tables.lease_line(lease))
-    click.echo(f"held until {_clock(lease['expires_at'])}; gpu-manager release {lease['short_id']}", err=True)
+
+    def tell(lease: Mapping[str, Any]) -> None:
+        if as_json:
+            print_json(lease)
+            return
+        click.echo(tables.lease_line(lease))
+        until = _clock(lease["expires_at"])
+        click.echo(f"held until {until}; gpu-manager release {lease['short_id']}", err=True)
+
+    hold_once_granted(target, demand, tell)
 
 
 @main.command(context_settings={"ignore_unknown_options": True})

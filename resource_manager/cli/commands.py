@@ -21,7 +21,7 @@ from resource_manager.cli.demand import DemandCommand, demand_of, owned
 from resource_manager.cli.session import Session
 from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.cli.waiting import wait_for_grant
+from resource_manager.cli.waiting import hold_once_granted
 from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.errors import LockTimeoutError
 from resource_manager.jobs.task_identity import probe_id
@@ -32,7 +32,6 @@ from resource_manager.manager.wording import What, matches, what_of
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
-    from resource_manager.manager.demand import Demand
     from resource_manager.manager.results import Allocation, QueueEntry
 else:  # loads rich, which no command with --json needs
     tables = lazy_module("resource_manager.cli.tables")
@@ -180,8 +179,12 @@ def _own(target: Target, found: list[T], mine: bool) -> list[T]:
 @exit_codes
 def allocate(target: Target, /, lease_id: str, wait: bool, as_json: bool, **options: Any) -> None:
     """Grant GPUs now, or print why not and exit with 1; with --wait, once they are free."""
+
+    def tell(lease: Any) -> None:
+        print_json(lease) if as_json else click.echo(tables.lease_line(lease))
+
     if wait:
-        _allocate_in_time(target, demand_of(lease_id, owned(target, options)), as_json)
+        hold_once_granted(target, demand_of(lease_id, owned(target, options)), tell)
         return
     from resource_manager.core.refusal import RefusalKind  # which the manager and the client load anyway
     from resource_manager.manager.refusal_wording import Refusal
@@ -190,16 +193,7 @@ def allocate(target: Target, /, lease_id: str, wait: bool, as_json: bool, **opti
     if isinstance(lease, Refusal):
         waits = "" if lease.kind is RefusalKind.NEVER_FITS else " (--wait queues for them)"
         raise Failure(f"not granted: {lease.detail}{waits}", REFUSED)
-    print_json(lease) if as_json else click.echo(tables.lease_line(lease))
-
-
-def _allocate_in_time(target: Target, demand: Demand, as_json: bool) -> None:
-    try:
-        with Session(target) as session:
-            lease = wait_for_grant(session, demand)
-    except Interrupted as interrupted:
-        raise SystemExit(interrupted.exit_code) from None
-    print_json(lease) if as_json else click.echo(tables.lease_line(lease))
+    tell(lease)
 
 
 @main.command(cls=DemandCommand)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resource_manager.cli.base import REFUSED, Failure
 from resource_manager.cli.session import Session, is_silent, is_undone, say
+from resource_manager.cli.signals import Interrupted
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import ResourceManagerError
 from resource_manager.lazy import lazy_module
@@ -15,6 +16,7 @@ from resource_manager.manager.serializers import name_in_words
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
+    from resource_manager.cli.target import Target
     from resource_manager.manager.service import LeaseService
 else:  # loads rich
     tables = lazy_module("resource_manager.cli.tables")
@@ -51,6 +53,15 @@ def wait_for_grant(session: Session, demand: Any) -> Any:
             session.give_back(lease_id, partial(_give_back, lease_id=lease_id))
         raise
     return found
+
+
+def hold_once_granted(target: Target, demand: Any, tell: Callable[[Any], object]) -> None:
+    """Wait for the grant, and tell of a lease that then stays; a signal while it is told comes too late."""
+    try:
+        with Session(target) as session:
+            tell(wait_for_grant(session, demand))
+    except Interrupted as interrupted:
+        raise SystemExit(interrupted.exit_code) from None
 
 
 def _wait_of(entry: Mapping[str, Any]) -> str:

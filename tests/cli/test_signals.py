@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from resource_manager.cli.signals import Calls, Interrupted, Signals
+from resource_manager.cli.target import Target
+from resource_manager.cli.waiting import hold_once_granted
+from resource_manager.manager.demand import Demand
 from tests.cli.programs import GPU_MANAGER, MARK, begun, environment_of, left_of, manager_of, piped
 from tests.e2e.servers import SSHServer, ssh_server
 from tests.eventually import wait_for
@@ -182,6 +187,21 @@ def interrupted_often(
 
 def test_a_signal_at_ten_random_moments_leaves_nothing(embedded_redis: RedisServer, tmp_path: Path) -> None:
     assert interrupted_often(tmp_path, embedded_redis, 10) == []
+
+
+def test_a_signal_while_a_lease_is_told_comes_too_late(embedded_redis: RedisServer, tmp_path: Path) -> None:
+    environment = environment_of(tmp_path, embedded_redis.fresh_url())
+    target = Target.of({"store": environment["GPU_MANAGER_STORE"]})
+    demand = Demand.of(lease_id="held", gpus=1)
+    told = []
+
+    def tell(lease: Mapping[str, Any]) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        told.append(lease["task_id"])
+
+    hold_once_granted(target, demand, tell)
+    target.close()
+    assert left(environment) == told == ["held"]
 
 
 @pytest.mark.e2e
