@@ -106,13 +106,20 @@ def is_literal(value: Any) -> bool:
     return isinstance(value, (int, float, timedelta))
 
 
+def owner_of(operator: Any, context: Any) -> str:
+    """Return who triggered the DAG run, where Airflow (3.1 or later) knows it, else the task's owner."""
+    user = getattr(context.get("dag_run"), "triggering_user_name", None)
+    return str(user or operator.owner)
+
+
 def demand_of(operator: Any, given: Mapping[str, Any], context: Any, lease_id: str, **instead: Any) -> Demand:
     """Return the demand of an operator whose templates are rendered; raises `AirflowFailException`.
 
     `given` are the fields that its author gave, `instead` those that replace them.
     """
     priority = operator.priority_weight if given["priority"] is None else given["priority"]
-    own = {"priority": priority, "team": team_of(operator, given["team"], context), "owner": operator.owner}
+    own = {"priority": priority, "team": team_of(operator, given["team"], context)}
+    own["owner"] = owner_of(operator, context)
     try:
         return Demand.of(**from_texts({**given, **own, **instead, "lease_id": lease_id}))
     except InvalidRequestError as error:

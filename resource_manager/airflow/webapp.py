@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from resource_manager.airflow.hook import GPUManagerHook
 from resource_manager.airflow.version_compat import AirflowException, in_thread, user_of
 from resource_manager.errors import ResourceManagerError
+from resource_manager.jobs.airflow_api import AirflowTaskStates
 from resource_manager.jobs.airflow_instance import publish_instance
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.state_marks import CHECK_EVERY_S
@@ -163,6 +164,7 @@ def _bridge() -> Any:
         secret,
         airflow_url=urlsplit(conf.get("api", "base_url", fallback="") or "").path,
         instance=instance,
+        airflow_api=_api_of_caller,
         embedded=True,
         max_streams=MAX_STREAMS,
     )
@@ -170,6 +172,17 @@ def _bridge() -> Any:
     regularly("marks of the state", CHECK_EVERY_S, service.receiver.marks.check, threading.Event())
     app: Any = create_app(service)
     return WSGIMiddleware(app, workers=WORKERS + MAX_STREAMS)
+
+
+def _api_of_caller() -> AirflowTaskStates:
+    """Return Airflow's API, here or at its public address, with the rights of who called."""
+    scope = flask.request.environ["asgi.scope"]
+    _, _, token = flask.request.headers.get("Authorization", "").partition(" ")
+    url = conf.get("api", "base_url", fallback="") or ""
+    if not url.startswith("http"):
+        host, port = scope["server"]
+        url = f"{scope['scheme']}://{f'[{host}]' if ':' in host else host}:{port}{url}"
+    return AirflowTaskStates(url, token=token.strip() or flask.request.cookies.get("_token", ""))
 
 
 def manager_of_tasks() -> GPUResourceManager:

@@ -79,7 +79,7 @@ class Attended:
         self._owns = owns
         self._server: str = lease["members"][0]["server_name"]
         self._address: str = lease["members"][0]["address"]
-        self._here = terminal.is_here(self._address, self._server)
+        self._here = False
         self._signing, self._telling = Calls(self._signals), Calls(self._signals)
         self._signed_at = self._asked_at = self._renewed_at = self._begun_at = time.monotonic()
         self._asked: Future[Mapping[str, Any] | None] | None = None
@@ -93,6 +93,7 @@ class Attended:
         """Run the job until it ends; return its exit code."""
         with ExitStack() as connection:
             try:
+                self._here = self._is_here()
                 options = self._log_in(connection)
                 launcher = terminal.open_terminal(JobPlace(TERMINAL, self._address), self._here, options)
                 place = self._signals.result(self._telling.begin(lambda: launcher.prepare(self._job)))
@@ -108,6 +109,14 @@ class Attended:
                 self._release(Outcome.CANCELLED)
                 raise
             return self._attend(launcher)
+
+    def _is_here(self) -> bool:
+        """Return whether the server is this machine, as its agent says where one reports."""
+        machine = None
+        with suppress(ResourceManagerError):
+            uses = self._session.ask(lambda manager: manager.gpus([self._server]))
+            machine = uses[0]["machine"]
+        return terminal.is_here(self._address, self._server, machine=machine)
 
     def _log_in(self, connection: ExitStack) -> tuple[str, ...]:
         """Return the options of the ssh program with which its calls share one log-in; none here."""
@@ -159,12 +168,13 @@ class Attended:
         except Interrupted as interrupted:
             return Ending(interrupted.exit_code, Outcome.CANCELLED)
         if code == 0:
-            return Ending(0, Outcome.SUCCESS)
+            return Ending(0, Outcome.SUCCESS, "exit code 0")
         if self._preemption:
             is_over = self._lease["preempted_by"] == "max_runtime"
             say("it was preempted and does not wait again by itself: run the command again")
             return Ending(TIMED_OUT if is_over else PREEMPTED, Outcome.EVICTED, self._preemption)
-        return Ending(code if code > 0 else 128 - code, Outcome.FAILED)
+        code = code if code > 0 else 128 - code
+        return Ending(code, Outcome.FAILED, f"exit code {code}")
 
     def _mind_time(self) -> Ending | None:
         if self._time_s is None:

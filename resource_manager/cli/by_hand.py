@@ -15,9 +15,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import click
 
 from resource_manager.cli import completing
-from resource_manager.cli.base import BAD_INPUT, DAY_S, REFUSED, Duration, Failure, one_line, print_json
+from resource_manager.cli.base import (
+    BAD_INPUT,
+    DAY_S,
+    REFUSED,
+    UNREACHABLE,
+    Duration,
+    Failure,
+    one_line,
+    print_json,
+)
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.demand import DemandCommand, demand_of, owned
+from resource_manager.cli.reconciling import airflow_options
 from resource_manager.cli.session import Session, is_silent, say
 from resource_manager.cli.signals import Interrupted, interruptible
 from resource_manager.cli.target import Target, exit_codes
@@ -31,6 +41,7 @@ if TYPE_CHECKING:
     from resource_manager.jobs.launchers import Job
     from resource_manager.jobs.reconcile import Action
     from resource_manager.jobs.running_job import RunningJob
+    from resource_manager.jobs.task_identity import TaskIdentity
 else:  # loads rich
     tables = lazy_module("resource_manager.cli.tables")
 
@@ -167,14 +178,28 @@ def logs(target: Target, name: str, follow: bool, rank: int) -> None:
     type=Duration(),
     help="Try again for so long while the store or the job's server is silent; look twice for the task.",
 )
+@click.option(
+    "--end-task", is_flag=True, help="End its Airflow task first, by --airflow-url: it is not tried again."
+)
+@airflow_options(required=False)
 @json_option
 @click.pass_obj
 @exit_codes
-def stop(target: Target, name: str, retry_for_s: float | None, as_json: bool) -> None:
-    """Stop a lease's job, then release the lease; or take a pending request out of the queue."""
+def stop(
+    target: Target,
+    name: str,
+    retry_for_s: float | None,
+    end_task: bool,
+    as_json: bool,
+    **airflow: str | None,
+) -> None:
+    """Stop a lease's job, then release the lease; or take a pending request out of the queue.
+
+    Airflow tries the task again if it has tries left, unless --end-task ends it, too.
+    """
     from resource_manager.jobs.reconcile import ActionKind
 
-    end = partial(_end, target, name)
+    end = partial(_end, target, name, airflow if end_task else None)
     done = interruptible(end if retry_for_s is None else partial(_at_last, end, retry_for_s))
     if as_json:
         print_json({"task_id": done.task_id, "action": done.action, "detail": done.detail})
@@ -184,10 +209,42 @@ def stop(target: Target, name: str, retry_for_s: float | None, as_json: bool) ->
         raise Failure(f"{done.name} keeps its lease: {done.detail}", REFUSED)
 
 
-def _end(target: Target, name: str) -> Action:
+def _end(target: Target, name: str, airflow: Mapping[str, str | None] | None) -> Action:
+    """End a lease or pending request, before it its task by the login of that Airflow, if any."""
     from resource_manager.jobs import reconcile
 
-    return reconcile.end(target.manager, _entry_of(target.manager, name))
+    entry = _entry_of(target.manager, name)
+    identity = reconcile.task_of(entry)
+    if airflow is not None:
+        _end_task(target, entry, identity, airflow)
+    done = reconcile.end(target.manager, entry)
+    if airflow is None and identity is not None and done.action is not reconcile.ActionKind.KEPT:
+        say("Airflow may try its task again: stop --end-task ends that, too")
+    return done
+
+
+def _end_task(
+    target: Target, entry: Mapping[str, Any], identity: TaskIdentity | None, login: Mapping[str, str | None]
+) -> None:
+    """End the task of a lease or pending request in Airflow; raises `Failure` before anything is stopped."""
+    from resource_manager.jobs.airflow_api import AirflowTaskStates, AirflowUnavailableError
+
+    url, *rest = (login[f"airflow_{name}"] for name in ("url", "token", "user", "password"))
+    if identity is None:
+        raise Failure(f"{name_in_words(entry)} is no single task of Airflow: leave out --end-task", BAD_INPUT)
+    if not url or not (rest[0] or rest[1]):
+        raise Failure(
+            "--end-task asks Airflow: set --airflow-url, and --airflow-token or --airflow-user (or "
+            "GPU_MANAGER_AIRFLOW_URL …); or mark the task as failed in Airflow; nothing was stopped",
+            BAD_INPUT,
+        )
+    target.manager.require_owner(entry)
+    instance = (target.configured() if target.url else target.settings()).instance
+    try:
+        states = AirflowTaskStates(url, token=rest[0], user=rest[1], password=rest[2])
+        states.end_task(identity, instance)
+    except AirflowUnavailableError as error:
+        raise Failure(f"{error}; nothing was stopped", UNREACHABLE) from error
 
 
 def _at_last(end: Callable[[], Action], retry_for_s: float) -> Action:

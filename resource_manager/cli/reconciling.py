@@ -26,7 +26,7 @@ def airflow_options(*, required: bool) -> Callable[[F], F]:
     where: dict[str, Any] = {
         "envvar": "GPU_MANAGER_AIRFLOW_URL",
         "required": required,
-        "help": "Such as http://airflow:8080.",
+        "help": "Airflow's address, such as http://airflow:8080.",
     }
     options = [
         click.option("--airflow-url", **where),
@@ -34,7 +34,9 @@ def airflow_options(*, required: bool) -> Callable[[F], F]:
             "--airflow-token", envvar="GPU_MANAGER_AIRFLOW_TOKEN", help="Bearer token, or user and password."
         ),
         click.option(
-            "--airflow-user", envvar="GPU_MANAGER_AIRFLOW_USER", help="User that may read task instances."
+            "--airflow-user",
+            envvar="GPU_MANAGER_AIRFLOW_USER",
+            help="User that may read task instances, and edit those that it ends.",
         ),
         click.option("--airflow-password", envvar="GPU_MANAGER_AIRFLOW_PASSWORD"),
     ]

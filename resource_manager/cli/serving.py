@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,6 +20,7 @@ from resource_manager import __version__
 from resource_manager.agent.generation import state_folder
 from resource_manager.cli.base import BAD_INPUT, Failure
 from resource_manager.cli.commands import main
+from resource_manager.cli.reconciling import airflow_options
 from resource_manager.cli.signals import PROMPT_S, Calls, Interrupted, Signals, leave
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.cli.token_commands import tokens_file_option
@@ -58,9 +60,7 @@ SWITCH_S = 0.001
     help="Most connections of one address, but for the trusted proxy.",
 )
 @click.option("--rate-limit", envvar="GPU_MANAGER_RATE_LIMIT", default=DEFAULT_RATE, show_default=True)
-@click.option(
-    "--airflow-url", envvar="GPU_MANAGER_AIRFLOW_URL", help="Airflow's address, for links to tasks."
-)
+@airflow_options(required=False)
 @click.option("--insecure", is_flag=True, help="Without tokens, allow everything to all who can connect.")
 @click.option("--behind-https", is_flag=True, help="Send session cookies over HTTPS only.")
 @click.option("--trusted-proxy", help="Address of the reverse proxy whose X-Forwarded-For is trusted.")
@@ -102,6 +102,9 @@ def serve(
     max_connections_per_address: int,
     rate_limit: str,
     airflow_url: str | None,
+    airflow_token: str | None,
+    airflow_user: str | None,
+    airflow_password: str | None,
     insecure: bool,
     behind_https: bool,
     trusted_proxy: str | None,
@@ -115,6 +118,7 @@ def serve(
 ) -> None:
     """Serve the REST API and the console."""
     from resource_manager.errors import NO_SERVERS
+    from resource_manager.jobs.airflow_api import AirflowTaskStates
     from resource_manager.manager.audit_trail import audit_trail
     from resource_manager.rest.app import create_app
     from resource_manager.rest.assemble import persistence_of, standalone
@@ -136,6 +140,8 @@ def serve(
         records.append(("archive", ARCHIVE_S, lambda: extend(archive, manager)))
     if audit is not None:
         records.append(("audit", AUDIT_S, audit_trail(manager, audit, state_folder()).follow))
+    login = {"token": airflow_token, "user": airflow_user, "password": airflow_password}
+    has_login = bool(airflow_token or airflow_user)
     logs.configure(log_format or ("text" if sys.stderr.isatty() else "json"), log_level)
     service = standalone(
         manager,
@@ -143,6 +149,7 @@ def serve(
         open_to=opening,
         rate=rate_limit,
         airflow_url=airflow_url,
+        airflow_api=partial(AirflowTaskStates, airflow_url, **login) if airflow_url and has_login else None,
         max_streams=max_streams,
         threads=threads,
         client_secret=_secret_in(client_secret),

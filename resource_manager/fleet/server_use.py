@@ -121,6 +121,7 @@ def server_use(
         "error": "" if kept is None else kept.report.error or "",
         "driver": None if kept is None else kept.report.driver,
         "agent_version": None if kept is None else kept.report.version,
+        "machine": None if kept is None else kept.report.machine,
         "gpus": [
             _gpu_use(state, gpu, found, table, idle)
             for gpu in sorted(state.node.gpus, key=lambda gpu: gpu.gpu_id)

@@ -1,8 +1,9 @@
-"""States of Airflow's task instances over its REST API, for processes outside Airflow."""
+"""Airflow's task instances over its REST API: their states, and the end of one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -11,10 +12,12 @@ import httpx
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
 from resource_manager.jobs.airflow_instance import VARIABLE, instance_in_variable
 from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.serializers import duration
 
 ENDED_TASK_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 ENDED_RUN_STATES = frozenset({"success", "failed"})
 TIMEOUT_S = 30.0
+MAX_KNOWN = 1000
 RECONCILE_DAG = "gpu_reconcile"
 """Id that `reconcile_dag` has unless another is given."""
 
@@ -49,13 +52,41 @@ class AirflowTaskStates:
     def unfinished(self, identities: Iterable[TaskIdentity]) -> set[TaskIdentity]:
         found = set()
         for identity in identities:
-            path = f"{_run(identity.dag_id, identity.run_id)}/taskInstances/{_quote(identity.task_id)}"
-            if identity.map_index >= 0:
-                path += f"/{identity.map_index}"
-            task = self._get(path, "state")
+            task = self._get(_task(identity), "state")
             if task is not None and task["state"] not in ENDED_TASK_STATES:
                 found.add(identity)
         return found
+
+    def next_try(self, identity: TaskIdentity) -> str:
+        """Return in words what Airflow does once the task's try has failed."""
+        task = self._get(_task(identity), "try_number")
+        path = f"/api/v2/dags/{_quote(identity.dag_id)}/tasks/{_quote(identity.task_id)}"
+        delay = (self._get(path, "retry_delay") or {}).get("retry_delay") or {}
+        if task is None or task["try_number"] > task["max_tries"]:
+            return "Airflow does not try it again"
+        delay_s = timedelta(delay.get("days", 0), delay.get("seconds", 0)).total_seconds()
+        return f"Airflow tries it again in {duration(delay_s)}" if delay_s else "Airflow tries it again"
+
+    def end_task(self, identity: TaskIdentity, instance: str | None = None) -> None:
+        """Set an unfinished task instance to failed, which Airflow does not try again.
+
+        `instance` is the id of this Airflow, asked for if None. Raises `AirflowUnavailableError`, also if it
+        is another Airflow than the task's.
+        """
+        own = instance or self.instance()
+        if own != identity.instance:
+            raise AirflowUnavailableError(
+                f"the task is of the Airflow {identity.instance!r}; {self._http.base_url} is "
+                + (f"{own!r}" if own else "none that tells this user its instance id")
+            )
+        if not self.unfinished([identity]):
+            return
+        answer = self._request("PATCH", _task(identity), json={"new_state": "failed"})
+        if answer.is_error:
+            raise AirflowUnavailableError(
+                f"Airflow at {self._http.base_url} refused with status {answer.status_code} to end the task: "
+                "this user may not edit task instances, or it has no such task"
+            )
 
     def instance(self) -> str | None:
         """Return this Airflow's instance id; None if it has none or this user may not read it."""
@@ -119,8 +150,34 @@ class AirflowTaskStates:
             ) from error
 
 
+class NextTries:
+    """What Airflow does after the tries that hold leases, asked once a lease or pending request."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], str] = {}
+
+    def of(
+        self, entry: Mapping[str, Any], identity: TaskIdentity, api: Callable[[], AirflowTaskStates]
+    ) -> str:
+        """Return it in words, also where Airflow does not say it."""
+        key = entry["task_id"], entry.get("fencing_token", 0)
+        if key not in self._known:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            try:
+                self._known[key] = api().next_try(identity)
+            except AirflowUnavailableError:
+                self._known[key] = "Airflow tries its task again if it has tries left"
+        return self._known[key]
+
+
 def _run(dag_id: str, run_id: str) -> str:
     return f"/api/v2/dags/{_quote(dag_id)}/dagRuns/{_quote(run_id)}"
+
+
+def _task(identity: TaskIdentity) -> str:
+    path = f"{_run(identity.dag_id, identity.run_id)}/taskInstances/{_quote(identity.task_id)}"
+    return path if identity.map_index < 0 else f"{path}/{identity.map_index}"
 
 
 def _quote(text: str) -> str:

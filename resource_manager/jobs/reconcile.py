@@ -147,6 +147,11 @@ def stop_job(entry: Mapping[str, Any]) -> Action:
     return _action(entry, ActionKind.STOPPED, why)
 
 
+def task_of(entry: Mapping[str, Any]) -> TaskIdentity | None:
+    """Return the task instance that ends with its lease; None if there is none, or it is a whole run's."""
+    return None if entry["labels"].get("scope") == RUN_SCOPE else TaskIdentity.from_labels(entry["labels"])
+
+
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
     """Actions of one comparison, and the number of entries of other Airflow instances, left unchanged."""

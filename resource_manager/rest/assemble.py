@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from resource_manager.fleet.opening import REPORTS
 from resource_manager.fleet.receiving import ReportReceiver
+from resource_manager.jobs.airflow_api import AirflowTaskStates
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest import redis_persistence
 from resource_manager.rest.auth import Authenticator, OpenAuthenticator, TokenAuthenticator
@@ -92,6 +94,7 @@ def standalone(
     open_to: str = "",
     rate: str = DEFAULT_RATE,
     airflow_url: str | None = None,
+    airflow_api: Callable[[], AirflowTaskStates] | None = None,
     max_streams: int = 64,
     threads: int = DEFAULT_THREADS,
     client_secret: str = "",
@@ -119,6 +122,7 @@ def standalone(
         kept.secret,
         rate=rate,
         airflow_url=airflow_url,
+        airflow_api=airflow_api,
         instance=manager.settings.instance,
         max_streams=max_streams,
         threads=threads,

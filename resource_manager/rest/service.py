@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
 import flask
 
 from resource_manager.fleet.receiving import ReportReceiver
+from resource_manager.jobs.airflow_api import AirflowTaskStates, NextTries
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.auth import Authenticator
 from resource_manager.rest.console.cluster_page import NoticeCache
@@ -26,9 +28,10 @@ class Service:
     """Manager with the parts that serve it over HTTP; `secret` signs sessions and CSRF tokens.
 
     `airflow_url` is the address of Airflow's pages, for links to tasks: None if unknown, empty if they are on
-    the same server. `instance` is the id of that Airflow, None if unknown. `sign_on` is None where people
-    cannot log in by the provider of the cluster: inside Airflow, and in a service without tokens. `embedded`
-    is true if the console is shown in a frame of Airflow.
+    the same server. `instance` is the id of that Airflow, None if unknown. `airflow_api` opens its API
+    with the rights of the caller, or of this service; None without a log-in there. `sign_on` is None where
+    people cannot log in by the provider of the cluster: inside Airflow, and in a service without tokens.
+    `embedded` is true if the console is shown in a frame of Airflow.
     """
 
     manager: GPUResourceManager
@@ -41,11 +44,13 @@ class Service:
     secret: str = field(repr=False)
     airflow_url: str | None = None
     instance: str | None = None
+    airflow_api: Callable[[], AirflowTaskStates] | None = None
     embedded: bool = False
     max_streams: int = 64
     sign_on: SignOnDesk | None = None
     accounts: AccountsCache = field(default_factory=AccountsCache)
     notices: NoticeCache = field(default_factory=NoticeCache)
+    next_tries: NextTries = field(default_factory=NextTries)
 
 
 def current_service() -> Service:

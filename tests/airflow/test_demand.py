@@ -3,13 +3,14 @@
 import warnings
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from resource_manager.airflow.demand import end_lease
-    from resource_manager.airflow.operators import GPUTrainingOperator
+    from resource_manager.airflow.demand import demand_of, end_lease, owner_of
+    from resource_manager.airflow.operators import GPUAllocateOperator, GPUTrainingOperator
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
 
@@ -113,3 +114,18 @@ def test_what_a_template_leaves_empty_has_the_operators_default(manager, empty):
     assert (allocation["priority"], allocation["team"]) == (7, "")
     (granted,) = manager.history()
     assert granted["lease"]["request"]["quarantine"] is True
+
+
+@pytest.mark.parametrize(
+    ("run", "owner"),
+    [
+        ({"triggering_user_name": "ada"}, "ada"),
+        ({"triggering_user_name": None}, "dagmar"),
+        ({}, "dagmar"),
+    ],
+    ids=["triggered", "scheduled", "before Airflow 3.1"],
+)
+def test_who_triggered_the_run_owns_the_lease_else_the_tasks_owner(run, owner):
+    operator = GPUAllocateOperator(task_id="t", owner="dagmar", gpus=1)
+    assert owner_of(operator, {"dag_run": SimpleNamespace(**run)}) == owner
+    assert demand_of(operator, operator.asked(), {"dag_run": SimpleNamespace(**run)}, "t").owner == owner

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -22,11 +23,18 @@ PLUGIN_PAGES = {"gpus": "Servers", "gpu-queue": "Queue"}
 """Heading of each page of the plugin, by its route."""
 
 DAG = """
+from datetime import timedelta
+
 from airflow.sdk import DAG
 from resource_manager.airflow import GPUTrainingOperator
 
 with DAG("console_job", schedule=None):
     GPUTrainingOperator(task_id="job", gpus=2, cpus=2, command="echo trains; sleep 900")
+
+with DAG("tries_again", schedule=None, default_args={"owner": "dagmar"}):
+    GPUTrainingOperator(
+        task_id="job", gpus=1, retries=1, retry_delay=timedelta(minutes=5), command="sleep 900"
+    )
 """
 
 BODY = {"required_gpus": 4, "required_cpus": 16}
@@ -203,7 +211,7 @@ def test_a_task_leads_to_its_lease_and_stop_job_ends_it(airflow: Stack, chromium
         frame = page.frame_locator("iframe[title=GPUs]")
         frame.locator(".cell", has_text="job").click(timeout=60_000)
         frame.get_by_role("button", name="Stop job…").click()
-        frame.get_by_role("button", name="Stop job of").click()
+        frame.get_by_role("button", name="Stop this run of").click()
         b.expect(frame.get_by_text("is released: its job was stopped.")).to_be_visible()
         b.picture(page, "airflow-stopped")
         assert leases() == []
@@ -211,6 +219,35 @@ def test_a_task_leads_to_its_lease_and_stop_job_ends_it(airflow: Stack, chromium
     over = ("failed", "success")
     wait_until(lambda: airflow.api.run_state("console_job", run_id) in over, 120.0, "the task runs on")
     assert airflow.api.run_state("console_job", run_id) == "failed"
+
+
+def test_who_triggered_a_run_owns_its_lease_and_ends_its_task_for_good(airflow: Stack, chromium: Any) -> None:
+    api = f"{airflow.url}/api/v2/dags/tries_again"
+    login = {"username": "ursula", "password": password(airflow, "ursula")}
+    token = httpx.post(f"{airflow.url}/auth/token", json=login, timeout=60).json()["access_token"]
+    as_ursula = {"Authorization": f"Bearer {token}"}
+    airflow.api.call("PATCH", "/dags/tries_again", {"is_paused": False})
+    answer = httpx.post(f"{api}/dagRuns", json={"logical_date": None}, headers=as_ursula, timeout=60)
+    run_id = answer.raise_for_status().json()["dag_run_id"]
+    with client(airflow, "ursula") as ursula:
+
+        def leases() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = ursula.get("/api/leases").json()["items"]
+            return [lease for lease in found if lease["labels"].get("run_id") == run_id]
+
+        wait_until(leases, 120.0, "no lease")
+        [lease] = leases()
+        assert lease["owner"] == "ursula"
+        page = logged_in(chromium, airflow, "ursula")
+        page.goto(f"{airflow.url}/gpu/lease?id={quote(lease['task_id'], safe='')}", timeout=60_000)
+        page.get_by_role("button", name="Stop job…").click()
+        b.expect(page.get_by_text("Airflow tries it again in 5 min.")).to_be_visible()
+        b.picture(page, "airflow-stop-or-end")
+        page.get_by_role("button", name="End the task").click()
+        b.expect(page.get_by_text("is released:")).to_be_visible(timeout=30_000)
+        page.context.close()
+        state = airflow.api.call("GET", f"/dags/tries_again/dagRuns/{run_id}/taskInstances/job")["state"]
+        assert (state, leases()) == ("failed", [])
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

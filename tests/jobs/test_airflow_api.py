@@ -2,14 +2,17 @@
 
 import json
 import threading
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from click.testing import CliRunner
 
+from resource_manager import GPUResourceManager
 from resource_manager.cli import main, reconciling
-from resource_manager.jobs.airflow_api import AirflowTaskStates, AirflowUnavailableError
+from resource_manager.jobs.airflow_api import AirflowTaskStates, AirflowUnavailableError, NextTries
 from resource_manager.jobs.task_identity import TaskIdentity
+from tests.builders import node
 
 NOTHING = {"actions": [], "other_instances": 0}
 
@@ -37,6 +40,10 @@ class Airflow(BaseHTTPRequestHandler):
             f"{self.TASKS}/cleared": {"state": None},
             f"{self.TASKS}/mapped/3": {"state": "running"},
             "/api/v2/dags/d/dagRuns/r%2B1": {"state": "running"},
+            f"{self.TASKS}/first": {"state": "running", "try_number": 1, "max_tries": 1},
+            f"{self.TASKS}/last": {"state": "running", "try_number": 2, "max_tries": 1},
+            "/api/v2/dags/d/tasks/first": {"retry_delay": {"days": 0, "seconds": 300, "microseconds": 0}},
+            "/api/v2/dags/d/tasks/last": {"retry_delay": {"days": 0, "seconds": 300, "microseconds": 0}},
         }
         if self.path == "/api/v2/variables/gpu_manager_instance":
             return self.answer(*self.server.variable)
@@ -45,6 +52,11 @@ class Airflow(BaseHTTPRequestHandler):
         if self.path.startswith("/proxy"):
             return self.answer(404, "not here", "text/html")
         return self.answer(404, {"detail": "not found"})
+
+    def do_PATCH(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.patched.append((self.path, body))
+        self.answer(self.server.patch_status, {"task_instances": []})
 
     def answer(self, status, body, kind="application/json"):
         self.send_response(status)
@@ -60,6 +72,7 @@ class Airflow(BaseHTTPRequestHandler):
 def airflow():
     with HTTPServer(("127.0.0.1", 0), Airflow) as server:
         server.logins, server.token = 0, "token-1"
+        server.patched, server.patch_status = [], 200
         server.variable = 200, {"key": "gpu_manager_instance", "value": "staging"}
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         server.url = f"http://127.0.0.1:{server.server_port}"
@@ -128,6 +141,69 @@ def test_the_command_prints_its_actions_or_the_error(airflow):
         done = run("--airflow-url", *words)
         assert done.exit_code == exit_code
         assert done.stderr.count("\n") == 1
+
+
+def task(name, map_index=-1, instance="staging"):
+    return TaskIdentity(instance, "d", "r+1", name, map_index)
+
+
+def test_an_unfinished_task_is_ended_so_that_airflow_does_not_try_it_again(airflow):
+    states = AirflowTaskStates(airflow.url, token="token-1")
+    states.end_task(task("first"))
+    states.end_task(task("mapped", 3), "staging")
+    states.end_task(task("ended"))
+    states.end_task(task("gone"))
+    assert airflow.patched == [
+        (f"{Airflow.TASKS}/first", {"new_state": "failed"}),
+        (f"{Airflow.TASKS}/mapped/3", {"new_state": "failed"}),
+    ]
+    with pytest.raises(AirflowUnavailableError, match=r"of the Airflow 'other'; http.* is 'staging'"):
+        states.end_task(task("first", instance="other"))
+    airflow.variable = 403, {"detail": "Forbidden"}
+    with pytest.raises(AirflowUnavailableError, match="none that tells this user its instance id"):
+        states.end_task(task("first"))
+    airflow.patch_status = 403
+    with pytest.raises(AirflowUnavailableError, match="refused with status 403 to end the task"):
+        states.end_task(task("first"), "staging")
+
+
+def test_what_airflow_does_next_is_asked_once_a_lease(airflow):
+    tries, entry = NextTries(), {"task_id": "t", "fencing_token": 1}
+    open_api = partial(AirflowTaskStates, airflow.url, token="token-1")
+    assert tries.of(entry, task("first"), open_api) == "Airflow tries it again in 5 min"
+    assert tries.of(entry, task("last"), open_api) == "Airflow tries it again in 5 min", "known"
+    assert tries.of({**entry, "fencing_token": 2}, task("last"), open_api) == "Airflow does not try it again"
+    closed = partial(AirflowTaskStates, "http://127.0.0.1:1", token="t")
+    assert tries.of({"task_id": "other"}, task("first"), closed).endswith("if it has tries left")
+
+
+def test_stop_with_end_task_ends_the_task_first_or_nothing(airflow, tmp_path, monkeypatch):
+    monkeypatch.delenv("GPU_MANAGER_INSTANCE", raising=False)
+    store = f"sqlite:///{tmp_path}/state"
+    with GPUResourceManager.from_url(store, inventory=[node("a")]) as manager:
+        manager.submit("mine", 1, labels=task("first").labels)
+        manager.submit("by hand", 1)
+
+    def stop(name, *words):
+        done = CliRunner().invoke(main, ["--store", store, "stop", name, *words])
+        return done.exit_code, done.output
+
+    login = ("--airflow-url", airflow.url, "--airflow-token", "token-1", "--end-task")
+    code, said = stop("mine", "--end-task")
+    assert (code, "set --airflow-url, and --airflow-token" in said) == (2, True)
+    code, said = stop("by hand", *login)
+    assert (code, "is no single task of Airflow" in said) == (2, True)
+    airflow.patch_status = 403
+    code, said = stop("mine", *login)
+    assert (code, "nothing was stopped" in said) == (3, True)
+    airflow.patch_status = 200
+    code, said = stop("mine", *login)
+    assert (code, "released, it had no job" in said, "may try" in said) == (0, True, False)
+    assert airflow.patched[-1] == (f"{Airflow.TASKS}/first", {"new_state": "failed"})
+    with GPUResourceManager.from_url(store) as manager:
+        manager.submit("mine", 1, labels=task("first").labels)
+    code, said = stop("mine")
+    assert (code, "Airflow may try its task again: stop --end-task" in said) == (0, True)
 
 
 def test_the_command_refuses_the_id_of_another_airflow(airflow, monkeypatch):

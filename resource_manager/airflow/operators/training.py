@@ -9,7 +9,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, ClassVar, TypeVar
 
-from resource_manager.airflow.demand import check_duration, end_lease, is_literal
+from resource_manager.airflow.demand import check_duration, end_lease, is_literal, owner_of
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.slurm import task as slurm_task
@@ -119,6 +119,7 @@ class GPUTrainingOperator(GPUOperator):
         self.stale_grace_s = stale_grace_s
         self.restart_on_clear = restart_on_clear
         self._identity: TaskIdentity | None = None
+        self._asked_by = ""
 
     def execute(self, context: Any) -> Any:
         """Ask for GPUs, and leave the worker: the trigger goes on until the job's result is known."""
@@ -135,12 +136,13 @@ class GPUTrainingOperator(GPUOperator):
         """Take the only step before the wait; repeat it after an outage of at most `max_wait`."""
         with outlasting_outages(self, "execute_request", event, at_most=self.max_wait):
             self._identity, plain_identity = identity_of(context)
+            self._asked_by = owner_of(self, context)
             manager, after_token = self.manager, 0
             if is_first_try_since_cleared(context["ti"], self.retries or 0):
                 drop_end(self._identity)
                 if self.restart_on_clear:
                     self.log.info("the task was cleared: its job of before ends, and a new one starts")
-                    after_token = end_lease(manager, self._identity, self.owner)
+                    after_token = end_lease(manager, self._identity, self._asked_by)
             job, labels = self._job(), {}
             labels["launcher"] = job.launcher_name
             if self.startup_order is not StartupOrder.TOGETHER:
@@ -245,7 +247,7 @@ class GPUTrainingOperator(GPUOperator):
             if end_unless_wanted(self._identity, slurm_task.place_of(self)):
                 raise AirflowTaskTerminated("the task was ended in Airflow")
         elif not is_wanted(self._identity):
-            end_lease(self.manager, self._identity, self.owner)
+            end_lease(self.manager, self._identity, self._asked_by)
             raise AirflowTaskTerminated("the task was ended in Airflow")
 
 

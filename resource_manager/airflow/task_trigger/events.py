@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from resource_manager.core.identifiers import as_reason
+
 
 class Event(BaseModel):
     """Event of a trigger."""
@@ -79,3 +81,10 @@ class TaskEnd(Event):
     @property
     def has_succeeded(self) -> bool:
         return self.state is EndState.JOB_ENDED and self.exit_code == 0
+
+    @property
+    def reason(self) -> str:
+        """Reason of the release, for the history."""
+        if self.detail or self.state is not EndState.JOB_ENDED:
+            return as_reason(self.detail or self.state.replace("_", " "))
+        return "no exit code" if self.exit_code is None else f"exit code {self.exit_code}"

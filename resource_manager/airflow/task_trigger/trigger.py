@@ -224,7 +224,7 @@ class TaskTrigger(TaskBoundTrigger):
             self._lease.held = entry
             if self._lease.token == self._end.fencing_token:
                 outcome = Outcome.SUCCESS if self._end.has_succeeded else Outcome.FAILED
-                if why := await self._lease.release(outcome):
+                if why := await self._lease.release(outcome, reason=self._end.reason):
                     self._end = TaskEnd(state=EndState.FAILED, detail=why)
         return TaskState.ENDED
 

@@ -169,10 +169,13 @@ def destination(address: str) -> list[str]:
     return [*(["-p", str(port)] if port else []), "--", f"{user}@{host}" if user else host]
 
 
-def is_here(address: str, server: str = "", own_server: str | None = None) -> bool:
+def is_here(
+    address: str, server: str = "", own_server: str | None = None, machine: str | None = None
+) -> bool:
     """Return True if that server is this machine.
 
-    It is if `GPU_MANAGER_SERVER` names it, else if it has no address or one of this machine's.
+    It is if `GPU_MANAGER_SERVER` names it, else if it has no address, if its agent reports this `machine`
+    or, where none reports, if the address is one of this machine's.
     """
     own_server = os.environ.get(OWN_SERVER) if own_server is None else own_server
     if own_server and server:
@@ -182,6 +185,8 @@ def is_here(address: str, server: str = "", own_server: str | None = None) -> bo
     _, host, port = parts_of(address)
     if host is None or port not in (None, 22):
         return False
+    if machine is not None:
+        return machine == directory_job.machine()
     return host == socket.gethostname() or any(map(_is_own, _addresses(host)))
 
 

@@ -12,6 +12,7 @@ from resource_manager.core.names import short
 from resource_manager.errors import LeaseNotFoundError
 from resource_manager.fleet.server_use import use_of
 from resource_manager.jobs import reconcile
+from resource_manager.jobs.airflow_api import AirflowUnavailableError
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.manager import serializers
 from resource_manager.manager.newest_changes import names_at
@@ -92,6 +93,8 @@ def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
         return found
 
     found = service.watch.look(look)
+    if found.get("may_end"):
+        found |= _task_after(service, found["lease"] or found["waiting"])
     changes = list(newest(service.manager, found["totals"]["version"]))
     if found["lease"] is None and found["waiting"] is None:
         lease_id = next((lease_of(change) for change in changes if is_called(change, name)), lease_id)
@@ -138,6 +141,45 @@ def describe_event(change: Recorded, names: Mapping[str, str]) -> str:
     return by_whom(joined, change)
 
 
+def _task_after(service: Service, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what becomes of the task of a lease or pending request that ends, if it has one."""
+    identity = reconcile.task_of(entry)
+    if identity is None:
+        return {"after_stop": "", "may_end_task": False}
+    if service.airflow_api is None:
+        what = "Airflow tries its task again if it has tries left: mark it as failed there to end it"
+    else:
+        what = service.next_tries.of(entry, identity, service.airflow_api)
+    return {"after_stop": f" {what}.", "may_end_task": service.airflow_api is not None}
+
+
+def end_task(
+    service: Service, caller: Identity, lease_id: str, *, fencing_token: int | None, sequence: int | None
+) -> None:
+    """End in Airflow the task of a lease or pending request, before anything else of it is ended.
+
+    Raises `ProblemError` if it is another's, or another one by now, or Airflow does not do so.
+    """
+    entry: Mapping[str, Any] = service.manager.status_of(lease_id) or {}
+    if not entry or fencing_token != entry.get("fencing_token") or sequence != entry.get("sequence"):
+        raise ProblemError(404, f"{short(lease_id)} is not the same lease or pending request any more")
+    identity = reconcile.task_of(entry)
+    if identity is None or service.airflow_api is None:
+        raise ProblemError(409, f"{short(lease_id)} is of no task that could be ended in Airflow from here")
+    _require_owner(caller, entry)
+    try:
+        service.airflow_api().end_task(identity, service.instance)
+    except AirflowUnavailableError as error:
+        raise ProblemError(502, f"{error}; nothing was stopped") from error
+
+
+def _require_owner(caller: Identity, entry: Mapping[str, Any]) -> None:
+    if not caller.is_operator and entry["owner"] != caller.name:
+        raise ProblemError(
+            403, f"{serializers.name_in_words(entry)} is not yours: only its owner or an operator stops it"
+        )
+
+
 def stop_job(service: Service, caller: Identity, lease_id: str, fencing_token: int) -> str:
     """Stop the job of a lease through its launcher, release the lease and return what was done.
 
@@ -153,10 +195,7 @@ def stop_job(service: Service, caller: Identity, lease_id: str, fencing_token: i
     entry = service.watch.look(look)
     if entry is None:
         raise ProblemError(404, f"{short(lease_id)} does not hold this lease any more")
-    if not caller.is_operator and entry["owner"] != caller.name:
-        raise ProblemError(
-            403, f"{serializers.name_in_words(entry)} is not yours: only its owner or an operator stops it"
-        )
+    _require_owner(caller, entry)
     done = reconcile.end(service.manager, entry)
     if done.action is ActionKind.KEPT:
         raise ProblemError(409, f"{serializers.name_in_words(entry)} keeps its lease: {done.detail}")

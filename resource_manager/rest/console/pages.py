@@ -100,6 +100,7 @@ class TaskForm(Body):
     task_id: LeaseId
     fencing_token: int | None = None
     sequence: int | None = None
+    end_task: bool = False
 
 
 class LeaseQuery(Body):
@@ -344,6 +345,7 @@ def act_stop(service: Service, caller: Identity) -> Any:
     form = _form(TaskForm)
     if form.fencing_token is None:
         raise ProblemError(400, "fencing_token is missing")
+    _end_task(service, caller, form)
     flask.flash(lease_page.stop_job(service, caller, form.task_id, form.fencing_token))
     return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
 
@@ -362,6 +364,7 @@ def act_preempt(service: Service, caller: Identity) -> Any:
 def act_cancel(service: Service, caller: Identity) -> Any:
     form = _form(TaskForm)
     name = _name(service, form)
+    _end_task(service, caller, form)
     rest.cancel(service, caller, CancelBody(task_id=form.task_id, sequence=form.sequence))
     return _back("gpu.page_queue", f"{name} is no longer in the queue.")
 
@@ -449,6 +452,12 @@ def _page(template: str, service: Service, caller: Identity, **values: Any) -> s
 def _form(model: type[Body]) -> Any:
     fields = {key: value for key, value in flask.request.form.items() if key != auth.CSRF_FIELD}
     return model.model_validate(fields)
+
+
+def _end_task(service: Service, caller: Identity, form: TaskForm) -> None:
+    if form.end_task:
+        numbers = {"fencing_token": form.fencing_token, "sequence": form.sequence}
+        lease_page.end_task(service, caller, form.task_id, **numbers)
 
 
 def _name(service: Service, form: TaskForm) -> str:

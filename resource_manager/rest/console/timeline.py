@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from resource_manager.core.changes import Outcome
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.names import name_of
 from resource_manager.core.runtimes import LearntRuntimes
@@ -33,6 +34,12 @@ MAX_WAITING = 4
 NARROW = 8.0
 """Width in percent below which the name stands in the paler part of a bar."""
 
+ENDS = {
+    Outcome.SUCCESS.value: ("past", "✔"),
+    **dict.fromkeys(("FAILED", "expired", "PREEMPTED", "EVICTED"), ("past failed", "✖")),
+}
+"""Classes and mark of a bar, by outcome; others were stopped or released."""
+
 MAX_TICKS = 5
 STEPS_S = [
     step * unit
@@ -49,7 +56,7 @@ STEPS_S = [
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Time of a lease on GPUs of one server; `outcome` is None while it runs."""
+    """Time of a lease on GPUs of one server; `outcome` is None while it runs, `why` tells of its end."""
 
     lease_id: str
     name: str
@@ -60,6 +67,7 @@ class Span:
     outcome: str | None
     team: str = ""
     token: int = 0
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +142,7 @@ def past(lives: Lives, start: float) -> list[Span]:
             end.at,
             "expired" if end.expired else end.outcome or "ended",
             life.lease.request.team,
+            why="".join([f", {end.reason}" if end.reason else "", f", by {end.by}" if end.by else ""]),
         )
         for life in lives.lives.values()
         for end in life.ends
@@ -174,8 +183,8 @@ def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, A
         for name in rows.keys() & set(each.servers):
             _add_maintenance(rows[name], window, each)
     for span in ended:
-        failed = span.outcome in ("FAILED", "expired", "PREEMPTED", "EVICTED")
-        _add(rows[span.node], lanes[span.node], window, span, "past failed" if failed else "past")
+        kind, mark = ENDS.get(span.outcome or "", ("past stopped", "■"))
+        _add(rows[span.node], lanes[span.node], window, span, kind, mark=f"{mark} ")
     for span, classes, end in running:
         is_short = end is not None and window.percent(now) - window.percent(span.start) < NARROW
         _add(rows[span.node], lanes[span.node], window, span, classes, bare=is_short)
@@ -218,15 +227,21 @@ def _running(
 
 
 def _add(
-    row: Row, lanes: Mapping[int, int], window: Window, span: Span, classes: str, *, bare: bool = False
+    row: Row,
+    lanes: Mapping[int, int],
+    window: Window,
+    span: Span,
+    classes: str,
+    *,
+    bare: bool = False,
+    mark: str = "",
 ) -> None:
     """Add a bar for each run of neighbouring GPUs of a span."""
     x, right = window.percent(span.start), window.percent(span.end)
     places = sorted(lanes[gpu_id] for gpu_id in span.gpu_ids if gpu_id in lanes)
     name = f"{span.team} / {span.name}" if span.team else span.name
     words = span.outcome or "running"
-    mark = "✖ " if "failed" in classes else ""
-    title = f"{span.name}: {words}, {duration(span.end - span.start)}"
+    title = f"{span.name}: {words}, {duration(span.end - span.start)}{span.why}"
     while places:
         run = [places.pop(0)]
         while places and places[0] == run[-1] + 1:

@@ -44,12 +44,14 @@ class Spell(NamedTuple):
 
 
 class End(NamedTuple):
-    """End of members of a lease, each with its rank, mostly of all at once, with the recorded outcome."""
+    """End of members of a lease, each with its rank, mostly of all at once: its outcome, why, and by whom."""
 
     ranked: tuple[tuple[int, Placement], ...]
     at: float
     outcome: str = ""
     expired: bool = False
+    reason: str = ""
+    by: str = ""
 
 
 class Wait(NamedTuple):
@@ -198,7 +200,8 @@ class Lives:
         life.spells = [
             spell if spell.outcome is not None else spell._replace(outcome=outcome) for spell in spells
         ]
-        life.ends.append(End(ended, change.at, outcome, isinstance(change, Expired)))
+        is_expired, reason = isinstance(change, Expired), getattr(change, "reason", "")
+        life.ends.append(End(ended, change.at, outcome, is_expired, reason, change.by))
         self.allocated_milli -= held_milli(life.lease) - (0 if rest is None else held_milli(rest))
         if rest is None:
             life.is_over = True

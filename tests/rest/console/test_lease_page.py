@@ -11,7 +11,10 @@ from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.names import short_id
+from resource_manager.jobs.airflow_api import AirflowUnavailableError
+from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.serializers import name_in_words
+from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 from tests.manager.test_slurm_jobs import slurm_job
 
@@ -84,6 +87,50 @@ def test_the_owner_stops_the_job_and_others_do_not(
     assert manager.leases() == []
     assert "released: CANCELLED" in text
     assert ">ENDED<" in text
+
+
+class OneTask:
+    """Airflow of one task, which it tries again."""
+
+    def __init__(self) -> None:
+        self.ended: list[TaskIdentity] = []
+        self.refuses = False
+
+    def next_try(self, identity: TaskIdentity) -> str:
+        return "Airflow tries it again in 5 min"
+
+    def end_task(self, identity: TaskIdentity, instance: str | None) -> None:
+        if self.refuses:
+            raise AirflowUnavailableError("Airflow refused")
+        self.ended.append(identity)
+
+
+def test_a_stop_asks_whether_the_task_ends_too(
+    manager: GPUResourceManager, service: Service, as_role: AsRole
+) -> None:
+    identity = TaskIdentity("air", "d", "r", "t")
+    manager.submit("mine", 8, 16, owner="ursula", labels=identity.labels)
+    ursula = as_role(Role.USER, "ursula")
+    assert "Airflow tries its task again if it has tries left: mark it as failed" in page(ursula, "mine")
+    assert "End the task" not in page(ursula, "mine")
+    airflow = OneTask()
+    object.__setattr__(service, "airflow_api", lambda: airflow)
+    text = page(ursula, "mine")
+    assert "Airflow tries it again in 5 min." in text
+    assert "Stop this run of d.t" in text
+    assert "End the task" in text
+    airflow.refuses = True
+    [held] = manager.leases()
+    fields = {"task_id": "mine", "fencing_token": held["fencing_token"], "end_task": "true"}
+    status, said = form(ursula, text, "/act/stop", **fields)
+    assert (status, "Airflow refused; nothing was stopped" in said) == (502, True)
+    airflow.refuses = False
+    assert form(ursula, text, "/act/stop", **{**fields, "fencing_token": 99})[0] == 404
+    eve = as_role(Role.USER, "eve")
+    assert form(eve, page(eve, "mine"), "/act/stop", **fields)[0] == 403
+    assert (airflow.ended, len(manager.leases())) == ([], 1)
+    assert form(ursula, text, "/act/stop", **fields)[0] == 200
+    assert (airflow.ended, manager.leases()) == ([identity], [])
 
 
 def test_what_is_not_known_is_not_found(as_role: AsRole) -> None:

@@ -29,10 +29,10 @@ def clock() -> Clock:
 @pytest.fixture
 def manager(clock: Clock) -> Iterator[GPUResourceManager]:
     """One failed, one running and one pending task; each of an hour."""
-    with GPUResourceManager(store=MemoryStore(clock=clock), inventory=[NODE]) as manager:
+    with GPUResourceManager(store=MemoryStore(clock=clock), inventory=[NODE], by="ada") as manager:
         manager.submit("d/r/<old>", 2, team="nlp<b>")
         clock.now += 3600
-        manager.release("d/r/<old>", outcome="FAILED")
+        manager.release("d/r/<old>", outcome="FAILED", reason="exit code 3")
         manager.submit("d/r/now", 8, team="vision", expected_runtime=7200)
         manager.submit("d/r/next", 4, expected_runtime=600)
         clock.now += 3600
@@ -58,7 +58,7 @@ def test_the_timeline_has_past_running_and_coming_leases(as_role: AsRole) -> Non
     text = page(as_role, "/timeline")
     assert "<old>" not in text
     [(x, width, title)] = bars(text, "past failed")
-    assert (title, x < 2) == (f"d/r/<old> {short_id(1)}: FAILED, 1.0 h", True)
+    assert (title, x < 2) == (f"d/r/<old> {short_id(1)}: FAILED, 1.0 h, exit code 3, by ada", True)
     [(start, running, title)] = bars(text, "held [a-z0-9 ]*?(?<!later)")
     assert title == f"d/r/now {short_id(2)}: running, 1.0 h"
     assert (start, running) == (pytest.approx(x + width, abs=0.1), pytest.approx(width, abs=0.1))
@@ -66,6 +66,19 @@ def test_the_timeline_has_past_running_and_coming_leases(as_role: AsRole) -> Non
     assert title.startswith(f"d/r/now {short_id(2)}: expected to end, ")
     [(_, _, title)] = bars(text, "expected")
     assert title == f"d/r/next {short_id(3)}: should start in 1.0 h (good estimate)"
+
+
+def test_the_timeline_marks_every_end(as_role: AsRole, manager: GPUResourceManager) -> None:
+    manager.release("d/r/now", outcome="CANCELLED")
+    manager.release("d/r/next", outcome="SUCCESS", reason="exit code 0")
+    text = page(as_role, "/timeline")
+    [(_, _, stopped)] = bars(text, "past stopped")
+    assert stopped.endswith(": CANCELLED, 1.0 h, by ada")
+    [(_, _, well)] = bars(text, "past")
+    assert well.endswith("exit code 0, by ada")
+    assert text.count('<line x1="100%" x2="100%" y2="100%"/>') == 3
+    for mark in ("✖ nlp&lt;b&gt; / d/r/&lt;old&gt;", "■ vision / d/r/now"):
+        assert mark in text
 
 
 def test_an_empty_timeline_says_the_next_step(
