@@ -26,7 +26,8 @@ __all__ = ["library", "state"]
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
-UNITS = sorted((ROOT / "deploy").glob("*.service"))
+AGENT = ROOT / "resource_manager" / "agent" / "gpu-manager-agent.service"
+UNITS = [*sorted((ROOT / "deploy").glob("*.service")), AGENT]
 INSTALLED = "/opt/gpu-manager/bin/"
 HERE = f"{Path(sys.executable).parent}/"
 ANALYZE = shutil.which("systemd-analyze")
@@ -58,9 +59,9 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_the_page_installs_every_file_of_the_folder(root: Path) -> None:
-    for name in ("gpu-manager.service", "gpu-manager-agent.service"):
+    for name in ("gpu-manager.service",):
         assert (root / "etc/systemd/system" / name).read_text() == (ROOT / "deploy" / name).read_text()
-    for name in ("service.env", "agent.env"):
+    for name in ("service.env",):
         installed = root / "etc/gpu-manager" / name
         assert installed.read_text() == (ROOT / "deploy" / name).read_text()
         assert installed.stat().st_mode & 0o777 == 0o600
@@ -68,7 +69,7 @@ def test_the_page_installs_every_file_of_the_folder(root: Path) -> None:
 
 
 def test_the_documentation_that_a_unit_names_is_installed(root: Path) -> None:
-    for unit in UNITS:
+    for unit in UNITS[:-1]:  # that of the agent comes with it
         [named] = re.findall(r"^Documentation=file:/(.+)$", unit.read_text(), re.MULTILINE)
         assert (root / named).read_text() == PAGE
 
@@ -113,9 +114,6 @@ def test_the_settings_exist() -> None:
     service = settings_in(ROOT / "deploy" / "service.env")
     fields = {f"GPU_MANAGER_{name.upper()}" for name in Settings.model_fields}
     assert set(service) - {"SERVE_OPTIONS"} <= fields
-    assert set(settings_in(ROOT / "deploy" / "agent.env")) == {
-        *("GPU_MANAGER_URL", "GPU_MANAGER_SERVER", "GPU_MANAGER_AGENT_TOKEN")
-    }
 
 
 def token_for(name: str, environment: dict[str, str]) -> str:
@@ -162,11 +160,18 @@ def test_service_and_agent_run_with_the_files_that_the_page_installs(
     service: tuple[str, dict[str, str], str], root: Path, state: State
 ) -> None:
     url, environment, operator = service
-    settings = settings_in(root / "etc/gpu-manager/agent.env")
-    settings |= {"GPU_MANAGER_URL": url, "GPU_MANAGER_AGENT_TOKEN": token_for("gpu-a", environment)}
-    agent = command_of("gpu-manager-agent.service", settings)
-    sent = subprocess.run([*agent, "--once"], env={**os.environ, **settings}, capture_output=True, text=True)
-    assert (sent.returncode, sent.stderr) == (0, "")
+    created = [f"{HERE}gpu-manager", "token", "create", "gpu-a", "--role", "agent", "--server", "gpu-a"]
+    token = subprocess.run(created, env=environment, check=True, capture_output=True, text=True).stdout
+    settings = {"GPU_MANAGER_URL": url, "GPU_MANAGER_AGENT_TOKEN": token.strip()}
+    settings |= {"GPU_MANAGER_SERVER": "gpu-a", "STATE_DIRECTORY": str(root)}
+    agent = re.search(r"^ExecStart=/usr/bin/python3 (.*)$", AGENT.read_text(), re.MULTILINE)
+    assert agent is not None
+    process = subprocess.Popen([sys.executable, *agent[1].split()], env={**os.environ, **settings})
+    try:
+        wait_for(lambda: (root / "agent-gpu-a.mark").exists(), 60.0, "the first report")
+    finally:
+        process.terminate()
+        process.wait(10)
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"{url}/api/gpus", timeout=10)
     shown = subprocess.run(

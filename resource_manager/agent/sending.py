@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from random import random
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ LOOK_S = 1.0
 HURRY_S = 15.0
 """Time for which reports come faster after a process on a GPU has ended: its lease will soon end, too."""
 
+JITTER = 0.1
 MAX_REPLY_BYTES = 1024 * 1024
 
 OLDER = (
@@ -37,12 +39,32 @@ class ReportRefusedError(ResourceManagerError):
 
 
 class ReportSender:
-    """Sender of reports to the service at `url`, also below a path such as Airflow's `/gpu`.
+    """Sender of reports to the services at `urls`, with spaces between: to the last that answered, if any.
 
-    It follows no redirects, which could leak the token to another host.
+    An address may have a path, such as Airflow's `/gpu`. No redirects are followed, which could leak the
+    token to another host.
     """
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(self, urls: str, token: str | None = None) -> None:
+        self._services = [_Service(url, token) for url in urls.split() or [""]]
+
+    def send(self, report: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a service's answer; raises `ReportRefusedError` with the reason if it takes no report."""
+        for service in list(self._services):
+            try:
+                return service.send(report)
+            except NoAnswerError as error:
+                self._services.append(self._services.pop(0))
+                failure = error
+        raise failure
+
+
+class NoAnswerError(ReportRefusedError):
+    """A service did not answer."""
+
+
+class _Service:
+    def __init__(self, url: str, token: str | None) -> None:
         self.url = redact(url).rstrip("/")
         try:
             parts = urlsplit(url)
@@ -62,7 +84,7 @@ class ReportSender:
             self._headers["Authorization"] = f"Bearer {token}"
 
     def send(self, report: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the service's answer; raises `ReportRefusedError` with the reason if it takes no report."""
+        """Return its answer; raises `ReportRefusedError` with the reason if it takes no report."""
         host, port = self._place
         assert host is not None
         kind = HTTPSConnection if self._secure else HTTPConnection
@@ -73,7 +95,7 @@ class ReportSender:
             body = response.read(MAX_REPLY_BYTES)
         except (OSError, HTTPException) as error:
             reason = str(error) or type(error).__name__
-            raise ReportRefusedError(f"{self.url} does not answer: {reason}") from error
+            raise NoAnswerError(f"{self.url} does not answer: {reason}") from error
         finally:
             connection.close()
         return self._answer(response, body)
@@ -87,7 +109,8 @@ class ReportSender:
         if 200 <= response.status < 300:
             return answer
         said = answer.get("detail") or answer.get("error") or response.reason
-        raise ReportRefusedError(f"{self.url} refused the report: {response.status}: {str(said)[:500]}")
+        kind = ReportRefusedError if response.status < 500 else NoAnswerError
+        raise kind(f"{self.url} refused the report: {response.status}: {str(said)[:500]}")
 
 
 def run_agent(
@@ -97,10 +120,12 @@ def run_agent(
     *,
     sleep: Callable[[float], None],
     say: Callable[[str], None],
+    jitter: Callable[[], float] = random,
     generation: KnownGeneration | None = None,
 ) -> None:
     """Send a report of this server every `interval_s` seconds until `sleep` raises `KeyboardInterrupt`.
 
+    `jitter`, from 0 to 1, makes that a tenth less or more, so that agents started at once spread.
     While the answer names GPUs in `cleaning` or a shorter time (`next_s`), and after a process on a GPU has
     ended, reports come faster. If it says `jobs`, the next report lists them. `say` gets a line when a report
     is refused for a new reason, and when one is taken again. An answer from an older state than that of
@@ -127,6 +152,8 @@ def run_agent(
             if reason != trouble:
                 say(reason or "reports are taken again")
                 trouble = reason
+            if pause_s == interval_s:
+                pause_s *= 1 + JITTER * (2 * jitter() - 1)
             if hurry_left_s > 0:
                 pause_s = min(pause_s, LOOK_S)
                 hurry_left_s -= pause_s
@@ -141,7 +168,7 @@ def run_agent(
 def _pause_s(answer: Mapping[str, Any], interval_s: float) -> float:
     """Return the time until the next report: what the service asks for, if that is sooner."""
     wanted = answer.get("next_s", CLEANING_INTERVAL_S if answer.get("cleaning") else interval_s)
-    if not isinstance(wanted, int | float) or not wanted >= CLEANING_INTERVAL_S:
+    if not isinstance(wanted, (int, float)) or not wanted >= CLEANING_INTERVAL_S:
         wanted = CLEANING_INTERVAL_S
     return min(interval_s, float(wanted))
 

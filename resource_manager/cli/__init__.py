@@ -2,6 +2,7 @@
 
 from resource_manager.cli import (  # noqa: F401 - they add their commands
     agent,
+    agents,
     by_hand,
     cluster,
     converting,

@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from resource_manager.agent.sending import ReportSender
 
 
-@main.command()
-@click.option("--server", required=True, help="Name of this server in the inventory.")
-@click.option("--url", help="Address of the service, or of Airflow's page /gpu; else that of gpu-manager.")
+@main.group(invoke_without_command=True)
+@click.option("--server", help="Name of this server in the inventory.")
+@click.option(
+    "--url",
+    multiple=True,
+    help="Address of the service, or of Airflow's page /gpu; else that of gpu-manager. Repeatable.",
+)
 @click.option(
     "--token",
     envvar="GPU_MANAGER_AGENT_TOKEN",
@@ -30,22 +34,27 @@ if TYPE_CHECKING:
 @click.option("--once", is_flag=True, help="Send one report; with --json, print it and send nothing.")
 @health_option
 @json_option
-@click.pass_obj
+@click.pass_context
 @exit_codes
 def agent(
-    target: Target,
-    server: str,
-    url: str | None,
+    context: click.Context,
+    server: str | None,
+    url: tuple[str, ...],
     token: str | None,
     interval_s: float,
     once: bool,
     health_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Report the GPUs of this server to the service until Ctrl-C."""
+    """Report the GPUs of this server to the service until Ctrl-C; install and list the agents of servers."""
+    if context.invoked_subcommand is not None:
+        return
+    target: Target = context.obj
     from resource_manager.agent.generation import KnownGeneration, state_folder
     from resource_manager.agent.sending import ReportSender, run_agent
 
+    if server is None:
+        raise Failure("--server is missing: the name of this server in the inventory", BAD_INPUT)
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,255}", server):
         raise Failure(f"--server {server[:60]!r} is not the name of a server", BAD_INPUT)
     if as_json and not once:
@@ -53,7 +62,7 @@ def agent(
     if as_json:
         _print_once(server, health_path)
         return
-    address = url or target.url
+    address = " ".join(url) or target.url
     if not address:
         raise Failure(
             "--url is missing: the address of the service, such as http://localhost:5000", BAD_INPUT

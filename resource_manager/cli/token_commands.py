@@ -33,7 +33,7 @@ def token() -> None:
     """
 
 
-def _token_store(target: Target, tokens_file: Path | None) -> TokenStore:
+def token_store(target: Target, tokens_file: Path | None) -> TokenStore:
     if tokens_file is not None:
         return TokenFile(tokens_file)
     if target.url:
@@ -71,7 +71,7 @@ def token_create(
     as_json: bool,
 ) -> None:
     """Create a token; it is shown once and stored only as a hash."""
-    store = _token_store(target, tokens_file)
+    store = token_store(target, tokens_file)
     text = tokens.create(store, name, Role.named(role), teams=teams, server=server, expires_s=expires_s)
     _print_issued(store, text, as_json)
 
@@ -111,7 +111,7 @@ def token_rotate(
     as_json: bool,
 ) -> None:
     """Create a token with the rights of TOKEN_ID, which ends: at once, or after --overlap."""
-    store = _token_store(target, tokens_file)
+    store = token_store(target, tokens_file)
     if token_id not in store.read():
         raise Failure(f"there is no token {token_id!r}: gpu-manager token list shows the ids", REFUSED)
     text = tokens.rotate(store, token_id, expires_s=expires_s, overlap_s=overlap_s or 0.0)
@@ -126,7 +126,7 @@ def token_rotate(
 @exit_codes
 def token_list(target: Target, tokens_file: Path | None, wide: bool, as_json: bool) -> None:
     """List the tokens, without their secrets."""
-    store = _token_store(target, tokens_file)
+    store = token_store(target, tokens_file)
     found = sorted(store.read().values(), key=lambda token: token.created_at)
     uses = store.last_uses()
     if as_json:
@@ -166,6 +166,6 @@ def token_list(target: Target, tokens_file: Path | None, wide: bool, as_json: bo
 @exit_codes
 def token_revoke(target: Target, token_id: str, tokens_file: Path | None, as_json: bool) -> None:
     """Revoke a token by its id."""
-    if not _token_store(target, tokens_file).delete(token_id):
+    if not token_store(target, tokens_file).delete(token_id):
         raise Failure(f"there is no token {token_id!r}", REFUSED)
     print_json({"success": True}) if as_json else click.echo(f"{token_id}: revoked")

@@ -58,7 +58,9 @@ def service() -> Iterator[Service]:
     thread.join()
 
 
-def rounds(sender: ReportSender, steps: list[Callable[[], object]]) -> tuple[list[float], list[str]]:
+def rounds(
+    sender: ReportSender, steps: list[Callable[[], object]], jitter: float = 0.5
+) -> tuple[list[float], list[str]]:
     """Run the agent, with a step in each pause, until there is none left; return pauses and lines."""
     pauses: list[float] = []
     said: list[str] = []
@@ -69,7 +71,7 @@ def rounds(sender: ReportSender, steps: list[Callable[[], object]]) -> tuple[lis
             raise KeyboardInterrupt
         steps.pop(0)()
 
-    run_agent("gpu-a", sender, 10.0, sleep=sleep, say=said.append)
+    run_agent("gpu-a", sender, 10.0, sleep=sleep, say=said.append, jitter=lambda: jitter)
     return pauses, said
 
 
@@ -148,6 +150,16 @@ def test_a_service_that_is_away_is_said_once(state: State) -> None:
     pauses, [said] = rounds(ReportSender("http://127.0.0.1:1"), [lambda: None])
     assert len(pauses) == 2
     assert "http://127.0.0.1:1 does not answer" in said
+
+
+def test_the_next_service_takes_the_reports_of_one_that_is_away(state: State, service: Service) -> None:
+    sender = ReportSender(f"http://127.0.0.1:1 {service.url}", "gpm_secret")
+    pauses, said = rounds(sender, [lambda: None], jitter=1.0)
+    assert (len(service.requests), said) == (2, [])
+    assert pauses == [11.0] * 2, "agents that were started at once do not stay together"
+    service.status = 503
+    _, [said_once] = rounds(sender, [])
+    assert "127.0.0.1:1 does not answer" in said_once
 
 
 def test_a_redirection_is_not_followed(state: State, service: Service) -> None:

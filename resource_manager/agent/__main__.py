@@ -1,0 +1,29 @@
+"""Agent of this server as its unit starts it, set by the environment. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from resource_manager.agent.generation import KnownGeneration, state_folder
+from resource_manager.agent.sending import ReportSender, run_agent
+
+EVERY_S = 10.0
+
+
+def main() -> None:
+    """Report the GPUs of `GPU_MANAGER_SERVER` to the first service of `GPU_MANAGER_URL` that answers."""
+    server = os.environ["GPU_MANAGER_SERVER"]
+    run_agent(
+        server,
+        ReportSender(os.environ["GPU_MANAGER_URL"], os.environ.get("GPU_MANAGER_AGENT_TOKEN")),
+        EVERY_S,
+        sleep=time.sleep,
+        say=lambda line: print(f"{server}: {line}", file=sys.stderr, flush=True),
+        generation=KnownGeneration(state_folder() / f"agent-{server}.mark"),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""`gpu-manager agent install` and `agent list`: agents on servers, from where the store is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from inspect import getsource
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from resource_manager import __version__
+from resource_manager.cli.agent import agent
+from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, one_line, print_json
+from resource_manager.cli.commands import json_option, wide_option
+from resource_manager.cli.discovering import MAX_CONNECTIONS, server_names
+from resource_manager.cli.signals import interruptible
+from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.token_commands import token_store, tokens_file_option
+from resource_manager.cli.verifying import login_options
+from resource_manager.errors import ResourceManagerError
+from resource_manager.manager.plurals import counted
+from resource_manager.rest import tokens
+from resource_manager.rest.tokens import Role, TokenStore
+
+if TYPE_CHECKING:
+    from resource_manager.manager.manager import GPUResourceManager
+
+INSTALL_S = 120.0
+FIRST_REPORT_S = 60.0
+LOOK_EVERY_S = 1.0
+
+PROGRAM = (
+    "__init__.py",
+    "lazy.py",
+    "errors.py",
+    *(f"agent/{name}.py" for name in ("__init__", "__main__", "probe", "running", "generation", "sending")),
+)
+"""Files of the package that an agent needs."""
+
+
+@agent.command("install")
+@click.argument("hosts", nargs=-1, metavar="HOST...")
+@click.option("--all", "is_all", is_flag=True, help="Every server of the cluster that has an address.")
+@click.option(
+    "--service",
+    "services",
+    multiple=True,
+    required=True,
+    help="Address of the service, or of Airflow's page /gpu, as the servers reach it; repeatable: the next "
+    "one takes the reports while one is away.",
+)
+@login_options
+@tokens_file_option
+@json_option
+@click.pass_context
+@exit_codes
+def install_agents(
+    context: click.Context,
+    hosts: tuple[str, ...],
+    is_all: bool,
+    services: tuple[str, ...],
+    user: str | None,
+    key: str | None,
+    tokens_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Install or update the agent on servers by ssh, and wait for its first report.
+
+    HOST is a server of the cluster, by its name or address, as [user@]host[:port]. Each gets the agent's
+    files, a token that sends its reports only, and a systemd unit. It needs python3 and systemd, and a user
+    who is root or may use sudo without a password. Run this where the store can be reached.
+    """
+    from resource_manager.agent.sending import ReportSender
+
+    target: Target = context.obj
+    store = token_store(target, tokens_file)
+    ReportSender(" ".join(services))  # which refuses what is no address
+    places = _places(target.on_store(), hosts, is_all=is_all)
+
+    def install(place: tuple[str, str]) -> str:
+        return _install(target.on_store(), store, *place, services, (user, key))
+
+    def install_all() -> list[str]:
+        with ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
+            return list(threads.map(install, places.items()))
+
+    problems = dict(zip(places, interruptible(install_all), strict=True))
+    if as_json:
+        print_json([{"server_name": name, "error": why or None} for name, why in problems.items()])
+    else:
+        for name, why in problems.items():
+            line = f"{name}: agent {__version__} reports" if not why else f"Error: {name}: {one_line(why)}"
+            click.echo(line, err=bool(why))
+    if any(problems.values()):
+        context.exit(UNREACHABLE)
+
+
+def _places(manager: GPUResourceManager, hosts: Sequence[str], *, is_all: bool) -> dict[str, str]:
+    """Return where to log in, by server; raises `Failure` for a host that is no server of the cluster."""
+    addresses = {row["server_name"]: row["address"] for row in manager.servers()}
+    if is_all == bool(hosts):
+        raise Failure("name the servers, or --all of the cluster", BAD_INPUT)
+    if is_all:
+        return {name: address for name, address in addresses.items() if address}
+    by_address = {server_names([address])[0]: name for name, address in addresses.items() if address}
+    places = {}
+    for host, name in zip(hosts, server_names(hosts), strict=True):
+        if name in by_address:
+            places[by_address[name]] = host
+        else:
+            found = manager.server(name)["server_name"]  # raises with the nearest names
+            places[found] = addresses[found] or host
+    return places
+
+
+def _install(
+    manager: GPUResourceManager,
+    store: TokenStore,
+    server: str,
+    address: str,
+    services: Sequence[str],
+    login: tuple[str | None, str | None],
+) -> str:
+    """Install the agent of a server; return why it does not report, empty if it does."""
+    text = tokens.create(store, f"agent of {server}", Role.AGENT, server=server)
+    made = tokens.find(store.read(), text)
+    assert made is not None
+    deadline = time.monotonic() + FIRST_REPORT_S
+    try:
+        why = _run_there(address, server, _program(server, services, text), login)
+        while not why and made.token_id not in store.last_uses():
+            if time.monotonic() > deadline:
+                why = f"no report at {services[0]} yet: journalctl -u gpu-manager-agent there says why"
+            time.sleep(LOOK_EVERY_S)
+    except ResourceManagerError as error:
+        why = str(error)
+    for token in store.read().values():
+        is_new = token.token_id == made.token_id
+        if token.server == server and is_new == bool(why):
+            store.delete(token.token_id)
+    return why or manager.gpus([server])[0]["error"]
+
+
+def _program(server: str, services: Sequence[str], token: str) -> str:
+    """Return the program that installs the agent on a server, where its standard input has it."""
+    from resource_manager.agent import install
+
+    package = Path(__file__).parents[1]
+    files = {f"resource_manager/{name}": (package / name).read_text(encoding="utf-8") for name in PROGRAM}
+    settings = {
+        "GPU_MANAGER_URL": f'"{" ".join(services)}"',
+        "GPU_MANAGER_SERVER": server,
+        "GPU_MANAGER_AGENT_TOKEN": token,
+    }
+    lines = "".join(f"{name}={value}\n" for name, value in settings.items())
+    unit = (package / "agent" / install.UNIT).read_text(encoding="utf-8")
+    again = f"{getsource(install)}\ninstall('', {files!r}, {lines!r}, {unit!r})\n"
+    return f"{getsource(install)}\ninstall({again!r}, {files!r}, {lines!r}, {unit!r})\n"
+
+
+def _run_there(address: str, server: str, program: str, login: tuple[str | None, str | None]) -> str:
+    """Run a program on a server, or here where that is this machine; return why it failed, if it did."""
+    from resource_manager.jobs.launchers.ssh import SSHPython
+    from resource_manager.jobs.launchers.terminal import is_here
+
+    if is_here(address, server):
+        done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True)
+        code, said = done.returncode, done.stderr
+    else:
+        there = SSHPython(address, user=login[0], key_file=login[1])
+        try:
+            code, _, said = there.run(program, INSTALL_S)
+        finally:
+            there.close()
+    lines = said.strip().splitlines() or [f"the installation ended with {code}"]
+    return lines[-1] if code else ""
+
+
+@agent.command("list")
+@json_option
+@wide_option
+@click.pass_obj
+@exit_codes
+def list_agents(target: Target, as_json: bool, wide: bool) -> None:
+    """List the servers with the version of their agents and the time since the last report."""
+    from resource_manager.cli import tables
+    from resource_manager.cli.fitting import Column, FittedTable
+    from resource_manager.manager.serializers import duration
+
+    uses: Sequence[Mapping[str, Any]] = target.manager.gpus()
+    shown = ("server_id", "server_name", "watched", "age_s", "agent_version", "driver", "error")
+    if as_json:
+        print_json([{name: use[name] for name in shown} for use in uses])
+        return
+    table = FittedTable(Column("server"), Column("agent"), Column("last report"), Column("driver", 2))
+    for use in uses:
+        version = use["agent_version"] or "–"
+        stale = "" if use["agent_version"] in (None, __version__) else f" (here {__version__})"
+        age = "never" if use["age_s"] is None else f"{duration(use['age_s'])} ago"
+        table.add_row(use["server_name"], version + stale, age, use["error"] or use["driver"] or "")
+    tables.console(wide=wide).print(table)
+    silent = sum(use["agent_version"] is None for use in uses)
+    if silent:
+        click.echo(f"{counted(silent, 'server')} without an agent: gpu-manager agent install HOST…", err=True)
