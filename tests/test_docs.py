@@ -56,6 +56,7 @@ ELSEWHERE = {
     "docs/getting-started.md": "tests/test_getting_started.py",
     "docs/testing.md": "tests/test_testing.py",
     "docs/from-a-pool.md": "tests/cli/test_converting.py",
+    "docs/your-code.md": "tests/cli/test_syncing.py",
     "docs/gpus.md": "tests/cli/test_discovering.py",
     "docs/deploy.md": "tests/test_deploy.py",
     "docs/restore.md": "tests/cli/test_restore_drill.py",

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from resource_manager.cli.base import REFUSED, UNREACHABLE, Failure
 from resource_manager.cli.session import Session, say
 from resource_manager.cli.shared_connection import SharedConnection
 from resource_manager.cli.signals import Calls, Interrupted
+from resource_manager.cli.syncing import sync
 from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.identifiers import as_reason
 from resource_manager.core.models import JobPlace
@@ -32,6 +34,7 @@ from resource_manager.jobs.launchers import (
 from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.launchers.terminal import TerminalLauncher
 from resource_manager.jobs.preempting import grace_of
+from resource_manager.manager.plurals import counted
 from resource_manager.manager.serializers import duration, name_in_words
 from resource_manager.manager.use_results import idle_in_words
 
@@ -66,10 +69,20 @@ class Ending:
 
 
 class Attended:
-    """Job of a lease in this terminal; with `owns` the lease is renewed meanwhile and released at its end."""
+    """Job of a lease in this terminal; with `owns` the lease is renewed meanwhile and released at its end.
+
+    It begins in a copy of `folder`, if one is given.
+    """
 
     def __init__(
-        self, session: Session, lease: Mapping[str, Any], job: Job, time_s: float | None, *, owns: bool = True
+        self,
+        session: Session,
+        lease: Mapping[str, Any],
+        job: Job,
+        time_s: float | None,
+        *,
+        owns: bool = True,
+        folder: Path | None = None,
     ) -> None:
         self._session = session
         self._signals = session.signals
@@ -77,6 +90,7 @@ class Attended:
         self._job = job
         self._time_s = time_s
         self._owns = owns
+        self._folder = folder
         self._server: str = lease["members"][0]["server_name"]
         self._address: str = lease["members"][0]["address"]
         self._here = False
@@ -95,12 +109,13 @@ class Attended:
             try:
                 self._here = self._is_here()
                 options = self._log_in(connection)
+                working_dir = self._copy(options)
                 launcher = terminal.open_terminal(JobPlace(TERMINAL, self._address), self._here, options)
                 place = self._signals.result(self._telling.begin(lambda: launcher.prepare(self._job)))
                 if self._owns:
                     self._place(place)
                 self._signals.check()
-                self._process = terminal.attend(place, self._job, self._here, TTL_S, options)
+                self._process = terminal.attend(place, self._job, self._here, TTL_S, options, working_dir)
             except LauncherError as error:
                 self._release(Outcome.FAILED, str(error), (self._server,))
                 is_unknown = isinstance(error, LauncherUnreachableError)
@@ -127,6 +142,15 @@ class Attended:
                 f"server {self._server} has no address in the inventory, so no ssh can reach it"
             )
         return connection.enter_context(SharedConnection(self._address, self._signals)).options
+
+    def _copy(self, options: tuple[str, ...]) -> str:
+        """Return the folder of the code on the server, copied there unless that is this machine."""
+        if self._folder is None or self._here:
+            return str(self._folder or "")
+        folder = self._folder
+        there, sent = self._signals.result(self._telling.begin(lambda: sync(folder, self._address, options)))
+        say(f"{counted(sent, 'file')} copied to {there} of {self._server}")
+        return there
 
     def _place(self, place: JobPlace) -> None:
         """Store in the lease where its job is about to be."""

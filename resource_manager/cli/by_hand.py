@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import click
@@ -76,16 +77,29 @@ class ByHandCommand(DemandCommand):
 
 @main.command(cls=ByHandCommand, context_settings={"ignore_unknown_options": True})
 @time_option
+@click.option(
+    "--sync",
+    "folder",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Begin in a copy of DIR on the server: what .gitignore leaves, at most 100 MB, only what changed.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
 @exit_codes
-def run(target: Target, /, command: tuple[str, ...], time_s: float | None, **options: Any) -> NoReturn:
+def run(
+    target: Target, /, command: tuple[str, ...], time_s: float | None, folder: Path | None, **options: Any
+) -> NoReturn:
     """Run a command on GPUs in this terminal: wait for them, run it on their server, free them at its end.
 
     Its exit code is the command's; 74 if a GPU failed, 75 if it was preempted, 124 if its time was over.
     Ctrl-C, SIGTERM and a closed terminal end it and free the GPUs.
     """
-    raise SystemExit(_run(target, command, time_s, options))
+    if folder is not None:
+        from resource_manager.cli.syncing import check_folder
+
+        check_folder(folder)  # before it waits for GPUs
+    raise SystemExit(_run(target, command, time_s, options, folder))
 
 
 @main.command(cls=ByHandCommand)
@@ -187,6 +201,7 @@ def logs(target: Target, name: str, follow: bool, rank: int) -> None:
 @exit_codes
 def stop(
     target: Target,
+    /,
     name: str,
     retry_for_s: float | None,
     end_task: bool,
@@ -275,7 +290,13 @@ def harmless(text: str) -> str:
     return STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-def _run(target: Target, command: Sequence[str], time_s: float | None, options: dict[str, Any]) -> int:
+def _run(
+    target: Target,
+    command: Sequence[str],
+    time_s: float | None,
+    options: dict[str, Any],
+    folder: Path | None = None,
+) -> int:
     from resource_manager.cli.attended import TTL_S, Attended  # loads pydantic
 
     labels = [*options.get("labels", ()), "launcher=terminal", f"host={socket.gethostname()}"]
@@ -287,7 +308,7 @@ def _run(target: Target, command: Sequence[str], time_s: float | None, options: 
         with Session(target) as session:
             lease = wait_for_grant(session, demand)
             say(f"{tables.lease_line(lease)}" + (f", for {duration(time_s)}" if time_s else ""))
-            return Attended(session, lease, _job(lease, command), time_s).run()
+            return Attended(session, lease, _job(lease, command), time_s, folder=folder).run()
     except Interrupted as interrupted:
         return interrupted.exit_code
 

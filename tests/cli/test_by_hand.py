@@ -78,7 +78,8 @@ def test_the_exit_code_and_the_output_are_the_command_s_own(
     assert (done.returncode, done.stdout) == (7, "of s: 0\n")
     assert "no\n" in done.stderr
     assert re.search(r"^gpu-manager: \S+@\S+ \w+: GPU 0 and 1 CPU of s, ", done.stderr, re.M)
-    assert [change["outcome"] for change in manager.history() if change["change"] == "released"] == ["FAILED"]
+    [released] = [change for change in manager.history() if change["change"] == "released"]
+    assert (released["outcome"], released["reason"]) == ("FAILED", "exit code 7")
 
 
 def test_arguments_arrive_as_they_are(environment: dict[str, str], manager: GPUResourceManager) -> None:

@@ -124,12 +124,18 @@ def open_terminal(place: JobPlace, here: bool | None = None, options: Sequence[s
 
 
 def attend(
-    place: JobPlace, job: Job, here: bool, ttl_s: float = 0.0, options: Sequence[str] = ()
+    place: JobPlace,
+    job: Job,
+    here: bool,
+    ttl_s: float = 0.0,
+    options: Sequence[str] = (),
+    working_dir: str = "",
 ) -> subprocess.Popen[bytes]:
     """Start the job, prepared at that place, in this terminal; it ends if this process does.
 
     It also ends `ttl_s` after the last `sign`, if that is not 0. By the ssh program it has these further
-    options. The exit code is the job's. Raises `LauncherError`.
+    options. It begins in `working_dir`, else here in this folder, there at home. The exit code is the job's.
+    Raises `LauncherError`.
     """
     call = {
         "place": asdict(place),
@@ -137,7 +143,7 @@ def attend(
         "key": job.key,
         "command": list(job.command),
         "environment": job_environment(job),
-        "working_dir": "." if here else "~",
+        "working_dir": working_dir or ("." if here else "~"),
         "ttl_s": ttl_s,
     }
     program = (

@@ -1,0 +1,122 @@
+"""Copy of a folder of code on the server of a lease: what git would not ignore, and only what changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import socket
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from resource_manager.cli.base import BAD_INPUT, Failure
+from resource_manager.jobs.launchers import LauncherError
+from resource_manager.jobs.launchers.terminal import SSH_OPTIONS, destination
+
+MAX_BYTES = 100_000_000
+
+THERE = """
+import hashlib, json, os, sys, tarfile
+folder = os.path.expanduser(sys.argv[1])
+os.makedirs(folder, mode=0o700, exist_ok=True)
+os.chdir(folder)
+known = ".gpu-manager-sync"
+wanted = json.loads(sys.stdin.buffer.readline())
+def digest(name):
+    try:
+        with open(name, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return ""
+print(json.dumps([name for name in wanted if digest(name) != wanted[name]]), flush=True)
+with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
+    for member in archive:
+        parent = os.path.dirname(member.name)
+        if parent:
+            os.makedirs(parent, exist_ok=True)
+        content = archive.extractfile(member).read()
+        with open(member.name + ".sync", "wb") as file:
+            file.write(content)
+        os.chmod(member.name + ".sync", member.mode)
+        os.replace(member.name + ".sync", member.name)
+if os.path.exists(known):
+    with open(known) as file:
+        for name in set(json.load(file)) - set(wanted):
+            if os.path.exists(name):
+                os.unlink(name)
+with open(known, "w") as file:
+    json.dump(list(wanted), file)
+print("done", flush=True)
+"""
+"""Program for the server: it reads the wanted files' digests, says what it lacks, and reads an archive."""
+
+
+def check_folder(folder: Path) -> dict[str, Path]:
+    """Return the files of a folder that git does not ignore, by name; raises `Failure` for too many."""
+    listed = _git(folder, "-C", str(folder), "ls-files", "-z", "-co", "--exclude-standard")
+    if listed is None:  # no repository: the ignore files count all the same
+        with tempfile.TemporaryDirectory() as empty:
+            subprocess.run(["git", "init", "-q", "--bare", empty], check=True)
+            place = ("--git-dir", empty, "--work-tree", str(folder), "-C", str(folder))
+            listed = _git(folder, *place, "ls-files", "-z", "-o", "--exclude-standard") or ""
+    names = sorted(filter(None, listed.split("\0")))
+    files = {name: folder / name for name in names if (folder / name).is_file()}
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    if sum(sizes.values()) > MAX_BYTES:
+        largest = ", ".join(sorted(sizes, key=sizes.__getitem__)[-3:])
+        raise Failure(
+            f"--sync {folder}: {sum(sizes.values()) / 1e6:,.0f} MB, at most {MAX_BYTES / 1e6:g}; name in "
+            f".gitignore what is data, such as {largest}",
+            BAD_INPUT,
+        )
+    return files
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *words], capture_output=True)
+    except FileNotFoundError:
+        raise Failure(f"--sync {folder} needs git, which says what is ignored", BAD_INPUT) from None
+    return os.fsdecode(done.stdout) if done.returncode == 0 else None
+
+
+def sync(folder: Path, address: str, options: Sequence[str]) -> tuple[str, int]:
+    """Make the copy of a folder on a server equal to it; return where it is there, and the files sent.
+
+    Files that jobs wrote stay; those that a former copy brought and that are gone here go there, too.
+    Raises `LauncherError`.
+    """
+    files = check_folder(folder)
+    mark = hashlib.sha256(f"{socket.gethostname()}:{folder.resolve()}".encode()).hexdigest()[:8]
+    there = f"~/.gpu-manager/code/{folder.resolve().name or 'root'}-{mark}"
+    program = shlex.join(["python3", "-I", "-S", "-c", THERE, there])
+    command = ["ssh", "-T", *SSH_OPTIONS, *options, *destination(address), program]
+    wanted = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    with tempfile.TemporaryFile() as complaint:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaint)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            with process:
+                process.stdin.write(json.dumps(wanted).encode() + b"\n")
+                process.stdin.flush()
+                lacking = json.loads(process.stdout.readline())
+                _send(files, lacking, process)
+                process.stdin.close()
+                if process.stdout.readline() == b"done\n":
+                    return there, len(lacking)
+        except (OSError, ValueError):
+            pass  # its standard error says why
+        complaint.seek(0)
+        said = complaint.read().decode(errors="replace").strip().splitlines() or ["no reason given"]
+    raise LauncherError(f"--sync {folder}: not copied to {address}: {said[-1]}")
+
+
+def _send(files: Mapping[str, Path], names: Sequence[str], process: subprocess.Popen[bytes]) -> None:
+    with tarfile.open(fileobj=process.stdin, mode="w|", dereference=True) as archive:
+        for name in names:
+            archive.add(files[name], name, recursive=False)
