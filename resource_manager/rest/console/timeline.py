@@ -36,7 +36,7 @@ NARROW = 8.0
 
 ENDS = {
     Outcome.SUCCESS.value: ("past", "✔"),
-    **dict.fromkeys(("FAILED", "expired", "PREEMPTED", "EVICTED"), ("past failed", "✖")),
+    **dict.fromkeys(("FAILED", "expired", "PREEMPTED", "EVICTED", "TIMED_OUT"), ("past failed", "✖")),
 }
 """Classes and mark of a bar, by outcome; others were stopped or released."""
 
