@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -33,9 +35,11 @@ from resource_manager.rest.auth import ExpiredTokenError, Identity, TokenAuthent
 from resource_manager.rest.chores import SILENCE_EVERY_S, regularly
 from resource_manager.rest.events import CLIENT_GONE
 from resource_manager.rest.held_requests import PARK, Parked
+from resource_manager.rest.private_file import PrivateFile
 from resource_manager.rest.problems import TITLES
 from resource_manager.rest.sessions import MemorySessions
 from resource_manager.rest.tokens import PREFIX, Role
+from resource_manager.rest.webhooks import SEND_EVERY_S, NoticeSender
 
 NAME = "GPU resource manager"
 
@@ -170,6 +174,11 @@ def _bridge() -> Any:
     )
     regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, threading.Event())
     regularly("marks of the state", CHECK_EVERY_S, service.receiver.marks.check, threading.Event())
+    path = os.environ.get("GPU_MANAGER_NOTICE_SECRET")
+    key = (PrivateFile(Path(path), secret=True).read() or "").strip() if path else ""
+    regularly(
+        "notices", SEND_EVERY_S, NoticeSender(service.manager, service.watch, key).send, threading.Event()
+    )
     app: Any = create_app(service)
     return WSGIMiddleware(app, workers=WORKERS + MAX_STREAMS)
 

@@ -31,7 +31,9 @@ def shared_options(command: F) -> F:
             help="Let this server leave once its leases have ended.",
         ),
         click.option(
-            "--remove", multiple=True, help="End a section: cluster, teams, maintenance, health or sign_on."
+            "--remove",
+            multiple=True,
+            help="End a section: cluster, teams, maintenance, health, sign_on or notices.",
         ),
         click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE]..."),
     ):

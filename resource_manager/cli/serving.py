@@ -89,6 +89,12 @@ SWITCH_S = 0.001
     type=click.Path(dir_okay=False, path_type=Path),
     help="File with the secret of this service at the provider of [sign_on], if it has one.",
 )
+@click.option(
+    "--notice-secret",
+    envvar="GPU_MANAGER_NOTICE_SECRET",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File with the secret that signs the notices to webhooks.",
+)
 @click.option("--example", is_flag=True, help="Give an empty store 4 servers with 8 GPUs each, to try it.")
 @tokens_file_option
 @click.pass_obj
@@ -113,6 +119,7 @@ def serve(
     archive: Path | None,
     audit: str | None,
     client_secret: Path | None,
+    notice_secret: Path | None,
     example: bool,
     tokens_file: Path | None,
 ) -> None:
@@ -123,6 +130,7 @@ def serve(
     from resource_manager.rest.app import create_app
     from resource_manager.rest.assemble import persistence_of, standalone
     from resource_manager.rest.observability import logs
+    from resource_manager.rest.webhooks import SEND_EVERY_S, NoticeSender
     from resource_manager.storage.archive import extend
 
     if target.url:
@@ -154,6 +162,8 @@ def serve(
         threads=threads,
         client_secret=_secret_in(client_secret),
     )
+    notices = NoticeSender(manager, service.watch, _secret_in(notice_secret))
+    records.append(("notices", SEND_EVERY_S, notices.send))
     service.receiver.marks.keep_in(_mark_files(settings, archive))
     if not manager.inventory:
         logger.warning("%s", NO_SERVERS)

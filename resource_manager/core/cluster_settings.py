@@ -52,6 +52,19 @@ class SignOn:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """Address of a webhook, and the events that it is sent: of all teams, or of the leases of one.
+
+    `private`: the address may redirect to one of a private network.
+    """
+
+    on: tuple[str, ...]
+    to: str
+    team: str = ""
+    private: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSettings:
     """Settings of the whole cluster, as its file states them; no process has others.
 
@@ -82,3 +95,4 @@ class ClusterSettings:
     prices: Mapping[str, float] = field(default_factory=dict)
     health: tuple[HealthRule, ...] = ()
     sign_on: SignOn | None = None
+    notices: tuple[Notice, ...] = ()

@@ -17,6 +17,7 @@ from resource_manager.core.search import newcomer
 from resource_manager.core.teams import Teams
 from resource_manager.errors import InvalidRequestError, PolicyError
 from resource_manager.manager import maintenance, teams
+from resource_manager.manager.cluster_file.notices import in_words
 from resource_manager.manager.cluster_file.sections import DEFAULTS, KEYS, ClusterDefinition
 from resource_manager.manager.cluster_file.sign_on import difference
 from resource_manager.manager.cluster_file.writing import sections_of, to_toml
@@ -26,7 +27,7 @@ from resource_manager.manager.wording import bounded, changed_in_words, gpus_in_
 from resource_manager.scheduling.placement.policies import get_policy, package_of
 from resource_manager.scheduling.queue.orders import get_order
 
-REMOVABLE = ("cluster", "teams", "maintenance", "health", "sign_on")
+REMOVABLE = ("cluster", "teams", "maintenance", "health", "sign_on", "notices")
 """Sections that `remove` ends; servers leave one by one."""
 
 
@@ -94,6 +95,7 @@ def _with_removals(definition: ClusterDefinition, remove: Collection[str]) -> Cl
         health=() if "health" in remove else definition.health,
         teams=Teams() if "teams" in remove else definition.teams,
         windows=() if "maintenance" in remove else definition.windows,
+        notices=() if "notices" in remove else definition.notices,
     )
 
 
@@ -120,7 +122,7 @@ class _Planning:
         self._say(sign, f"{what}: refused, {why}")
         self.made.refusals.append(InvalidRequestError("{}: {}", what, why, field=field))
 
-    # ---- [cluster], [health] and [sign_on] ----
+    # ---- [cluster], [health], [sign_on] and [[notices]] ----
 
     def _settings(self) -> None:
         before = self._cluster.settings
@@ -128,13 +130,18 @@ class _Planning:
         health = before.health if self._defined.health is None else self._defined.health
         sign_on = before.sign_on if self._defined.sign_on is None else self._defined.sign_on
         sign_on = None if "sign_on" in self._options.remove else sign_on
-        after = replace(after, health=health, sign_on=sign_on)
+        notices = before.notices if self._defined.notices is None else self._defined.notices
+        after = replace(after, health=health, sign_on=sign_on, notices=notices)
         for key, name in KEYS.items():
             old, new = getattr(before, name), getattr(after, name)
             if old != new:
                 self.made.lines.append(changed_in_words(key, old, new))
         self._health(before.health, health)
         self.made.lines += difference(before.sign_on, sign_on)
+        for sign, of, others in (("-", before.notices, notices), ("+", notices, before.notices)):
+            for notice in of:
+                if notice not in others:
+                    self._say(sign, in_words(notice))
         if after != before:
             self.made.changes.append(ClusterSettingsChanged(after, self._now, bounded(self.made.lines)))
 

@@ -237,7 +237,8 @@ class ClusterBody(BaseModel):
         default=None, description="Revision of the stored cluster that must still be in force."
     )
     remove: list[str] = Field(
-        default_factory=list, description="Sections to end: cluster, teams, maintenance, health, sign_on."
+        default_factory=list,
+        description="Sections to end: cluster, teams, maintenance, health, sign_on, notices.",
     )
     retire: list[str] = Field(
         default_factory=list, description="Servers that leave although they have leases, once those ended."

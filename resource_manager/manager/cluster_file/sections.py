@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from resource_manager.core.cluster_settings import ClusterSettings, HealthRule, SignOn
+from resource_manager.core.cluster_settings import ClusterSettings, HealthRule, Notice, SignOn
 from resource_manager.core.models import MAX_PRIORITY, Node
 from resource_manager.core.teams import Teams
 from resource_manager.errors import SettingsError
 from resource_manager.manager.cluster_file.durations import Duration
+from resource_manager.manager.cluster_file.notices import NoticeTable
 from resource_manager.manager.cluster_file.servers import Server, nodes_of
 from resource_manager.manager.cluster_file.sign_on import SignOnSection
 from resource_manager.manager.cluster_file.teams import TeamsTable
@@ -135,7 +136,7 @@ class ClusterSection(BaseModel):
 KEYS = {
     name.removesuffix("_s"): name
     for name in (each.name for each in fields(ClusterSettings))
-    if name not in ("health", "policy_package", "sign_on")
+    if name not in ("health", "policy_package", "sign_on", "notices")
 }
 """Key of `[cluster]` -> field of `ClusterSettings`."""
 
@@ -166,6 +167,7 @@ class ClusterForm(TeamsTable):
     maintenance: list[WeeklyWindow] | None = Field(default=None, max_length=1000)
     health: dict[Condition, HealthAction | HealthEntry] | None = None
     sign_on: SignOnSection | None = None
+    notices: list[NoticeTable] | None = Field(default=None, max_length=100)
 
     def definition(self) -> ClusterDefinition:
         """Return what the form defines; raises `InvalidRequestError`."""
@@ -179,6 +181,7 @@ class ClusterForm(TeamsTable):
             "maintenance": bool(self.maintenance),
             "health": bool(self.health),
             "sign_on": self.sign_on is not None,
+            "notices": bool(self.notices),
         }
         return ClusterDefinition(
             settings=None if section is None else section.settings(),
@@ -187,6 +190,7 @@ class ClusterForm(TeamsTable):
             teams=self.rules() if has_teams else None,
             windows=tuple(self.maintenance) if self.maintenance else None,
             sign_on=None if self.sign_on is None else self.sign_on.settings(),
+            notices=tuple(each.notice() for each in self.notices) if self.notices else None,
             empty=tuple(
                 name for name, is_given in given.items() if not is_given and name in map(section_of, stated)
             ),
@@ -214,7 +218,8 @@ def health_rules(entries: Mapping[str, HealthAction | HealthEntry]) -> tuple[Hea
 class ClusterDefinition:
     """What is to become of the cluster; None leaves it as it is.
 
-    `settings` are without rules of health and sign-on. `empty` names sections that are there and say nothing.
+    `settings` are without rules of health, sign-on and notices. `empty` names sections that are there and
+    say nothing.
     """
 
     settings: ClusterSettings | None = None
@@ -223,6 +228,7 @@ class ClusterDefinition:
     teams: Teams | None = None
     windows: tuple[WindowForm, ...] | None = None
     sign_on: SignOn | None = None
+    notices: tuple[Notice, ...] | None = None
     empty: tuple[str, ...] = ()
 
 

@@ -1,0 +1,288 @@
+"""Webhooks of the cluster's notices: each event is sent at least once, from the history, by one service."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import json
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+
+from resource_manager.core import lease_limits
+from resource_manager.core.changes import (
+    AgentLost,
+    Change,
+    ClusterSettingsChanged,
+    GpuClosed,
+    Preempting,
+    Quarantined,
+)
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.cluster_settings import Notice
+from resource_manager.core.maintenance import preemptor_in_words, to_the_minute
+from resource_manager.core.name_lookup import name_in
+from resource_manager.core.names import name_of
+from resource_manager.errors import LockTimeoutError, ResourceManagerError
+from resource_manager.manager.cluster_file.notices import in_words
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.rest.state_follower import StateFollower
+from resource_manager.storage import Store
+
+logger = logging.getLogger(__name__)
+
+SEND_EVERY_S = 2.0
+TIMEOUT_S = 5.0
+CLAIM_S = 60.0
+"""Time for which a service has an address for itself; after its death another one goes on."""
+
+PAGE = 200
+TURN_S = CLAIM_S / 3
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0
+MAX_REDIRECTS = 3
+SIGNATURE = "GPU-Manager-Signature"
+TYPE = "gpu-manager."
+
+Post = Callable[[Notice, bytes, Mapping[str, str]], None]
+
+
+class UndeliveredError(ResourceManagerError):
+    """An event that its address did not take; the message does not name the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Version up to which an address has its events, and until when which service sends to it.
+
+    It did not take the last `failed` attempts, and is not tried before `next_at`.
+    """
+
+    incarnation: str
+    version: int
+    by: str = ""
+    until: float = 0.0
+    failed: int = 0
+    next_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened, to whom, in a sentence; `team` is that of the lease, if it is about one."""
+
+    kind: str
+    subject: str
+    text: str
+    team: str | None = None
+
+
+class NoticeSender:
+    """Sender of the events of a store to the addresses that its cluster names; `key` signs them.
+
+    Cursors are kept beside the state. A service claims an address under the lock, sends without it, and then
+    moves the cursor: who dies between sends again what was sent, and loses nothing.
+    """
+
+    def __init__(
+        self, manager: GPUResourceManager, watch: StateFollower, key: str = "", post: Post | None = None
+    ) -> None:
+        self._store: Store = manager.store
+        self._watch = watch
+        self._key = key.encode()
+        self._post = post or deliver
+        self._me = secrets.token_hex(8)
+        self._threads: dict[Notice, threading.Thread] = {}
+
+    def send(self) -> None:
+        """Send what is due; an address that hangs keeps its own thread only."""
+        for notice in self._watch.look(lambda cluster, now: cluster.settings.notices):
+            busy = self._threads.get(notice)
+            if busy is None or not busy.is_alive():
+                thread = threading.Thread(target=self._try, args=(notice,), name="gpu-notices", daemon=True)
+                self._threads[notice] = thread
+                thread.start()
+        for thread in self._threads.values():
+            thread.join(SEND_EVERY_S)
+
+    def _try(self, notice: Notice) -> None:
+        try:
+            self.serve(notice)
+        except Exception as error:  # such as a silent store: the next turn finds out
+            is_known = isinstance(error, ResourceManagerError)
+            logger.warning("%s: %s", in_words(notice), error, exc_info=not is_known)
+
+    def serve(self, notice: Notice) -> None:
+        """Send to one address what is due, unless another service does."""
+        version = self._watch.look(lambda cluster, now: cluster.version)
+        cursor = self._claim(notice, version)
+        if cursor is None:
+            return
+        at, failed, ends_at = cursor.version, 0, time.monotonic() + TURN_S
+        page = self._store.history(cursor.version, PAGE)
+        try:
+            for at_version, change in page:
+                event = self._event(change)
+                if event is not None and _is_wanted(notice, event):
+                    self._post(notice, *self._message(at_version, change, event))
+                at = at_version
+                if time.monotonic() > ends_at:
+                    break
+            if len(page) < PAGE and at == (page[-1][0] if page else at):
+                at = max(at, version)  # what is missing was dropped by the store, or by a reset
+        except UndeliveredError as error:
+            failed = cursor.failed + 1
+            logger.warning("%s: not taken, attempt %d: %s", in_words(notice), failed, error)
+        pause_s = min(FIRST_PAUSE_S * 2 ** min(failed - 1, 10), LONGEST_PAUSE_S) if failed else 0.0
+        next_at = self._store.now() + pause_s
+        self._move(notice, replace(cursor, version=at, by="", until=0.0, failed=failed, next_at=next_at))
+
+    def _claim(self, notice: Notice, version: int) -> Cursor | None:
+        """Return the cursor of an address with something to send that no other service sends to now."""
+        name, now = _name(notice), self._store.now()
+        known = _cursor(self._store, name)
+        if known is not None and not self._is_due(known, version, now):
+            return None
+        with self._locked():
+            known = _cursor(self._store, name) or Cursor(
+                self._store.incarnation, self._begin(notice, version)
+            )
+            if known.incarnation != self._store.incarnation:
+                known = Cursor(self._store.incarnation, min(known.version, version))
+            if not self._is_due(known, version, now):
+                return None
+            mine = replace(known, by=self._me, until=now + CLAIM_S)
+            _keep(self._store, name, mine)
+            return mine
+
+    def _is_due(self, cursor: Cursor, version: int, now: float) -> bool:
+        is_mine = cursor.by in ("", self._me) or cursor.until <= now
+        is_other = cursor.incarnation != self._store.incarnation
+        return is_mine and cursor.next_at <= now and (cursor.version < version or is_other)
+
+    def _move(self, notice: Notice, cursor: Cursor) -> None:
+        with self._locked():
+            if (known := _cursor(self._store, _name(notice))) is not None and known.by == self._me:
+                _keep(self._store, _name(notice), cursor)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = self._store.lock()
+        if not lock.acquire(TIMEOUT_S):
+            raise LockTimeoutError(TIMEOUT_S)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _begin(self, notice: Notice, version: int) -> int:
+        """Return the version from which a new address has its events: that of the change which named it."""
+        for at, change in self._store.history(max(version - 1000, 0), 1000):
+            if isinstance(change, ClusterSettingsChanged) and notice in change.settings.notices:
+                return at
+        return version
+
+    def _event(self, change: Change) -> Event | None:
+        return self._watch.look(lambda cluster, now: event_of(cluster, self._watch, change))
+
+    def _message(self, version: int, change: Change, event: Event) -> tuple[bytes, dict[str, str]]:
+        """Return the event as JSON of CloudEvents 1.0, whose `text` Slack shows, and its headers."""
+        body = json.dumps(
+            {
+                "specversion": "1.0",
+                "id": f"{self._store.incarnation}-{version}",
+                "source": "/gpu-manager",
+                "type": TYPE + event.kind.replace(" ", "-"),
+                "subject": event.subject,
+                "time": datetime.fromtimestamp(change.at, UTC).isoformat(),
+                "datacontenttype": "application/json",
+                "text": event.text,
+                "data": {"on": event.kind, "team": event.team or "", "text": event.text},
+            }
+        ).encode()
+        headers = {"Content-Type": "application/cloudevents+json; charset=utf-8"}
+        if self._key:
+            headers[SIGNATURE] = f"sha256={hmac.new(self._key, body, hashlib.sha256).hexdigest()}"
+        return body, headers
+
+
+def event_of(cluster: ClusterState, watch: StateFollower, change: Change) -> Event | None:
+    """Return the event that a change is, None if it is none; `watch` knows the lives of leases."""
+    match change:
+        case GpuClosed():
+            subject = f"GPU {change.gpu_id} of {change.node}"
+            return Event("gpu closed", subject, f"{subject} takes no new leases: {change.reason}")
+        case AgentLost():
+            text = (
+                f"{change.node} has been silent since {to_the_minute(change.since)}: it takes no new leases"
+            )
+            return Event("server silent", change.node, text)
+        case Preempting(preemptor=by) if by:
+            kind = "idle" if by == lease_limits.IDLE else "preempted"
+            why = f"is {lease_limits.in_words(by, name_in(cluster, preemptor_in_words(by)))}"
+        case Quarantined():
+            kind, why = "quarantined", "is quarantined: its job may still run, and its GPUs stay allocated"
+        case _:
+            return None
+    life = watch.lives.lives.get(change.fencing_token)
+    if life is None:
+        return Event(kind, change.lease_id, f"{change.lease_id} {why}", "")
+    nodes = ", ".join(dict.fromkeys(member.node for member in life.granted.members))
+    name = name_of(life.lease)
+    return Event(kind, name, f"{name} on {nodes} {why}", life.lease.request.team)
+
+
+def _is_wanted(notice: Notice, event: Event) -> bool:
+    return event.kind in notice.on and notice.team in ("", event.team)
+
+
+def deliver(notice: Notice, body: bytes, headers: Mapping[str, str]) -> None:
+    """Post an event; raises `UndeliveredError`. A redirect into a private network needs `private`."""
+    url = notice.to
+    try:
+        with httpx.Client(timeout=TIMEOUT_S) as client:
+            for _ in range(MAX_REDIRECTS + 1):
+                with client.stream("POST", url, content=body, headers=headers) as answer:
+                    if not answer.is_redirect:
+                        if not answer.is_success:
+                            raise UndeliveredError(f"it answered {answer.status_code}")
+                        return
+                    url = str(httpx.URL(url).join(answer.headers["Location"]))
+                if not (notice.private or _is_public(httpx.URL(url))):
+                    raise UndeliveredError(
+                        "it redirects to a private address, which needs private = true in its [[notices]]"
+                    )
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        raise UndeliveredError(str(error) or type(error).__name__) from error
+    raise UndeliveredError(f"it redirects more than {MAX_REDIRECTS} times")
+
+
+def _is_public(url: httpx.URL) -> bool:
+    if url.scheme not in ("http", "https"):
+        return False
+    found = socket.getaddrinfo(url.host, url.port or url.scheme, type=socket.SOCK_STREAM)
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_global for *_, address in found)
+
+
+def _name(notice: Notice) -> str:
+    """Return the name, which no server can have, of the record of an address."""
+    stated = json.dumps(asdict(notice), sort_keys=True)
+    return f"notices/{hashlib.sha256(stated.encode()).hexdigest()[:16]}"
+
+
+def _cursor(store: Store, name: str) -> Cursor | None:
+    found = store.reports.records([name])
+    return Cursor(**json.loads(found[name])) if name in found else None
+
+
+def _keep(store: Store, name: str, cursor: Cursor) -> None:
+    text: Any = json.dumps(asdict(cursor)).encode()
+    store.reports.put(name, text, text, CLAIM_S)

@@ -1,0 +1,253 @@
+"""Notices: sent at least once, by one service, signed; an address that hangs or fails delays nobody."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resource_manager import GPUResourceManager, MemoryStore
+from resource_manager.core.cluster_settings import Notice
+from resource_manager.errors import ClusterFileError
+from resource_manager.manager.cluster_file.reading import ClusterFiles
+from resource_manager.manager.cluster_file.sections import ClusterForm
+from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.rest.state_follower import StateFollower
+from resource_manager.rest.webhooks import CLAIM_S, SIGNATURE, NoticeSender, UndeliveredError, deliver
+from tests.builders import Clock
+from tests.redis_server import RedisServer
+
+ALL = ("preempted", "idle", "quarantined", "gpu closed", "server silent")
+
+
+class Killed(BaseException):
+    """The death of a service."""
+
+
+class Hook:
+    """A webhook that answers as it is told and remembers what it was sent."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[bytes, Mapping[str, str]]] = []
+        self.answers: Callable[[str], tuple[int, dict[str, str]]] = lambda path: (200, {})
+        hook = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                status, headers = hook.answers(self.path)
+                if status == 200:
+                    hook.got.append((body, dict(self.headers)))
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for body, _ in self.got]
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    hook = Hook()
+    yield hook
+    hook.server.shutdown()
+    hook.server.server_close()
+
+
+def manager_of(clock: Clock, *notices: dict[str, Any]) -> GPUResourceManager:
+    manager = GPUResourceManager(store=MemoryStore(clock=clock), inventory=default_inventory())
+    manager.apply(ClusterForm.model_validate({"notices": list(notices)}))
+    return manager
+
+
+def sender(manager: GPUResourceManager, **more: Any) -> NoticeSender:
+    return NoticeSender(manager, StateFollower(manager.store), **more)
+
+
+def quarantine(manager: GPUResourceManager, clock: Clock, name: str, **more: Any) -> None:
+    manager.submit(name, **{"gpus": 2, "quarantine": True, "ttl": 1, **more})
+    clock.now += 2
+    manager.expire_and_schedule()
+
+
+def test_an_event_is_sent_once_signed_and_with_a_text_for_people(hook: Hook) -> None:
+    clock = Clock()
+    manager = manager_of(clock, {"on": ["quarantined"], "to": hook.url, "team": "vision"})
+    quarantine(manager, clock, "mine", team="vision")
+    quarantine(manager, clock, "other", team="nlp")
+    one, two = sender(manager, key="secret"), sender(manager, key="secret")
+    for each in (one, two, one):
+        each.send()
+    [event] = hook.events
+    assert event["specversion"] == "1.0"
+    assert event["type"] == "gpu-manager.quarantined"
+    assert event["text"].startswith("mine ")
+    assert "is quarantined: its job may still run" in event["text"]
+    [(body, headers)] = hook.got
+    assert headers[SIGNATURE] == f"sha256={hmac.new(b'secret', body, hashlib.sha256).hexdigest()}"
+
+
+def test_closed_gpus_and_preempted_leases_are_told(hook: Hook) -> None:
+    clock = Clock()
+    manager = manager_of(clock, {"on": list(ALL), "to": hook.url})
+    manager.drain("gpu-server-0", gpu=3, reason="fan")
+    manager.submit("t", 8, max_runtime=100, ttl=1000, server="gpu-server-1")
+    clock.now += 60
+    manager.expire_and_schedule()
+    sender(manager).send()
+    assert [event["text"].replace("  ", " ") for event in hook.events] == [
+        "GPU 3 of gpu-server-0 takes no new leases: drained; fan",
+        hook.events[1]["text"],
+    ]
+    assert hook.events[1]["text"].endswith("is preempted: its longest runtime is over")
+
+
+def test_an_address_that_fails_is_tried_again_later_and_keeps_nothing_from_others(hook: Hook) -> None:
+    clock = Clock()
+    entries = [{"on": ["quarantined"], "to": f"{hook.url}{path}"} for path in ("/bad", "/good")]
+    manager = manager_of(clock, *entries)
+    hook.answers = lambda path: (500 if path == "/bad" else 200, {})
+    quarantine(manager, clock, "t")
+    one = sender(manager)
+    for _ in range(2):
+        one.send()
+    assert len(hook.got) == 1
+    hook.answers = lambda path: (200, {})
+    one.send()
+    assert len(hook.got) == 1, "it is not tried again at once"
+    clock.now += 6
+    one.send()
+    assert len(hook.got) == 2
+
+
+def test_an_address_that_hangs_delays_neither_others_nor_a_commit(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource_manager.rest.webhooks.SEND_EVERY_S", 0.05)
+    clock, goes_on = Clock(), threading.Event()
+    entries = [{"on": ["quarantined"], "to": f"{hook.url}{path}"} for path in ("/hangs", "/good")]
+    manager = manager_of(clock, *entries)
+    hook.answers = lambda path: ((path == "/hangs" and goes_on.wait(20) and 200) or 200, {})
+    quarantine(manager, clock, "t")
+    one, began = sender(manager), time.monotonic()
+    for _ in range(3):
+        one.send()
+    quarantine(manager, clock, "u")
+    assert time.monotonic() - began < 5
+    assert len(hook.got) == 1
+    goes_on.set()
+
+
+@pytest.mark.parametrize(("private", "is_taken"), [(False, False), (True, True)])
+def test_a_redirect_to_a_private_address_needs_permission(hook: Hook, private: bool, is_taken: bool) -> None:
+    hook.answers = lambda path: (200, {}) if path == "/x" else (307, {"Location": f"{hook.url}/x"})
+    notice = Notice(ALL, f"{hook.url}/moved", private=private)
+    if is_taken:
+        deliver(notice, b"{}", {})
+    else:
+        with pytest.raises(UndeliveredError, match="redirects to a private address"):
+            deliver(notice, b"{}", {})
+    assert len(hook.got) == is_taken
+
+
+def test_a_redirect_without_end_and_a_dead_address_are_one_line(hook: Hook) -> None:
+    hook.answers = lambda path: (302, {"Location": f"{hook.url}/again"})
+    for to, said in ((hook.url, "redirects more than 3 times"), ("http://127.0.0.1:1/", "refused")):
+        with pytest.raises(UndeliveredError, match=said):
+            deliver(Notice(ALL, to, private=True), b"{}", {})
+
+
+@pytest.mark.parametrize(
+    "entry", ["on = []", 'on = ["lunch"]', 'to = "ftp://a/b"', 'to = "https://me:pw@a/"', 'to = "x"']
+)
+def test_a_wrong_entry_is_refused_with_its_place(entry: str, tmp_path: Any) -> None:
+    usual = {"on": 'on = ["idle"]', "to": 'to = "https://a.example/x"'}
+    lines = [entry if entry.startswith(name) else line for name, line in usual.items()]
+    path = tmp_path / "cluster.toml"
+    path.write_text("\n".join(["[[notices]]", *lines]))
+    with pytest.raises(ClusterFileError, match=r"cluster.toml:\d:\d+: notices.0.(on|to)"):
+        ClusterFiles([path])
+
+
+STEPS = st.sampled_from(["event", "send 0", "send 1", "die before 0", "die after 0", "die after 1", "wait"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEPS, max_size=30))
+def test_over_deaths_of_two_services_each_event_is_sent_at_least_once_and_none_that_was_not(
+    steps: list[str],
+) -> None:
+    clock = Clock()
+    manager = manager_of(clock, {"on": ["quarantined"], "to": "http://127.0.0.1:1/"})
+    [notice] = manager.look(lambda cluster, now: cluster.settings.notices)
+    got: list[str] = []
+    dies = {"before": False, "after": False}
+
+    def post(notice: Notice, body: bytes, headers: Mapping[str, str]) -> None:
+        if dies["before"]:
+            raise Killed
+        got.append(json.loads(body)["subject"].split()[0])
+        if dies["after"]:
+            raise Killed
+
+    services = [sender(manager, post=post) for _ in range(2)]
+    happened: list[str] = []
+    for step in [*steps, "wait", "send 0"]:
+        verb, _, rest = step.partition(" ")
+        if verb == "event":
+            happened.append(f"t{len(happened)}")
+            quarantine(manager, clock, happened[-1], gpus=1, gpu_milli=100)
+        elif verb == "wait":
+            clock.now += CLAIM_S + 1
+        else:
+            number = int(rest[-1])
+            dies.update(dict.fromkeys(dies, False), **({rest.split()[0]: True} if verb == "die" else {}))
+            try:
+                services[number].serve(notice)
+            except Killed:
+                services[number] = sender(manager, post=post)
+    assert set(got) == set(happened)
+    if not any(step.startswith("die") for step in steps):
+        assert got == happened, "two services send one"
+
+
+@pytest.mark.parametrize("kind", ["redis", "sqlite"])
+def test_services_on_one_store_send_each_event_once_and_a_restart_loses_none(
+    kind: str, hook: Hook, embedded_redis: RedisServer, tmp_path: Any
+) -> None:
+    url = embedded_redis.fresh_url() if kind == "redis" else f"sqlite:///{tmp_path}/state.db"
+    definition = ClusterForm.model_validate({"notices": [{"on": list(ALL), "to": hook.url}]})
+    with (
+        GPUResourceManager.from_url(url, inventory=default_inventory()) as one,
+        GPUResourceManager.from_url(url) as two,
+    ):
+        one.apply(definition)
+        services = [sender(one), sender(two)]
+        for gpu in range(3):
+            one.drain("gpu-server-0", gpu=gpu)
+            threads = [threading.Thread(target=each.send) for each in services]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+        one.drain("gpu-server-0", gpu=3)
+        sender(two).send()
+    assert [event["subject"] for event in hook.events] == [f"GPU {gpu} of gpu-server-0" for gpu in range(4)]
