@@ -251,7 +251,7 @@ BUGS += [
         ("ledger.rules.preemption_delay_s if delay_s is None else delay_s", "0.0"),
         ("restarts_of(request.labels) + 1)}", "restarts_of(request.labels))}"),
         ("preferred_node=lease.placement.node", "preferred_node=None"),
-        ("outcome != Outcome.PREEMPTED or lease.preempt_until == math.inf",
+        ("not (is_idle or outcome == Outcome.PREEMPTED) or lease.preempt_until == math.inf",
          "lease.preempt_until == math.inf"),
         (".preempt_until\n        and not", ".granted_at\n        and not"),
         ("if not lease.request.preemptible:", "if False:"),
@@ -287,8 +287,14 @@ BUGS += [
         ("allocated + asked > account.limit", "allocated > account.limit"),
         ("if ledger.rules.preemption and not request.preemptible:", "if not request.preemptible:"),
         ("account.fixed + asked <= account.guaranteed", "account.fixed <= account.guaranteed"),
-        ("return min(now + life_s, end)", "return now + life_s"),
         ("own.by_owner.get(request.owner, 0) + asked >", "own.by_owner.get(request.owner, 0) >"),
+    ),
+    *of_python(
+        "scheduling/queue/runtime_limits",
+        ("tests/scheduling/queue/test_runtime_limits.py", "tests/scheduling/queue/test_giving_back.py"),
+        ("return min(now + life_s, _told_at(ledger, request, granted_at))", "return now + life_s"),
+        ("runtime_used_s(request), 1.0)", "0, 1.0)"),
+        ("now + _grace_s(ledger, lease.request)", "now"),
     ),
     *of_python(
         "jobs/preempting",
@@ -456,7 +462,7 @@ BUGS += [
     *of_python(
         "scheduling/allocator",
         OF_PLACED_JOBS,
-        ("(Quarantined if lease.request.quarantine or lease.places else Expired)(", "Expired("),
+        ("Quarantined if lease.request.quarantine or lease.places else Expired", "Expired"),
         ("if lease.places and job_end in (JobEnd.UNKNOWN, JobEnd.FORCED):", "if False:"),
         ("return [] if lease.places else [JobPlaced(", "return [JobPlaced("),
     ),
