@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
 from resource_manager.core.gpu_memory import has_memory
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Gpu, Node, Request
@@ -137,11 +138,30 @@ def count_gpus(node: Node, request: Request, free: FreeCapacity | None = None) -
     return len(node.gpus) if _accepts_any(node, request) else len(accepted_gpu_ids(node, request))
 
 
-def pick_gpus(request: Request, usable: list[int], gpus: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the first usable GPUs; for a GPU fraction, the usable GPU with the least free milli."""
+def pick_gpus(
+    request: Request, usable: list[int], gpus: Mapping[int, int], islands: Sequence[Sequence[int]] = ()
+) -> tuple[int, ...]:
+    """Return the first usable GPUs; for a GPU fraction, the usable GPU with the least free milli.
+
+    Whole ones are of one of the `islands` where possible, the fullest that has enough.
+    """
     if request.gpus and request.gpu_milli != MILLI_PER_GPU:
         return (min(usable, key=gpus.__getitem__),)
-    return tuple(usable[: request.gpus])
+    return _of_islands(request.gpus, usable, islands) if islands else tuple(usable[: request.gpus])
+
+
+def _of_islands(count: int, usable: list[int], islands: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return so many GPUs of as few islands as possible; what is left over is of the fullest that has it."""
+    groups = [[gpu_id for gpu_id in usable if gpu_id in island] for island in islands]
+    joined = set(chain.from_iterable(islands))
+    groups += [[gpu_id] for gpu_id in usable if gpu_id not in joined]
+    taken: list[int] = []
+    while left := count - len(taken):
+        enough = [group for group in groups if len(group) >= left]
+        group = min(enough, key=len) if enough else max(groups, key=len)
+        taken += group[:left]
+        groups.remove(group)
+    return tuple(sorted(taken))
 
 
 def accepts_node(node: Node, request: Request) -> bool:

@@ -57,7 +57,8 @@ class Node:
     """A server (or NUMA node, base station, device): divisible resources by name, and GPUs.
 
     `resources` maps a name that includes the unit (`cpus`, `memory_mib`) to the total amount. `interface` is
-    the network interface at `address`, empty if unknown.
+    the network interface at `address`, empty if unknown. `islands` are the ids of GPUs that NVLink, or else a
+    NUMA node, joins; empty if unknown.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     gang_ports: tuple[int, int] = GANG_PORTS
     interface: str = ""
+    islands: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,13 +214,14 @@ class NodeState:
         return next((port for port in (*range(start, last + 1), *range(first, start)) if port not in used), 0)
 
     def pick_gpus(self, request: Request) -> tuple[int, ...]:
-        """Return the lowest eligible ids; for a GPU fraction, the lowest id among the tightest fits."""
+        """Return the lowest eligible ids, of one island where known; for a GPU fraction, the tightest fit."""
         need = request.gpus
         if not need:
             return ()
-        if self.whole_free == len(self.gpu_free) and self._accepts_any(request):
+        islands = self.node.islands
+        if not islands and self.whole_free == len(self.gpu_free) and self._accepts_any(request):
             return tuple(islice(self.gpu_free, need))
-        return pick_gpus(request, self.eligible_gpus(request), self.gpu_free)
+        return pick_gpus(request, self.eligible_gpus(request), self.gpu_free, islands)
 
     def place(self, request: Request) -> Placement:
         """Return the placement of a request that fits, on the GPUs of `pick_gpus`."""

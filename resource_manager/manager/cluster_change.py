@@ -296,6 +296,7 @@ _SERVER_KEYS = {
     "labels": "labels",
     "gang_ports": "gang_ports",
     "interface": "interface",
+    "islands": "islands",
 }
 """Key of `[[servers]]` -> field of `Node`, for those that are compared as they are."""
 

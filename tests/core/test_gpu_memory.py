@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +14,12 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_memory import as_gpu_memory, has_memory, nominal_gb
 from resource_manager.core.models import Gpu, Lease, Node, Request, TypeChoice
 from resource_manager.errors import InvalidRequestError
+from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.gangs import select_members
+from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
+from resource_manager.scheduling.queue.orders import get_order
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 A10G = Gpu(0, "A10G", "nvidia", 22_731)
 A100 = Gpu(0, "A100-SXM4-40GB", "nvidia", 40_960)
@@ -107,3 +113,23 @@ def test_the_first_type_that_fits_is_taken_before_the_policy_chooses(nodes: int)
         cluster.apply(Granted(Lease(held.for_task(name), (place,), number + 1, 0.0), 0.0))
     assert types_of(TypeChoice.FIRST) == {"A100"}
     assert types_of(TypeChoice.FIRST, gpus=1) == {"H100"}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([50, 100, 250, 500, 900]), st.integers(1, 60)), max_size=20),
+    st.sampled_from([("A100", 81_920), ("A10", 22_731), ("", 10_000)]),
+)
+def test_fractions_never_ask_for_more_memory_together_than_their_gpu_has(
+    asked: list[tuple[int, int]], card: tuple[str, int]
+) -> None:
+    """The memory of a fraction is that part of the GPU's, so what fits is accounted with its thousandths."""
+    gpu = Gpu(0, card[0], memory_mib=card[1])
+    cluster = ClusterState([Node("a", 0, {}, (gpu, replace(gpu, gpu_id=1)))])
+    current = SchedulingPass(get_policy("best_fit"), get_order("fifo"), 0.0)
+    for number, (milli, memory_gb) in enumerate(asked):
+        request = Request(f"t{number}", 1, milli, gpu_memory=f"{memory_gb}GB")
+        for change in allocator.allocate(cluster, request, current):
+            cluster.apply(change)
+    for gpu_id in (0, 1):
+        held = [lease for lease in cluster.leases.values() if lease.placement.gpu_ids == (gpu_id,)]
+        assert sum(int(lease.request.gpu_memory.removesuffix("GB")) for lease in held) <= nominal_gb(gpu)

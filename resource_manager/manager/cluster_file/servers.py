@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, islice
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -39,8 +40,8 @@ MAX_GPUS_OF_SERVER = 1024
 class GpuGroup(BaseModel):
     """Equal GPUs of one server; `ids` lists them if they are not numbered from 0 without gaps.
 
-    `uuids` pins which devices they are, in the order of the ids. `pci`, `numa_node` and `nvlink_group` say
-    where they are, for people.
+    `uuids` pins which devices they are, in the order of the ids. `pci` says where they are, for people;
+    GPUs of one `nvlink_group`, or else `numa_node`, are an island.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -87,6 +88,11 @@ class Server(BaseModel):
     address: str = ""
     labels: dict[str, str] = Field(default_factory=dict)
     gang_ports: tuple[Port, Port] = GANG_PORTS
+    islands: list[list[Annotated[int, Field(ge=0)]]] | None = Field(
+        default=None,
+        max_length=MAX_GPUS_OF_SERVER,
+        description="Ids of GPUs that NVLink joins; unset: as the nvlink_group, else the numa_node, of each.",
+    )
     interface: str = Field(default="", max_length=15, pattern=r"^[A-Za-z0-9._@-]*$")
 
     @model_validator(mode="after")
@@ -99,6 +105,9 @@ class Server(BaseModel):
             raise ValueError(f"gang_ports must be the first and the last port, got {list(self.gang_ports)}")
         if "cpus" in self.resources or (self.memory_mib is not None and "memory_mib" in self.resources):
             raise ValueError("cpus and memory_mib have keys of their own; remove them from resources")
+        joined = list(chain.from_iterable(self.islands or ()))
+        if joined and (len({*joined}) < len(joined) or {*joined} - {gpu.gpu_id for gpu in self.gpu_list()}):
+            raise ValueError("islands must name GPUs of the server, each once")
         return self
 
     @property
@@ -124,6 +133,20 @@ class Server(BaseModel):
             ]
         return tuple(found)
 
+    def joined(self, gpus: tuple[Gpu, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return the islands that are stated, else those of the groups of GPUs."""
+        if self.islands is not None or isinstance(self.gpus, int):
+            return tuple(map(tuple, self.islands or ()))
+        ids, found = iter(gpus), dict[tuple[str, int], list[int]]()
+        for group in self.gpus:
+            kind, number = "nvlink", group.nvlink_group
+            if number is None:
+                kind, number = "numa", group.numa_node
+            for gpu in islice(ids, group.size):
+                if number is not None:
+                    found.setdefault((kind, number), []).append(gpu.gpu_id)
+        return tuple(tuple(island) for island in found.values() if len(found) > 1)
+
     def node(self, name: str, server_id: int, gpus: tuple[Gpu, ...]) -> Node:
         """Return the server of that name as a node."""
         resources: dict[str, int | float] = {"cpus": self.cpus}
@@ -139,6 +162,7 @@ class Server(BaseModel):
             dict(self.labels),
             self.gang_ports,
             self.interface,
+            self.joined(gpus),
         )
 
 

@@ -62,6 +62,8 @@ def _servers(nodes: Iterable[Node]) -> Iterator[dict[str, Any]]:
             found["interface"] = node.interface
         if node.gang_ports != GANG_PORTS:
             found["gang_ports"] = list(node.gang_ports)
+        if node.islands:
+            found["islands"] = [list(island) for island in node.islands]
         if resources:
             found["resources"] = resources
         if node.labels:

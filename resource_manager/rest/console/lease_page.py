@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Request
+from resource_manager.core.models import Request, TypeChoice
 from resource_manager.core.name_lookup import find
 from resource_manager.core.names import short
 from resource_manager.errors import LeaseNotFoundError
@@ -49,11 +49,16 @@ def asked(request: Request) -> list[tuple[str, str]]:
     rows = [("Asks for", f"{cells.gpus_asked(request)}, {cpus}")]
     others = {name: amount for name, amount in request.resources.items() if name != "cpus"}
     rows += [(name, f"{amount:g}") for name, amount in others.items()]
-    rows += [("GPU type", ", ".join(request.gpu_types)), ("Vendor", request.vendor)]
+    types = ", ".join(request.gpu_types)
+    is_first = types and request.types == TypeChoice.FIRST
+    rows += [("GPU type", f"{types}: the first that fits" if is_first else types), ("Vendor", request.vendor)]
     rows += [("GPU memory", request.gpu_memory)]
     rows += [("Only on", request.required_node or ""), ("Rather on", request.preferred_node or "")]
     runtime = request.expected_runtime_s
     rows += [("Expected runtime", "" if runtime is None else serializers.duration(runtime))]
+    limits = {"Longest runtime": request.max_runtime_s, "Waits again after": request.requeue_after_s}
+    rows += [(name, serializers.duration(limit)) for name, limit in limits.items() if limit is not None]
+    rows += [("If idle", request.idle_action)]
     rows += [("Server labels", _pairs(request.labels_required)), ("Labels", _pairs(request.labels))]
     return [(name, value) for name, value in rows if value]
 

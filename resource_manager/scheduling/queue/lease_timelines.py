@@ -203,12 +203,12 @@ class Timeline:
         return least
 
     def pick_gpus(self, request: Request, free: FreeCapacity) -> tuple[int, ...] | None:
-        """Return the lowest GPUs that fit a request that the node could take; None if none fit.
+        """Return the GPUs for a request that the node could take; None if none fit.
 
-        For a fraction it is the tightest one.
+        They are of few islands, else the lowest; for a fraction it is the tightest one.
         """
         usable = self._node.usable(request, free)
-        return None if usable is None else pick_gpus(request, usable, free.gpus)
+        return None if usable is None else pick_gpus(request, usable, free.gpus, self._node.node.islands)
 
     def _between(self, start: float, end: float) -> Iterator[FreeCapacity]:
         times, place = self._times, bisect_right(self._times, start) - 1

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from resource_manager import GPUResourceManager
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu
 from resource_manager.errors import ClusterFileError
 from resource_manager.manager.cluster_file.reading import load_inventory
-from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.cluster_file.servers import Server, default_inventory, nodes_of
+from resource_manager.manager.cluster_file.writing import sections_of
 
 GOOD = """
 [[servers]]
@@ -167,3 +169,27 @@ def test_a_manager_takes_a_file_and_a_default(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="96"):
             manager.allocate_resources("u", 2, 97)
     assert [node.name for node in default_inventory()] == [f"gpu-server-{i}" for i in range(4)]
+
+
+def test_islands_are_stated_or_those_of_nvlink_or_numa_and_written_back() -> None:
+    groups = [{"ids": [0, 1], "nvlink_group": 0}, {"ids": [2, 3], "nvlink_group": 1}]
+    numa = [{"ids": [2, 3], "numa_node": 1}, {"ids": [0, 1], "numa_node": 0}]
+    for value, wanted in (
+        ({"gpus": 4, "islands": [[0, 3], [1, 2]]}, ((0, 3), (1, 2))),
+        ({"gpus": groups}, ((0, 1), (2, 3))),
+        ({"gpus": numa}, ((2, 3), (0, 1))),
+        ({"gpus": groups[:1]}, ()),
+        ({"gpus": 4}, ()),
+    ):
+        [node] = nodes_of([Server.model_validate({"name": "a", "cpus": 2, **value})])
+        assert node.islands == wanted
+        [again] = nodes_of(
+            [Server.model_validate(each) for each in sections_of(ClusterState([node]))["servers"]]
+        )
+        assert again == node
+
+
+@pytest.mark.parametrize("islands", [[[0, 1], [1]], [[0, 9]]])
+def test_an_island_of_unknown_or_repeated_gpus_is_refused(islands: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="islands must name GPUs of the server, each once"):
+        Server.model_validate({"name": "a", "cpus": 2, "gpus": 4, "islands": islands})
