@@ -57,7 +57,6 @@ from resource_manager.rest.answers import (
     Trend,
 )
 from resource_manager.rest.auth import Identity
-from resource_manager.rest.console.what_if import what_if
 from resource_manager.rest.openapi import document
 from resource_manager.rest.ownership import not_released, owned, owner_required
 from resource_manager.rest.problems import ProblemError, from_refusal
@@ -651,7 +650,7 @@ def snapshot(service: Service, caller: Identity) -> SnapshotAnswer:
     tags=("queue",),
 )
 def explain(service: Service, caller: Identity, query: ExplainQuery) -> Explanation:
-    return what_if(service, query)
+    return service.manager.explain(query)
 
 
 @routes.add(

@@ -22,9 +22,8 @@ from resource_manager.manager.slurm_jobs import is_live
 from resource_manager.rest import auth
 from resource_manager.rest import routes as rest
 from resource_manager.rest.auth import Identity, TokenAuthenticator
-from resource_manager.rest.console import cells, cluster_page, lease_page, timeline, use_page
+from resource_manager.rest.console import cells, cluster_page, demand_form, lease_page, timeline, use_page
 from resource_manager.rest.console.server_history import describe_change, health_history
-from resource_manager.rest.console.what_if import what_if as answer_what_if
 from resource_manager.rest.events import CLIENT_GONE, EventStream
 from resource_manager.rest.limits import network_of
 from resource_manager.rest.openapi import document
@@ -273,14 +272,24 @@ def what_if(service: Service, caller: Identity) -> Any:
     answer, error = None, ""
     if given:
         try:
-            answer = answer_what_if(service, ExplainQuery.model_validate(given))
+            answer = service.manager.explain(ExplainQuery.model_validate(given))
         except (ValueError, ResourceManagerError) as wrong:
             error = _plain(wrong)
     now = service.watch.look(lambda cluster, now: now)
     least, most = service.manager.gpu_range()
-    shown = {"gpus": str(least), "cpus": "1", **flask.request.args}
-    answered = {"answer": answer, "error": error, "now": now}
+    shown = {"gpus": str(least), "cpus": "1", **demand_form.given_in(flask.request.args)}
+    first, others = demand_form.fields()
+    answered = {"answer": answer, "error": error, "now": now, "first": first, "others": others}
+    answered["may_hold"] = caller.role >= Role.USER
     return _page("what_if.html", service, caller, given=shown, gpus=(min(least, 1), most), **answered)
+
+
+@routes.add("POST", "/act/hold", Role.USER, "Take GPUs for a time, or wait for them", page=True)
+def act_hold(service: Service, caller: Identity) -> Any:
+    done = rest.submit(service, caller, demand_form.held_for(flask.request.form, caller))
+    name = serializers.name_in_words(done)
+    flask.flash(f"{name} waits: {done['reason']}." if done["state"] == "WAITING" else f"{name} is yours.")
+    return flask.redirect(flask.url_for("gpu.page_lease", id=done["task_id"]), 303)
 
 
 @routes.add(

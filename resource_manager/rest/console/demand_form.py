@@ -1,0 +1,66 @@
+"""Form of a whole `Demand`: what it would get now, and GPUs for a time."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args, get_origin
+
+from resource_manager.manager.arguments import ALIASES
+from resource_manager.manager.demand import KINDS, Demand, from_texts
+from resource_manager.rest.auth import Identity
+from resource_manager.rest.problems import ProblemError
+from resource_manager.rest.schemas import AllocateBody
+
+FIRST = ("gpus", "cpus", "gpu_milli", "gpu_types", "nodes", "server", "team", "priority", "expected_runtime")
+"""Fields that are shown without a click."""
+
+OMITTED = ("lease_id", "ttl")
+
+
+@dataclass(frozen=True, slots=True)
+class FormField:
+    """Field of the form; `choices` are those of a list, else any text or number from `least` to `most`."""
+
+    name: str
+    help: str
+    is_number: bool
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+    most: int | None = None
+
+
+def fields() -> tuple[list[FormField], list[FormField]]:
+    """Return the fields that come first, and the others."""
+    schema = Demand.model_json_schema()["properties"]
+
+    def field(name: str) -> FormField:
+        kind, about = Demand.model_fields[name].annotation, schema[name]
+        choices = get_args(kind) if get_origin(kind) is Literal else ("true", "false") if kind is bool else ()
+        limits = about.get("minimum"), about.get("maximum")
+        text = Demand.model_fields[name].description or ""
+        return FormField(name, text, KINDS[name] is int, choices, *limits)
+
+    return (
+        [field(name) for name in FIRST],
+        [field(name) for name in Demand.model_fields if name not in (*FIRST, *OMITTED)],
+    )
+
+
+def given_in(form: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of a demand that a form fills in, under their own names."""
+    named = {ALIASES.get(name, name): value for name, value in form.items() if value}
+    return {name: value for name, value in named.items() if name in KINDS and name not in OMITTED}
+
+
+def held_for(form: Mapping[str, str], caller: Identity) -> AllocateBody:
+    """Return the demand of GPUs for the time `for` of a form, without a job.
+
+    Raises `ValueError` and `ProblemError`.
+    """
+    if not (length := form.get("for", "").strip()):
+        raise ProblemError(400, "for is missing: the time for which the GPUs are held, such as 1h")
+    lease_id = f"hand:{caller.name}@console/{secrets.token_hex(4)}"
+    given = {**given_in(form), "lease_id": lease_id, "ttl": length, "expected_runtime": length}
+    return AllocateBody.model_validate(from_texts(given))

@@ -1,0 +1,66 @@
+"""Form of a whole demand: asked about, and held for a time."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+
+import pytest
+from flask.testing import FlaskClient
+
+from resource_manager import Demand, GPUResourceManager
+from resource_manager.rest.tokens import Role
+
+AsRole = Callable[..., FlaskClient]
+
+
+def page(client: FlaskClient, **given: str) -> str:
+    answer = client.get("/what-if", query_string=given)
+    assert answer.status_code == 200
+    return html.unescape(answer.get_data(as_text=True))
+
+
+def hold(client: FlaskClient, text: str, **fields: str) -> tuple[int, str]:
+    found = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', text)
+    answer = client.post("/act/hold", data={**dict(found), **fields}, follow_redirects=True)
+    return answer.status_code, html.unescape(answer.get_data(as_text=True))
+
+
+def test_the_form_has_every_field_of_a_demand(as_role: AsRole) -> None:
+    named = set(re.findall(r'<(?:input|select) name="(\w+)"', page(as_role(Role.USER))))
+    assert named - {"for"} == set(Demand.model_fields) - {"lease_id", "ttl"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("nodes", "5", "Never:"),
+        ("server", "gpu-server-2", "Yes, now on gpu-server-2"),
+        ("labels_required", "zone=a", "Never:"),
+        ("team", "vision", "Yes, now"),
+        ("priority", "7", "Yes, now"),
+        ("spread", "sideways", "spread: must be"),
+    ],
+)
+def test_what_if_takes_the_whole_demand(as_role: AsRole, field: str, value: str, said: str) -> None:
+    text = page(as_role(Role.READER), gpus="2", cpus="1", **{field: value})
+    assert said in re.sub("<[^>]+>", "", text)
+    assert "Hold" not in text, "a reader takes none"
+
+
+def test_gpus_are_held_for_a_time_with_the_demand_that_was_asked_about(
+    as_role: AsRole, manager: GPUResourceManager
+) -> None:
+    ursula = as_role(Role.USER, "ursula")
+    text = page(ursula, gpus="2", cpus="3", server="gpu-server-1", team="vision")
+    status, said = hold(ursula, text, **{"for": "30min"})
+    assert (status, "is yours." in said) == (200, True), said
+    [lease] = manager.leases()
+    assert (lease["owner"], lease["team"], lease["server_name"]) == ("ursula", "vision", "gpu-server-1")
+    assert lease["expires_at"] == pytest.approx(lease["granted_at"] + 1800, abs=1)
+    for _ in range(5):
+        hold(ursula, page(ursula, gpus="8", cpus="1"), **{"for": "1h"})
+    assert manager.queue()[0]["owner"] == "ursula"
+    assert hold(ursula, text, **{"for": "soon"})[0] == 400
+    assert hold(ursula, text, **{"for": ""})[0] == 400
