@@ -218,7 +218,13 @@ def _refuse(request: Request, error: HTTPException) -> Response:
     ):
         url = get_auth_manager().get_url_login()
         return RedirectResponse(f"{url}?next={quote(str(request.url), safe='')}", 303)
-    return _problem(error.status_code, str(error.detail))
+    detail = str(error.detail)
+    if error.status_code == 401:
+        detail += (
+            ": send the header Authorization: Bearer TOKEN, with Airflow's token of a user (POST /auth/token "
+            "with username and password gives one); a browser logs in to Airflow first"
+        )
+    return _problem(error.status_code, detail)
 
 
 def _problem(status: int, detail: str) -> Response:

@@ -122,7 +122,7 @@ class Accounts:
         self, since_s: float, *, measures: Mapping[int, Measure]
     ) -> tuple[list[float], dict[str, list[float]]]:
         """Return the starts of up to `MAX_STEPS` steps, and the GPU-hours of each category in them."""
-        step_s = since_s / min(MAX_STEPS, max(1, round(since_s / 3600)))
+        step_s = since_s / min(MAX_STEPS, max(1, round(since_s / 60)))
         starts = [self.now - since_s + step_s * i for i in range(round(since_s / step_s))]
         columns: dict[str, list[float]] = {name: [] for name in CATEGORIES}
         for start in starts:

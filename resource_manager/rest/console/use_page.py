@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from time import gmtime, strftime
 from typing import Any
 
 from resource_manager.fleet.measured_hours import measures_of
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.report import Accounts, ReportQuery
-from resource_manager.manager.serializers import most_wasted, wasted
+from resource_manager.manager.serializers import duration, most_wasted, wasted
 from resource_manager.scheduling.accounting.gpu_hours import CATEGORIES
 
 HEIGHT = 180
@@ -22,7 +23,7 @@ MAX_AGE_S = 60.0
 MAX_PART = 0.1
 """Most part of the time that goes into making accounts."""
 
-MIN_SHOWN_S = 3600.0
+MIN_SHOWN_S = 600.0
 """Shortest time that the chart shows."""
 
 
@@ -72,9 +73,10 @@ def look_at(accounts: Accounts, manager: GPUResourceManager, query: ReportQuery)
         "most": None if most is None else (most, wasted(most)),
         "wasted": wasted,
         "parts": _parts(columns, sums, shown_s / len(starts)),
-        "highest": max(sums, default=0.0),
-        "step_s": shown_s / len(starts),
+        "highest": max(sums, default=0.0) * 3600 / (shown_s / len(starts)),
         "begins_s": shown_s,
+        "begins_at": strftime("%Y-%m-%d %H:%M UTC", gmtime(accounts.now - shown_s)),
+        "is_all": MIN_SHOWN_S < shown_s < query.since,
         "categories": CATEGORIES,
     }
 
@@ -89,6 +91,6 @@ def _parts(columns: dict[str, list[float]], sums: list[float], step_s: float) ->
             if height:
                 y -= height
                 x = 100 * i / len(sums)
-                title = f"{columns[name][i]:.1f} GPU-hours {name} in {step_s / 3600:.1f} h"
+                title = f"{columns[name][i] * 3600 / step_s:.1f} GPUs {name} for {duration(step_s)}"
                 found.append(Part(name, x, 96 / len(sums), y, height, title))
     return found

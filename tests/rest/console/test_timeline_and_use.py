@@ -110,3 +110,14 @@ def test_use_of_nothing_says_the_next_step(
     manager.release("d/r/now")
     clock.now += 3 * 86_400
     assert "No GPU was granted in this time." in page(as_role, "/use?days=1")
+
+
+def test_the_chart_of_use_begins_at_the_first_lease_and_says_when(as_role: AsRole) -> None:
+    text = page(as_role, "/use?by=team&days=7")
+    assert "UTC, 2.0 h ago: the first lease in this time" in text
+    widths = {
+        float(width)
+        for width in re.findall(r'<rect class="k-\w+" x="[\d.]+%" y="[\d.]+" width="([\d.]+)%"', text)
+    }
+    assert widths == {1.6}, "a minute of data is no block of seven days"
+    assert "8.0 GPUs" in text
