@@ -57,6 +57,10 @@ class AirflowTaskStates:
                 found.add(identity)
         return found
 
+    def has(self, identity: TaskIdentity) -> bool:
+        """Return whether there is such a task instance."""
+        return self._get(_task(identity), "state") is not None
+
     def next_try(self, identity: TaskIdentity) -> str:
         """Return in words what Airflow does once the task's try has failed."""
         task = self._get(_task(identity), "try_number")

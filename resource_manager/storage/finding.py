@@ -10,10 +10,14 @@ MAX_CLOCK_DIFFERENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of a check; `ok` is false if the store does not work, or may lose data."""
+    """One line of a check; `ok` is false if the store does not work, or may lose data.
+
+    A caution is not ok either, but all works.
+    """
 
     ok: bool
     text: str
+    is_caution: bool = False
 
 
 def of_clock(store_time: float) -> Finding:

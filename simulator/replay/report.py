@@ -23,6 +23,7 @@ from simulator.present.figures import (
 from simulator.present.page import Page, Section, render
 from simulator.present.tables import Cell, Column, Table
 from simulator.present.units import time_unit
+from simulator.replay.fairness import UNFAIR_ABOVE
 from simulator.replay.metrics import BINS
 from simulator.replay.verdict import by_team, cautions, distinct, findings, rows, verdict
 
@@ -68,6 +69,11 @@ TEAMS_TEXT = (
 )
 NO_USE = "Free GPU capacity is of no use where the usual jobs do not fit what is left of a GPU, CPU or type."
 
+FAIRNESS = (
+    " Fairness: a job's time from submission to end over the time with an equal share of the cluster among "
+    f"all jobs (Themis); the worst of a run, and the part above {UNFAIR_ABOVE:g}, treated unfairly."
+)
+
 
 def table_of(results: Sequence[Result]) -> Table:
     """Return a row of figures for each policy and order, those with the same figures together."""
@@ -89,7 +95,13 @@ def table_of(results: Sequence[Result]) -> Table:
         [row["name"], *(_cell(row.get(key), column) for key, column in kinds)] for row in found
     ]
     named = "policy" if "pods" in found[0] else "policy and order"
-    return Table([Column(named, "text"), *(column for _, column in kinds)], cells, note=NO_USE)
+    return Table([Column(named, "text"), *(column for _, column in kinds)], cells, note=_note(found))
+
+
+def _note(found: Sequence[dict[str, Any]]) -> str:
+    """Return what the columns mean that do not say it themselves."""
+    fairness = "" if not any("worst_ftf" in row for row in found) else FAIRNESS
+    return f"{NO_USE}{fairness}"
 
 
 BY_TEAM = (

@@ -16,6 +16,9 @@ BY_RUNTIME = [name for name, order in ORDERS.items() if order.uses_runtimes]
 FEW_JOBS = 50
 """Below so many jobs, differences between runs are mostly chance."""
 
+FEW_RUNTIMES = 0.5
+"""Part of the jobs below which stated runtimes say little."""
+
 NO_WAIT_S = 1.0
 """A job that starts within this time has not waited."""
 
@@ -126,6 +129,17 @@ def cautions(results: Sequence[dict[str, Any]]) -> list[str]:
         found.append(
             f"No request states a runtime, so backfill, {' and '.join(BY_RUNTIME)} have nothing to work "
             "with: let tasks state expected_runtime and compare again."
+        )
+    elif first.get("stated_runtimes", first["jobs"]) < FEW_RUNTIMES * first["jobs"]:
+        found.append(
+            f"Only {first['stated_runtimes']:g} of {first['jobs']:g} jobs state a runtime, so backfill, "
+            f"{' and '.join(BY_RUNTIME)} decide on few of them."
+        )
+    if any(row.get("preemptions") for row in table):
+        some = [f"{row['name']} ({row['preemptions']:g})" for row in table if row.get("preemptions")]
+        found.append(
+            f"Jobs are preempted under {', '.join(some)}: compare the GPU time lost to restarts, too, not "
+            "the waits alone."
         )
     if not first.get("known_runtimes", 1):
         found.append("No job ends in this record, so its GPUs never become free again.")

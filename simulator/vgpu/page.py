@@ -97,6 +97,15 @@ TEXTS = {
         "Most tasks meet their deadline in {best} ({good}), fewest in {worst} ({bad}).",
         "满足期限的任务在 {best} 最多（{good}），在 {worst} 最少（{bad}）。",
     ),
+    "ir_overlap": (
+        "No scenario isolates better: {good} to {bad} of started tasks take more than 1.25 times their ideal"
+        " time, and the confidence intervals overlap.",
+        "没有场景隔离更好：{good} 到 {bad} 的已启动任务耗时超过理想时长的 1.25 倍，置信区间重叠。",
+    ),
+    "slo_overlap": (
+        "No scenario meets more deadlines: {bad} to {good}, and the confidence intervals overlap.",
+        "没有场景满足更多期限：{bad} 到 {good}，置信区间重叠。",
+    ),
     "slo_equal": ("The scenarios meet as many deadlines: {good}.", "各场景满足期限的任务一样多：{good}。"),
     "changes": (
         "From {axis} {first} to {last} the SLO rate goes: {changes}.",
@@ -205,8 +214,8 @@ def verdict(collected: Collected, swept: Swept, same_load: bool = True, language
         lines.append(text("alone", language).format(name=name, ir=ir, slo=slo, drop=drop))
     elif known:
         lines += [
-            _contrast("ir", {name: each["ir_over_1_25"] for name, each in known.items()}, min, max, language),
-            _contrast("slo", {name: each["slo_rate"] for name, each in known.items()}, max, min, language),
+            _contrast("ir", {name: groups[name]["ir_over_1_25"] for name in known}, min, max, language),
+            _contrast("slo", {name: groups[name]["slo_rate"] for name in known}, max, min, language),
         ]
         if not same_load:
             lines.append(text("unlike", language))
@@ -228,9 +237,21 @@ def verdict(collected: Collected, swept: Swept, same_load: bool = True, language
     return lines
 
 
-def _contrast(sentence: str, values: Mapping[str, float], best: Pick, worst: Pick, language: str) -> str:
-    """Return the sentence on all scenarios that, as shown, are best and worst, or on their being equal."""
+def _contrast(
+    sentence: str, spreads: Mapping[str, Mapping[str, Any]], best: Pick, worst: Pick, language: str
+) -> str:
+    """Return the sentence on all scenarios that, as shown, are best and worst, or on their being equal.
+
+    No winner is named where the confidence intervals of the best and the worst overlap.
+    """
+    values = {name: each["mean"] for name, each in spreads.items()}
     good, bad = share(best(values.values())), share(worst(values.values()))
+    at_ends = {pick(values.values()) for pick in (best, worst)}
+    ends = [each for each in spreads.values() if each["mean"] in at_ends]
+    if good != bad and all(each.get("low") is not None for each in ends):
+        least = [each["high"] for each in ends if each["mean"] == min(at_ends)]
+        if max(least) >= min(each["low"] for each in ends if each["mean"] == max(at_ends)):
+            return text(f"{sentence}_overlap", language).format(good=good, bad=bad)
     names = {
         shown: ", ".join(name for name, value in values.items() if share(value) == shown)
         for shown in (good, bad)

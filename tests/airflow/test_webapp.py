@@ -148,7 +148,9 @@ def test_other_tokens_of_ours_are_nothing_to_airflow(
     assert (
         client.request("POST", "/gpu/api/reports", content=body(manager), headers=headers).status_code == 401
     )
-    assert client.request("GET", "/gpu/api/status", headers=headers).status_code == 401
+    refused = client.request("GET", "/gpu/api/status", headers=headers)
+    assert refused.status_code == 401
+    assert "POST /auth/token" in refused.json()["detail"], "it says what a program sends"
 
 
 def test_wrong_tokens_and_strangers_are_refused(client: Client, manager: GPUResourceManager) -> None:

@@ -13,6 +13,8 @@ from resource_manager.storage.finding import Finding
 
 if TYPE_CHECKING:
     from resource_manager.agent.report_format import Report
+    from resource_manager.jobs.task_identity import TaskIdentity
+    from resource_manager.rest.tokens import Token
 
 LEAST_FREE_BYTES = 1 << 30
 """Free space below which logs of jobs and checkpoints soon fail to be written."""
@@ -32,6 +34,9 @@ NEXT_STEPS = (
     ("no address", 'add address = "HOST" to it in the cluster file, and gpu-manager apply'),
 )
 """Parts of the reason why a server did not answer, and what to do about it."""
+
+SILENT_S = 120.0
+"""Time without a report after which a server is no more than slow, or its agent's token lately used."""
 
 LOOK_AGAIN = "see docs/gpus.md, then ask again"
 
@@ -93,6 +98,37 @@ def of_server(server: Mapping[str, Any], use: Mapping[str, Any]) -> list[Finding
         for gpu in server["gpus_closed"]
     ]
     return [Finding(False, f"{name}: {text}") for text in found]
+
+
+def of_agent_tokens(
+    held: Iterable[Token], last_uses: Mapping[str, float], ages: Mapping[str, float | None], now: float
+) -> list[Finding]:
+    """Return the tokens of servers that somebody uses while no report of the server comes, by its age."""
+    found = []
+    for token in held:
+        age = ages.get(token.server)
+        is_used = now - last_uses.get(token.token_id, float("-inf")) < SILENT_S
+        if token.server in ages and is_used and (age is None or age > SILENT_S):
+            found.append(
+                f"{token.server}: its agent's token is in use, but no report of it comes: another server "
+                f"sends with it: gpu-manager agent install {token.server} --service URL gives it a new one"
+            )
+    return [Finding(False, text) for text in found]
+
+
+def of_instance(instance: str, unknown: Sequence[TaskIdentity]) -> list[Finding]:
+    """Return whether leases with this Airflow's id are of tasks that it does not know."""
+    if not unknown:
+        return []
+    first = unknown[0]
+    return [
+        Finding(
+            False,
+            f"{counted(len(unknown), 'lease')} with its instance id {instance} of no task of it, such as "
+            f"{first.dag_id}.{first.task_id}: another Airflow has a copy of the id, or the run was "
+            "deleted: give the copy its own, airflow variables set gpu_manager_instance NEW",
+        )
+    ]
 
 
 def of_answer(server: str, answer: Report | ResourceManagerError) -> Finding:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from resource_manager.cli.doctor.checks import Login
     from resource_manager.manager.service import LeaseService
     from resource_manager.storage.finding import Finding
+
+MAX_TASKS = 20
+"""Most leases whose tasks are looked for in Airflow."""
 
 
 @main.command()
@@ -44,16 +49,18 @@ def doctor(
 ) -> None:
     """Check store, cluster, servers, this machine and, with --airflow-url, Airflow; change nothing.
 
-    Each fault is a line with the next step. Exits with 1 if there is any.
+    Each fault is a line with the next step, and so is a note, of what works but is not as it should be.
+    Exits with 1 if there is a fault.
     """
     target: Target = context.obj
     login = {"token": airflow_token, "user": airflow_user, "password": airflow_password}
     lines, faults = [], 0
     for group, finding in _findings(target, by_ssh, (user, key), airflow_url, login):
         lines.append({"check": group, **asdict(finding)})
-        faults += not finding.ok
+        mark = "ok   " if finding.ok else "note " if finding.is_caution else "FAULT"
+        faults += mark == "FAULT"
         if not as_json:
-            click.echo(f"{'ok   ' if finding.ok else 'FAULT'}  {group}: {one_line(finding.text)}")
+            click.echo(f"{mark}  {group}: {one_line(finding.text)}")
     if as_json:
         print_json(lines)
     if faults:
@@ -76,12 +83,14 @@ def _findings(
         manager = target.manager
         yield from (("cluster", finding) for finding in _of_cluster(target, manager))
         yield from (("servers", finding) for finding in _of_servers(manager, by_ssh, login))
+        if not target.url:
+            yield from (("servers", finding) for finding in _of_tokens(target, manager))
     except (ResourceManagerError, OSError) as error:
         shown = redact(target.url or target.settings().store)
         yield "store", checks.of_store_out_of_reach(str(error), shown, is_service=bool(target.url))
     yield "machine", _of_machine()
     if airflow_url:
-        yield from (("airflow", finding) for finding in _of_airflow(airflow_url, airflow_login))
+        yield from (("airflow", finding) for finding in _of_airflow(target, airflow_url, airflow_login))
 
 
 def _of_store(target: Target) -> list[Finding]:
@@ -112,6 +121,15 @@ def _of_servers(manager: LeaseService, by_ssh: bool, login: Login) -> Iterator[F
             yield checks.of_answer(row["server_name"], answer)
 
 
+def _of_tokens(target: Target, manager: LeaseService) -> list[Finding]:
+    from resource_manager.cli.doctor.checks import of_agent_tokens
+    from resource_manager.rest.assemble import persistence_of
+
+    store = persistence_of(target.settings()).tokens
+    ages = {use["server_name"]: use["age_s"] for use in manager.gpus()}
+    return of_agent_tokens(store.read().values(), store.last_uses(), ages, time.time())
+
+
 def _of_machine() -> Finding:
     from resource_manager.cli.doctor.checks import of_disk
     from resource_manager.jobs.launchers.directory_job import DEFAULT_ROOT
@@ -121,14 +139,21 @@ def _of_machine() -> Finding:
     return of_disk(str(folder), shutil.disk_usage(there).free)
 
 
-def _of_airflow(url: str, login: Mapping[str, str | None]) -> Iterator[Finding]:
-    from resource_manager.cli.doctor.checks import of_airflow
+def _of_airflow(target: Target, url: str, login: Mapping[str, str | None]) -> Iterator[Finding]:
+    from resource_manager.cli.doctor.checks import of_airflow, of_instance
     from resource_manager.jobs.airflow_api import AirflowTaskStates, AirflowUnavailableError
+    from resource_manager.jobs.task_identity import TaskIdentity
     from resource_manager.storage.finding import Finding
 
     try:
-        health = AirflowTaskStates(url, **login).health()
+        airflow = AirflowTaskStates(url, **login)
+        health = airflow.health()
+        yield from of_airflow(health)
+        with suppress(ResourceManagerError):  # of the store, which was said before
+            tasks = filter(
+                None, (TaskIdentity.from_labels(lease["labels"]) for lease in target.manager.leases())
+            )
+            own = [task for task in tasks if task.instance == health["instance"]][:MAX_TASKS]
+            yield from of_instance(health["instance"], [task for task in own if not airflow.has(task)])
     except AirflowUnavailableError as error:
         yield Finding(False, f"{error}: start it, or correct --airflow-url and its login")
-    else:
-        yield from of_airflow(health)

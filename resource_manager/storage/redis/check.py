@@ -36,6 +36,7 @@ def rights(client: RedisClient) -> Iterator[Finding]:
                 False,
                 "this service's user may run FLUSHALL or SWAPDB, which affect every namespace; "
                 f"limit it: ACL SETUSER <name> {client.access_rule} (see docs/stores.md)",
+                is_caution=True,
             )
 
 

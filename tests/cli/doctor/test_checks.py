@@ -9,6 +9,8 @@ import pytest
 from resource_manager import __version__
 from resource_manager.cli.doctor import checks
 from resource_manager.errors import ResourceManagerError
+from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.rest.tokens import Token
 
 HEALTHY = {
     "scheduler": "healthy",
@@ -104,3 +106,16 @@ def test_a_full_disk_and_a_cluster_that_is_not_as_its_file() -> None:
     assert faults([checks.of_disk("/jobs", 1 << 20)])[0].startswith("/jobs: 0.0 GiB free: make room")
     notice = "servers.toml differs (2 lines): gpu-manager diff"
     assert faults(checks.of_cluster({}, [notice])) == [notice]
+
+
+def test_another_servers_token_and_a_copied_instance_id_are_found() -> None:
+    of_agent = Token("1", "agent of gpu-a", "agent", "", 0.0, server="gpu-a")
+    tokens = [of_agent, Token("2", "olga", "operator", "", 0.0)]
+    silent, well = {"gpu-a": None}, {"gpu-a": 3.0}
+    [text] = faults(checks.of_agent_tokens(tokens, {"1": 995.0, "2": 995.0}, silent, 1000.0))
+    assert text.startswith("gpu-a: its agent's token is in use, but no report of it comes: another server")
+    assert checks.of_agent_tokens(tokens, {"1": 995.0}, well, 1000.0) == []
+    assert checks.of_agent_tokens(tokens, {"1": 5.0}, silent, 1000.0) == [], "nobody uses it"
+    [text] = faults(checks.of_instance("k7wd", [TaskIdentity("k7wd", "d", "r", "t")]))
+    assert text.startswith("1 lease with its instance id k7wd of no task of it, such as d.t: another Airflow")
+    assert checks.of_instance("k7wd", []) == []

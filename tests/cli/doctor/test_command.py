@@ -42,6 +42,11 @@ def test_a_healthy_stack_has_no_fault_and_each_fault_has_its_line(
     assert (done.exit_code, faults(done)) == (0, []), done.output
     assert "all 1 server open" in done.stdout
 
+    plain = run(own_redis.url, "doctor")
+    notes = [line for line in plain.stdout.splitlines() if line.startswith("note ")]
+    assert [line.startswith("note   store: this service's user may run FLUSHALL") for line in notes] == [True]
+    assert "ACL SETUSER <name>" in notes[0], "a plain Redis works: its default user is a note"
+
     file.write_text(CLUSTER + '[[servers]]\nname = "gpu-b"\ngpus = 2\ncpus = 8\n')
     monkeypatch.setenv("GPU_MANAGER_INVENTORY", str(file))
     [differs] = faults(run(store, "doctor"))

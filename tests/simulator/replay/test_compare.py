@@ -213,7 +213,7 @@ def test_a_shorter_wait_stands_beside_the_measure_that_differs(used: float, lost
 
 def timed(name: str, **figures: Any) -> dict[str, Any]:
     policy, order = name.split(", ")
-    usual = {"jobs": 400, "started": 400, "mean_wait_s": 7200.0, "max_wait_s": 9000.0, "stated_runtimes": 9}
+    usual = {"jobs": 400, "started": 400, "mean_wait_s": 7200.0, "max_wait_s": 9000.0, "stated_runtimes": 400}
     case = {"name": name, "policy": policy, "order": order}
     return {"case": case, "summary": usual | {"allocated_percent": 50.0, "known_runtimes": 400} | figures}
 
@@ -243,6 +243,12 @@ def test_a_verdict_names_the_change_that_asks_for_the_fewest_settings() -> None:
             "No job waited",
         ),
         ({"stated_runtimes": 0}, "no request states a runtime, so backfill had nothing", "No request states"),
+        (
+            {"stated_runtimes": 3},
+            "every run starts the same jobs at the same times",
+            "Only 3 of 400 jobs state",
+        ),
+        ({"preemptions": 7}, "every run starts the same jobs at the same times", "Jobs are preempted under "),
         ({"jobs": 49}, "every run starts the same jobs at the same times", "Only 49 jobs"),
         (
             {"known_runtimes": 0},

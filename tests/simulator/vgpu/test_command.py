@@ -219,6 +219,15 @@ def test_the_verdict_names_all_that_are_best_and_says_if_loads_differ() -> None:
     assert lines[1] == "Most tasks meet their deadline in B, C (70.0 %), fewest in A (50.0 %)."
     assert lines[2].endswith("to compare them under one load.")
 
+    by_chance = collected(A=(0.01, 0.512), B=(0.2, 0.509))
+    for each in ("A", "B"):
+        for name in ("ir_over_1_25", "slo_rate"):
+            figures = by_chance[each]["confidence"][name]
+            figures |= {"low": figures["mean"] - 0.08, "high": figures["mean"] + 0.08}
+    isolation, deadlines = verdict(by_chance, {})
+    assert isolation.startswith("Isolation is best in A: 1.0 %")
+    assert deadlines.startswith("No scenario meets more deadlines: 50.9 % to 51.2 %, and the confidence")
+
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
