@@ -13,6 +13,7 @@ from tests.e2e import pool_dag
 from tests.e2e.bench import TIMEOUT_FACTOR, Bench, wait_for
 from tests.e2e.servers import ssh_server
 from tests.e2e.test_faults import needs_docker
+from tests.sql_servers import Postgres
 
 __all__ = ["ssh_server"]
 
@@ -33,8 +34,22 @@ SERVERS += SERVER.replace("{kind}", "docker") + 'address = "{docker}"\n'
 
 
 @pytest.fixture(scope="module")
-def airflow(tmp_path_factory, ssh_server):
+def database():
+    """URL of a database for Airflow: SQLite is locked for too long with so many tasks at once."""
+    if missing := Postgres.missing():
+        pytest.skip(missing)
+    server = Postgres()
+    try:
+        server.psql("CREATE DATABASE airflow")
+        yield f"postgresql+psycopg2://postgres@127.0.0.1:{server.port}/airflow"
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory, database, ssh_server):
     settings = {
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database,
         "AIRFLOW_CONN_TEST_SSH": ssh_server.connection,
         "AIRFLOW_CONN_FS_DEFAULT": json.dumps({"conn_type": "fs"}),
         "AIRFLOW__CORE__PARALLELISM": "20",
