@@ -113,6 +113,13 @@ preemptible_service_job = preemptible_dag(
     command=f"exec {sys.executable} {beat}",
     gpu_conn_id="gpu_service",
 )
+# Its turn is 10 s and its grace, though nobody else wants its GPUs.
+turn_job = preemptible_dag(
+    "turn_job",
+    gpu_types="local",
+    command=f"exec {sys.executable} {beat}",
+    requeue_after=PREEMPT_GRACE_S + 10,
+)
 service_job = job_dag(
     "service_job", gpu_types="local", command=f"exec {sys.executable} {beat}", gpu_conn_id="gpu_service"
 )
