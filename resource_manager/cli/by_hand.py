@@ -174,7 +174,7 @@ def logs(target: Target, name: str, follow: bool, rank: int) -> None:
     offset = 0
     with closing(job.open()) as launcher:
         while True:
-            text, after, status = launcher.logs(job.key, offset)
+            text, after, status, _ = launcher.logs(job.key, offset)
             click.echo(harmless(text) if sys.stdout.isatty() else text, nl=False)
             if after != offset:
                 offset = after

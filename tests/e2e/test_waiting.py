@@ -7,6 +7,7 @@ import pytest
 import redis
 
 from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
+from tests.e2e.test_faults import needs_docker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
 
@@ -20,23 +21,28 @@ def test_a_pending_request_starts_within_seconds_of_the_release(bench):
     assert "beat on 0,1,2,3,4,5,6,7 of here" in second.log()
 
 
-def test_a_released_gpu_soon_runs_the_next_process(bench, record_property):
-    """Measured by the jobs' clocks: from the last line of one to the first line of the next."""
-    runs = [bench.run("local_job", seconds=6) for _ in range(11)]
+@pytest.mark.parametrize("launcher", ["local", "ssh", pytest.param("docker", marks=needs_docker)])
+def test_a_released_gpu_soon_runs_the_next_process(bench, launcher, record_property):
+    """Measured by the jobs' clocks: from one's last line, by way of the grant, to the next one's first."""
+    runs = [bench.run(f"{launcher}_job", seconds=6) for _ in range(11)]
     for run in runs:
         run.wait_until("success", 600)
-    freed_at = {change["lease_id"]: change["at"] for change in bench.history("released")}
-    beats = sorted(((run.beats(), freed_at[run.lease_id]) for run in runs), key=lambda pair: pair[0][0]["at"])
+    grants = {each["lease"]["request"]["lease_id"]: each["at"] for each in bench.history("granted")}
+    jobs = sorted(
+        ((grants[run.lease_id], [beat["at"] for beat in run.beats()]) for run in runs),
+        key=lambda job: job[1][0],
+    )
+    pairs = list(pairwise(jobs))
     figures = {
-        "release_to_next_process_s": [after[0]["at"] - freed for (_, freed), (after, _) in pairwise(beats)],
-        "end_to_next_process_s": [
-            after[0]["at"] - before[-1]["at"] for (before, _), (after, _) in pairwise(beats)
-        ],
+        "grant_to_first_line_s": [beats[0] - granted for _, (granted, beats) in pairs],
+        "last_line_to_next_grant_s": [granted - before[-1] for (_, before), (granted, _) in pairs],
+        "last_line_to_next_first_line_s": [beats[0] - before[-1] for (_, before), (_, beats) in pairs],
     }
     for name, seconds in figures.items():
         assert min(seconds) > 0
-        record_property(name, seconds)
-        print(f"{name}: p50 {median(seconds):.1f},", " ".join(f"{value:.1f}" for value in sorted(seconds)))
+        record_property(f"{launcher}_{name}", seconds)
+        values = " ".join(f"{value:.2f}" for value in sorted(seconds))
+        print(f"{launcher} {name}: p50 {median(seconds):.2f},", values)
 
 
 def test_a_sensor_waits_for_free_gpus_and_allocates_nothing(bench):
@@ -55,7 +61,7 @@ def test_a_sensor_for_more_than_any_server_has_fails_at_once(bench):
     assert "gpus must be between" in sensor.log()
 
 
-def test_two_hundred_waiting_tasks_cost_no_slot_and_one_connection(bench, record_property):
+def test_two_hundred_waiting_tasks_cost_no_slot_and_two_connections(bench, record_property):
     """Slots are counted by Airflow's task states, connections by Redis' client list."""
     waiting = 200
     # After a restart of Redis nothing is granted for a while.
@@ -72,7 +78,7 @@ def test_two_hundred_waiting_tasks_cost_no_slot_and_one_connection(bench, record
     connections = clients & bench.ports_of("triggerer")
     record_property("redis_connections_of_the_triggerer", len(connections))
     print(waiting, "tasks wait; connections of the triggerer to Redis:", len(connections))
-    assert len(connections) == 1
+    assert len(connections) <= 2, "one that waits for changes, one for all else"
     run.mark_run("failed")
     wait_for(lambda: not bench.manager.queue(), 120, "leaving the queue")
     assert bench.manager.release_resources("holder")

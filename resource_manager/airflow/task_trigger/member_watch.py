@@ -15,7 +15,6 @@ from resource_manager.jobs.launchers import (
     LauncherError,
     LauncherUnreachableError,
 )
-from resource_manager.jobs.launchers.directory_job import LOG_CHUNK_BYTES
 from resource_manager.jobs.running_job import RunningJob
 
 T = TypeVar("T")
@@ -92,17 +91,15 @@ class MemberWatch:
         clock = asyncio.get_running_loop().time
         until = clock() + READ_S
         while clock() < until:
-            text, offset, status = await self._call(lambda launcher: launcher.logs(self.job.key, self.offset))
-            if offset == self.offset:
-                return status
-            is_all = status.state is not JobState.RUNNING and offset - self.offset < LOG_CHUNK_BYTES
-            self.offset = offset
-            for line in text.splitlines():
+            output = await self._call(lambda launcher: launcher.logs(self.job.key, self.offset))
+            is_over = output.is_all or output.offset == self.offset
+            self.offset = output.offset
+            for line in output.text.splitlines():
                 self._log.info("%s", line)
                 self.last_line = line if line.strip() else self.last_line
                 await asyncio.sleep(0)  # lets other triggers run between the lines of a long output
-            if is_all:
-                return status
+            if is_over:
+                return output.status
         return JobStatus(JobState.RUNNING)
 
     async def tail(self, lines: int, width: int = 500) -> list[str]:

@@ -55,11 +55,15 @@ class JobStatus:
 
 
 class Output(NamedTuple):
-    """Part of a job's output, the offset of the next part, and the job's status before this one was read."""
+    """Part of a job's output, the offset of the next part, and the job's status before this one was read.
+
+    `is_all`: there was no more of it; a launcher may not know.
+    """
 
     text: str
     offset: int
     status: JobStatus
+    is_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -436,6 +436,7 @@ def unstarted(root: str, key: str) -> dict[str, Any]:
 def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:
     """Return {"text": the output from byte `offset` on, "offset": the next one, "status": as `status` says}.
 
+    "is_all": there was no more than that.
     It ends with a whole line, unless a line exceeds `LOG_CHUNK_BYTES` or the job has ended: a job that
     buffers its output leaves half a line until its buffer is full again or it ends.
     """
@@ -446,17 +447,18 @@ def logs(root: str, key: str, offset: int = 0) -> dict[str, Any]:
 def log_from(
     root: str, key: str, offset: int, is_running: bool, size: int = LOG_CHUNK_BYTES
 ) -> dict[str, Any]:
-    """Return "text" and "offset" as `logs` does, of at most `size` bytes."""
+    """Return "text", "offset" and "is_all" as `logs` does, of at most `size` bytes."""
     try:
         with _open(os.path.join(directory_of(root, key), "log")) as log:
             log.seek(offset)
             data = log.read(size)
     except FileNotFoundError:
-        return {"text": "", "offset": offset}
-    if is_running or len(data) == size:
+        return {"text": "", "offset": offset, "is_all": True}
+    is_all = len(data) < size
+    if is_running or not is_all:
         whole = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]  # a progress bar ends its lines with \r
-        data = whole or (data if len(data) == size else b"")
-    return {"text": data.decode("utf-8", "replace"), "offset": offset + len(data)}
+        data = whole or (b"" if is_all else data)
+    return {"text": data.decode("utf-8", "replace"), "offset": offset + len(data), "is_all": is_all}
 
 
 def tail(root: str, key: str, size: int) -> dict[str, Any]:
@@ -855,40 +857,39 @@ class Lookout:
 
     def __init__(self, root: str) -> None:
         self._root = root
+        self._directories: dict[str, str] = {}
         self._sizes: dict[str, int] = {}
         self._grown_at = 0.0
 
     def watch(self, key: str) -> None:
         """Tell of this job from now on, until it has ended."""
-        self._sizes[key] = 0
+        self._directories[key] = directory_of(self._root, key)
 
     def forget(self, key: str) -> None:
+        self._directories.pop(key, None)
         self._sizes.pop(key, None)
 
     def changed(self) -> list[str]:
         """Return the jobs that have changed since the last look; of one that has ended no more is told."""
         now = time.monotonic()
         looks_at_logs = now - self._grown_at >= GROWTH_EVERY_S
-        ended = [key for key in self._sizes if self._has_ended(key, asks_lock=looks_at_logs)]
-        for key in ended:
-            del self._sizes[key]
-        return ended + (self._grown(now) if looks_at_logs else [])
+        found = []
+        for key, directory in list(self._directories.items()):
+            # One that was killed, or removed, has no exit code.
+            if exists(f"{directory}/exit_code") or (looks_at_logs and _is_free(directory)):
+                self.forget(key)
+                found.append(key)
+            elif looks_at_logs and self._has_grown(key, directory):
+                found.append(key)
+        if looks_at_logs:
+            self._grown_at = now
+        return found
 
-    def _has_ended(self, key: str, *, asks_lock: bool) -> bool:
-        directory = directory_of(self._root, key)
-        if exists(os.path.join(directory, "exit_code")):
-            return True
-        return asks_lock and status(self._root, key)["state"] != "running"  # killed, or removed
-
-    def _grown(self, now: float) -> list[str]:
-        self._grown_at = now
-        grown = []
-        for key, size in self._sizes.items():
-            with suppress(OSError):
-                self._sizes[key] = os.stat(os.path.join(directory_of(self._root, key), "log")).st_size
-            if self._sizes[key] != size:
-                grown.append(key)
-        return grown
+    def _has_grown(self, key: str, directory: str) -> bool:
+        before = self._sizes.get(key, 0)
+        with suppress(OSError):
+            self._sizes[key] = os.stat(f"{directory}/log").st_size
+        return self._sizes.get(key, 0) != before
 
 
 def follow(root: str, place: Mapping[str, str]) -> None:

@@ -123,7 +123,7 @@ class LocalLauncher:
 
     def logs(self, key: str, offset: int = 0) -> Output:
         found = self._ask(key, "cannot be seen", lambda: directory_job.logs(self.root, key, offset))
-        return Output(found["text"], found["offset"], status_of(found["status"]))
+        return Output(found["text"], found["offset"], status_of(found["status"]), found["is_all"])
 
     def tail(self, key: str) -> str:
         found = self._ask(key, "cannot be seen", lambda: directory_job.tail(self.root, key, TAIL_BYTES))

@@ -66,6 +66,7 @@ class _Tail(Answer):
 class _Output(_Tail):
     offset: NonNegativeInt
     status: StatusAnswer
+    is_all: bool = False
 
 
 class _Running(Answer):
@@ -304,7 +305,7 @@ class SSHLauncher:
 
     def logs(self, key: str, offset: int = 0) -> Output:
         found = self.ask("logs", key=key, offset=offset)
-        return Output(found["text"], found["offset"], status_of(found["status"]))
+        return Output(found["text"], found["offset"], status_of(found["status"]), found["is_all"])
 
     def tail(self, key: str) -> str:
         return str(self.ask("tail", key=key, size=TAIL_BYTES)["text"])

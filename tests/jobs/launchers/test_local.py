@@ -46,7 +46,7 @@ def test_a_job_sees_its_environment_and_leaves_log_and_exit_code(launcher):
         )
     )
     assert wait_until_ended(launcher, "j") == JobStatus(JobState.FINISHED, 3)
-    text, offset, _ = launcher.logs("j")
+    text, offset, *_ = launcher.logs("j")
     assert (text, offset) == ("gpu 4\n", 6)
     assert launcher.logs("j", offset)[:2] == ("", offset)
 
@@ -190,7 +190,7 @@ def test_the_log_is_returned_in_whole_lines(launcher):
     wait_until_ended(launcher, "j")
     offset, lines = 0, []
     while True:
-        text, following, _ = launcher.logs("j", offset)
+        text, following, *_ = launcher.logs("j", offset)
         if following == offset:
             break
         lines += text.splitlines()
