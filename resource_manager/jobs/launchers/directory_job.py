@@ -627,8 +627,8 @@ def told_file_of(root: str, key: str) -> str:
 
 def jobs_in(root: str) -> Iterator[str]:
     """Yield the keys of the jobs that have a directory."""
-    with suppress(FileNotFoundError):
-        for entry in os.scandir(os.path.expanduser(root)):
+    with suppress(FileNotFoundError), os.scandir(os.path.expanduser(root)) as entries:
+        for entry in entries:
             if entry.is_dir() and entry.name not in (KEPT, ENDED, TOLD):
                 yield entry.name
 
