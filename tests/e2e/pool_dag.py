@@ -28,7 +28,11 @@ from airflow.sdk import DAG, task
 POOL = "gpu"  # one slot for each GPU
 
 with DAG(
-    "pool_of_tasks", schedule=None, catchup=False, params={{"my_param": "x"}}, default_args={{"retries": 2}}
+    "pool_of_tasks",
+    schedule=None,
+    catchup=False,
+    params={{"my_param": "x"}},
+    default_args={{"retries": 2, "retry_delay": timedelta(seconds=1)}},
 ) as dag:
 '''
 POOLS = (
