@@ -275,14 +275,17 @@ def queue_table(queue: Sequence[Row]) -> Group:
             f"{entry['required_cpus']:g}",
             duration(entry["waited_s"]),
             entry.get("reason", ""),
-            start(entry["estimated_start"]),
+            start(entry.get("estimated_start", UNKNOWN_START)),
         )
     why: dict[str, list[str]] = {}
     for entry in queue:
-        if detail := entry["estimated_start"]["detail"]:
+        if detail := entry.get("estimated_start", UNKNOWN_START)["detail"]:
             why.setdefault(detail, []).append(f"#{entry['position']}")
     lines = (f"{', '.join(places)} start unknown: {detail}" for detail, places in why.items())
     return Group(table, *(Text(line, "dim") for line in lines))
+
+
+UNKNOWN_START: Row = {"at": None, "detail": ""}
 
 
 def start(estimate: Row) -> str:

@@ -152,7 +152,9 @@ def grant(cluster: ClusterState, request: Request, members: Members, now: float)
             cluster.identified(members),
             cluster.last_fencing_token + 1,
             now,
-            lease_end(cluster.ledger, request, now, now, request.ttl_s),
+            now + request.ttl_s
+            if cluster.ledger is None and request.max_runtime_s is request.requeue_after_s is None
+            else lease_end(cluster.ledger, request, now, now, request.ttl_s),
             None if pending is None else pending.queued_at,
             sequence=cluster.sequence + 1 if pending is None else pending.sequence,
         ),

@@ -28,6 +28,6 @@ def test_a_change_replaces_them_and_a_trial_takes_that_back() -> None:
 
 def test_every_setting_is_a_key_of_the_file_with_the_same_default() -> None:
     assert set(KEYS) == set(ClusterSection.model_fields)
-    beside = {"policy_package", "health", "sign_on"}  # found at `apply`, and sections of their own
+    beside = {"policy_package", "health", "sign_on", "notices"}  # found at `apply`, and sections of their own
     assert set(KEYS.values()) == {field.name for field in fields(ClusterSettings)} - beside
     assert ClusterSection().settings() == ClusterSettings()

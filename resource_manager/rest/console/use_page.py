@@ -10,6 +10,7 @@ from typing import Any
 
 from resource_manager.fleet.measured_hours import measures_of
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.plurals import counted
 from resource_manager.manager.report import Accounts, ReportQuery
 from resource_manager.manager.serializers import duration, most_wasted, wasted
 from resource_manager.scheduling.accounting.gpu_hours import CATEGORIES
@@ -91,6 +92,7 @@ def _parts(columns: dict[str, list[float]], sums: list[float], step_s: float) ->
             if height:
                 y -= height
                 x = 100 * i / len(sums)
-                title = f"{columns[name][i] * 3600 / step_s:.1f} GPUs {name} for {duration(step_s)}"
+                gpus = counted(round(columns[name][i] * 3600 / step_s, 1), "GPU")
+                title = f"{gpus} {name} for {duration(step_s)}"
                 found.append(Part(name, x, 96 / len(sums), y, height, title))
     return found
