@@ -128,7 +128,8 @@ class SharedManager:
     async def until_set(changed: asyncio.Event, timeout_s: float) -> None:
         """Wait for an event of `watching`, at most that long."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(changed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):  # `wait_for` of Python 3.11 may swallow a cancellation
+                await changed.wait()
 
     async def catch_up(self, lease_id: str) -> None:
         """Read what changed up to now, of this lease too; those who ask at once share one reading."""

@@ -11,6 +11,7 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from resource_manager.airflow.operators import GPUTrainingOperator
+    from resource_manager.airflow.shared_manager import SharedManager
     from resource_manager.airflow.task_trigger import base
     from resource_manager.airflow.task_trigger.events import GrantState
     from resource_manager.airflow.task_trigger.waits import (
@@ -116,3 +117,19 @@ def test_triggers_survive_serialization(manager):
 def test_a_trigger_does_not_name_its_arguments_in_a_log(manager):
     train = GPUTrainingOperator(task_id="t", gpus=2, command="train", env={"TOKEN": "of someone"})
     assert repr(asked(train)) == f"<TaskTrigger of {TASK.lease_id}>"
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_trigger_that_is_cancelled_as_something_changes_is_cancelled(turns):
+    async def run():
+        changed = asyncio.Event()
+        waiting = asyncio.ensure_future(SharedManager.until_set(changed, 30))
+        await asyncio.sleep(0.01)
+        changed.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if waiting.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    asyncio.run(run())
