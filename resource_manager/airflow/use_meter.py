@@ -8,7 +8,7 @@ from typing import Any
 
 from resource_manager.manager.results import Allocation
 from resource_manager.manager.service import LeaseService
-from resource_manager.manager.use_results import GpuUse, ServerUse, idle_in_words
+from resource_manager.manager.use_results import GpuUse, IdleWarning, ServerUse
 
 LOOK_EVERY_S = 60.0
 """Time between two looks of a task's process at whether its lease is idle."""
@@ -27,21 +27,6 @@ def gpus_of(servers: Iterable[ServerUse], lease_id: str) -> list[GpuUse]:
     ]
 
 
-class IdleWarning:
-    """Warning that the GPUs of a lease compute nothing: once, and again after they have computed."""
-
-    def __init__(self, log: Any) -> None:
-        self._log = log
-        self._is_idle = False
-
-    def see(self, gpus: Iterable[GpuUse], lease_id: str) -> None:
-        """Warn if the lease has become idle, or is so soon to be released for it."""
-        words = idle_in_words(gpus, lease_id)
-        if words and not self._is_idle:
-            self._log.warning("%s", words)
-        self._is_idle = bool(words)
-
-
 def warn_when_idle(manager: LeaseService, allocation: Allocation, log: Any) -> threading.Event:
     """Watch the lease in a thread of this process, until the returned event is set or the process ends."""
     over = threading.Event()
@@ -49,7 +34,7 @@ def warn_when_idle(manager: LeaseService, allocation: Allocation, log: Any) -> t
     servers = list({member["server_name"] for member in allocation["members"]})
 
     def watch() -> None:
-        warning = IdleWarning(log)
+        warning = IdleWarning(log.warning)
         while not over.wait(LOOK_EVERY_S):
             try:
                 warning.see(gpus_of(manager.gpus(servers), lease_id), lease_id)

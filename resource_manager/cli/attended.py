@@ -33,10 +33,10 @@ from resource_manager.jobs.launchers import (
 )
 from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.launchers.terminal import TerminalLauncher
-from resource_manager.jobs.preempting import grace_of
+from resource_manager.jobs.preempting import grace_of, is_time_over
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.serializers import duration, name_in_words
-from resource_manager.manager.use_results import idle_in_words
+from resource_manager.manager.use_results import IdleWarning
 
 TTL_S = 60.0
 """TTL of a lease that a terminal renews; its job ends this long after the last sign of this program."""
@@ -100,7 +100,7 @@ class Attended:
         self._told: Future[JobStatus] | None = None
         self._preemption = ""
         self._is_warned = self._is_silent = False
-        self._idle = ""
+        self._idle = IdleWarning(say)
         self._gpus_seen_at = time.monotonic()
 
     def run(self) -> int:
@@ -194,9 +194,10 @@ class Attended:
         if code == 0:
             return Ending(0, Outcome.SUCCESS, "exit code 0")
         if self._preemption:
-            is_over = self._lease["preempted_by"] == "max_runtime"
             say("it was preempted and does not wait again by itself: run the command again")
-            return Ending(TIMED_OUT if is_over else PREEMPTED, Outcome.EVICTED, self._preemption)
+            return Ending(
+                TIMED_OUT if is_time_over(self._lease) else PREEMPTED, Outcome.EVICTED, self._preemption
+            )
         code = code if code > 0 else 128 - code
         return Ending(code, Outcome.FAILED, f"exit code {code}")
 
@@ -265,10 +266,7 @@ class Attended:
         self._gpus_seen_at = time.monotonic()
         with suppress(ResourceManagerError):  # the lease's own look says what is wrong
             gpus = (gpu for server in manager.gpus([self._server]) for gpu in server["gpus"])
-            words = idle_in_words(gpus, self._lease["task_id"])
-            if words and not self._idle:
-                say(words)
-            self._idle = words
+            self._idle.see(gpus, self._lease["task_id"])
 
     def _heard(self, found: Mapping[str, Any] | None) -> Ending | None:
         """Tell what the lease says of itself; return the end if that is one."""

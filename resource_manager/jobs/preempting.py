@@ -35,6 +35,11 @@ def waits_again(allocation: Mapping[str, Any]) -> bool:
     return allocation["preempted_by"] not in ends
 
 
+def is_time_over(allocation: Mapping[str, Any]) -> bool:
+    """Return whether a preempted lease reached its longest runtime."""
+    return bool(allocation["preempted_by"] == _MAX_RUNTIME)
+
+
 _IDLE, _MAX_RUNTIME = map(preemptor_in_words, (IDLE, MAX_RUNTIME))
 
 

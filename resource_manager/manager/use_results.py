@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from typing_extensions import TypedDict
 
@@ -100,3 +100,18 @@ def idle_in_words(gpus: Iterable[GpuUse], lease_id: str) -> str:
                 f"its GPUs have computed nothing for {lease['idle_s']:.0f} s; they are not released for that"
             )
     return ""
+
+
+class IdleWarning:
+    """Warning that the GPUs of a lease compute nothing: once, and again after they have computed."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+        self._is_idle = False
+
+    def see(self, gpus: Iterable[GpuUse], lease_id: str) -> None:
+        """Warn if the lease has become idle, or is so soon to be released for it."""
+        words = idle_in_words(gpus, lease_id)
+        if words and not self._is_idle:
+            self._say(words)
+        self._is_idle = bool(words)

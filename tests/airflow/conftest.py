@@ -26,13 +26,14 @@ def fast_triggers(manager, monkeypatch):
 def idle_told(monkeypatch):
     """Event that is set once a process was told that its lease idles; it looks without pauses."""
     from resource_manager.airflow import use_meter
+    from resource_manager.manager.use_results import idle_in_words
 
     told = threading.Event()
 
     class Warning(use_meter.IdleWarning):
         def see(self, gpus, lease_id):
             super().see(gpus, lease_id)
-            if use_meter.idle_in_words(gpus, lease_id):
+            if idle_in_words(gpus, lease_id):
                 told.set()
 
     monkeypatch.setattr(use_meter, "LOOK_EVERY_S", 0.01)

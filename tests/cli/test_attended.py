@@ -27,6 +27,7 @@ from resource_manager.jobs.launchers import terminal
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.serializers import name_in_words
+from resource_manager.manager.use_results import IdleWarning
 from tests.cli.programs import MARK, begun, environment_of, left_of, manager_of, piped
 from tests.eventually import wait_for
 from tests.redis_server import RedisServer
@@ -264,7 +265,8 @@ def test_a_shell_whose_gpus_compute_nothing_is_told_once_before_they_are_release
     found = {"task_id": "t", "idle_s": None, "released_in_s": 300.0}
     manager = SimpleNamespace(gpus=lambda servers: [{"gpus": [{"leases": [found]}]}])
     monkeypatch.setattr(attended, "LOOK_AT_GPUS_EVERY_S", 0.0)
-    here = SimpleNamespace(_owns=True, _gpus_seen_at=0.0, _server="a", _lease={"task_id": "t"}, _idle="")
+    here = SimpleNamespace(_owns=True, _gpus_seen_at=0.0, _server="a", _lease={"task_id": "t"})
+    here._idle = IdleWarning(attended.say)
     for _ in range(2):
         attended.Attended._look_at_gpus(here, manager)  # type: ignore[arg-type]
     said = "gpu-manager: its GPUs compute nothing: unless they do, they are released in 300 s\n"

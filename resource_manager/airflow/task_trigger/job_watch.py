@@ -17,13 +17,14 @@ from resource_manager.airflow.task_trigger.member_watch import MemberWatch
 from resource_manager.airflow.task_trigger.notes import TaskNotes
 from resource_manager.airflow.task_trigger.place_watch import PlaceWatch
 from resource_manager.airflow.task_trigger.plan import TaskPlan
-from resource_manager.airflow.use_meter import IdleWarning, UseMeter, gpus_of
+from resource_manager.airflow.use_meter import UseMeter, gpus_of
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import MAX_AT_ONCE, DoneWhen
 from resource_manager.jobs.launchers import LauncherError, LauncherUnreachableError
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.manager.results import Allocation
+from resource_manager.manager.use_results import IdleWarning
 
 LOOK_EVERY_S = 10.0
 """Longest time between two looks at jobs whose place tells of changes."""
@@ -63,7 +64,7 @@ class JobWatch:
         self._renewal: asyncio.Task[None] | None = None
         self._noted_offset = 0
         self._use = UseMeter()
-        self._idle = IdleWarning(self._log)
+        self._idle = IdleWarning(lambda line: self._log.warning("%s", line))
         self._warned_of = ""
         # A server that is cut off must not occupy the threads of all triggers.
         self._threads = (

@@ -28,7 +28,7 @@ from resource_manager.errors import LeaseNotFoundError, ResourceManagerError, St
 from resource_manager.jobs.gang_environment import is_gang
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.launchers import AlreadyEndedError, Job, LauncherError, LauncherUnreachableError
-from resource_manager.jobs.preempting import STEP_S, grace_of, waits_again
+from resource_manager.jobs.preempting import STEP_S, grace_of, is_time_over, waits_again
 from resource_manager.manager.results import QueueEntry
 from resource_manager.scheduling.preemption.preempting import restarts_of
 
@@ -203,7 +203,7 @@ class TaskTrigger(TaskBoundTrigger):
                     return TaskState.ENDING
             await self._lease.queue_again(gang)
             if not waits_again(lease):
-                state = EndState.TIMED_OUT if lease["preempted_by"] == "max_runtime" else EndState.IDLE
+                state = EndState.TIMED_OUT if is_time_over(lease) else EndState.IDLE
                 self._end = TaskEnd(state=state, detail=f"the job was ended, {lease['reason']}")
                 return TaskState.ENDED
         except LauncherError as error:
