@@ -262,7 +262,9 @@ def queue_table(queue: Sequence[Row]) -> Group:
         Column("should start"),
         title=f"{len(queue)} waiting",
     )
+    why: dict[str, list[str]] = {}
     for entry in queue:
+        expected = entry.get("estimated_start", UNKNOWN_START)
         table.add_row(
             str(entry["position"]),
             entry["name"],
@@ -275,11 +277,9 @@ def queue_table(queue: Sequence[Row]) -> Group:
             f"{entry['required_cpus']:g}",
             duration(entry["waited_s"]),
             entry.get("reason", ""),
-            start(entry.get("estimated_start", UNKNOWN_START)),
+            start(expected),
         )
-    why: dict[str, list[str]] = {}
-    for entry in queue:
-        if detail := entry.get("estimated_start", UNKNOWN_START)["detail"]:
+        if detail := expected["detail"]:
             why.setdefault(detail, []).append(f"#{entry['position']}")
     lines = (f"{', '.join(places)} start unknown: {detail}" for detail, places in why.items())
     return Group(table, *(Text(line, "dim") for line in lines))

@@ -48,23 +48,23 @@ class LeaseKeepingTrigger(TaskBoundTrigger):
         self.own.task_instance, self.own.trigger_id = self.task_instance, self.trigger_id
         lease_id, token = self.identity.lease_id, self.fencing_token
         first = asyncio.ensure_future(anext(aiter(self.own.run())))
+        error: dict[str, Any] = {}
         try:
             while not first.done():
                 lease = await self.ask(lambda manager: manager.renew(lease_id, fencing_token=token))
                 if why := lease["gpu_failed"]:
-                    failure = {"error": f"one of its GPUs failed: {why}"}
-                    yield await self._hand_over(token, {"fencing_token": token, "error": failure})
-                    return
+                    error = {"error": f"one of its GPUs failed: {why}"}
+                    break
                 await asyncio.wait([first], timeout=self.ttl_s / 4)
-            event = first.result()
-        except Exception as error:
-            lines = traceback.format_exception(error)
-            failed = {"error": "Trigger failure", "traceback": lines}
-            yield await self._hand_over(token, {"fencing_token": token, "error": failed})
-            return
+            else:
+                event = first.result()
+        except Exception as failure:
+            error = {"error": "Trigger failure", "traceback": traceback.format_exception(failure)}
         finally:
             first.cancel()
-        if isinstance(event, BaseTaskEndEvent):
+        if error:
+            yield await self._hand_over(token, {"fencing_token": token, "error": error})
+        elif isinstance(event, BaseTaskEndEvent):
             outcome = Outcome.SUCCESS if event.task_instance_state == "success" else Outcome.FAILED
             await self.ask(lambda manager: manager.release(lease_id, fencing_token=token, outcome=outcome))
             yield event

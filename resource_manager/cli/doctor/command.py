@@ -123,9 +123,9 @@ def _of_servers(manager: LeaseService, by_ssh: bool, login: Login) -> Iterator[F
 
 def _of_tokens(target: Target, manager: LeaseService) -> list[Finding]:
     from resource_manager.cli.doctor.checks import of_agent_tokens
-    from resource_manager.rest.assemble import persistence_of
+    from resource_manager.cli.token_commands import token_store
 
-    store = persistence_of(target.settings()).tokens
+    store = token_store(target, None)
     ages = {use["server_name"]: use["age_s"] for use in manager.gpus()}
     return of_agent_tokens(store.read().values(), store.last_uses(), ages, time.time())
 
