@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
+from itertools import islice
 from typing import Annotated, Any, Literal, Self, TypedDict, Unpack, get_origin
 
 from pydantic import (
@@ -31,6 +32,8 @@ from resource_manager.manager.arguments import ALIASES, Dumpable, arguments_of
 from resource_manager.manager.cluster_file.durations import as_seconds
 
 MAX_COUNT = 1_000_000
+_MAX_ERRORS = 100
+"""Errors of one demand that are told: a body of 60,000 unknown names costs no second of processor time."""
 PRINTABLE = f"^[^{UNPRINTABLE}]*$"
 _WHOLE = re.compile("-?[0-9]{1,15}")
 _SHOULD = re.compile(r"^[A-Z]\w+ should ")
@@ -262,7 +265,7 @@ class Demand(BaseModel):
             found = {
                 entry["loc"][:1]: entry for entry in error.errors(include_url=False)
             }  # of a union the last
-            lines = [_named(entry, names) for entry in found.values()]
+            lines = [_named(entry, names) for entry in islice(found.values(), _MAX_ERRORS)]
             raise ValidationError.from_exception_data(error.title, lines) from None
         if names:
             demand.names.update(names)
