@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
-from shutil import copytree, ignore_patterns
 
-from tests.test_architecture import ROOT
+from tests.edited_product import run_with
 
 DECLARED = {
     "core/models.py": {
@@ -47,21 +43,4 @@ assert (option.opts, option.metavar) == (["--cooling"], "DURATION"), option.to_i
 
 def test_a_new_field_is_taken_by_python_store_rest_and_command_line(tmp_path: Path) -> None:
     assert len(DECLARED) <= 2
-    copy = copytree(
-        ROOT / "resource_manager", tmp_path / "resource_manager", ignore=ignore_patterns("__pycache__")
-    )
-    for name, lines in DECLARED.items():
-        text = (copy / name).read_text()
-        for beside, new in lines.items():
-            assert text.count(beside) == 1
-            text = text.replace(beside, new + beside)
-        (copy / name).write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-c", USES, f"sqlite:///{tmp_path}/state.db"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_with(DECLARED, USES, tmp_path, f"sqlite:///{tmp_path}/state.db")
