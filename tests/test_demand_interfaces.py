@@ -50,6 +50,7 @@ VALUES: dict[str, Any] = {
     "gpu_types": ["A100", "H100"],
     "types": "first",
     "gpu_memory": "20GB",
+    "link": "require",
     "vendor": "nvidia",
     "labels_required": {"zone": "a", "rack": "7"},
     "prefer_server": "s",

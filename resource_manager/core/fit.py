@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 
-from resource_manager.core.gpu_memory import has_memory
-from resource_manager.core.models import MILLI_PER_GPU, Amount, Gpu, Node, Request
+from resource_manager.core.gpu_memory import has_memory, is_unstated
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Gpu, Link, Node, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,10 @@ def total_capacity(node: Node) -> FreeCapacity:
     return FreeCapacity(dict.fromkeys(gpu_ids, MILLI_PER_GPU), node.resources)
 
 
+UNSTATED = "gpu_memory_mib"
+"""Key of the inventory file that states the memory of a server's GPUs."""
+
+
 class ShortageKind(StrEnum):
     """Kind of a shortage."""
 
@@ -55,7 +59,10 @@ class ShortageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """One reason why a request does not fit; GPUS and AMOUNT also set `name`, `has` and `wants`."""
+    """One reason why a request does not fit; GPUS and AMOUNT also set `name`, `has` and `wants`.
+
+    GPU_TYPE names `UNSTATED` if the GPUs would do but for their memory, which the inventory does not state.
+    """
 
     kind: ShortageKind
     name: str = ""
@@ -73,7 +80,7 @@ def shortages(node: Node, request: Request, free: FreeCapacity | None = None) ->
     if request.labels_required and not has_labels(node, request):
         yield Shortage(ShortageKind.LABELS)
     if not accepts_node(node, request):
-        yield Shortage(ShortageKind.GPU_TYPE)
+        yield Shortage(ShortageKind.GPU_TYPE, UNSTATED if lacks_stated_memory(node, request) else "")
     elif request.gpus and (has := count_gpus(node, request, free)) < request.gpus:
         yield Shortage(ShortageKind.GPUS, "gpus", has, request.gpus)
     amounts = node.resources if free is None else free.amounts
@@ -105,10 +112,21 @@ def accepted_gpu_ids(node: Node, request: Request) -> set[int]:
 
 
 def _accepts_kind(gpu: Gpu, request: Request) -> bool:
-    return (
-        (not request.gpu_types or gpu.gpu_type in request.gpu_types)
-        and (not request.vendor or gpu.vendor == request.vendor)
-        and (not request.gpu_memory or has_memory(gpu, request.gpu_memory, request.gpu_milli))
+    return _accepts_type(gpu, request) and (
+        not request.gpu_memory or has_memory(gpu, request.gpu_memory, request.gpu_milli)
+    )
+
+
+def _accepts_type(gpu: Gpu, request: Request) -> bool:
+    return (not request.gpu_types or gpu.gpu_type in request.gpu_types) and (
+        not request.vendor or gpu.vendor == request.vendor
+    )
+
+
+def lacks_stated_memory(node: Node, request: Request) -> bool:
+    """Return True if GPUs of the node would be accepted if the inventory said how much memory they have."""
+    return bool(request.gpu_memory) and any(
+        _accepts_type(gpu, request) and is_unstated(gpu, request.gpu_memory) for gpu in node.gpus
     )
 
 
@@ -122,7 +140,24 @@ def _accepts_any(node: Node, request: Request) -> bool:
 
 
 def usable_gpus(node: Node, request: Request, gpus: Mapping[int, int]) -> list[int]:
-    """Return the ids of the GPUs with enough free milli and of an accepted kind, in order."""
+    """Return the ids of the GPUs with enough free milli and of an accepted kind, in order.
+
+    For a request that takes only GPUs of one island these are the GPUs of islands with enough of them.
+    """
+    ids = _of_kind(node, request, gpus)
+    if not request.is_linked:
+        return ids
+    groups = of_islands(ids, node.islands)
+    joined = set(chain.from_iterable(group for group in groups if len(group) >= request.gpus))
+    return [gpu_id for gpu_id in ids if gpu_id in joined]
+
+
+def of_islands(ids: Collection[int], islands: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return these of the GPUs of each island, in order."""
+    return [[gpu_id for gpu_id in ids if gpu_id in island] for island in islands]
+
+
+def _of_kind(node: Node, request: Request, gpus: Mapping[int, int]) -> list[int]:
     milli = request.gpu_milli
     ids = [gpu_id for gpu_id, free in gpus.items() if free >= milli]
     if _accepts_any(node, request):
@@ -132,7 +167,13 @@ def usable_gpus(node: Node, request: Request, gpus: Mapping[int, int]) -> list[i
 
 
 def count_gpus(node: Node, request: Request, free: FreeCapacity | None = None) -> int:
-    """Return the number of GPUs the request can use: now, given `free`, or on the empty node."""
+    """Return the number of GPUs the request can use: now, given `free`, or on the empty node.
+
+    If they must be of one island it is the number of the fullest.
+    """
+    if request.is_linked:
+        gpus = (free or total_capacity(node)).gpus
+        return max(map(len, of_islands(_of_kind(node, request, gpus), node.islands)), default=0)
     if free is not None:
         return len(usable_gpus(node, request, free.gpus))
     return len(node.gpus) if _accepts_any(node, request) else len(accepted_gpu_ids(node, request))
@@ -143,16 +184,18 @@ def pick_gpus(
 ) -> tuple[int, ...]:
     """Return the first usable GPUs; for a GPU fraction, the usable GPU with the least free milli.
 
-    Whole ones are of one of the `islands` where possible, the fullest that has enough.
+    Whole ones are of one of the `islands` where possible, the fullest that has enough, unless any will do.
     """
     if request.gpus and request.gpu_milli != MILLI_PER_GPU:
         return (min(usable, key=gpus.__getitem__),)
-    return _of_islands(request.gpus, usable, islands) if islands else tuple(usable[: request.gpus])
+    if not islands or request.link is Link.ANY:
+        return tuple(usable[: request.gpus])
+    return _of_few_islands(request.gpus, usable, islands)
 
 
-def _of_islands(count: int, usable: list[int], islands: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def _of_few_islands(count: int, usable: list[int], islands: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return so many GPUs of as few islands as possible; what is left over is of the fullest that has it."""
-    groups = [[gpu_id for gpu_id in usable if gpu_id in island] for island in islands]
+    groups = of_islands(usable, islands)
     joined = set(chain.from_iterable(islands))
     groups += [[gpu_id] for gpu_id in usable if gpu_id not in joined]
     taken: list[int] = []

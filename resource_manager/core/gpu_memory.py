@@ -46,6 +46,11 @@ def has_memory(gpu: Card, gpu_memory: str, gpu_milli: int = 1000) -> bool:
     return has * gpu_milli >= amount * 1000
 
 
+def is_unstated(gpu: Card, gpu_memory: str) -> bool:
+    """Return True if nothing is known of the GPU's memory in that unit."""
+    return not (nominal_gb(gpu) if _amount(gpu_memory)[1] else gpu.memory_mib)
+
+
 def nominal_gb(gpu: Card) -> float:
     """Return the GPU's memory in GB: that of its data sheet where it reports less; 0 if it is unknown."""
     reported = gpu.memory_mib * BYTES_PER_MIB / BYTES_PER_GB

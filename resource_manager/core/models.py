@@ -113,6 +113,14 @@ class TypeChoice(StrEnum):
     BEST = "best"
 
 
+class Link(StrEnum):
+    """Choice among the GPUs of a node: of one island, of few, or whichever comes first."""
+
+    REQUIRE = "require"
+    PREFER = "prefer"
+    ANY = "any"
+
+
 @direct_init
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -120,7 +128,8 @@ class Request:
 
     `gpus` GPUs of `gpu_milli` thousandths each; a GPU fraction (below 1000) asks for exactly one GPU.
     Empty `gpu_types` means any type; `types` says whether their order counts. `gpu_memory`, as `40GB`, is
-    the least memory of each GPU, or of the fraction (`gpu_memory.as_gpu_memory`).
+    the least memory of each GPU, or of the fraction (`gpu_memory.as_gpu_memory`). `link` says whether several
+    GPUs of a node are of one of its islands.
     `preferred_node` is tried first, `required_node` is the only choice.
     The node's labels must equal those of `labels_required`; `labels` are the request's own.
     `ttl_s` is the lifetime of the lease without renewal; infinite by default, which suits a simulation.
@@ -171,10 +180,13 @@ class Request:
     on_idle: str = "end"
     max_runtime_s: float | None = None
     requeue_after_s: float | None = None
+    link: Link = Link.PREFER
     shape: tuple[object, ...] = field(init=False, repr=False, compare=False)
     """Hashable key of all fields that decide where the request fits; equal shapes fit the same nodes."""
     is_particular: bool = field(init=False, repr=False, compare=False)
-    """True if it does not take GPUs of every kind: it names types, a vendor or an amount of memory."""
+    """True if it does not take any GPUs: it names types, a vendor or an amount of memory, or `is_linked`."""
+    is_linked: bool = field(init=False, repr=False, compare=False)
+    """True if it takes only GPUs of one island."""
 
     def __post_init__(self) -> None:
         if not self.lease_id:
@@ -214,6 +226,7 @@ class Request:
             self.gpu_types,
             self.gpu_memory,
             self.vendor,
+            self.link,
             self.required_node,
             tuple(sorted(self.labels_required.items())),
         )
@@ -222,7 +235,10 @@ class Request:
                 raise InvalidRequestError("{nodes} must be 1 or more, got {}", self.nodes)
             shape += (self.nodes, self.spread, self.same, self.prefer_same)  # type: ignore[assignment]
         object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "is_particular", bool(self.gpu_types or self.vendor or self.gpu_memory))
+        is_linked = self.link is Link.REQUIRE and self.gpus > 1
+        is_particular = bool(self.gpu_types or self.vendor or self.gpu_memory or is_linked)
+        object.__setattr__(self, "is_linked", is_linked)
+        object.__setattr__(self, "is_particular", is_particular)
 
     def for_task(self, lease_id: str) -> Request:
         """Return a copy of the request for another task, without validating the other fields again."""

@@ -151,7 +151,9 @@ class NodeState:
         particular = request.is_particular
         if not gpus:
             return not particular or accepts_node(self.node, request)
-        if not self.uniform and (particular or (self.has_mig and gpus > 1)):
+        if (particular and request.is_linked) or (
+            not self.uniform and (particular or (self.has_mig and gpus > 1))
+        ):
             return len(self.eligible_gpus(request)) >= gpus
         if request.gpu_milli == MILLI_PER_GPU:
             enough = self.whole_free >= gpus
@@ -169,6 +171,8 @@ class NodeState:
                 return None
         milli = request.gpu_milli
         ids = [gpu_id for gpu_id, left in free.gpus.items() if left >= milli]
+        if request.is_linked:
+            ids = usable_gpus(self.node, request, free.gpus)
         if len(ids) < request.gpus:
             return None
         if not self.uniform and (request.is_particular or self.has_mig):
@@ -197,7 +201,7 @@ class NodeState:
         return fits(self.node, request, self.capacity_without_leases)
 
     def eligible_gpus(self, request: Request) -> list[int]:
-        """Return the ids of the GPUs that have the requested free milli, type and vendor, ascending."""
+        """Return the ids of the GPUs of `usable_gpus`, ascending."""
         if self._accepts_any(request):
             milli = request.gpu_milli
             return [gpu_id for gpu_id, free in self.gpu_free.items() if free >= milli]
@@ -214,7 +218,7 @@ class NodeState:
         return next((port for port in (*range(start, last + 1), *range(first, start)) if port not in used), 0)
 
     def pick_gpus(self, request: Request) -> tuple[int, ...]:
-        """Return the lowest eligible ids, of one island where known; for a GPU fraction, the tightest fit."""
+        """Return the lowest eligible ids, of few islands where known; for a GPU fraction the tightest."""
         need = request.gpus
         if not need:
             return ()

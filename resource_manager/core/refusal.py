@@ -175,7 +175,9 @@ class NoServer:
 
 @fact
 class KindMissing:
-    """No server has GPUs of the kind."""
+    """No server has GPUs of the kind; those of `unstated` would do but for memory that is not stated."""
+
+    unstated: str = ""
 
 
 @fact

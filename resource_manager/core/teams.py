@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from resource_manager.core.models import Amount
+from resource_manager.core.models import PREEMPT_GRACE_S, Amount
 
 DAY_S = 86_400.0
 
@@ -85,6 +85,13 @@ def check_teams(teams: Teams, capacity: Mapping[str, int]) -> Iterator[tuple[str
                 team.name,
                 "limit",
                 f"{team.limit:g} is below what the team is guaranteed, {team.guaranteed:g}",
+            )
+        if team.max_runtime_s is not None and team.max_runtime_s <= PREEMPT_GRACE_S:
+            yield (
+                team.name,
+                "max_runtime",
+                f"{team.max_runtime_s:g} s must be above preempt_grace ({PREEMPT_GRACE_S:g} s), the time to "
+                "save what was done",
             )
         for gpu_type, amount in team.guaranteed_by_type.items():
             if gpu_type not in capacity:

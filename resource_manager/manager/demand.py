@@ -131,6 +131,10 @@ class Demand(BaseModel):
     gpu_memory: Annotated[Text, BeforeValidator(_gpu_memory)] = Field(
         default="", description="Least memory of each GPU, or of the fraction: 40GB, or 22.5GiB exactly."
     )
+    link: Literal["require", "prefer", "any"] = Field(
+        default="prefer",
+        description="GPUs of a server that NVLink or a NUMA node joins: require, prefer, or any GPUs.",
+    )
     vendor: Text = Field(default="", description="Vendor of the GPUs; empty: any.")
     labels_required: Labels = Field(
         default_factory=dict, description="Labels that the server must have in the inventory, such as zone=a."
@@ -291,6 +295,7 @@ class DemandOptions(TypedDict, total=False):
     gpu_types: Sequence[str] | None
     types: str | None
     gpu_memory: str | None
+    link: str | None
     vendor: str | None
     labels_required: Mapping[str, str] | None
     server: int | str | None

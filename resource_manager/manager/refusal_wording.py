@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from resource_manager.core.fit import ShortageKind
+from resource_manager.core.fit import UNSTATED, ShortageKind
 from resource_manager.core.maintenance import as_text, to_the_minute
-from resource_manager.core.models import MILLI_PER_GPU, Request, Spread
+from resource_manager.core.models import MILLI_PER_GPU, Link, Request, Spread
 from resource_manager.core.names import short
 from resource_manager.core.refusal import (
     AddressesMissing,
@@ -295,9 +295,12 @@ def _no_server_ever(fact: NoServer | KindMissing | TooFewGpus | NeverTogether, r
             return f"no server could ever satisfy {needed(request)}: {gone}"
         case KindMissing():
             gpu = gpu_word(request, 1)
-            return f"no server has {_a(gpu)}" if required is None else f"{short(required)} has no {gpu}"
+            lacks = f"no server has {_a(gpu)}" if required is None else f"{short(required)} has no {gpu}"
+            return f"{lacks}: {_unstated(fact.unstated)}" if fact.unstated else lacks
         case TooFewGpus():
             has = f"the largest, {short(fact.node)}, has" if required is None else "it has"
+            if request.is_linked and not fact.most:
+                return f"{who} satisfy {needed(request)}: the inventory names no islands of such GPUs"
             if not fact.of_mig:
                 return f"{who} satisfy {needed(request)}: {has} {fact.most}"
             others = f", and {has} {fact.most} other {plural(fact.most, 'GPU')}" if fact.most else ""
@@ -357,7 +360,7 @@ def _lack(lack: Lack | FreeShort, request: Request) -> str:
             free = " free" if lack.free else ""
             return f"the most {short(lack.name)}{free} is {lack.most:g} on {short(lack.node)}"
         case FreeShort() if lack.unit == "gpus":
-            return f"{counted(lack.has, 'GPU')} free"
+            return f"{counted(lack.has, 'GPU')}{_of_island(request)} free"
         case FreeShort():
             return f"{max(lack.has, 0):g} {short(lack.unit)} free"
     return f"no server has {'both' if _parts(request) == 2 else 'all of it'} free at once"
@@ -372,17 +375,16 @@ def _server_short(fact: ServerShort, request: Request) -> str:
         case ShortageKind.LABELS:
             return f"the request is for servers with {label_words(request)} only"
         case ShortageKind.GPU_TYPE:
-            return (
-                f"has no GPU of {' '.join((*request.gpu_types, request.vendor, request.gpu_memory)).strip()}"
-            )
+            kind = " ".join(filter(None, (*request.gpu_types, request.vendor, request.gpu_memory)))
+            return f"has no GPU of {kind}{f': {_unstated()}' if shortage.name == UNSTATED else ''}"
         case ShortageKind.GPUS if ever and fact.of_mig:
             return f"{ONE_MIG_DEVICE}; it has {has} other {plural(has, 'GPU')}, {wants} requested"
         case ShortageKind.GPUS if ever:
-            return f"has {counted(has, 'GPU')} in total, {wants} requested"
+            return f"has {counted(has, 'GPU')}{_of_island(request)} in total, {wants} requested"
         case ShortageKind.GPUS if request.gpu_milli != MILLI_PER_GPU:
             return f"at most {has} milli of one GPU free, {wants} requested"
         case ShortageKind.GPUS:
-            return f"{has} of {counted(total, 'GPU')} free, {wants} requested"
+            return f"{has} of {counted(total, 'GPU')}{_of_island(request)} free, {wants} requested"
     if ever:
         return f"has {has:g} {name} in total, {wants:g} requested"
     return f"{max(has, 0):g} of {total:g} {name} free, {wants:g} requested"
@@ -578,6 +580,8 @@ def describe(request: Request) -> str:
         parts[0] += f" by {request.vendor}"
     if request.gpu_memory:
         parts[0] += f" with {request.gpu_memory}"
+    if request.link is not Link.PREFER:
+        parts[0] += f" of {'one island' if request.is_linked else 'any island'}"
     parts += [f"{amount} {name}" for name, amount in request.resources.items()]
     if request.required_node is not None:
         parts.append(f"on {request.required_node}")
@@ -593,11 +597,22 @@ def label_words(request: Request) -> str:
 def gpu_word(request: Request, count: int) -> str:
     """Return the noun for the requested GPUs: `A100 or H100`, `GPUs by nvidia`, `GPU with 40GB` or `GPU`."""
     memory = f" with {request.gpu_memory}" if request.gpu_memory else ""
+    if count != 1:
+        memory += _of_island(request)
     if request.gpu_types:
         types = [short(name) for name in request.gpu_types[:MAX_SHOWN]]
         more = ["another type"] if len(request.gpu_types) > MAX_SHOWN else []
         return " or ".join(types + more) + memory
     return f"{plural(count, 'GPU')}{f' by {short(request.vendor)}' if request.vendor else ''}{memory}"
+
+
+def _of_island(request: Request) -> str:
+    return " of one island" if request.is_linked else ""
+
+
+def _unstated(node: str = "") -> str:
+    of = f" of {short(node)}" if node else ""
+    return f"the memory of the GPUs{of} is not stated: give {UNSTATED} of the server in the cluster's file"
 
 
 def _among_labelled(request: Request) -> str:

@@ -11,7 +11,15 @@ from typing import Any, Unpack
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_names
-from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, Request, Spread, TypeChoice, Utility
+from resource_manager.core.models import (
+    MAX_PRIORITY,
+    MILLI_PER_GPU,
+    Link,
+    Request,
+    Spread,
+    TypeChoice,
+    Utility,
+)
 from resource_manager.errors import (
     DuplicateTaskError,
     InvalidRequestError,
@@ -44,7 +52,10 @@ _SHARED = {
 REQUEST_NAMES = {**_SHARED, "target_s": "target", "sensitivity_per_s": "sensitivity"}
 """Names of a `Request` and its utility -> those of a `Demand`."""
 
-_CHANGED = {"resources", "gpu_types", "types", "utility", "ttl_s", "nodes", "spread", "same", "prefer_same"}
+_CHANGED = {
+    *("resources", "gpu_types", "types", "link", "utility", "ttl_s"),
+    *("nodes", "spread", "same", "prefer_same"),
+}
 _SAME = {field: name for field, name in _SHARED.items() if field not in _CHANGED}
 _same_values = attrgetter(*_SAME.values())
 
@@ -99,6 +110,7 @@ def build_request(demand: Demand, cluster: ClusterState, *, is_operator: bool = 
             resources={**demand.resources, "cpus": demand.cpus},
             gpu_types=tuple(demand.gpu_types),
             types=TypeChoice(demand.types),
+            link=Link(demand.link),
             preferred_node=None if prefer is None else server_name(cluster, prefer, "prefer_server"),
             required_node=None if server is None else server_name(cluster, server, "server"),
             ttl_s=settings.lease_ttl_s if demand.ttl is None else demand.ttl,

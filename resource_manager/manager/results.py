@@ -23,6 +23,7 @@ class Requested(TypedDict):
     gpu_types: list[str]
     types: str
     gpu_memory: str
+    link: str
     nodes: int
     resources: dict[str, Amount]
     priority: int

@@ -196,6 +196,7 @@ def _demand(request: Request) -> Requested:
         "gpu_types": list(request.gpu_types),
         "types": str(request.types),
         "gpu_memory": request.gpu_memory,
+        "link": str(request.link),
         "nodes": request.nodes,
         "resources": dict(request.resources),
         "priority": request.priority,

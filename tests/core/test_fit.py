@@ -18,7 +18,7 @@ from resource_manager.core.fit import (
     shortages,
     total_capacity,
 )
-from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.models import Gpu, Lease, Link, Node, Placement, Request
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue.backfill import Reservations
 from resource_manager.scheduling.queue.orders import fifo
@@ -36,7 +36,9 @@ def nodes(draw: st.DrawFn) -> Node:
     kinds = draw(st.lists(KINDS, max_size=4))
     gpus = tuple(Gpu(number, *kind) for number, kind in enumerate(kinds))
     labels = draw(st.dictionaries(st.sampled_from("xy"), st.sampled_from("12")))
-    return Node("a", 0, {"cpus": draw(st.integers(0, 8)), "gb": draw(st.floats(0, 8))}, gpus, labels=labels)
+    amounts = {"cpus": draw(st.integers(0, 8)), "gb": draw(st.floats(0, 8))}
+    islands = draw(st.sampled_from([(), ((0, 1), (2, 3)), ((0, 2, 3),)]))
+    return Node("a", 0, amounts, gpus, labels=labels, islands=islands)
 
 
 @st.composite
@@ -50,6 +52,7 @@ def requests(draw: st.DrawFn, lease_id: str = "t") -> Request:
         gpu_types=tuple(draw(st.lists(st.sampled_from(TYPES[:2]), max_size=2, unique=True))),
         gpu_memory=draw(st.sampled_from(["", "", "7GB", "16GB", "15GiB", "40GB"])),
         vendor=draw(st.sampled_from(["", *VENDORS])),
+        link=draw(st.sampled_from(Link)),
         required_node=draw(st.sampled_from([None, None, "a", "b"])),
         labels_required=draw(st.dictionaries(st.sampled_from("xy"), st.sampled_from("12"), max_size=1)),
     )

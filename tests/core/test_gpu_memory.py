@@ -75,6 +75,19 @@ def test_the_refusal_and_the_request_name_the_memory() -> None:
         assert granted["gpu_memory"] == "40GB"
 
 
+def test_a_refusal_for_unstated_memory_says_what_to_state() -> None:
+    unstated = "is not stated: give gpu_memory_mib of the server in the cluster's file"
+    with GPUResourceManager.from_url(
+        "memory://", inventory=[Node("a", 0, {"cpus": 8}, (Gpu(0, "X"),))]
+    ) as manager:
+        refused = manager.allocate("t", 1, gpu_memory="80GB")
+        assert str(refused) == f"no server has a GPU with 80GB: the memory of the GPUs of a {unstated}"
+        [server] = manager.explain("t", 1, gpu_memory="80GB")["servers"]
+        assert server["reasons"] == [f"has no GPU of 80GB: the memory of the GPUs {unstated}"]
+        other = manager.allocate("t", 1, gpu_memory="80GB", gpu_types=["H100"])
+        assert str(other) == "no server has an H100 with 80GB"
+
+
 @given(
     memory_mib=st.integers(1, 200_000),
     asked=st.lists(st.tuples(st.integers(1, 999), st.integers(1, 200)), max_size=12),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from resource_manager.core.models import (
     Lease,
+    Link,
     PendingRequest,
     Placement,
     Request,
@@ -62,6 +63,7 @@ PLACING: dict[str, Any] = {
     "gpu_types": ("A100",),
     "gpu_memory": "40GB",
     "vendor": "amd",
+    "link": Link.ANY,
     "required_node": "a",
     "labels_required": {"zone": "x"},
 }
@@ -98,6 +100,7 @@ def test_the_shape_holds_what_decides_the_fit_and_no_more() -> None:
     assert {field.name for field in fields(Request)} == PLACING.keys() | OTHER.keys() | GANG.keys() | {
         "shape",
         "is_particular",
+        "is_linked",
     }
     for name, value in list(PLACING.items())[1:]:
         assert replace(plain, **{name: value}).shape != plain.shape, name

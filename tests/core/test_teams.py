@@ -64,6 +64,13 @@ def test_a_contradiction_names_team_field_and_reason(
     assert reason in found[2]
 
 
+def test_a_longest_runtime_within_the_grace_names_both() -> None:
+    ((team, field, reason),) = check_teams(Teams((Team("a", max_runtime_s=60.0),)), CAPACITY)
+    assert (team, field) == ("a", "max_runtime")
+    assert reason == "60 s must be above preempt_grace (60 s), the time to save what was done"
+    assert not [*check_teams(Teams((Team("a", max_runtime_s=60.5),)), CAPACITY)]
+
+
 def test_without_types_in_the_inventory_the_contradiction_says_so() -> None:
     (_, _, reason), *_ = check_teams(Teams((Team("a", 1, {"B200": 1}),)), {"": 8})
     assert reason == "no server has a GPU of type 'B200' (types: none is named)"

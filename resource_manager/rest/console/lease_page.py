@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Request, TypeChoice
+from resource_manager.core.models import Link, Request, TypeChoice
 from resource_manager.core.name_lookup import find
 from resource_manager.core.names import short
 from resource_manager.errors import LeaseNotFoundError
@@ -53,6 +53,7 @@ def asked(request: Request) -> list[tuple[str, str]]:
     is_first = types and request.types == TypeChoice.FIRST
     rows += [("GPU type", f"{types}: the first that fits" if is_first else types), ("Vendor", request.vendor)]
     rows += [("GPU memory", request.gpu_memory)]
+    rows += [("Link of its GPUs", "" if request.link is Link.PREFER else str(request.link))]
     rows += [("Only on", request.required_node or ""), ("Rather on", request.preferred_node or "")]
     runtime = request.expected_runtime_s
     rows += [("Expected runtime", "" if runtime is None else serializers.duration(runtime))]

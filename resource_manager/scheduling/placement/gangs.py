@@ -8,7 +8,14 @@ from typing import NamedTuple, TypeVar
 
 from resource_manager.core.changes import Drained, Granted
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.fit import FreeCapacity, could_ever_fit, fits, total_capacity, usable_gpus
+from resource_manager.core.fit import (
+    FreeCapacity,
+    could_ever_fit,
+    fits,
+    of_islands,
+    total_capacity,
+    usable_gpus,
+)
 from resource_manager.core.models import (
     KEY_SEPARATOR,
     MILLI_PER_GPU,
@@ -260,11 +267,13 @@ def slots(node: Node, request: Request, free: FreeCapacity) -> int:
     most = request.nodes
     if request.gpus:
         usable, milli = usable_gpus(node, request, free.gpus), request.gpu_milli
-        is_whole = milli == MILLI_PER_GPU
-        most = min(
-            most,
-            len(usable) // request.gpus if is_whole else sum(free.gpus[gpu_id] // milli for gpu_id in usable),
-        )
+        if request.is_linked:
+            found = sum(len(group) // request.gpus for group in of_islands(usable, node.islands))
+        elif milli == MILLI_PER_GPU:
+            found = len(usable) // request.gpus
+        else:
+            found = sum(free.gpus[gpu_id] // milli for gpu_id in usable)
+        most = min(most, found)
     for name, amount in request.resources.items():
         most = _times(free.amounts.get(name, 0), amount, most)
     return most
@@ -415,7 +424,8 @@ def could_start(cluster: ClusterState, request: Request) -> bool:
 
 def _by_slots(cluster: ClusterState, request: Request) -> list[tuple[int, int]]:
     """Return how many members nodes take when they are empty and accept the labels, and which nodes do."""
-    key = (*request.shape[:5], request.spread, request.nodes if request.spread is Spread.PACK else 0)
+    demand = request.shape[:7]  # all but the server and the labels
+    key = (*demand, request.spread, request.nodes if request.spread is Spread.PACK else 0)
 
     def count() -> list[tuple[int, int]]:
         member = replace(request, labels_required={}, required_node=None)

@@ -14,6 +14,7 @@ from resource_manager.core.fit import (
     fits,
     has_labels,
     has_mig_devices_for,
+    lacks_stated_memory,
     shortages,
 )
 from resource_manager.core.gpu_state import withheld
@@ -91,7 +92,8 @@ def _never_a_member(cluster: ClusterState, request: Request) -> Fact | None:
     if not any(accepts_node(state.node, request) for state in allowed) or (
         request.gpus and not any(state.node.gpus for state in allowed)
     ):
-        return KindMissing()
+        unstated = (state.name for state in allowed if lacks_stated_memory(state.node, request))
+        return KindMissing(next(unstated, ""))
     best = max(allowed, key=lambda state: count_gpus(state.node, request))
     most = count_gpus(best.node, request)
     if most < request.gpus:
@@ -248,6 +250,8 @@ def _nearest(states: list[NodeState], request: Request) -> Lack:
 
 def most_free(state: NodeState, request: Request) -> int:
     """Return the node's number of free eligible GPUs; for a GPU fraction, the most milli free on one GPU."""
+    if request.is_linked:
+        return count_gpus(state.node, request, state.capacity)
     if request.gpu_milli == MILLI_PER_GPU:
         any_gpu = not (request.is_particular or state.has_mig)
         return state.whole_free if any_gpu else len(state.eligible_gpus(request))

@@ -141,6 +141,17 @@ def test_the_preferred_server_decides_the_domain_and_gets_a_member() -> None:
     assert places(start(cluster, gang("g", 2, same="rack", preferred_node="e"))) == "ce"
 
 
+def test_gangs_of_two_vendors_each_start_where_their_cards_are() -> None:
+    servers = [
+        Node(name, number, {}, (Gpu(0, vendor=vendor),), name)
+        for number, (name, vendor) in enumerate((("a", "nvidia"), ("b", "amd"), ("c", "amd")))
+    ]
+    cluster = ClusterState(servers)
+    of_nvidia, of_amd = (Request(vendor, 1, vendor=vendor, nodes=2) for vendor in ("nvidia", "amd"))
+    assert not could_start(cluster, of_nvidia)
+    assert could_start(cluster, of_amd), "what is kept of one is not an answer for the other"
+
+
 def test_a_closed_server_and_one_without_an_address_take_no_member() -> None:
     cluster = cluster_of("abc")
     cluster.apply(Drained("a", 0.0))

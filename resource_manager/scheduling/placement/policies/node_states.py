@@ -115,6 +115,7 @@ class NodeStates:
             tuple(node.gpu_free),
             gpus[:1] if node.uniform else gpus,
             node.node.vendor,
+            node.node.islands,
             tuple(node.node.resources),
         )
         return self._kind_numbers.setdefault(kind, len(self._kind_numbers))

@@ -35,7 +35,7 @@ class Random:
             node = None if index is None else cluster.nodes[index]
         if node is None:
             return None
-        if not request.gpus:
+        if not request.gpus or request.is_linked:
             return node.place(request)
         ids = node.eligible_gpus(request)
         chosen = sorted(ids.pop(pick(len(ids))) for _ in range(request.gpus))
