@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from resource_manager.core.models import USER_PRIORITY
 
@@ -55,13 +57,30 @@ class SignOn:
 class Notice:
     """Address of a webhook, and the events that it is sent: of all teams, or of the leases of one.
 
-    `private`: the address may redirect to one of a private network.
+    Who knows the address may write to it, so it is shown `masked`. `private`: it may redirect to one of a
+    private network.
     """
 
     on: tuple[str, ...]
     to: str
     team: str = ""
     private: bool = False
+
+    @property
+    def masked(self) -> Notice:
+        """The same with its host alone, and a digest by which the whole address is found again."""
+        if self.is_masked:
+            return self
+        scheme, _, rest = self.to.partition("://")
+        host = re.split("[/?#]", rest, maxsplit=1)[0]
+        return replace(self, to=f"{scheme}://{host}/***{hashlib.sha256(self.to.encode()).hexdigest()[:8]}")
+
+    @property
+    def is_masked(self) -> bool:
+        return _MASKED.search(self.to) is not None
+
+
+_MASKED = re.compile(r"/\*\*\*[0-9a-f]{8}$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +115,8 @@ class ClusterSettings:
     health: tuple[HealthRule, ...] = ()
     sign_on: SignOn | None = None
     notices: tuple[Notice, ...] = ()
+
+    @property
+    def masked(self) -> ClusterSettings:
+        """The settings as people see them: without the secrets in the addresses of notices."""
+        return replace(self, notices=tuple(notice.masked for notice in self.notices))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from resource_manager.core.changes import Change, ClusterSettingsChanged, TeamsChanged
 from resource_manager.core.cluster import Adoption, ClusterState
-from resource_manager.core.cluster_settings import ClusterSettings, HealthRule
+from resource_manager.core.cluster_settings import ClusterSettings, HealthRule, Notice
 from resource_manager.core.maintenance import Window, as_text
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.node_state import NodeState
@@ -130,7 +130,7 @@ class _Planning:
         health = before.health if self._defined.health is None else self._defined.health
         sign_on = before.sign_on if self._defined.sign_on is None else self._defined.sign_on
         sign_on = None if "sign_on" in self._options.remove else sign_on
-        notices = before.notices if self._defined.notices is None else self._defined.notices
+        notices = before.notices if self._defined.notices is None else self._notices(before.notices)
         after = replace(after, health=health, sign_on=sign_on, notices=notices)
         for key, name in KEYS.items():
             old, new = getattr(before, name), getattr(after, name)
@@ -144,6 +144,17 @@ class _Planning:
                     self._say(sign, in_words(notice))
         if after != before:
             self.made.changes.append(ClusterSettingsChanged(after, self._now, bounded(self.made.lines)))
+
+    def _notices(self, stored: Sequence[Notice]) -> tuple[Notice, ...]:
+        """Return the defined notices; an address that is stated masked, as it is shown, is the stored one."""
+        known = {notice.masked.to: notice.to for notice in stored}
+        found = []
+        for number, notice in enumerate(self._defined.notices or ()):
+            if notice.is_masked and notice.to not in known:
+                why = f"{notice.to} stands for an address that is not stored: state the address itself"
+                self._refuse("+", in_words(notice), why, f"notices.{number}.to")
+            found.append(replace(notice, to=known.get(notice.to, notice.to)))
+        return tuple(found)
 
     def _checked(self, settings: ClusterSettings) -> ClusterSettings:
         """Return the settings with the package of the policy, which must be installed here."""

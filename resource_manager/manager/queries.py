@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from resource_manager.core.changes import Change, ClusterSettingsChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Node, Request
 from resource_manager.core.name_lookup import find
@@ -236,7 +237,7 @@ class Queries:
 
     def _recorded(self, after: int, limit: int) -> list[Recorded]:
         return [
-            {"version": version, **codec.change_to_dict(change)}
+            {"version": version, **codec.change_to_dict(_masked(change))}
             for version, change in self.store.history(after, limit)
         ]
 
@@ -269,7 +270,12 @@ class Queries:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the whole state as plain values, as `schemas.snapshot_from_dict` reads it."""
-        return self._commits.read(lambda cluster, now: codec.snapshot_to_dict(cluster.snapshot()))
+
+        def view(cluster: ClusterState, now: float) -> dict[str, Any]:
+            snapshot = cluster.snapshot()
+            return codec.snapshot_to_dict(replace(snapshot, settings=snapshot.settings.masked))
+
+        return self._commits.read(view)
 
     def teams(self) -> TeamsView:
         """Return the rules of the teams, and what each holds."""
@@ -365,6 +371,13 @@ def status_in(commits: Transactions, cluster: ClusterState, lease_id: str, now: 
     if lease_id not in cluster.pending:
         return None
     return serializers.queue_entry(cluster, lease_id, commits.explaining(cluster, now))
+
+
+def _masked(change: Change) -> Change:
+    """Return the change as people see it."""
+    if isinstance(change, ClusterSettingsChanged) and change.settings.notices:
+        return replace(change, settings=change.settings.masked)
+    return change
 
 
 def _inventory(cluster: ClusterState) -> tuple[Node, ...]:

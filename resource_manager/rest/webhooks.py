@@ -40,6 +40,8 @@ from resource_manager.rest.state_follower import StateFollower
 from resource_manager.storage import Store
 
 logger = logging.getLogger(__name__)
+THREAD = "gpu-notices"
+logging.getLogger("httpx").addFilter(lambda record: record.threadName != THREAD)  # it logs whole addresses
 
 SEND_EVERY_S = 2.0
 TIMEOUT_S = 5.0
@@ -107,7 +109,7 @@ class NoticeSender:
         for notice in self._watch.look(lambda cluster, now: cluster.settings.notices):
             busy = self._threads.get(notice)
             if busy is None or not busy.is_alive():
-                thread = threading.Thread(target=self._try, args=(notice,), name="gpu-notices", daemon=True)
+                thread = threading.Thread(target=self._try, args=(notice,), name=THREAD, daemon=True)
                 self._threads[notice] = thread
                 thread.start()
         for thread in self._threads.values():

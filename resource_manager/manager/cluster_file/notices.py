@@ -39,12 +39,13 @@ class NoticeTable(BaseModel):
 
 
 def form_of(notice: Notice) -> dict[str, Any]:
-    """Return the entry as a file states it, without defaults."""
+    """Return the entry as a file states it, without defaults and with its address masked."""
     more = {"team": notice.team, "private": notice.private}
-    return {"on": list(notice.on), "to": notice.to, **{name: value for name, value in more.items() if value}}
+    stated = {"on": list(notice.on), "to": notice.masked.to}
+    return stated | {name: value for name, value in more.items() if value}
 
 
 def in_words(notice: Notice) -> str:
-    """Return what is sent where; of the address only its host, since a webhook's path is often a secret."""
+    """Return what is sent where; of the address only its host, since who knows its path may write to it."""
     of = f" of team {notice.team}" if notice.team else ""
     return f"notice of {', '.join(notice.on)}{of} to {urlsplit(notice.to).hostname}"
