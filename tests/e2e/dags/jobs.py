@@ -120,6 +120,21 @@ turn_job = preemptible_dag(
     command=f"exec {sys.executable} {beat}",
     requeue_after=PREEMPT_GRACE_S + 10,
 )
+# It ends 10 s after its start and its grace; its task's next try goes on with what it saved.
+timed_job = preemptible_dag(
+    "timed_job",
+    gpu_types="local",
+    command=f"exec {sys.executable} {beat}",
+    max_runtime=PREEMPT_GRACE_S + 10,
+)
+idle_job = preemptible_dag(
+    "idle_job",
+    gpu_types="watched",
+    command=f"exec {sys.executable} {beat}",
+    idle_action="release",
+    idle_after=3,
+    on_idle="requeue",
+)
 service_job = job_dag(
     "service_job", gpu_types="local", command=f"exec {sys.executable} {beat}", gpu_conn_id="gpu_service"
 )
