@@ -34,7 +34,7 @@ GANG, GANG_CONF = "train_gang", {"nodes": 2, "gpus": 4}
 RUN_TIMEOUT_S = 180.0
 AIRFLOW_PORT = 8080
 SERVICE_PORT = 5000
-INVENTORY = REPOSITORY / "demo" / "servers.toml"
+INVENTORY = REPOSITORY / "resource_manager" / "deploy" / "servers.toml"
 DOCKER_S = 30.0
 
 

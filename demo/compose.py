@@ -1,4 +1,4 @@
-"""Check of docker-compose.yml: `python -m demo.compose` starts it, trains, kills services and sees them heal.
+"""Check of the stack in containers: `python -m demo.compose` starts, trains, kills services, sees them heal.
 
 It needs a Docker engine with Compose. It uses a separate project, ports and secrets, and removes all of them
 at the end. `--store postgresql` keeps the manager's state in PostgreSQL, which is killed too, and the manager
@@ -26,6 +26,7 @@ import httpx
 from demo.evidence import problems_of, reports_of
 from demo.stack import REPOSITORY, AirflowApi, StackError, free_ports, wait_until
 from demo.timeline import holdings
+from resource_manager.cli.install_files import write_files
 
 RUN_TIMEOUT_S = 600.0
 HEAL_TIMEOUT_S = 300.0
@@ -91,6 +92,13 @@ class Compose:
             self.profile = ("--profile", "postgresql")
             own = self.values["GPU_DATABASE_PASSWORD"] = secrets.token_hex(16)
             self.values["GPU_MANAGER_STORE"] = f"postgresql://gpu_manager:{own}@postgres/gpu_manager"
+        self._folder = folder / "stack"
+        write_files("compose", self._folder)
+        (self._folder / "requirements.txt").write_text("scikit-learn>=1.5\n")
+        shutil.copytree(REPOSITORY / "dags", self._folder / "dags", dirs_exist_ok=True)
+        uv = Path(sys.executable).with_name("uv")
+        wheel = [uv, "build", "--quiet", "--wheel", "--out-dir", self._folder, REPOSITORY]
+        subprocess.run(wheel, check=True)
         self._env_file = folder / "env"
         passwords = folder / "passwords.json"
         passwords.write_text(json.dumps({"admin": password}))
@@ -102,7 +110,7 @@ class Compose:
         self._env_file.write_text("".join(f"{name}={value}\n" for name, value in self.values.items()))
         command = ["docker", "compose", "--project-name", PROJECT, "--env-file", str(self._env_file)]
         result = subprocess.run(
-            [*command, *arguments], cwd=REPOSITORY, check=check, stdout=subprocess.PIPE, text=True
+            [*command, *arguments], cwd=self._folder, check=check, stdout=subprocess.PIPE, text=True
         )
         return result.stdout
 

@@ -419,9 +419,8 @@ class LockTimeoutError(LockError):
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command that installs an extra of `pyproject.toml`, from a checkout and from a wheel."""
-    wheel = f"gpu_resource_manager-{__version__}-py3-none-any.whl"
-    return f"pip install '.[{extra}]' in a checkout, or pip install '{wheel}[{extra}]'"
+    """Return the command that installs an extra of `pyproject.toml`, from the wheel."""
+    return f"pip install 'gpu_resource_manager-{__version__}-py3-none-any.whl[{extra}]'"
 
 
 def redact(url: str) -> str:

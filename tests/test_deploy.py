@@ -1,4 +1,4 @@
-"""Units of `deploy/`, and the page about them: its commands install them, and what they start runs."""
+"""Units of service and agent, and their page: its commands install them, and what they start runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ __all__ = ["library", "state"]
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
 AGENT = ROOT / "resource_manager" / "agent" / "gpu-manager-agent.service"
-UNITS = [*sorted((ROOT / "deploy").glob("*.service")), AGENT]
+DEPLOY = ROOT / "resource_manager" / "deploy" / "systemd"
+UNITS = [*sorted(DEPLOY.glob("*.service")), AGENT]
 INSTALLED = "/opt/gpu-manager/bin/"
 HERE = f"{Path(sys.executable).parent}/"
 ANALYZE = shutil.which("systemd-analyze")
@@ -49,10 +50,11 @@ def root(tmp_path: Path) -> Path:
     for block in blocks():
         for line in block.splitlines():
             assert line.startswith(("sudo ", f"{INSTALLED}gpu-manager "))
+            if "gpu-manager files " in line:
+                subprocess.run(line.replace(INSTALLED, HERE).split(), check=True, cwd=tmp_path)
             if not line.startswith("sudo install "):
                 continue
             words = [word if "/" not in word[:1] else f"{tmp_path}{word}" for word in shlex.split(line)[1:]]
-            words = [str(ROOT / word) if word.startswith(("deploy/", "docs/")) else word for word in words]
             (tmp_path / "etc/systemd/system").mkdir(parents=True, exist_ok=True)
             subprocess.run(words, check=True, cwd=tmp_path)
     return tmp_path
@@ -60,18 +62,12 @@ def root(tmp_path: Path) -> Path:
 
 def test_the_page_installs_every_file_of_the_folder(root: Path) -> None:
     for name in ("gpu-manager.service",):
-        assert (root / "etc/systemd/system" / name).read_text() == (ROOT / "deploy" / name).read_text()
+        assert (root / "etc/systemd/system" / name).read_text() == (DEPLOY / name).read_text()
     for name in ("service.env",):
         installed = root / "etc/gpu-manager" / name
-        assert installed.read_text() == (ROOT / "deploy" / name).read_text()
+        assert installed.read_text() == (DEPLOY / name).read_text()
         assert installed.stat().st_mode & 0o777 == 0o600
     assert {unit.name for unit in UNITS} == EXPOSURE.keys()
-
-
-def test_the_documentation_that_a_unit_names_is_installed(root: Path) -> None:
-    for unit in UNITS[:-1]:  # that of the agent comes with it
-        [named] = re.findall(r"^Documentation=file:/(.+)$", unit.read_text(), re.MULTILINE)
-        assert (root / named).read_text() == PAGE
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
@@ -97,7 +93,7 @@ def settings_in(path: Path) -> dict[str, str]:
 
 def command_of(unit: str, environment: dict[str, str]) -> list[str]:
     """Return what the unit starts, as systemd splits it: `$NAME` into words, `${NAME}` as one."""
-    found = re.search(r"^ExecStart=(.*)$", (ROOT / "deploy" / unit).read_text(), re.MULTILINE)
+    found = re.search(r"^ExecStart=(.*)$", (DEPLOY / unit).read_text(), re.MULTILINE)
     assert found is not None
     words: list[str] = []
     for word in found[1].replace(INSTALLED, HERE).split():
@@ -111,7 +107,7 @@ def command_of(unit: str, environment: dict[str, str]) -> list[str]:
 
 
 def test_the_settings_exist() -> None:
-    service = settings_in(ROOT / "deploy" / "service.env")
+    service = settings_in(DEPLOY / "service.env")
     fields = {f"GPU_MANAGER_{name.upper()}" for name in Settings.model_fields}
     assert set(service) - {"SERVE_OPTIONS"} <= fields
 

@@ -270,7 +270,7 @@ class Installed(Stack):
 def test_the_dag_of_the_readme_succeeds_on_an_installed_airflow(wheel: Path, tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()
     (inventory,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
-    (apply,) = re.findall(r"`gpu-manager --store redis://localhost:6379/0 (apply servers.toml)`", readme)
+    (apply,) = re.findall(r"^gpu-manager (apply servers.toml) ", readme, re.MULTILINE)
     (dag,) = (code for code in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "import DAG" in code)
     programs = install(tmp_path / "venv", f"{wheel}[airflow,redis]")
     with Installed(tmp_path / "airflow", programs, inventory, dag) as stack:

@@ -5,6 +5,7 @@ Commands of pages in `ELSEWHERE` are run by the tests named there.
 
 from __future__ import annotations
 
+import base64
 import importlib
 import json
 import os
@@ -27,7 +28,8 @@ from werkzeug.serving import make_server
 import resource_manager.airflow as for_authors
 from benchmarks import figures
 from demo.stack import free_ports
-from resource_manager import GPUResourceManager, Settings
+from resource_manager import GPUResourceManager, Settings, __version__
+from resource_manager.cli.install_files import write_files
 from resource_manager.core.changes import Change
 from resource_manager.jobs.launchers.registry import LAUNCHERS
 from resource_manager.manager.cluster_file.reading import load_inventory
@@ -46,12 +48,13 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SERVICE, TOKEN, REDIS = "http://localhost:5000", "gpm_…", "redis://localhost:6379/0"
 TOKEN_ID = "5b0c41d09e3f"
+WHEEL = f"gpu_resource_manager-{__version__}-py3-none-any.whl"
 """Placeholders of the pages for the reader's own values."""
 
 LANGUAGES = {"python", "sh", "toml", "yaml", "json", "text"}
 
 ELSEWHERE = {
-    "README.md": "tests/e2e/test_demo.py",
+    "README.md": "tests/test_getting_started.py",
     "docs/first-server.md": "tests/e2e/test_first_server.py",
     "docs/getting-started.md": "tests/test_getting_started.py",
     "docs/testing.md": "tests/test_testing.py",
@@ -59,6 +62,7 @@ ELSEWHERE = {
     "docs/your-code.md": "tests/cli/test_syncing.py",
     "docs/gpus.md": "tests/cli/test_discovering.py",
     "docs/deploy.md": "tests/test_deploy.py",
+    "docs/proxy.md": "tests/test_proxy.py",
     "docs/restore.md": "tests/cli/test_restore_drill.py",
     "docs/slurm.md": "tests/e2e/test_slurm.py",
     "docs/compose.md": "tests/test_docs.py::test_the_stack_has_what_its_page_uses",
@@ -188,7 +192,7 @@ def script_of(page: Path, store: str, port: int) -> str:
     for line in "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines():
         command, _, _ = line.partition("  #")
         if command.startswith("pip install"):  # tests/test_distribution.py installs each extra
-            extras = re.findall(r"'\.\[(.*)\]'", command)[0].split(",")
+            extras = re.findall(rf"'{WHEEL}\[(.*)\]'", command)[0].split(",")
             assert set(extras) <= set(project()["optional-dependencies"])
             continue
         for given, smaller in SMALLER.items():
@@ -226,7 +230,9 @@ def test_the_commands_of_a_page_run(
     page: Path, embedded_redis: RedisServer, shared_data: Path, tmp_path: Path
 ) -> None:
     store = f"{embedded_redis.url}?namespace={uuid.uuid4().hex}"
-    with GPUResourceManager.from_url(store, inventory=ROOT / "demo" / "servers.toml") as manager:
+    with GPUResourceManager.from_url(
+        store, inventory=ROOT / "resource_manager" / "deploy" / "servers.toml"
+    ) as manager:
         manager.submit("earlier", gpus=2)  # so that there is a history
         manager.release_resources("earlier", outcome="SUCCESS")
     (tmp_path / "docs").symlink_to(ROOT / "docs")
@@ -263,15 +269,27 @@ def test_pages_whose_commands_run_elsewhere_name_their_test() -> None:
         assert function in (ROOT / file).read_text()
 
 
-def test_the_stack_has_what_its_page_uses() -> None:
+def test_the_stack_has_what_its_page_uses(tmp_path: Path) -> None:
     """The stack itself needs public images; `python -m demo.compose` runs it."""
-    stack = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    install, *before = "".join(blocks(ROOT / "docs" / "compose.md", "sh")).splitlines()
+    in_stack = [before.pop(before.index(line)) for line in list(before) if line.startswith("docker ")]
+    (tmp_path / WHEEL).touch()
+    assert (install, before.pop(0)) == ("python3 -m venv tools", f"tools/bin/pip install {WHEEL}")
+    script = "\n".join(before).replace("tools/bin/", f"{Path(sys.executable).parent}/")
+    subprocess.run(["bash", "-e"], input=script, cwd=tmp_path, check=True, text=True)
+    folder = tmp_path / "gpu-manager"
+    stack = yaml.safe_load((folder / "docker-compose.yml").read_text())
+    secrets = dict(line.split("=", 1) for line in (folder / ".env").read_text().splitlines())
+    needed = set(re.findall(r"\$\{(\w+):\?", (folder / "docker-compose.yml").read_text()))
+    assert needed <= secrets.keys()
+    assert {len(base64.urlsafe_b64decode(secret)) for secret in secrets.values()} == {32}
+    mounted = [
+        str(each).split(":")[0] for one in stack["services"].values() for each in one.get("volumes", ())
+    ]
+    assert [path for path in mounted if path.startswith("./") and not (folder / path).exists()] == []
     profiles = {name for service in stack["services"].values() for name in service.get("profiles", ())}
-    for line in "".join(blocks(ROOT / "docs" / "compose.md", "sh")).splitlines():
+    for line in in_stack:
         words = shlex.split(line, comments=True)
-        if words[0] == "cp":
-            assert (ROOT / words[1]).exists()
-            continue
         assert words[:2] == ["docker", "compose"]
         if "--profile" in words:
             assert words[words.index("--profile") + 1] in profiles
@@ -324,6 +342,18 @@ def test_every_setting_and_every_change_stands_on_its_page() -> None:
     assert [name for name in Settings.model_fields if f"`GPU_MANAGER_{name.upper()}`" not in settings] == []
     changes = (ROOT / "docs" / "contributing" / "state-and-changes.md").read_text()
     assert [kind for kind in get_args(Change) if f"`{kind.__name__}`" not in changes] == []
+
+
+def test_the_dag_of_the_readme_is_the_one_that_a_command_writes(tmp_path: Path) -> None:
+    [written] = write_files("dag", tmp_path)
+    [shown] = [code for code in blocks(ROOT / "README.md", "python") if is_dag(code)]
+    assert written.read_text().partition('"""\n\n')[2] == shown
+
+
+def test_no_page_needs_a_checkout() -> None:
+    for page in PAGES:
+        assert "in a checkout" not in page.read_text(), page
+        assert "pip install '.[" not in page.read_text(), page
 
 
 def test_every_page_is_in_the_navigation() -> None:

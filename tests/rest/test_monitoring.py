@@ -22,7 +22,7 @@ from resource_manager.rest.tokens import Role
 from resource_manager.storage.memory import MemoryStore
 from tests.builders import Clock
 
-MONITORING = Path(__file__).parents[2] / "monitoring"
+MONITORING = Path(__file__).parents[2] / "resource_manager" / "deploy" / "monitoring"
 PROMTOOL = shutil.which("promtool")
 NAME = re.compile(r"\bgpu_manager_\w+")
 

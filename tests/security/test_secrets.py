@@ -185,7 +185,9 @@ def test_a_known_fencing_token_gives_no_right_to_the_lease(as_role: Callable[...
 
 def test_compose_gives_no_dag_a_secret_of_the_manager() -> None:
     """A DAG reads what its worker has: an operator's token and the store's password were among that."""
-    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    services = yaml.safe_load(
+        (ROOT / "resource_manager" / "deploy" / "compose" / "docker-compose.yml").read_text()
+    )["services"]
     with_store = {name for name, service in services.items() if "REDIS_PASSWORD" in json.dumps(service)}
     sentinels = {"sentinel-1", "sentinel-2", "sentinel-3"}
     assert with_store == {"redis", "redis-replica", "gpu-cluster", "gpu-manager", *sentinels}

@@ -51,7 +51,9 @@ def store(database: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     url = f"unix://{server.socket_file}"
     monkeypatch.setenv(*BUNDLES)
     monkeypatch.setenv("GPU_MANAGER_STORE", url)
-    GPUResourceManager.from_url(url, inventory=REPOSITORY / "demo" / "servers.toml").close()
+    GPUResourceManager.from_url(
+        url, inventory=REPOSITORY / "resource_manager" / "deploy" / "servers.toml"
+    ).close()
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path / "jobs"))
     monkeypatch.setenv("GPU_MANAGER_INSTANCE", "system-test")
     instance_id.cache_clear()

@@ -1,0 +1,68 @@
+"""`gpu-manager files`: write the files that the installation pages use, which come with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from resource_manager.cli.base import BAD_INPUT, Failure
+from resource_manager.cli.commands import main
+from resource_manager.cli.target import exit_codes
+
+PACKAGE = Path(__file__).parents[1]
+SERVERS = "deploy/servers.toml"
+DAG = "airflow/example_dags/train_on_a_gpu.py"
+KINDS = {
+    "servers": {"servers.toml": SERVERS},
+    "dag": {"train_on_a_gpu.py": DAG},
+    "systemd": {".": "deploy/systemd"},
+    "nginx": {".": "deploy/nginx"},
+    "container": {".": "deploy/container"},
+    "compose": {
+        ".": "deploy/compose",
+        "servers.toml": SERVERS,
+        "dags/train_on_a_gpu.py": DAG,
+        "monitoring": "deploy/monitoring",
+    },
+    "monitoring": {".": "deploy/monitoring"},
+}
+"""Files and folders of each kind: path that is written, path in the package."""
+
+
+@main.command("files")
+@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.option(
+    "--output", "folder", type=click.Path(file_okay=False, path_type=Path), default=".", help="Folder."
+)
+@exit_codes
+def files(kind: str, folder: Path) -> None:
+    """Write the files of an installation page here, or into a folder: units, compose file, DAG.
+
+    \b
+    servers     an example of a cluster's file
+    dag         a DAG with one job on one GPU
+    systemd     unit and settings of the service
+    nginx       configuration of a reverse proxy with TLS
+    container   Dockerfile of the service alone
+    compose     the whole stack with Airflow, for Docker Compose
+    monitoring  scrape configuration, alerts and dashboard
+    """
+    for path in write_files(kind, folder):
+        click.echo(path)
+
+
+def write_files(kind: str, folder: Path) -> list[Path]:
+    """Write the files of a kind and return their paths; raises `Failure` rather than change a file."""
+    texts = {}
+    for written, source in KINDS[kind].items():
+        root = PACKAGE / source
+        for path in [root] if root.is_file() else sorted(filter(Path.is_file, root.rglob("*"))):
+            texts[folder / written / path.relative_to(root)] = path.read_text(encoding="utf-8")
+    for path, text in texts.items():
+        if path.exists() and path.read_text(encoding="utf-8") != text:
+            raise Failure(f"{path} is there and differs: remove it, or name another --output", BAD_INPUT)
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return list(texts)

@@ -1,0 +1,37 @@
+"""`gpu-manager files`: what the package brings for its installation pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from resource_manager.cli import main
+from resource_manager.cli.install_files import KINDS
+from resource_manager.manager.cluster_file.reading import load_inventory
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_files_of_each_kind_are_written_and_named(kind: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["files", kind, "--output", str(tmp_path / "new")])
+    assert done.exit_code == 0, done.output
+    named = {Path(line) for line in done.stdout.splitlines()}
+    assert named == {path for path in (tmp_path / "new").rglob("*") if path.is_file()}
+    assert kind in CliRunner().invoke(main, ["files", "--help"]).stdout
+
+
+def test_the_example_is_a_cluster(tmp_path: Path) -> None:
+    assert CliRunner().invoke(main, ["files", "servers", "--output", str(tmp_path)]).exit_code == 0
+    assert len(load_inventory(tmp_path / "servers.toml")) == 4
+
+
+def test_a_file_that_was_changed_is_kept(tmp_path: Path) -> None:
+    wanted = ["files", "compose", "--output", str(tmp_path)]
+    (tmp_path / "servers.toml").write_text("mine")
+    refused = CliRunner().invoke(main, wanted)
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert "servers.toml is there and differs" in refused.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["servers.toml"], "nothing else was written"
+    (tmp_path / "servers.toml").unlink()
+    assert [CliRunner().invoke(main, wanted).exit_code for _ in range(2)] == [0, 0], "the same again is fine"
