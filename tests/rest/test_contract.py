@@ -144,10 +144,15 @@ def test_random_headers_and_methods_cause_no_server_error(
     assert state(manager) == before
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(30, marks=pytest.mark.e2e)])
+@pytest.mark.parametrize(
+    ("paths", "rounds"),
+    [("^/api/(allocate|submit|release|queue)$", 3), pytest.param(".", 30, marks=pytest.mark.e2e)],
+    ids=["a few paths", "all paths"],
+)
 def test_schemathesis_finds_no_server_error(
-    manager: GPUResourceManager, kept: Persistence, monkeypatch: pytest.MonkeyPatch, rounds: int
+    manager: GPUResourceManager, kept: Persistence, monkeypatch: pytest.MonkeyPatch, paths: str, rounds: int
 ) -> None:
+    """Inputs are drawn by the shape of each operation, which takes a second for most of them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         import schemathesis
@@ -158,7 +163,7 @@ def test_schemathesis_finds_no_server_error(
     service = standalone(manager, kept, rate="100000/second")
     app = create_app(service)
     headers = {"Authorization": f"Bearer {create(kept.tokens, 'tester', Role.OPERATOR)}"}
-    schema = schemathesis.openapi.from_wsgi("/openapi.json", app, headers=headers)
+    schema = schemathesis.openapi.from_wsgi("/openapi.json", app, headers=headers).include(path_regex=paths)
     seen: set[str] = set()
 
     @settings(max_examples=rounds, suppress_health_check=list(HealthCheck))
@@ -179,4 +184,4 @@ def test_schemathesis_finds_no_server_error(
 
     explore()
     service.watch.close()
-    assert len(seen) == len(list(schema.get_all_operations()))
+    assert len(seen) == len(list(schema.get_all_operations())) >= 3

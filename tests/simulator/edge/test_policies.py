@@ -143,7 +143,15 @@ def test_devices_are_nodes_and_executors_leases(tables: Path) -> None:
     assert not world.cluster.leases
 
 
-@pytest.fixture(scope="module", params=[f"test{number}" for number in range(7)])
+PUBLIC = [
+    "test0",
+    "test3",
+    *(pytest.param(name, marks=pytest.mark.e2e) for name in ("test1", "test2", "test4", "test5", "test6")),
+]
+"""The public datasets; the larger ones take a minute each."""
+
+
+@pytest.fixture(scope="module", params=PUBLIC)
 def public(request: pytest.FixtureRequest, shared_data: Path) -> Dataset:
     """One of the public datasets, read once for all its tests."""
     return read_dataset(shared_data / "edge" / request.param)

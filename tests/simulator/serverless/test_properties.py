@@ -27,7 +27,7 @@ def test_the_engine_equals_the_reference(case: Case) -> None:
     equals_the_reference(case)
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 @many
 @given(cases())
 def test_the_engine_equals_the_reference_over_many_cases(case: Case) -> None:
