@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -143,7 +144,10 @@ class TestOneStep:
     def test_can_be_run_alone(self, state: Transactions) -> None:
         assert state.run(granting(state, "a"), holders, exclusive=True) == {"a"}
 
-    def test_comes_after_the_expirations_that_are_due(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_comes_after_the_expirations_that_are_due(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(protocol, "MAX_DECISION_S", math.inf)  # a machine that pauses splits the step
         now = [1_000.0]
         store = WatchedStore(clock=lambda: now[0])
         state = on(store)
