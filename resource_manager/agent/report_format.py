@@ -125,6 +125,10 @@ class Report(Strict):
     """What tells this machine from others, as in the place of a job."""
     jobs: JobsReport | None = None
     """The jobs that run there, if the service asked for them."""
+    mps: Annotated[list[Uuid], Field(max_length=MAX_GPUS_OF_SERVER)] | None = None
+    """UUIDs of the GPUs whose MPS daemon runs; None if the agent was not asked to keep any."""
+    mps_error: Text | None = None
+    """Why one does not run that was asked for."""
     generation: Text | None = None
     """Mark of the newest state that the agent was told of."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from resource_manager import __version__
+from resource_manager.agent import mps
 from resource_manager.agent.generation import KnownGeneration
 from resource_manager.agent.running import RunningProbe
 from resource_manager.errors import InvalidRequestError, ResourceManagerError, redact
@@ -128,7 +129,8 @@ def run_agent(
     `jitter`, from 0 to 1, makes that a tenth less or more, so that agents started at once spread.
     While the answer names GPUs in `cleaning` or a shorter time (`next_s`), and after a process on a GPU has
     ended, reports come faster. If it says `jobs`, the next report lists them. `say` gets a line when a report
-    is refused for a new reason, and when one is taken again. An answer from an older state than that of
+    is refused for a new reason, and when one is taken again. The MPS daemons that an answer names are kept
+    while this agent runs, also when nobody answers. An answer from an older state than that of
     `generation` is not followed.
     """
     generation = generation or KnownGeneration()
@@ -137,15 +139,19 @@ def run_agent(
     trouble = ""
     hurry_left_s = 0.0
     with_jobs = False
+    wanted: object = None
     try:
         while True:
             pause_s = interval_s
-            report = {**probe.report(with_jobs=with_jobs), **own, "generation": generation.told}
+            daemons = mps.keep(wanted)
+            report = {**probe.report(with_jobs=with_jobs), **own, **daemons, "generation": generation.told}
             try:
                 answer = sender.send(report)
                 if not generation.take(answer.get("generation")):
                     raise ReportRefusedError(OLDER)
                 pause_s, with_jobs = _pause_s(answer, interval_s), answer.get("jobs") is True
+                if wanted != (wanted := answer.get("mps")):
+                    pause_s = min(pause_s, LOOK_S)  # jobs wait for the daemons
                 reason = str(report["error"] or "")
             except ReportRefusedError as error:
                 reason = str(error)

@@ -22,6 +22,7 @@ from resource_manager.jobs import reconcile
 from resource_manager.jobs.reconcile import Action, ActionKind
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.demand import KINDS, Demand, from_texts, given_value
+from resource_manager.manager.requests import check_limits
 from resource_manager.manager.results import Submission
 from resource_manager.manager.serializers import name_in_words
 from resource_manager.manager.service import LeaseService
@@ -75,7 +76,9 @@ def check_at_parse(operator: str, asked: Mapping[str, Any]) -> None:
     try:
         if "team" in known:
             known["team"] = str(known["team"])  # as `team_of` does
-        Demand.of(**from_texts({"gpus": 1, **known, "lease_id": operator}))
+        demand = Demand.of(**from_texts({"gpus": 1, **known, "lease_id": operator}))
+        if "preempt_grace" in known or asked.get("preempt_grace") is None:
+            check_limits(demand)
     except InvalidRequestError as error:
         raise InvalidRequestError("{}: {}", operator, error.words, field=error.field) from None
 

@@ -21,7 +21,7 @@ from resource_manager.airflow.version_compat import AirflowException, AirflowFai
 from resource_manager.airflow.worker_guard import guarded
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, LockTimeoutError, ResourceManagerError
-from resource_manager.jobs.launchers.devices import device_environment, lease_environment
+from resource_manager.jobs.launchers.devices import await_share, device_environment, lease_environment
 from resource_manager.jobs.preempting import grace_of
 from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.jobs.registered_process import register_process
@@ -165,12 +165,15 @@ class RunsInWorker(HoldsLease):
         lease_id, token = allocation["task_id"], allocation["fencing_token"]
         register_process(lease_id, token)
         task_over = warn_when_idle(manager, allocation, self.log)
+        devices = devices_of(allocation)
         try:
             with (
-                environment(devices_of(allocation)),
+                environment(devices),
                 guarded(lease_id, token) if ends_in_time else nullcontext(),
                 kept(manager, lease_id, token, seconds_of(self._ttl), ends_in_time=ends_in_time),
             ):
+                if words := await_share(devices):
+                    self.log.warning(words)
                 yield
         finally:
             task_over.set()
@@ -191,6 +194,7 @@ def devices_of(allocation: Allocation) -> dict[str, str]:
         *gpus,
         gpu_milli=allocation["gpu_milli"],
         gpu_memory_mib=allocation["gpu_memory_mib"],
+        mps_folder=allocation["members"][0].get("mps_folder", ""),
     )
     lease = {
         "GPU_LEASE_ID": allocation["task_id"],

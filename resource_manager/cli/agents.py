@@ -38,7 +38,10 @@ PROGRAM = (
     "__init__.py",
     "lazy.py",
     "errors.py",
-    *(f"agent/{name}.py" for name in ("__init__", "__main__", "probe", "running", "generation", "sending")),
+    *(
+        f"agent/{name}.py"
+        for name in ("__init__", "__main__", "probe", "running", "generation", "sending", "mps")
+    ),
 )
 """Files of the package that an agent needs."""
 

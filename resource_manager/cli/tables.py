@@ -332,6 +332,8 @@ def explanation(answer: Row) -> Group:
     if answer.get("would_be_granted"):
         on = ", ".join(dict.fromkeys(member["server_name"] for member in answer["members"]))
         verdict = Text(f"Would be granted now on {on}.", "green")
+        if answer["sharing"]:
+            verdict.append(f" Its part of the GPU is {answer['sharing']}.", "default")
     else:
         never = answer["kind"] == "never_fits"
         verdict = Text(

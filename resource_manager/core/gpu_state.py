@@ -150,6 +150,17 @@ def leases_on(state: NodeState, gpu_id: int) -> Iterator[Lease]:
             yield lease
 
 
+def shared_gpus(state: NodeState) -> list[str]:
+    """Return the UUIDs of the GPUs of which a lease holds a fraction, or held one that is being cleaned."""
+    found: dict[str, None] = {}
+    for lease in state.leases.values():
+        if lease.request.gpu_milli < MILLI_PER_GPU:
+            ids = (gpu_id for member in lease.on(state.name) for gpu_id in state.gpu_ids_of(member))
+            found |= dict.fromkeys(state.gpu_uuids.get(gpu_id, "") for gpu_id in ids)
+    found |= dict.fromkeys(entry.uuid for entry in state.cleaning.values() if entry.milli < MILLI_PER_GPU)
+    return [uuid for uuid in found if uuid in state.gpu_uuids.values()]
+
+
 def condition_of(change: GpuClosed) -> str:
     """Return the name of the condition that closed a GPU, without its details."""
     return change.reason.partition("; ")[0]

@@ -58,7 +58,8 @@ class Node:
 
     `resources` maps a name that includes the unit (`cpus`, `memory_mib`) to the total amount. `interface` is
     the network interface at `address`, empty if unknown. `islands` are the ids of GPUs that NVLink, or else a
-    NUMA node, joins; empty if unknown.
+    NUMA node, joins; empty if unknown. `mps` is the folder of the MPS daemons that the node's agent keeps for
+    GPU fractions, empty if it keeps none.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Node:
     gang_ports: tuple[int, int] = GANG_PORTS
     interface: str = ""
     islands: tuple[tuple[int, ...], ...] = ()
+    mps: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ def judge(
         gpus=sample_gpus(state, report),
         jobs=jobs,
         listed_at=now if report.jobs is not None else known.listed_at,
+        mps=tuple(report.mps or ()),
     )
     if report.error is not None:
         record = replace(record, received_at=known.received_at)  # nothing is known of its GPUs: it is silent

@@ -16,6 +16,7 @@ from resource_manager.agent.sending import CLEANING_INTERVAL_S
 from resource_manager.core.changes import AgentLost, Change, GpuClosed, Preempting, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
+from resource_manager.core.gpu_state import shared_gpus
 from resource_manager.core.lease_limits import LIMITS, in_words
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.search import is_unsearched
@@ -50,11 +51,18 @@ class GpuToClean(TypedDict):
     task_id: str
 
 
+class MpsWanted(TypedDict):
+    """MPS daemons that an agent is to keep: the folder of them all, and the UUIDs of their GPUs."""
+
+    folder: str
+    uuids: list[str]
+
+
 class ReportAnswer(TypedDict):
     """Answer to a report; `next_s` asks for the next one sooner than by the agent's interval.
 
-    `jobs` asks it to list the jobs that run on the server. `generation` is what the agent is to
-    remember of the state.
+    `mps` names the daemons to keep, on a server whose inventory says so. `jobs` asks it to list the jobs that
+    run on the server. `generation` is what the agent is to remember of the state.
     """
 
     server: str
@@ -63,6 +71,7 @@ class ReportAnswer(TypedDict):
     next_s: NotRequired[float | None]
     jobs: NotRequired[bool | None]
     generation: NotRequired[str]
+    mps: NotRequired[MpsWanted]
 
 
 class ReportReceiver:
@@ -131,6 +140,8 @@ class ReportReceiver:
                 for entry in state.cleaning.values()
             ],
         }
+        if state.node.mps:
+            answer["mps"] = {"folder": state.node.mps, "uuids": shared_gpus(state)}
         if answer["cleaning"]:
             answer["next_s"] = CLEANING_INTERVAL_S
         elif cluster.pending and state.watched and state.leases and self._may_hurry():

@@ -24,7 +24,7 @@ class Record:
 
     `clean` counts reports in a row without a condition, by GPU id, -1 for the server; `gpus` are the last
     samples by GPU id, `leases` the use so far by fencing token, `jobs` what was seen of placed jobs, which
-    were last listed at `listed_at`.
+    were last listed at `listed_at`. `mps` are the UUIDs of the GPUs whose MPS daemon ran.
     """
 
     received_at: float
@@ -38,6 +38,7 @@ class Record:
     leases: dict[int, LeaseUse] = field(default_factory=dict)
     jobs: Sightings = field(default_factory=Sightings)
     listed_at: float = 0.0
+    mps: tuple[str, ...] = ()
 
     @property
     def silent_at(self) -> float:

@@ -9,7 +9,7 @@ from itertools import chain
 from resource_manager.agent.report_format import GpuReport, Report
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import cleaning_on, leases_on
-from resource_manager.core.models import Gpu
+from resource_manager.core.models import MILLI_PER_GPU, Gpu
 from resource_manager.core.names import display_name, short_id
 from resource_manager.core.node_state import NodeState
 from resource_manager.fleet.health import HealthTable, findings, health_table
@@ -123,7 +123,7 @@ def server_use(
         "agent_version": None if kept is None else kept.report.version,
         "machine": None if kept is None else kept.report.machine,
         "gpus": [
-            _gpu_use(state, gpu, found, table, idle)
+            _gpu_use(state, gpu, found, table, idle, _sharing(state, gpu, kept))
             for gpu in sorted(state.node.gpus, key=lambda gpu: gpu.gpu_id)
             for found in (by_uuid.get(gpu.uuid) if gpu.uuid else by_index.get(gpu.gpu_id),)
         ],
@@ -131,7 +131,7 @@ def server_use(
 
 
 def _gpu_use(
-    state: NodeState, gpu: Gpu, found: GpuReport | None, table: HealthTable, idle: Idleness
+    state: NodeState, gpu: Gpu, found: GpuReport | None, table: HealthTable, idle: Idleness, sharing: str
 ) -> GpuUse:
     leases = list(leases_on(state, gpu.gpu_id))
     closed = state.closed_gpus.get(gpu.gpu_id)
@@ -182,4 +182,20 @@ def _gpu_use(
         "cleaning": [entry.name for entry in cleaning_on(state, gpu.gpu_id)],
         "rogue": bool(rogue),
         "idle": any(lease.lease_id in idle.idle_s for lease in leases),
+        "sharing": sharing,
     }
+
+
+def _sharing(state: NodeState, gpu: Gpu, kept: KeptReport | None) -> str:
+    """Return whether something keeps the fractions of a GPU to their parts, empty if it has none."""
+    if all(lease.request.gpu_milli == MILLI_PER_GPU for lease in leases_on(state, gpu.gpu_id)):
+        return ""
+    if kept is not None and gpu.uuid and gpu.uuid in (kept.report.mps or ()):
+        return "enforced by MPS"
+    if not state.node.mps:
+        why = "its server keeps no MPS daemons"
+    elif kept is None or kept.report.mps is None:
+        why = "no agent that keeps MPS daemons reports"
+    else:
+        why = kept.report.mps_error or "its MPS daemon does not run yet"
+    return f"accounted, not enforced: {why}"

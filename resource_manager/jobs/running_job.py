@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-from resource_manager.core.models import JobPlace
+from resource_manager.core.models import MILLI_PER_GPU, JobPlace
 from resource_manager.jobs.launchers import Job, Launcher, job_key, open_at, open_launcher
+from resource_manager.jobs.launchers.devices import with_share
 
 
 def is_remainder(entry: Mapping[str, Any]) -> bool:
@@ -31,14 +32,16 @@ def job_of(
         "GPU_LEASE_FENCING_TOKEN": str(allocation["fencing_token"]),
         "GPU_SERVER": member["server_name"],
     }
+    is_share = allocation["gpu_milli"] < MILLI_PER_GPU and (member["vendor"] or "nvidia") == "nvidia"
     return Job(
         key=key,
-        command=tuple(command),
+        command=tuple(with_share(command) if is_share and not more.get("image") else command),
         environment={**(environment or {}), **lease},
         gpu_ids=tuple(member["gpu_ids"]),
         gpu_uuids=tuple(member["gpu_uuids"]),
         gpu_milli=allocation["gpu_milli"],
         gpu_memory_mib=member["gpu_memory_mib"],
+        mps_folder=member.get("mps_folder", ""),
         vendor=member["vendor"] or "nvidia",
         cpus=member["cpu_count"],
         port=member["port"],

@@ -308,6 +308,7 @@ _SERVER_KEYS = {
     "gang_ports": "gang_ports",
     "interface": "interface",
     "islands": "islands",
+    "mps": "mps",
 }
 """Key of `[[servers]]` -> field of `Node`, for those that are compared as they are."""
 

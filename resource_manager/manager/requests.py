@@ -124,6 +124,20 @@ def build_request(demand: Demand, cluster: ClusterState, *, is_operator: bool = 
         raise
 
 
+def check_limits(demand: Demand) -> None:
+    """Raise `InvalidRequestError` for a runtime limit within the grace, whatever servers there are."""
+    try:
+        Request(
+            demand.lease_id,
+            preempt_grace_s=demand.preempt_grace,
+            max_runtime_s=demand.max_runtime,
+            requeue_after_s=demand.requeue_after,
+        )
+    except InvalidRequestError as error:
+        error.rename({**REQUEST_NAMES, **demand.names})
+        raise
+
+
 def _gang(demand: Demand) -> dict[str, Any]:
     """Return the fields of a gang, none for one server, where they make no difference."""
     if demand.nodes == 1:

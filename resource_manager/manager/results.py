@@ -40,7 +40,11 @@ class Requested(TypedDict):
 
 
 class Member(TypedDict):
-    """One server of a lease, in the order of the ranks."""
+    """One server of a lease, in the order of the ranks.
+
+    `mps_folder` is that of the MPS daemon that enforces the lease's part of a GPU; empty for whole GPUs, and
+    where the part is accounted only.
+    """
 
     rank: int
     server_id: int
@@ -50,6 +54,7 @@ class Member(TypedDict):
     gpu_uuids: list[str]
     vendor: str
     gpu_memory_mib: int
+    mps_folder: str
     cpu_count: Amount
     port: int
     interface: str
@@ -396,6 +401,7 @@ class Explanation(TypedDict):
     server_name: str | None
     gpu_ids: list[int]
     members: list[Member]
+    sharing: str
     ahead_in_queue: int
     policy: str
     servers: list[ServerVerdict]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from resource_manager.core.changes import GpuClosed, Granted
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.maintenance import preemptor_in_words
-from resource_manager.core.models import MILLI_PER_GPU, Amount, JobPlace, Lease, Placement, Request
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Gpu, JobPlace, Lease, Node, Placement, Request
 from resource_manager.core.name_lookup import name_in
 from resource_manager.core.names import display_name, full_name, listed, name_of, short, short_id
 from resource_manager.core.node_state import Cleaning
@@ -141,10 +141,28 @@ def _member(cluster: ClusterState, request: Request, rank: int, placed: Placemen
         "gpu_uuids": list(placed.gpu_uuids),
         "vendor": gpus[0].vendor if gpus else node.vendor,
         "gpu_memory_mib": memory_mib * request.gpu_milli // MILLI_PER_GPU,
+        "mps_folder": _mps_folder(node, request, gpus),
         "cpu_count": request.resources.get("cpus", 0),
         "port": placed.port,
         "interface": node.interface,
     }
+
+
+def _mps_folder(node: Node, request: Request, gpus: Sequence[Gpu]) -> str:
+    """Return the folder of the MPS daemon of the GPU of a fraction, empty if none is kept for it."""
+    if request.gpu_milli == MILLI_PER_GPU or not node.mps:
+        return ""
+    return next((f"{node.mps}/{gpu.uuid}" for gpu in gpus if gpu.uuid and not gpu.is_mig), "")
+
+
+def sharing_in_words(request: Request, members: Sequence[Member]) -> str:
+    """Return whether something keeps a GPU fraction to its part; empty for whole GPUs."""
+    if request.gpu_milli == MILLI_PER_GPU or not members:
+        return ""
+    without = [member["server_name"] for member in members if not member["mps_folder"]]
+    if not without:
+        return "enforced by MPS"
+    return f"accounted, not enforced: no MPS daemon is kept on {', '.join(dict.fromkeys(without))}"
 
 
 def pending(standing: Standing, now: float) -> QueueEntry:
@@ -435,6 +453,7 @@ def explanation(
         named = listed(list(map(name_of, victims)))
         reason = f"{reason}; would preempt {named}, {right_words(right_to(cluster, request, victims))}"
     admission = current.limits.admission
+    placed = [_member(cluster, request, rank, member) for rank, member in enumerate(members or ())]
     return {
         "task_id": request.lease_id,
         "nodes": request.nodes,
@@ -446,7 +465,8 @@ def explanation(
         "could_ever_fit": kind != RefusalKind.NEVER_FITS,
         "server_name": members[0].node if members else None,
         "gpu_ids": list(members[0].gpu_ids) if members else [],
-        "members": [_member(cluster, request, rank, placed) for rank, placed in enumerate(members or ())],
+        "members": placed,
+        "sharing": sharing_in_words(request, placed),
         "ahead_in_queue": len(cluster.pending),
         "policy": cluster.settings.policy,
         "servers": [verdict(answer, request, scores.get(answer.node)) for answer in verdicts],

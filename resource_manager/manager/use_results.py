@@ -48,7 +48,8 @@ class GpuUse(TypedDict):
     """One GPU of the inventory; None is what its server did not report.
 
     `closed` is the reason why it takes no new leases, `cleaning` names the ended leases whose processes may
-    be left. `idle`: a lease on it has computed nothing for longer than it may.
+    be left. `idle`: a lease on it has computed nothing for longer than it may. `sharing` says whether
+    something keeps the fractions on it to their parts, empty if it has none.
     """
 
     gpu_id: int
@@ -66,6 +67,7 @@ class GpuUse(TypedDict):
     cleaning: list[str]
     rogue: bool
     idle: bool
+    sharing: str
 
 
 class ServerUse(TypedDict):

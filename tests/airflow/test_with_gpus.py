@@ -317,6 +317,8 @@ def test_wrong_arguments_are_found_when_the_dag_is_parsed(way):
         ({"gpus": -1}, "gpus must be greater than or equal to 0, got -1"),
         ({"gpus": "two"}, "gpus must be a whole number, got 'two'"),
         ({"gpus": 1, "ttl": "soon"}, "ttl must be seconds or a text"),
+        ({"gpus": 1, "gpu_memory": "80"}, "gpu_memory must be an amount in GB or GiB"),
+        ({"gpus": 1, "max_runtime": 60}, r"max_runtime must be above preempt_grace \(60 s\)"),
         ({"gpus": 1, "preempt_signal": "KILL"}, "preempt_signal must be 'TERM' or 'USR2', got 'KILL'"),
     ):
         with DAG("d", schedule=None), pytest.raises(ValueError, match=words):
@@ -327,6 +329,8 @@ def test_wrong_arguments_are_found_when_the_dag_is_parsed(way):
 def test_templates_are_left_for_the_task(way):
     with DAG("d", schedule=None):
         WAYS[way](gpus="{{ params.gpus }}", ttl="{% if x %}1h{% endif %}", labels={"model": "{{ params.m }}"})
+    with DAG("d", schedule=None):
+        WAYS[way](gpus=1, max_runtime=30, preempt_grace="{{ params.grace }}")
 
 
 @pytest.mark.parametrize(

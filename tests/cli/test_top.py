@@ -75,7 +75,7 @@ def test_the_table_fits_80_columns_and_names_what_is_wrong(run: Run, monkeypatch
     assert max(map(len, shown)) <= 80
     assert shown[0].startswith("gpu-a  PARTIAL  4 × A100  ")
     assert shown[1] == "  0 █████▋·· 71%  ██████▎· 62/80G    61°  252W my_dag.train vnpm vision"
-    assert shown[2] == "  1 ········ 0%   ········ 0/80G       –     – idle hand:1f2e f462 250m"
+    assert shown[2] == "  1 ········ 0%   ········ 0/80G       –     – idle hand:1f2e f462 250m soft"
     assert "ROGUE 4242 eve" in shown[3]
     assert "CLOSED uuid missing" in shown[4]
     assert shown[5] == "gpu-b  IDLE  1 × GPU  no report"

@@ -193,6 +193,10 @@ CASES: dict[str, Case] = {
         },
         {"5m": ["GpuRogueProcess"], "20m": []},
     ),
+    "fractions that no daemon enforces": (
+        {f'gpu_manager_gpu_share_enforced{{{SERVER_A},gpu="3"}}': "0x9 1x30"},
+        {"1m": [], "5m": ["GpuShareNotEnforced"], "15m": []},
+    ),
     "agents that fall silent together": (
         {"gpu_manager_agents_silent_together": "12x9 0x9"},
         {"5m": ["GpuAgentsSilentTogether"], "15m": []},

@@ -91,9 +91,10 @@ class Job:
 
     `environment` is the caller's; the launcher adds the variables that make its GPUs visible to the job, by
     `gpu_uuids` where they are known, else by `gpu_ids`. `gpu_memory_mib` is the memory it may use of each
-    GPU, 0 if unknown. `container` has further options for a container, by the names of Docker's
-    `create_host_config`. `files` are texts by the variable that gets the path of a file with the
-    text; `port` is one that the job will listen on, 0 if none. `batch` is what Slurm is asked for.
+    GPU, 0 if unknown; `mps_folder` is that of the MPS daemon which enforces its part. `container` has
+    further options for a container, by the names of Docker's `create_host_config`. `files` are texts by the
+    variable that gets the path of a file with the text; `port` is one that the job will listen on, 0 if none.
+    `batch` is what Slurm is asked for.
     """
 
     key: str
@@ -104,6 +105,7 @@ class Job:
     gpu_uuids: tuple[str, ...] = ()
     gpu_milli: int = MILLI_PER_GPU
     gpu_memory_mib: int = 0
+    mps_folder: str = ""
     vendor: str = "nvidia"
     cpus: float = 0
     labels: Mapping[str, str] = field(default_factory=dict)

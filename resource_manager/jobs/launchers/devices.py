@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.jobs.launchers.base import Job, LauncherError
@@ -21,6 +23,41 @@ DEVICE_FILES: Mapping[str, Sequence[str]] = {
 """Device files that a container needs beside its GPUs', by vendor; NVIDIA's engine plugin adds its own."""
 
 
+MPS_MARK = "nvidia-cuda-mps-control.pid"
+"""File that an MPS daemon writes into the folder of its pipes."""
+
+MPS_WAIT_S = 20
+"""Time for which a job waits for its MPS daemon: the agent learns of the lease when it reports next."""
+
+NOT_ENFORCED = "its part of the GPU is accounted, not enforced: no MPS daemon runs"
+
+_AWAIT_MPS = f"""
+mark=${{CUDA_MPS_PIPE_DIRECTORY:-/nonexistent}}/{MPS_MARK} left={MPS_WAIT_S}
+while [ "$CUDA_MPS_PIPE_DIRECTORY" ] && [ ! -s "$mark" ] && [ $left -gt 0 ]; do
+    sleep 1
+    left=$((left - 1))
+done
+[ -s "$mark" ] || echo "$GPU_LEASE_ID: {NOT_ENFORCED}" >&2
+exec "$@"
+"""
+
+
+def with_share(command: Sequence[str]) -> list[str]:
+    """Return the command of a job on a GPU fraction: it awaits its MPS daemon, and says if there is none."""
+    return ["/bin/sh", "-c", _AWAIT_MPS, "sh", *command]
+
+
+def await_share(environment: Mapping[str, str]) -> str:
+    """Wait until the MPS daemon of a GPU fraction runs; return that there is none, empty if all is well."""
+    if "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in environment:
+        return ""
+    mark = Path(environment.get("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")) / MPS_MARK
+    until = time.monotonic() + (MPS_WAIT_S if "CUDA_MPS_PIPE_DIRECTORY" in environment else 0)
+    while not mark.exists() and time.monotonic() < until:
+        time.sleep(0.5)
+    return "" if mark.exists() else NOT_ENFORCED
+
+
 def device_environment(
     vendor: str,
     gpu_ids: Sequence[int],
@@ -28,14 +65,16 @@ def device_environment(
     *,
     gpu_milli: int = MILLI_PER_GPU,
     gpu_memory_mib: int = 0,
+    mps_folder: str = "",
     renumbered: bool = False,
 ) -> dict[str, str]:
     """Return the environment for the whole GPUs `gpu_ids`, or for `gpu_milli` thousandths of one.
 
     NVIDIA's are named by `gpu_uuids` if they are given, which mean the same device whatever its number is.
 
-    A GPU fraction is enforced by NVIDIA MPS alone, and only if its daemon runs; `gpu_memory_mib` is the
-    fraction's part of the GPU's memory (0: unknown, no memory limit). Empty `gpu_ids` hide all GPUs.
+    A GPU fraction is enforced by NVIDIA MPS alone, and only if the daemon in `mps_folder` runs, which a
+    container does not reach; `gpu_memory_mib` is the fraction's part of the GPU's memory (0: unknown, no
+    memory limit). Empty `gpu_ids` hide all GPUs.
     `renumbered` is for a container that has only these GPUs, whose runtime counts them from 0. Raises
     `LauncherError` for an unknown vendor.
     """
@@ -56,6 +95,8 @@ def device_environment(
             environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{gpu_milli / 10:g}"
             if gpu_memory_mib:
                 environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={gpu_memory_mib}M"
+            if mps_folder and not renumbered:
+                environment["CUDA_MPS_PIPE_DIRECTORY"] = f"{mps_folder}/pipe"
     return environment
 
 
@@ -91,6 +132,7 @@ def job_environment(job: Job, *, renumbered: bool = False) -> dict[str, str]:
         job.gpu_uuids,
         gpu_milli=job.gpu_milli,
         gpu_memory_mib=job.gpu_memory_mib,
+        mps_folder=job.mps_folder,
         renumbered=renumbered,
     )
     return {**job.environment, **devices, **lease_environment(job.gpu_ids, job.gpu_uuids)}

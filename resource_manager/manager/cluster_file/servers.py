@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from resource_manager.core.models import GANG_PORTS, Gpu, Node
 from resource_manager.errors import InvalidRequestError
@@ -70,6 +71,18 @@ class GpuGroup(BaseModel):
         return len(self.ids) if self.ids is not None else self.count or 0
 
 
+MPS_FOLDER = "/run/gpu-manager-mps"
+_FOLDER = re.compile(r"/[A-Za-z0-9._/-]{1,39}")  # the path of a socket in it has 107 characters at most
+
+
+def _mps(value: object) -> object:
+    if not isinstance(value, bool) and not (isinstance(value, str) and _FOLDER.fullmatch(value)):
+        raise ValueError(
+            f"must be true, or the absolute path of a folder of at most 40 letters, got {value!r:.60}"
+        )
+    return value
+
+
 class Server(BaseModel):
     """One `[[servers]]` table; with `count` it means that many servers, with `{id}` in name and address."""
 
@@ -94,6 +107,11 @@ class Server(BaseModel):
         description="Ids of GPUs that NVLink joins; unset: as the nvlink_group, else the numa_node, of each.",
     )
     interface: str = Field(default="", max_length=15, pattern=r"^[A-Za-z0-9._@-]*$")
+    mps: Annotated[bool | str, BeforeValidator(_mps)] = Field(
+        default=False,
+        description="true: the agent keeps MPS daemons for GPU fractions, under /run/gpu-manager-mps or the "
+        "folder that stands here instead.",
+    )
 
     @model_validator(mode="after")
     def _pattern_of_names(self) -> Server:
@@ -163,6 +181,7 @@ class Server(BaseModel):
             self.gang_ports,
             self.interface,
             self.joined(gpus),
+            MPS_FOLDER if self.mps is True else self.mps or "",
         )
 
 

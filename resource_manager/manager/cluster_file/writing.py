@@ -15,6 +15,7 @@ from resource_manager.core.teams import stated
 from resource_manager.manager.cluster_file import notices
 from resource_manager.manager.cluster_file.positions import dotted, quoted
 from resource_manager.manager.cluster_file.sections import DEFAULTS, KEYS
+from resource_manager.manager.cluster_file.servers import MPS_FOLDER
 from resource_manager.manager.cluster_file.sign_on import form_of
 
 TABLES_WITHIN = {(), ("teams",), ("sign_on", "groups")}
@@ -62,6 +63,8 @@ def _servers(nodes: Iterable[Node]) -> Iterator[dict[str, Any]]:
             found["interface"] = node.interface
         if node.gang_ports != GANG_PORTS:
             found["gang_ports"] = list(node.gang_ports)
+        if node.mps:
+            found["mps"] = node.mps == MPS_FOLDER or node.mps
         if node.islands:
             found["islands"] = [list(island) for island in node.islands]
         if resources:

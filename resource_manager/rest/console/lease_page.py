@@ -101,6 +101,9 @@ def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
     found = service.watch.look(look)
     if found.get("may_end"):
         found |= _task_after(service, found["lease"] or found["waiting"])
+    if found["lease"] is not None:
+        sharing = serializers.sharing_in_words(found["request_of"], found["lease"]["members"])
+        found["asked"] += [("Its part of the GPU", sharing)] if sharing else []
     changes = list(newest(service.manager, found["totals"]["version"]))
     if found["lease"] is None and found["waiting"] is None:
         lease_id = next((lease_of(change) for change in changes if is_called(change, name)), lease_id)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.gpu_state import cleaning_milli, condition_of, leased_milli, leases_on
+from resource_manager.core.gpu_state import cleaning_milli, condition_of, leased_milli, leases_on, shared_gpus
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.core.names import name_of
 from resource_manager.fleet.lease_use import idle_leases
@@ -57,6 +57,11 @@ class GpuGauges:
         rogue = _family(
             "gpu_rogue_process", "1 for each process that belongs to no lease there.", *GPU, *PROCESS
         )
+        shared = _family(
+            "gpu_share_enforced",
+            "1 if an MPS daemon keeps the fractions of the GPU to their parts; of servers that have mps.",
+            *GPU,
+        )
         watched = _family("server_watched", "1 if an agent reports the server's GPUs.", "server")
         silent = _family(
             "server_silent", "1 if the server takes no new leases because its agent is silent.", "server"
@@ -75,6 +80,10 @@ class GpuGauges:
             silent.add_metric((state.name,), float(state.silent is not None))
             if record is not None:
                 age.add_metric((state.name,), max(now - record.received_at, 0.0))
+            for uuid in shared_gpus(state) if state.node.mps else ():
+                has = record is not None and record.silent_at >= now and uuid in record.mps
+                number = next(gpu_id for gpu_id, known in state.gpu_uuids.items() if known == uuid)
+                shared.add_metric((state.name, str(number), uuid), float(has))
             for gpu_id, uuid in state.gpu_uuids.items():
                 gpu = (state.name, str(gpu_id), uuid)
                 for name, team in _holders(state, gpu_id):
@@ -96,7 +105,7 @@ class GpuGauges:
         for lease_id, since in idle_leases(cluster, uses, now).items():
             lease = cluster.leases[lease_id]
             idle.add_metric((name_of(lease), lease.request.team, lease.placement.node), now - since)
-        return [info, allocated, cleaning, closed, used, memory, rogue, watched, silent, age, idle]
+        return [info, allocated, cleaning, closed, used, memory, rogue, shared, watched, silent, age, idle]
 
 
 def _holders(state: NodeState, gpu_id: int) -> list[tuple[str, str]]:
