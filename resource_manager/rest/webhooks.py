@@ -11,11 +11,12 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -272,6 +273,16 @@ def _is_public(url: httpx.URL) -> bool:
         return False
     found = socket.getaddrinfo(url.host, url.port or url.scheme, type=socket.SOCK_STREAM)
     return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_global for *_, address in found)
+
+
+def failed_attempts(store: Store, notices: Iterable[Notice]) -> dict[tuple[str, str], int]:
+    """Return how often in a row each address did not take an event, by host and team; 0 if it did."""
+    found: dict[tuple[str, str], int] = {}
+    for notice in notices:
+        cursor = _cursor(store, _name(notice))
+        key = urlsplit(notice.to).hostname or "", notice.team
+        found[key] = max(found.get(key, 0), 0 if cursor is None else cursor.failed)
+    return found
 
 
 def _name(notice: Notice) -> str:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,6 +19,7 @@ from resource_manager import __version__
 from resource_manager.agent.report_format import read_report
 from resource_manager.agent.sending import ReportSender, run_agent
 from resource_manager.errors import InvalidRequestError
+from tests.agent import mps_control
 from tests.eventually import wait_for
 from tests.nvml.standin import State, gpu, library, state, uuid_of
 
@@ -73,6 +75,26 @@ def rounds(
 
     run_agent("gpu-a", sender, 10.0, sleep=sleep, say=said.append, jitter=lambda: jitter)
     return pauses, said
+
+
+def test_mps_daemons_of_an_answer_are_kept_and_reported_next(
+    state: State, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("MPS_STANDIN", str(mps_control.install(tmp_path / "bin")))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    shared = {"folder": str(tmp_path / "mps"), "uuids": [uuid_of(0)]}
+    service.answer = json.dumps({"cleaning": [], "mps": shared}).encode()
+
+    def last_share_ends() -> None:
+        service.answer = json.dumps({"cleaning": [], "mps": {**shared, "uuids": []}}).encode()
+
+    pauses, said = rounds(ReportSender(service.url), [lambda: None, last_share_ends, lambda: None])
+    reports = [read_report(body) for _, _, body in service.requests]
+    assert [report.mps for report in reports] == [None, [uuid_of(0)], [uuid_of(0)], []]
+    assert pauses[0] == 1.0, "a job waits for the daemon"
+    assert pauses[1] == 10.0
+    assert said == []
 
 
 def test_jobs_are_listed_in_the_report_after_an_answer_that_asks_for_them(

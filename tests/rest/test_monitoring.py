@@ -193,6 +193,10 @@ CASES: dict[str, Case] = {
         },
         {"5m": ["GpuRogueProcess"], "20m": []},
     ),
+    "a webhook that takes nothing": (
+        {'gpu_manager_notice_failed_attempts{to="hooks.example.org",team=""}': "0 1 2 3 4x9 0x9"},
+        {"5m": [], "8m": ["GpuNoticeNotTaken"], "16m": []},
+    ),
     "fractions that no daemon enforces": (
         {f'gpu_manager_gpu_share_enforced{{{SERVER_A},gpu="3"}}': "0x9 1x30"},
         {"1m": [], "5m": ["GpuShareNotEnforced"], "15m": []},

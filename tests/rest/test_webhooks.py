@@ -23,7 +23,14 @@ from resource_manager.manager.cluster_file.reading import ClusterFiles
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest.state_follower import StateFollower
-from resource_manager.rest.webhooks import CLAIM_S, SIGNATURE, NoticeSender, UndeliveredError, deliver
+from resource_manager.rest.webhooks import (
+    CLAIM_S,
+    SIGNATURE,
+    NoticeSender,
+    UndeliveredError,
+    deliver,
+    failed_attempts,
+)
 from tests.builders import Clock
 from tests.redis_server import RedisServer
 
@@ -134,9 +141,12 @@ def test_an_address_that_fails_is_tried_again_later_and_keeps_nothing_from_other
     hook.answers = lambda path: (200, {})
     one.send()
     assert len(hook.got) == 1, "it is not tried again at once"
+    notices = manager.look(lambda cluster, now: cluster.settings.notices)
+    assert failed_attempts(manager.store, notices) == {("127.0.0.1", ""): 1}
     clock.now += 6
     one.send()
     assert len(hook.got) == 2
+    assert failed_attempts(manager.store, notices) == {("127.0.0.1", ""): 0}
 
 
 def test_an_address_that_hangs_delays_neither_others_nor_a_commit(

@@ -16,6 +16,7 @@ from resource_manager.fleet.silence import SilenceWatch
 from resource_manager.fleet.transitions import is_pinned
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.state_follower import StateFollower
+from resource_manager.rest.webhooks import failed_attempts
 
 GPU = ("server", "gpu", "uuid")
 PROCESS = ("pid", "user", "command")
@@ -46,6 +47,16 @@ class GpuGauges:
         )
         together.add_metric((), self._silence.held)
         yield together
+        failed = _family(
+            "notice_failed_attempts",
+            "Attempts in a row that the address of a notice did not take.",
+            "to",
+            "team",
+        )
+        notices = self._watch.look(lambda cluster, now: cluster.settings.notices)
+        for key, attempts in failed_attempts(self._manager.store, notices).items():
+            failed.add_metric(key, attempts)
+        yield failed
 
     def _families(self, cluster: ClusterState, records: dict[str, Record], now: float) -> list[Metric]:
         info = _family("gpu_info", "1 for each GPU and lease on it; to join by uuid.", *GPU, "lease", "team")
