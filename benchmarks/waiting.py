@@ -1,8 +1,9 @@
 """How soon freed GPUs run the next job in a real Airflow, and what a triggerer full of tasks costs.
 
-The first part runs the tests of tests/e2e/test_waiting.py that measure this. The second, which `--load` runs
-alone, is a process like a triggerer: it runs the triggers of 500 tasks whose jobs run here and of 500 that
-wait, against a service of its own; what the triggers store in Airflow is kept in memory instead.
+The first part runs the tests of tests/e2e/test_waiting.py that measure this, with `--launcher` one alone. The
+second, which `--load` runs alone, is a process like a triggerer: it runs the triggers of 500 tasks whose jobs
+run here and of 500 that wait, against a service of its own; what the triggers store in Airflow is kept in
+memory instead.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from resource_manager.rest.redis_persistence import TokenRedis  # noqa: E402
 from resource_manager.rest.tokens import Role  # noqa: E402
 from resource_manager.storage.redis.client import RedisClient  # noqa: E402
 
-TESTS = "test_a_released_gpu_soon_runs_the_next_process or test_two_hundred_waiting_tasks"
+HAND_OVER = "test_a_released_gpu_soon_runs_the_next_process"
+TESTS = f"{HAND_OVER} or test_two_hundred_waiting_tasks"
 
 TASKS = 500
 """Tasks that run, each on one GPU, and as many that wait."""
@@ -54,20 +56,24 @@ PRINTS_EVERY_S = 10
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--load", action="store_true", help="run the second part only")
+    parser.add_argument("--launcher", choices=["local", "ssh", "docker"], help="measure its hand-over only")
     options = parser.parse_args()
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Airflow and the tasks log
-    figures = {} if options.load else delays()
-    json.dump({**figures, "load": load()}, results)
+    if options.launcher:
+        figures = delays(f"{HAND_OVER} and {options.launcher}")
+    else:
+        figures = {**({} if options.load else delays(TESTS)), "load": load()}
+    json.dump(figures, results)
     print(file=results)
     results.close()
 
 
-def delays() -> dict[str, Any]:
-    """Return the delays in a real Airflow by launcher, and the connections of its triggerer."""
+def delays(tests: str) -> dict[str, Any]:
+    """Return the delays in a real Airflow by launcher, and the other figures of these tests."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "tests/e2e/test_waiting.py", "-k", TESTS]
+        command = [sys.executable, "-m", "pytest", "tests/e2e/test_waiting.py", "-k", tests]
         options = ["-q", "--junit-xml", str(report), "-o", "junit_family=xunit1"]
         ran = subprocess.run([*command, *options], stdout=sys.stderr, check=False)
         if ran.returncode:
@@ -76,13 +82,12 @@ def delays() -> dict[str, Any]:
             item.attrib["name"]: json.loads(item.attrib["value"])
             for item in ElementTree.parse(report).iter("property")  # nosec B314
         }
-    figures = {
-        name: {"p50": round(median(seconds), 2), "max": round(max(seconds), 2), "samples": len(seconds)}
-        for name, seconds in recorded.items()
-        if isinstance(seconds, list)
+    return {
+        name: {"p50": round(median(value), 2), "max": round(max(value), 2), "samples": len(value)}
+        if isinstance(value, list)
+        else value
+        for name, value in recorded.items()
     }
-    connections = recorded["redis_connections_of_the_triggerer"]
-    return {**figures, "redis_connections_of_the_triggerer": connections}
 
 
 def load() -> dict[str, float]:

@@ -119,14 +119,15 @@ class GangJob:
         None is started if one failed before. Raises `LauncherError`, which names the server,
         `LauncherUnreachableError` where a member may run, `AlreadyEndedError` if one was stopped before.
         """
-        statuses = self._each(self.jobs, lambda launcher, job: launcher.status(job.key))
-        if any(status.state is JobState.FINISHED and status.exit_code != 0 for status in statuses.values()):
-            return False
-        absent = [job for job in self.jobs if statuses[job.rank].state is JobState.ABSENT]
+        if len(self.jobs) > 1:
+            statuses = self._each(self.jobs, lambda launcher, job: launcher.status(job.key)).values()
+            if any(status.state is JobState.FINISHED and status.exit_code != 0 for status in statuses):
+                return False
         by_key = {job.key: job for job in wanted}
-        for phase in self._in_order(absent):
-            self._each(phase, lambda launcher, job: launcher.start(by_key[job.key]))
-        return bool(absent)
+        began: list[bool] = []
+        for phase in self._in_order(self.jobs):
+            began += self._each(phase, lambda launcher, job: launcher.start(by_key[job.key])).values()
+        return any(began)
 
     def is_absent(self) -> bool:
         """Return True if no member has a job yet; raises as `start` does."""
@@ -152,17 +153,22 @@ class GangJob:
 
     def stop(self, grace_s: float = 10.0) -> Stopped:
         """End all members at once and then remove them, those first that are started first."""
-        ran: list[int] = []
+        ran: set[int] = set()
+        left: dict[int, LauncherError] = {}
 
         def end(launcher: Launcher, job: RunningJob) -> None:
             if launcher.status(job.key).state is JobState.RUNNING:
-                ran.append(job.rank)
+                ran.add(job.rank)
             launcher.terminate(job.key, grace_s)
 
-        _, left = self._try_each(self.jobs, end)
-        stopped = [job for job in self.jobs if job.rank not in left]
-        for phase in self._in_order(stopped):
-            left |= self._try_each(phase, lambda launcher, job: launcher.stop(job.key))[1]
+        def remove(launcher: Launcher, job: RunningJob) -> None:
+            if launcher.stop(job.key, grace_s):
+                ran.add(job.rank)
+
+        if len(self.jobs) > 1:
+            _, left = self._try_each(self.jobs, end)
+        for phase in self._in_order([job for job in self.jobs if job.rank not in left]):
+            left |= self._try_each(phase, remove)[1]
         gone = tuple(job.rank for job in self.jobs if job.rank not in left)
         return Stopped(gone, len(ran), dict(sorted(left.items())))
 

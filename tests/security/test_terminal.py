@@ -35,6 +35,7 @@ from resource_manager.jobs.launchers import (
 )
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.ssh import SSHLauncher, SSHPython
+from resource_manager.jobs.launchers.ssh_connections import SSHConnections
 from resource_manager.jobs.launchers.terminal import SSHProgram
 from resource_manager.jobs.reconcile import ActionKind, reconcile
 from resource_manager.jobs.task_identity import TaskIdentity
@@ -239,13 +240,13 @@ def test_a_server_that_never_ends_its_answer_is_given_up(
     clock = chain(repeat(0.0, in_time), repeat(100.0))
     monkeypatch.setattr(ssh, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(ssh, "MAX_ANSWER_BYTES", 1_000_000)
-    server = SSHPython("h", connect=lambda: logged_in(act))
+    server = SSHPython("h", shared=SSHConnections("h", lambda: logged_in(act)))
     with pytest.raises(LauncherUnreachableError, match=f"^server h does not answer by ssh: {reason}$"):
         server.run("pass", 60.0)
 
 
 def test_what_a_signal_ended_says_what_it_said() -> None:
-    server = SSHPython("h", connect=lambda: logged_in(die_of_a_signal))
+    server = SSHPython("h", shared=SSHConnections("h", lambda: logged_in(die_of_a_signal)))
     assert server.run("pass", 60.0) == (-1, "", "Segmentation fault")
 
 
@@ -284,7 +285,7 @@ def test_one_lying_server_keeps_no_other_lease(tmp_path: Path, monkeypatch: pyte
             manager.place_job(task.lease_id, [place], fencing_token=lease["fencing_token"])
         kept, ended = reconcile(manager, NothingRuns(), "production").actions
         assert (kept.action, ended.action) == (ActionKind.KEPT, ActionKind.RELEASED)
-        assert "server h answers to status of job" in kept.detail
+        assert "server h answers to stop of job" in kept.detail
         assert [lease["task_id"] for lease in manager.leases()] == [kept.task_id]
 
 

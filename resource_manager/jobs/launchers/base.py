@@ -129,8 +129,8 @@ class Launcher(Protocol):
         there, or if `port` is taken, and `AlreadyEndedError` after a `stop`.
         """
 
-    def start(self, job: Job) -> None:
-        """Start the job detached from this process, unless it was started before.
+    def start(self, job: Job) -> bool:
+        """Start the job detached from this process, unless it was started before; return whether it was not.
 
         Raises `AlreadyEndedError` after a `stop`, `LauncherUnreachableError` if it is unknown whether the job
         runs; after any other `LauncherError` no process of it does.
@@ -156,8 +156,8 @@ class Launcher(Protocol):
         `$GPU_PREEMPT_FILE` names. Raises as `stop` does.
         """
 
-    def stop(self, key: str, grace_s: float = 10.0) -> None:
-        """End the job as `terminate` does, and remove it; return once it is gone.
+    def stop(self, key: str, grace_s: float = 10.0) -> bool:
+        """End the job as `terminate` does, and remove it; return once it is gone: whether it ran until then.
 
         From then on for a day no `start` of it succeeds, also if there was no job. Raises
         `LauncherUnreachableError` if it is unknown whether the job is gone.

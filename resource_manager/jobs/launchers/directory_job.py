@@ -164,8 +164,8 @@ def start(
     environment: Mapping[str, str],
     working_dir: str = ".",
     files: Mapping[str, str] | None = None,
-) -> None:
-    """Start `command` in a new session, unless this job was started before.
+) -> dict[str, Any]:
+    """Start `command` in a new session, unless this job was started before; return {"began": whether not}.
 
     Each of the variables in `files` has the path of a file with the text given there. Raises
     `NotStartedError` if no process of the job runs; after any other error it is unknown.
@@ -176,7 +176,7 @@ def start(
         os.makedirs(directory, mode=0o700, exist_ok=True)
         with lock_of_unstarted(directory) as lock:
             if lock is None:
-                return
+                return {"began": False}
             started = _spawn(root, key, lock, command, environment, working_dir, files or {})
     except OSError as error:
         if exists(os.path.join(directory, "lock")):
@@ -188,6 +188,7 @@ def start(
         refuse_ended(root, key)
         reason = started.stderr.decode("utf-8", "replace").strip()
         raise NotStartedError(f"{directory} cannot be written: {reason}")
+    return {"began": True}
 
 
 def _spawn(
@@ -548,12 +549,16 @@ def tell_and_end(
     return found
 
 
-def stop(root: str, key: str, grace_s: float = 10.0) -> None:
-    """End the job as `terminate` does, and remove its directory; raises `RuntimeError`.
+def stop(root: str, key: str, grace_s: float = 10.0) -> dict[str, Any]:
+    """End the job as `terminate` does, and remove its directory; return {"ran": whether it ran until then}.
 
     Its tombstone comes first, also where no job was, so that a start that comes later starts nothing.
+    Raises `RuntimeError`.
     """
     directory = directory_of(root, key)
+    ran = False
+    with suppress(OSError):  # the job put something else there
+        ran = status(root, key)["state"] == "running"
     try:
         bury(root, key)
     except OSError as error:
@@ -565,6 +570,7 @@ def stop(root: str, key: str, grace_s: float = 10.0) -> None:
         bury(root, key)
     terminate(root, key, grace_s)
     remove(root, key)
+    return {"ran": ran}
 
 
 def remove(root: str, key: str) -> None:

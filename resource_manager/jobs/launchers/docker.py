@@ -127,15 +127,17 @@ class DockerLauncher:
             )
         return engine
 
-    def start(self, job: Job) -> None:
+    def start(self, job: Job) -> bool:
         check_image("docker", job)
         failed = f"job {job.key} could not be started"
         self._verified(job.key)
         try:
             with self._reporting(failed, LauncherError):
                 self._refuse_ended(job.key)
-                while (container := self._claim(job)) is not None and not self._started(job, container):
-                    pass
+                while (container := self._claim(job)) is not None:
+                    if self._started(job, container):
+                        return True
+                return False
         except (LauncherUnreachableError, AlreadyEndedError):
             raise
         except (TypeError, ValueError, LauncherError, self._docker.errors.DockerException) as error:
@@ -414,9 +416,10 @@ class DockerLauncher:
         except self._docker.errors.NotFound:
             return None
 
-    def stop(self, key: str, grace_s: float = 10.0) -> None:
+    def stop(self, key: str, grace_s: float = 10.0) -> bool:
         engine = self._verified(key)
         failed = f"job {key} could not be stopped"
+        ran = self._status(key).state is JobState.RUNNING
         with self._reporting(failed):
             self._bury(key, engine)
         with suppress(self._docker.errors.NotFound), self._reporting(failed):
@@ -433,6 +436,7 @@ class DockerLauncher:
             if has_succeeded:  # nothing has to go on from there, unless a later lease of the id does
                 with self._in_use():
                     self._api.remove_volume(_volume(key), force=True)
+        return ran
 
     def close(self) -> None:
         self._api.close()

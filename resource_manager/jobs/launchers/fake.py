@@ -60,15 +60,16 @@ class FakeLauncher:
         self._refuse_ended(job.key)
         return JobPlace(launcher, machine="fake")
 
-    def start(self, job: Job) -> None:
+    def start(self, job: Job) -> bool:
         check_image(job.labels.get("launcher", ""), job)
         self._refuse_ended(job.key)
         job = replace(job, environment=job_environment(job))
         if job.key in self._present:
-            return
+            return False
         line = " ".join(job.command)
         self._present[job.key] = next(each for each in reversed(self._answers) if each.text in line)
         self.jobs.append(job)
+        return True
 
     def status(self, key: str) -> JobStatus:
         answer = self._present.get(key)
@@ -99,10 +100,12 @@ class FakeLauncher:
         if key in self._ended:
             raise AlreadyEndedError(f"job {key} has ended already; it is not started again")
 
-    def stop(self, key: str, grace_s: float = 10.0) -> None:
+    def stop(self, key: str, grace_s: float = 10.0) -> bool:
         self._ended.add(key)
+        ran = self.status(key).state is JobState.RUNNING
         self.terminate(key, grace_s)
         self._present.pop(key, None)
+        return ran
 
     def running(self) -> list[str]:
         return [key for key, answer in self._present.items() if answer.status.state is JobState.RUNNING]

@@ -100,14 +100,15 @@ class LocalLauncher:
         self._place = placed(self._place, found)
         return self._place
 
-    def start(self, job: Job) -> None:
+    def start(self, job: Job) -> bool:
         check_image(self._place.launcher, job)
         environment = job_environment(job)
-        self._ask(
+        found = self._ask(
             job.key,
             "could not be started",
             lambda: directory_job.start(self.root, job.key, job.command, environment, files=job.files),
         )
+        return bool(found["began"])
 
     def stage(self, key: str, program: str) -> str:
         staged = self._ask(
@@ -146,13 +147,14 @@ class LocalLauncher:
         )
         return status_of(found)
 
-    def stop(self, key: str, grace_s: float = 10.0) -> None:
-        self._ask(
+    def stop(self, key: str, grace_s: float = 10.0) -> bool:
+        found = self._ask(
             key,
             "could not be stopped",
             lambda: directory_job.stop(self.root, key, grace_s),
             takes_s=grace_s,
         )
+        return bool(found["ran"])
 
     def running(self) -> list[str]:
         found = self._ask(

@@ -184,9 +184,9 @@ class SlurmLauncher(SSHLauncher):
         self.root = self._place.folder
         return self._place
 
-    def start(self, job: Job) -> None:
+    def start(self, job: Job) -> bool:
         asked = _check(job)
-        self.ask(
+        found = self.ask(
             "start",
             key=job.key,
             command=list(job.command),
@@ -198,6 +198,7 @@ class SlurmLauncher(SSHLauncher):
             gpus=asked.gpus,
             about=dict(asked.about or {}),
         )
+        return bool(found["began"])
 
     def look(self, offsets: Mapping[str, int], since: float | None = None) -> Look:
         """Return what `logs` would, for many jobs by one question to Slurm; an offset below 0: no output.

@@ -51,8 +51,8 @@ def start(
     files: Mapping[str, str],
     gpus: int,
     about: Mapping[str, Any],
-) -> None:
-    """Submit the job with these options of sbatch, unless it was submitted before.
+) -> dict[str, Any]:
+    """Submit the job with these options of sbatch, unless it was before; return {"began": whether not}.
 
     `about` is kept for those who list the jobs. Raises `NotStartedError` with Slurm's own sentence if it does
     not take the job; after any other error it is unknown whether it runs.
@@ -63,7 +63,7 @@ def start(
     timeout_s = slurm.SUBMIT_TIMEOUT_S + folder.STARTER_TIMEOUT_S
     with folder.lock_of_unstarted(directory, ("submitted", "begun"), timeout_s) as lock:
         if lock is None:
-            return
+            return {"began": False}
         named = slurm.queue(key)
         ids = [job["id"] for job in named if job["directory"] == directory]
         if named and not ids:
@@ -80,6 +80,7 @@ def start(
                 folder.remove(root, key)
                 raise folder.NotStartedError(str(error)) from error
         folder.write_file(os.path.join(directory, "submitted"), ids[0])
+    return {"began": True}
 
 
 def status(root: str, key: str) -> dict[str, Any]:
@@ -149,14 +150,19 @@ def preempt(
     return folder.tell_and_end(root, key, grace_s, wait_s, POLL_S, tell, status, terminate)
 
 
-def stop(root: str, key: str, grace_s: float = 10.0) -> None:
-    """End the job as `terminate` does, and remove its directory; its tombstone comes first."""
+def stop(root: str, key: str, grace_s: float = 10.0) -> dict[str, Any]:
+    """End the job as `terminate` does, and remove its directory; its tombstone comes first.
+
+    Returns {"ran": whether Slurm had it until then}.
+    """
+    ran = status(root, key)["state"] == "running"
     folder.bury(root, key)
     terminate(root, key, grace_s)
     with suppress(FileNotFoundError):  # no job was there, or another process has just stopped it
         if record := _record(root, key, ()):
             _note_ended(root, record)
     folder.remove(root, key)
+    return {"ran": ran}
 
 
 def running(root: str, user: str = "") -> dict[str, Any]:

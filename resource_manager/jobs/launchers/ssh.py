@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import shlex
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -32,6 +33,7 @@ from resource_manager.jobs.launchers.base import (
 from resource_manager.jobs.launchers.devices import job_environment
 from resource_manager.jobs.launchers.local import placed, refusal, status_of
 from resource_manager.jobs.launchers.plain_ssh import parts_of, plain_connection, silence
+from resource_manager.jobs.launchers.ssh_connections import SSHConnections
 
 PYTHON = "python3 -I -S -"
 """Command that runs a program from standard input, without what else is installed: fast, always alike."""
@@ -84,6 +86,14 @@ class _Staged(Answer):
     path: str
 
 
+class _Started(Answer):
+    began: bool
+
+
+class _Stopped(Answer):
+    ran: bool
+
+
 class _Refused(Answer):
     refused: Literal["AlreadyEndedError", "ElsewhereError", "NotStartedError", "StillRunsError"]
     reason: str
@@ -91,7 +101,9 @@ class _Refused(Answer):
 
 ANSWERS: dict[str, type[Answer]] = {
     **dict.fromkeys(("status", "preempt"), StatusAnswer),
-    **dict.fromkeys(("start", "terminate", "stop", "sign"), Answer),
+    **dict.fromkeys(("terminate", "sign"), Answer),
+    "start": _Started,
+    "stop": _Stopped,
     "prepare": _Prepared,
     "running": _Running,
     "stage": _Staged,
@@ -114,10 +126,10 @@ class PythonServer(Protocol):
 
 
 class SSHPython:
-    """Connection to a server by ssh that runs Python programs there; the server needs python3 and no more.
+    """Server that runs Python programs by ssh; it needs python3 and no more.
 
-    `address` is `[user@]host[:port]`; `connect` returns a client of paramiko's, by default one that needs no
-    Airflow and logs in as `user` (unless the address names one) with `key_file`.
+    `address` is `[user@]host[:port]`. The connections, if they are not shared with others, need no Airflow
+    and log in as `user` (unless the address names one) with `key_file`.
     """
 
     def __init__(
@@ -126,24 +138,22 @@ class SSHPython:
         *,
         user: str | None = None,
         key_file: str | None = None,
-        connect: Callable[[], Any] | None = None,
+        shared: SSHConnections | None = None,
     ) -> None:
         self.host = address
-        self._connect = connect or plain_connection(address, user, key_file)
-        self._client: Any = None
+        self._is_shared = shared is not None
+        self._connections = shared or SSHConnections(address, plain_connection(address, user, key_file))
 
     def run(self, program: str, timeout_s: float) -> tuple[int, str, str]:
         """Run a program, sent over standard input; return exit code, output and standard error.
 
         Raises `LauncherUnreachableError` if nobody knows how it ended, `LauncherError` without python3.
         """
-        try:
-            if self._client is None:
-                self._client = self._connect()
-            deadline = time.monotonic() + timeout_s
-            given, _, _ = self._client.exec_command(PYTHON, timeout=timeout_s)
-            given.write(program.encode())
-            channel = given.channel
+        deadline = time.monotonic() + timeout_s
+        with self._reporting(), self._connections.session() as channel:
+            channel.settimeout(timeout_s)
+            channel.exec_command(PYTHON)
+            channel.sendall(program.encode())
             channel.shutdown_write()
             answer, complaint = (
                 _read(channel, each, deadline) for each in (channel.recv, channel.recv_stderr)
@@ -152,48 +162,51 @@ class SSHPython:
                 raise TimeoutError("it does not say how the program ended")
             exit_code = channel.recv_exit_status()
             # One that a signal ended has no exit code either, but its output came to an end.
-            if exit_code < 0 and not (channel.eof_received and self._client.get_transport().is_active()):
+            if exit_code < 0 and not (channel.eof_received and channel.get_transport().is_active()):
                 raise EOFError("the connection was over before the program")
-        except Exception as error:  # paramiko's exceptions have no common base
-            self.close()
-            reason = str(error) or type(error).__name__
-            raise LauncherUnreachableError(f"server {self.host} does not answer by ssh: {reason}") from error
         if exit_code == 127:
             raise LauncherError(f"server {self.host} has no python3, which is needed there")
         return exit_code, answer, complaint
 
-    def begin(self, program: str) -> Any:
-        """Start a program that goes on reading standard input; return its channel.
+    @contextmanager
+    def running(self, program: str) -> Iterator[Any]:
+        """Yield the channel of a program that goes on reading standard input; it ends with the block.
 
         Raises `LauncherUnreachableError`.
         """
         source = program.encode()
+        with self._reporting(), self._connections.session() as channel:
+            channel.settimeout(ANSWER_TIMEOUT_S)
+            channel.exec_command(PYTHON_OF_LENGTH.format(len(source)))
+            channel.sendall(source)
+            yield channel
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
         try:
-            if self._client is None:
-                self._client = self._connect()
-            given, _, _ = self._client.exec_command(PYTHON_OF_LENGTH.format(len(source)))
-            given.write(source)
-            given.flush()
-            return given.channel
+            yield
+        except LauncherError:
+            raise
         except Exception as error:  # paramiko's exceptions have no common base
-            self.close()
-            raise LauncherUnreachableError(f"server {self.host} does not answer by ssh: {error}") from error
+            reason = str(error) or type(error).__name__
+            raise LauncherUnreachableError(f"server {self.host} does not answer by ssh: {reason}") from error
 
     def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        """Close the connections, unless others share them."""
+        if not self._is_shared:
+            self._connections.close()
 
 
 class SSHSignals:
     """Standing look at the jobs of a place over one connection, by a program that writes a line for each."""
 
     def __init__(self, place: JobPlace) -> None:
-        hook = _airflow_hook(place.address, place.conn_id or None)
-        self._server = SSHPython(place.address or hook.remote_host, connect=hook.get_conn)
+        server = _shared_server(place.address, place.conn_id or None)
+        self._host = server.host
         call = json.dumps({"root": place.folder, "place": asdict(place)})
         program = f"{inspect.getsource(directory_job)}\nfollow(**json.loads({call!r}))\n"
-        self._channel = self._server.begin(program)
+        self._running = ExitStack()
+        self._channel = self._running.enter_context(server.running(program))
         self._begun = b""
         self._heard_at = time.monotonic()
 
@@ -209,26 +222,26 @@ class SSHSignals:
             data = self._channel.recv(64 * 1024)
         except TimeoutError:
             if time.monotonic() - self._heard_at > 3 * directory_job.HEARTBEAT_S:
-                raise LauncherUnreachableError(f"server {self._server.host} is silent") from None
+                raise LauncherUnreachableError(f"server {self._host} is silent") from None
             return set()
         except Exception as error:
-            raise LauncherUnreachableError(f"server {self._server.host} is lost: {error}") from error
+            raise LauncherUnreachableError(f"server {self._host} is lost: {error}") from error
         if not data:
-            raise LauncherUnreachableError(f"server {self._server.host} ended the look at its jobs")
+            raise LauncherUnreachableError(f"server {self._host} ended the look at its jobs")
         self._heard_at = time.monotonic()
         *lines, begun = (self._begun + data).split(b"\n")
         self._begun = begun[-directory_job.MAX_SHORT_BYTES :]
         return {line.decode(errors="replace") for line in lines}
 
     def close(self) -> None:
-        self._server.close()
+        self._running.close()
 
     def _say(self, line: str) -> None:
         try:
             self._channel.settimeout(ANSWER_TIMEOUT_S)
             self._channel.sendall(line.encode())
         except Exception as error:
-            raise LauncherUnreachableError(f"server {self._server.host} is lost: {error}") from error
+            raise LauncherUnreachableError(f"server {self._host} is lost: {error}") from error
 
 
 def _read(channel: Any, receive: Callable[[int], bytes], deadline: float) -> str:
@@ -267,8 +280,7 @@ class SSHLauncher:
         self._place = place or JobPlace("ssh", address, ssh_conn_id or "")
         self.root = self._place.folder or directory_job.DEFAULT_ROOT
         if server is None:
-            hook = _airflow_hook(address, ssh_conn_id)
-            server = SSHPython(address or hook.remote_host, connect=hook.get_conn)
+            server = _shared_server(address, ssh_conn_id)
         self._server = server
 
     def prepare(self, job: Job) -> JobPlace:
@@ -280,10 +292,10 @@ class SSHLauncher:
         self.root = self._place.folder
         return self._place
 
-    def start(self, job: Job) -> None:
+    def start(self, job: Job) -> bool:
         check_image(self._place.launcher, job)
         call = {"command": list(job.command), "environment": job_environment(job), "files": dict(job.files)}
-        self.ask("start", key=job.key, **call)
+        return bool(self.ask("start", key=job.key, **call)["began"])
 
     def stage(self, key: str, program: str) -> str:
         return str(self.ask("stage", key=key, program=program)["path"])
@@ -317,8 +329,8 @@ class SSHLauncher:
         told = {"grace_s": grace_s, "signal_name": signal_name, "wait_s": wait_s}
         return status_of(self.ask("preempt", key=key, **told))
 
-    def stop(self, key: str, grace_s: float = 10.0) -> None:
-        self.ask("stop", key=key, grace_s=grace_s)
+    def stop(self, key: str, grace_s: float = 10.0) -> bool:
+        return bool(self.ask("stop", key=key, grace_s=grace_s)["ran"])
 
     def running(self) -> list[str]:
         return list(self.ask("running", user=self._place.user)["running"])
@@ -367,6 +379,26 @@ class SSHLauncher:
             raise LauncherUnreachableError(
                 f"server {self._server.host} answers to {act} of job {key} in an unknown form"
             ) from error
+
+
+_shared: dict[tuple[str, str | None], SSHConnections] = {}
+"""Connections of this process by address and Airflow connection."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_shared.clear)  # they are the parent's
+
+
+def _shared_server(address: str, ssh_conn_id: str | None) -> SSHPython:
+    """Return the server, whose connections all that ask for it in this process share.
+
+    Its Airflow connection is read at each log-in. Raises `LauncherError`.
+    """
+    key = (address, ssh_conn_id)
+    if key not in _shared or not _shared[key].is_open:
+        hook = _airflow_hook(address, ssh_conn_id)
+        host = address or hook.remote_host
+        _shared.setdefault(key, SSHConnections(host, lambda: _airflow_hook(address, ssh_conn_id).get_conn()))
+    return SSHPython(_shared[key].host, shared=_shared[key])
 
 
 def _airflow_hook(address: str, ssh_conn_id: str | None) -> Any:

@@ -34,8 +34,8 @@ def test_a_job_runs_once_and_leaves_its_exit_code_and_log(launcher, job):
     )
     assert launcher.status(started.key) == JobStatus(JobState.ABSENT)
     assert launcher.logs(started.key)[:2] == ("", 0)
-    launcher.start(started)
-    launcher.start(started)
+    assert launcher.start(started)
+    assert not launcher.start(started)
     assert wait_until_ended(launcher, started.key) == JobStatus(JobState.FINISHED, 7)
     launcher.start(started)
     assert launcher.status(started.key) == JobStatus(JobState.FINISHED, 7)
@@ -101,9 +101,9 @@ def test_stop_ends_and_removes_a_job_and_may_be_repeated(launcher, job):
     started = job("trap '' TERM; while :; do sleep 0.1; done")
     launcher.start(started)
     assert launcher.status(started.key).state is JobState.RUNNING
-    launcher.stop(started.key, grace_s=1)
+    assert launcher.stop(started.key, grace_s=1), "it ran until then"
     assert launcher.status(started.key) == JobStatus(JobState.ABSENT)
-    launcher.stop(started.key)
+    assert not launcher.stop(started.key)
 
 
 def test_a_prepared_job_is_absent_until_it_is_started(launcher, job):

@@ -22,6 +22,7 @@ from resource_manager.jobs.launchers import (
 )
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.ssh import SSHLauncher, SSHPython
+from resource_manager.jobs.launchers.ssh_connections import SSHConnections
 from tests.eventually import wait_for, wait_until_ended
 from tests.ssh_account import logged_in
 
@@ -204,7 +205,7 @@ def test_a_server_without_python_has_started_nothing_but_may_run_the_job():
         channel.send_exit_status(127)
         channel.close()
 
-    launcher = SSHLauncher("h", server=SSHPython("h", connect=lambda: logged_in(answer)))
+    launcher = SSHLauncher("h", server=SSHPython("h", shared=SSHConnections("h", lambda: logged_in(answer))))
     job = Job("j", ("true",))
     with pytest.raises(LauncherError, match=r"^server h has no python3") as prepared:
         launcher.prepare(job)
