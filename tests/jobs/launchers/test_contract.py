@@ -16,6 +16,7 @@ from resource_manager.jobs.launchers import (
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
+    directory_job,
     job_key,
     open_launcher,
 )
@@ -80,6 +81,18 @@ def test_long_output_is_returned_in_chunks(launcher, job):
         sizes.append(len(text))
     assert sum(sizes) == 3000 * 3893
     assert max(sizes) < 5 * 1024**2
+
+
+def test_a_part_of_the_output_says_whether_there_was_more(tmp_path):
+    (tmp_path / "j").mkdir()
+    (tmp_path / "j" / "log").write_text("12345\n789")
+
+    def part(offset, is_running):
+        return directory_job.log_from(str(tmp_path), "j", offset, is_running, size=8)
+
+    assert part(0, False) == {"text": "12345\n", "offset": 6, "is_all": False}
+    assert part(6, True) == {"text": "", "offset": 6, "is_all": True}, "half a line is for the next look"
+    assert part(6, False) == {"text": "789", "offset": 9, "is_all": True}
 
 
 def test_all_that_run_are_listed(launcher, job):
