@@ -188,20 +188,21 @@ def test_an_end_of_an_earlier_lease_leaves_the_newest_one_alone(asks, manager):
 # ---- what it does while the job runs ----
 
 
-def test_a_look_at_a_job_asks_its_server_once(asks, monkeypatch):
+def test_a_look_at_a_job_asks_its_server_once_and_so_do_start_and_end(asks, monkeypatch):
     """Each question is a command by ssh: the output comes with the status."""
     asked = []
-    for name in ("status", "logs"):
+    for name in ("prepare", "start", "status", "logs", "terminate", "stop"):
         ask_server = getattr(LocalLauncher, name)
 
-        def asking(launcher, key, *more, name=name, ask_server=ask_server):
+        def asking(launcher, *arguments, name=name, ask_server=ask_server):
             asked.append(name)
-            return ask_server(launcher, key, *more)
+            return ask_server(launcher, *arguments)
 
         monkeypatch.setattr(LocalLauncher, name, asking)
     assert fire(asks("sleep 0.3; exit 3"))["exit_code"] == 3
-    assert asked.count("status") == 2, "before its start and before its end"
-    assert asked.count("logs") > 2
+    looks = asked.count("logs")
+    assert asked == ["prepare", "start", *["logs"] * looks, "stop"]
+    assert looks > 1
 
 
 def test_the_job_trigger_renews_while_the_job_runs(asks, manager):
