@@ -206,7 +206,7 @@ def test_a_look_at_a_job_asks_its_server_once_and_so_do_start_and_end(asks, monk
 
 
 def test_the_job_trigger_renews_while_the_job_runs(asks, manager):
-    assert fire(again(asks("sleep 0.6"), ttl_s=0.2))["exit_code"] == 0
+    assert fire(again(asks("sleep 1.5"), ttl_s=0.2))["exit_code"] == 0
     assert len(manager.history(what="renew")) >= 2
     assert {change["by"] for change in manager.history(what="renew")} == {"airflow:test/d/t"}
 
