@@ -393,6 +393,48 @@ BENCHMARKS: dict[str, Benchmark] = {
             ),
         ),
     ),
+    "estimates": Benchmark(
+        "Estimated runtimes",
+        "Runs of the last half of each trace, each estimated when it begins from what ended before. Losses "
+        "and widths are parts of those of the plain quantiles of the last 20 runs of the same class, team "
+        "and shape, whose intervals are too narrow; the error of the median is a part of that of the median "
+        "of the last 20 runs. In the Pollux trace equal jobs run equally long: plain quantiles are exact, "
+        "and no part of their loss is told. See [estimates](estimates.md).",
+        f"python benchmarks/estimates.py --data {DATA} --json",
+        tuple(
+            row
+            for trace in ("openb", "pollux", "shockwave", "sample")
+            for row in (
+                Row(f"{trace}: estimates", f"{trace}/estimates", "{:,}"),
+                Row(f"{trace}: unknown", f"{trace}/unknown_percent", "{:.1f} %", "≤ 10 %"),
+                Row(f"{trace}: inside the interval", f"{trace}/coverage_percent", "{:.1f} %", "77 to 83 %"),
+                Row(f"{trace}: the same, plain quantiles", f"{trace}/plain_coverage_percent", "{:.1f} %"),
+                *(
+                    Row(
+                        f"{trace}: the same, {way} team or size",
+                        f"{trace}/group_{way}_percent",
+                        "{:.1f} %",
+                        "73 to 87 %",
+                    )
+                    for way in (("lowest", "highest") if trace == "openb" else ())
+                ),
+                Row(
+                    f"{trace}: pinball loss, part of the plain one",
+                    f"{trace}/of_plain_loss",
+                    "{:.2f}",
+                    "≤ 0.9",
+                ),
+                Row(f"{trace}: the same of logarithms", f"{trace}/of_plain_log_loss", "{:.2f}"),
+                Row(
+                    f"{trace}: median width, part of the plain one",
+                    f"{trace}/of_plain_width",
+                    "{:.2f}",
+                    "≤ 1",
+                ),
+                Row(f"{trace}: error of the median, part", f"{trace}/of_median_error", "{:.2f}"),
+            )
+        ),
+    ),
     "serverless": Benchmark(
         "Simulator: serverless workflows",
         "Functions, or steps of the environment, a second of processor time, best of ten runs.",

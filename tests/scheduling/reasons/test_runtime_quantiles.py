@@ -1,0 +1,112 @@
+"""Runtimes as quantiles: learnt from what is over, sure of what is known, and right as often as they say."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from resource_manager.core.models import Request
+from resource_manager.scheduling.reasons import runtime_quantiles
+from resource_manager.scheduling.reasons.runtime_quantiles import RuntimeModel, RuntimeQuantiles
+
+
+def task(number: int = 0, name: str = "train", **more: object) -> Request:
+    return Request(f"{name}_{number}", 1, **more)  # type: ignore[arg-type]
+
+
+def learnt(*runs: float, name: str = "train", model: RuntimeModel | None = None) -> RuntimeModel:
+    model = model or RuntimeModel()
+    for number, seconds in enumerate(runs):
+        model.learn(task(number, name), seconds)
+    return model
+
+
+def known(model: RuntimeModel, request: Request) -> RuntimeQuantiles:
+    found = model.estimate(request)
+    assert found is not None
+    return found
+
+
+def test_without_runs_nothing_is_known() -> None:
+    assert RuntimeModel().estimate(task()) is None
+    assert learnt(60, 60).estimate(task(name="other")) is None, "two runs of another task tell nothing"
+
+
+def test_few_runs_of_a_task_are_joined_by_those_of_others_and_many_stand_alone() -> None:
+    model = learnt(*[60.0, 600.0] * 10, name="other")
+    assert known(model, task()).runs == 0
+    learnt(3600, model=model)
+    few = known(model, task(9))
+    assert (few.runs, few.low_s < 600) == (1, True)
+    learnt(*[3600, 3700, 3800] * 7, model=model)
+    many = known(model, task(9))
+    assert 3500 < many.low_s < many.median_s == pytest.approx(3700, rel=0.01)
+
+
+def test_runs_that_never_differ_are_estimated_exactly_whatever_others_do() -> None:
+    model = learnt(*[60.0, 6000.0] * 10, name="other")
+    learnt(500, 500, 500, model=model)
+    found = known(model, task(9))
+    assert (found.low_s, found.median_s, found.high_s) == pytest.approx((500, 500, 500))
+
+
+def test_the_runs_that_the_state_keeps_are_a_begin() -> None:
+    assert known(
+        RuntimeModel({"i/dag/train": (60.0,)}),
+        task(labels={"instance": "i", "dag_id": "dag", "task_id": "train"}),
+    ).median_s == pytest.approx(60)
+
+
+def test_what_has_run_for_long_does_not_end_before() -> None:
+    found = known(learnt(*range(3600, 7200, 200)), task(99))
+    for elapsed_s in (1.0, 4000.0, 7000.0, 10_000.0):
+        quantiles = [found.at(level, elapsed_s) for level in (0.0, 0.1, 0.5, 0.9)]
+        assert quantiles == sorted(quantiles)
+        assert quantiles[0] >= elapsed_s
+    assert found.at(0.5, 10_000.0) == pytest.approx(11_000), "longer than all that is known"
+
+
+def test_of_stated_runtimes_it_is_learnt_how_wrong_they_are() -> None:
+    model = RuntimeModel()
+    assert known(model, task(expected_runtime_s=600)).median_s == pytest.approx(600)
+    for number in range(20):
+        model.learn(task(number, expected_runtime_s=1000.0 + number), 2 * (1000.0 + number))
+    assert known(model, task(99, expected_runtime_s=600)).median_s == pytest.approx(1200, rel=0.01)
+
+
+def test_a_runtime_that_changed_by_ten_is_found_and_the_interval_is_wide_meanwhile() -> None:
+    model = learnt(*[600.0] * 20)
+    learnt(*[6000.0] * 3, model=model)
+    assert known(model, task(99)).high_s == pytest.approx(6000, rel=0.1)
+    learnt(*[6000.0] * 17, model=model)
+    assert known(model, task(99)).median_s == pytest.approx(6000, rel=0.01)
+
+
+def test_a_clock_that_jumped_spoils_no_median() -> None:
+    model = learnt(*[600.0] * 18, -86_400.0, 86_400.0)
+    assert known(model, task(99)).median_s == pytest.approx(600, rel=0.01)
+
+
+def test_four_of_five_outcomes_are_inside_whatever_the_runtimes_are_like() -> None:
+    draw = random.Random(0)
+    inside = 0
+    model = RuntimeModel()
+    for number in range(2000):
+        request = task(number, draw.choice("abcdefgh"))
+        given = model.estimate(request)
+        seconds = draw.lognormvariate(ord(request.lease_id[0]) % 8, 1.5)
+        model.learn(request, seconds, given)
+        if number >= 1000:
+            assert given is not None
+            inside += given.low_s <= max(seconds, 1.0) <= given.high_s
+    assert inside / 1000 == pytest.approx(0.8, abs=0.03)
+
+
+def test_only_the_last_classes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_quantiles, "MAX_CLASSES", 7)
+    model = RuntimeModel()
+    for name in "abcde":
+        learnt(60, 60, name=name, model=model)
+    assert known(model, task(name="a")).runs == 0
+    assert known(model, task(name="e")).runs == 2
