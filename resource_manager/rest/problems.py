@@ -140,7 +140,8 @@ def from_validation(error: ValidationError) -> ProblemError:
     missing: list[str] = []
     for entry in error.errors(include_url=False)[:MAX_COMPLAINTS]:
         field = shortened(".".join(str(part) for part in entry["loc"]), 100)
-        message = shortened(MISMATCHES.get(entry.get("ctx", {}).get("pattern", ""), entry["msg"]), 200)
+        said = entry["msg"].removeprefix("Value error, ")
+        message = shortened(MISMATCHES.get(entry.get("ctx", {}).get("pattern", ""), said), 200)
         complaints.append({"field": field, "message": message})
         if entry["type"] == "missing" or (entry["input"] is None and field):
             missing.append(field)

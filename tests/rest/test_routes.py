@@ -103,6 +103,22 @@ def test_a_release_sent_twice_does_not_end_the_next_lease(open_client: FlaskClie
     assert len(open_client.get("/api/leases").json["items"]) == 1  # type: ignore[index]
 
 
+def test_a_wrong_section_of_the_cluster_is_one_line_that_says_what_is_right(
+    open_client: FlaskClient,
+) -> None:
+    for sections, said in (
+        ({"notices": [{"on": ["idle"], "to": "x"}]}, "sections.notices.0.to: must be an address such as"),
+        (
+            {"teams": {"a": {"max_runtime": 30}}},
+            "teams.a.max_runtime: 30 s must be above preempt_grace (60 s)",
+        ),
+        ({"servers": [{"name": "a", "cpus": 8, "mps": "x"}]}, "sections.servers.0.mps: must be true, or the"),
+    ):
+        answer = open_client.put("/api/cluster", json={"sections": sections})
+        assert answer.status_code == 400
+        assert answer.get_json()["detail"].startswith(said)
+
+
 def test_what_was_refused_is_tried_again_with_its_key(open_client: FlaskClient) -> None:
     """Nothing was changed, so nothing can be made twice."""
     headers = {"Idempotency-Key": "k"}
