@@ -14,6 +14,13 @@ from simulator.stats import mean, percentile
 THE_REST = "the rest"
 """Name of all teams without rules."""
 
+SIZES = (
+    (1, "jobs of up to 1 GPU"),
+    (4, "jobs of up to 4 GPUs"),
+    (8, "jobs of up to 8 GPUs"),
+    (math.inf, "jobs of over 8 GPUs"),
+)
+
 
 def summarise(record: Record) -> dict[str, Any]:
     """Return the figures of one replay: times in seconds, percentages of the cluster as means over time.
@@ -46,10 +53,24 @@ def summarise(record: Record) -> dict[str, Any]:
         **fairness_figures(record),
         **over_time(record),
         **_by_team(record),
+        "waits_of": waits_of(started),
         "stated_runtimes": sum(run.job.request.expected_runtime_s is not None for run in job_runs),
         "known_runtimes": sum(run.job.runtime_s < math.inf for run in job_runs),
         **({"recorded_mean_wait_s": _rounded(mean(recorded))} if recorded else {}),
     }
+
+
+def waits_of(started: Sequence[JobRun]) -> dict[str, list[float]]:
+    """Return the number of jobs and their mean wait, by size and, if there are several, by team."""
+    groups: dict[str, list[float]] = {}
+    teams = {job_run.job.request.team for job_run in started}
+    for job_run in started:
+        request = job_run.job.request
+        gpus = request.nodes * request.gpus * request.gpu_milli / MILLI_PER_GPU
+        size = next(name for most, name in SIZES if gpus <= most)
+        for group in [size, f"team {request.team or '(none)'}"][: 1 + (len(teams) > 1)]:
+            groups.setdefault(group, []).append(wait_s(job_run))
+    return {name: [len(waits), round(sum(waits) / len(waits), 3)] for name, waits in groups.items()}
 
 
 def lost_gpu_s(job_run: JobRun) -> float:

@@ -25,6 +25,9 @@ NO_WAIT_S = 1.0
 SAME_WAIT = 0.02
 """Mean waits within this relative distance count as equal in a verdict."""
 
+MAX_GROUPS = 4
+"""Groups of jobs that a verdict names on either side."""
+
 NOTICEABLE_POINTS = 2
 """Difference between two percentages that is worth a word."""
 
@@ -96,9 +99,41 @@ def _live_verdict(results: Sequence[dict[str, Any]]) -> list[str]:
         f"{instead_of(best['max_wait_s'], first['max_wait_s'])} at most."
     ]
     return [
+        *_winners_and_losers(results, best["name"], first["name"]),
         *lines,
         f"To do so, set {_in_words(_changes(results, best['name']))}.",
     ]
+
+
+def _winners_and_losers(results: Sequence[dict[str, Any]], name: str, first: str) -> list[str]:
+    """Return who would wait less and who longer under that run than under the first, by size and team."""
+    now, before = (_group_waits(results, each) for each in (name, first))
+    changes = {group: now[group] - before[group] for group in now if group in before}
+    found = []
+    for words, sign in (("less", -1), ("longer", 1)):
+        groups = [
+            group
+            for group, change in changes.items()
+            if sign * change >= max(NO_WAIT_S, SAME_WAIT * before[group])
+        ]
+        groups.sort(key=lambda group: -abs(changes[group]))
+        who = [f"{group} ({instead_of(now[group], before[group])})" for group in groups[:MAX_GROUPS]]
+        more = f" and {len(groups) - MAX_GROUPS} more" if len(groups) > MAX_GROUPS else ""
+        found.append(f"{words}: {', '.join(who)}{more}" if who else f"{words}: none")
+    return [f"Under {name} these wait {'; these wait '.join(found)}."] if changes else []
+
+
+def _group_waits(results: Sequence[dict[str, Any]], name: str) -> dict[str, float]:
+    """Return the mean wait of each group of jobs over the seeds of a run."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for result in results:
+        if result["case"]["name"] == name:
+            for group, (jobs, wait_s) in result["summary"].get("waits_of", {}).items():
+                found.setdefault(group, []).append((jobs, wait_s))
+    return {
+        group: sum(jobs * wait_s for jobs, wait_s in each) / sum(jobs for jobs, _ in each)
+        for group, each in found.items()
+    }
 
 
 def cautions(results: Sequence[dict[str, Any]]) -> list[str]:

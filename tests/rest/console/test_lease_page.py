@@ -181,7 +181,9 @@ def test_an_event_says_who_asked_for_it_and_none_where_time_did(
     assert "released: SUCCESS, by ursula" in text
     text = html.unescape(page(as_role(Role.READER), "late"))
     assert "queued, by olga" in text
-    assert "granted on gpu-server-0, GPUs 0, 1, 2, 3, 4, 5, 6, 7</li>" in text, "her place in the queue came"
+    assert "granted on gpu-server-0, GPUs 0, 1, 2, 3, 4, 5, 6, 7</span></li>" in text, (
+        "her place in the queue came"
+    )
 
 
 def test_jobs_on_slurm_stand_below_the_leases_and_are_searched(

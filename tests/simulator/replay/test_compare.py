@@ -234,6 +234,23 @@ def test_a_verdict_names_the_change_that_asks_for_the_fewest_settings() -> None:
     assert verdict.cautions(results) == []
 
 
+def test_winners_and_losers_stand_before_the_advice() -> None:
+    before = {"jobs of up to 1 GPU": [300, 7200.0], "team a": [200, 9000.0], "team b": [200, 5400.0]}
+    now = {"jobs of up to 1 GPU": [300, 600.0], "team a": [200, 0.0], "team b": [200, 5460.0]}
+    quick = timed("fgd, fifo", mean_wait_s=3600.0, waits_of=now)
+    who, advice, _ = verdict.verdict([timed("first_fit, fifo", waits_of=before), quick])
+    assert who == (
+        "Under fgd, fifo these wait less: team a (0 s instead of 2.5 hours), jobs of up to 1 GPU (10 minutes "
+        "instead of 2 hours); these wait longer: none."
+    )
+    assert advice.startswith("Change from first_fit, fifo to fgd, fifo")
+    now["team b"] = [200, 7200.0]
+    assert (
+        "these wait longer: team b (2 instead of 1.5 hours)."
+        in verdict.verdict([timed("first_fit, fifo", waits_of=before), quick])[0]
+    )
+
+
 @pytest.mark.parametrize(
     ("figures", "reason", "caution"),
     [

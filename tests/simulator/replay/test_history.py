@@ -415,9 +415,9 @@ def test_the_sample_history_of_the_docs_is_what_the_command_writes(tmp_path: Pat
     assert json.loads(result.stdout)["recorded"]["same"] == 400
     orders = ["--orders", "priority,priority+backfill", "--policies", "first_fit", "--workers", "1"]
     result = CliRunner().invoke(main, ["compare", "--history", str(path), *orders])
-    assert result.stdout.startswith(
-        "Change from first_fit, priority to first_fit, priority+backfill: on this"
-    )
+    who, advice = result.stdout.splitlines()[:2]
+    assert who.startswith("Under first_fit, priority+backfill these wait less: jobs of ")
+    assert advice.startswith("Change from first_fit, priority to first_fit, priority+backfill: on this")
 
 
 def test_an_end_without_a_grant_is_left_out(tmp_path: Path) -> None:
