@@ -88,18 +88,27 @@ def install_agents(
     def install(place: tuple[str, str]) -> str:
         return _install(target.on_store(), store, *place, services, (user, key))
 
-    def install_all() -> list[str]:
+    def install_all() -> dict[str, str]:
+        found = {}
         with ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
-            return list(threads.map(install, places.items()))
+            for name, why in zip(places, threads.map(install, places.items()), strict=True):
+                found[name] = why
+                line = f"Error: {name}: {one_line(why)}" if why else f"{name}: agent {__version__} reports"
+                if not as_json:  # as they come: fifty servers take half a minute
+                    click.echo(line, err=bool(why))
+        return found
 
-    problems = dict(zip(places, interruptible(install_all), strict=True))
+    problems = interruptible(install_all)
+    failed = [name for name, why in problems.items() if why]
     if as_json:
         print_json([{"server_name": name, "error": why or None} for name, why in problems.items()])
-    else:
-        for name, why in problems.items():
-            line = f"{name}: agent {__version__} reports" if not why else f"Error: {name}: {one_line(why)}"
-            click.echo(line, err=bool(why))
-    if any(problems.values()):
+    elif failed and len(problems) > 1:
+        again = " ".join(failed)
+        click.echo(
+            f"{len(failed)} of {counted(len(problems), 'server')} without a report; once mended, agent install {again}",
+            err=True,
+        )
+    if failed:
         context.exit(UNREACHABLE)
 
 

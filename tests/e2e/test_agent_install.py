@@ -134,6 +134,15 @@ def test_one_command_installs_the_agents_of_all_servers_and_sees_their_reports(
         (servers[1].home / "programs" / "systemctl").write_text("#!/bin/sh\necho no bus >&2; exit 1\n")
         code, said = call("agent", "install", "b", *where, str(servers[0].key))
         assert (code, said) == (3, "Error: b: systemctl daemon-reload: no bus\n")
+        code, said = call("agent", "install", "--all", *where, str(servers[0].key))
+        assert (code, said.splitlines()) == (
+            3,
+            [
+                f"a: agent {__version__} reports",
+                "Error: b: systemctl daemon-reload: no bus",
+                "1 of 2 servers without a report; once mended, agent install b",
+            ],
+        )
         assert len(json.loads(call("token", "list", "--json")[1])) == 3, "the old token goes on"
         code, said = call("agent", "install", "c", *where, str(servers[0].key))
         assert (code, "server 'c' is not in the inventory" in said) == (2, True), said
