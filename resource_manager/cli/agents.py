@@ -103,11 +103,8 @@ def install_agents(
     if as_json:
         print_json([{"server_name": name, "error": why or None} for name, why in problems.items()])
     elif failed and len(problems) > 1:
-        again = " ".join(failed)
-        click.echo(
-            f"{len(failed)} of {counted(len(problems), 'server')} without a report; once mended, agent install {again}",
-            err=True,
-        )
+        count, again = f"{len(failed)} of {counted(len(problems), 'server')}", " ".join(failed)
+        click.echo(f"{count} without a report; once mended, agent install {again}", err=True)
     if failed:
         context.exit(UNREACHABLE)
 
