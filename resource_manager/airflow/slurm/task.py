@@ -31,7 +31,7 @@ TIME_FACTOR = 2.0
 
 UNUSED = (
     *("gpu_milli", "vendor", "labels_required", "prefer_server", "server", "spread", "same", "prefer_same"),
-    *("utility", "target", "idle_below", "idle_action", "on_idle", "requeue_after"),
+    *("link", "utility", "target", "idle_below", "idle_action", "on_idle", "requeue_after"),
 )
 """Fields of a demand that only our own allocator reads; Slurm has options of its own for some."""
 
