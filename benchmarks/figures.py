@@ -323,9 +323,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "airflow": Benchmark(
         "Waiting in Airflow",
         "A standalone Airflow on SQLite with four worker slots; times are those of the jobs' own clocks and "
-        "the store's. The load is of the triggers of 500 tasks whose jobs run here, with a line of output "
-        "each 10 s, and of 500 that wait, in one process, against a service on Redis; without what Airflow "
-        "itself does for them.",
+        "the store's. The server of ssh and the engine of Docker are on the same machine.",
         "python benchmarks/waiting.py",
         (
             *(
@@ -338,19 +336,22 @@ BENCHMARKS: dict[str, Benchmark] = {
                 )
             ),
             Row(
-                "500 tasks run, 500 wait: the triggerer's part of a core",
-                "load/triggerer_core_percent",
-                "{:.0f} %",
-                "≤ 25 %",
-            ),
-            Row("the same: its requests to the service", "load/requests_per_s", "{:.1f} a second", "≤ 5"),
-            Row("the same: the service's part of a core", "load/service_core_percent", "{:.0f} %"),
-            Row(
                 "200 pending tasks: connections of the triggerer to Redis",
                 "redis_connections_of_the_triggerer",
                 "{}",
                 "≤ 2",
             ),
+        ),
+    ),
+    "triggerer": Benchmark(
+        "A triggerer full of tasks",
+        "The triggers of 500 tasks whose jobs run here, with a line of output each 10 s, and of 500 that "
+        "wait, in one process, against a service on Redis; without what Airflow itself does for them.",
+        "python benchmarks/waiting.py --load",
+        (
+            Row("the triggerer's part of a core", "triggerer_core_percent", "{:.0f} %", "≤ 25 %"),
+            Row("its requests to the service", "requests_per_s", "{:.1f} a second", "≤ 5"),
+            Row("the service's part of a core", "service_core_percent", "{:.0f} %"),
         ),
     ),
     "variable": Benchmark(

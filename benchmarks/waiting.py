@@ -1,9 +1,9 @@
 """How soon freed GPUs run the next job in a real Airflow, and what a triggerer full of tasks costs.
 
-The first part runs the tests of tests/e2e/test_waiting.py that measure this, with `--launcher` one alone. The
-second, which `--load` runs alone, is a process like a triggerer: it runs the triggers of 500 tasks whose jobs
-run here and of 500 that wait, against a service of its own; what the triggers store in Airflow is kept in
-memory instead.
+Without an option it runs the tests of tests/e2e/test_waiting.py that measure this, with `--launcher` one of
+them. With `--load` it is a process like a triggerer: it runs the triggers of 500 tasks whose jobs run here
+and of 500 that wait, against a service of its own; what the triggers store in Airflow is kept in memory
+instead.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ PRINTS_EVERY_S = 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--load", action="store_true", help="run the second part only")
+    parser.add_argument("--load", action="store_true", help="measure a triggerer full of tasks")
     parser.add_argument("--launcher", choices=["local", "ssh", "docker"], help="measure its hand-over only")
     options = parser.parse_args()
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Airflow and the tasks log
-    if options.launcher:
-        figures = delays(f"{HAND_OVER} and {options.launcher}")
+    if options.load:
+        figures = load()
     else:
-        figures = {**({} if options.load else delays(TESTS)), "load": load()}
+        figures = delays(f"{HAND_OVER} and {options.launcher}" if options.launcher else TESTS)
     json.dump(figures, results)
     print(file=results)
     results.close()
