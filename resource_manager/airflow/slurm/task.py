@@ -31,7 +31,9 @@ TIME_FACTOR = 2.0
 
 UNUSED = (
     *("gpu_milli", "vendor", "labels_required", "prefer_server", "server", "spread", "same", "prefer_same"),
-    *("link", "utility", "target", "idle_below", "idle_action", "on_idle", "requeue_after"),
+    *("link", "types", "gpu_memory", "priority", "preemptible", "preempt_signal", "preemption_delay"),
+    *("utility", "target", "sensitivity", "idle_below", "idle_after", "idle_action", "on_idle"),
+    *("max_runtime", "requeue_after"),
 )
 """Fields of a demand that only our own allocator reads; Slurm has options of its own for some."""
 
