@@ -22,6 +22,7 @@ from resource_manager.errors import ClusterFileError, InvalidRequestError
 from resource_manager.manager.cluster_file.reading import ClusterFiles
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.rest.console.cluster_page import NoticeCache
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.rest.webhooks import (
     CLAIM_S,
@@ -147,6 +148,22 @@ def test_an_address_that_fails_is_tried_again_later_and_keeps_nothing_from_other
     one.send()
     assert len(hook.got) == 2
     assert failed_attempts(manager.store, notices) == {("127.0.0.1", ""): 0}
+
+
+def test_pages_say_that_an_address_takes_no_notices(hook: Hook) -> None:
+    clock = Clock()
+    manager = manager_of(clock, {"on": ["quarantined"], "to": hook.url})
+    hook.answers = lambda path: (500, {})
+    quarantine(manager, clock, "t")
+    one = sender(manager)
+    for attempt in range(4):
+        assert not any("127.0.0.1" in line for line in NoticeCache().of(manager)), attempt
+        one.send()
+        clock.now += 600
+    lines = [line for line in NoticeCache().of(manager) if "127.0.0.1" in line]
+    assert lines == [
+        "127.0.0.1 has not taken 4 attempts to send it a notice: the service's log says what it answered"
+    ]
 
 
 def test_an_address_that_hangs_delays_neither_others_nor_a_commit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -11,6 +12,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.notices import notices_of
 from resource_manager.manager.results import Recorded
 from resource_manager.rest.console.history_pages import newest
+from resource_manager.rest.webhooks import failed_attempts
 
 KINDS = {
     "clustersettingschanged": "settings",
@@ -22,6 +24,8 @@ KINDS = {
 
 MAX_SHOWN = 20
 NOTICES_FOR_S = 10.0
+FAILED_ATTEMPTS = 4
+"""Attempts in a row to send a notice, as of the alert, from which on pages say so."""
 
 
 class NoticeCache:
@@ -37,10 +41,25 @@ class NoticeCache:
             self._looked_at = time.monotonic()
             try:
                 summary = manager.summary()
-                self._found = notices_of(summary, manager.settings.inventory, manager.diff)
+                self._found = [
+                    *notices_of(summary, manager.settings.inventory, manager.diff),
+                    *_not_taken(manager),
+                ]
             except ResourceManagerError:
                 self._found = []
         return self._found
+
+
+def _not_taken(manager: GPUResourceManager) -> Iterator[str]:
+    """Yield a line for each address that has refused notices for a while."""
+    notices = manager.look(lambda cluster, now: cluster.settings.notices)
+    for (host, team), attempts in failed_attempts(manager.store, notices).items():
+        if attempts >= FAILED_ATTEMPTS:
+            of_team = f" of team {team}" if team else ""
+            yield (
+                f"{host} has not taken {attempts} attempts to send it a notice{of_team}: the service's log "
+                "says what it answered"
+            )
 
 
 def look_at(manager: GPUResourceManager) -> dict[str, Any]:
