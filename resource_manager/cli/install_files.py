@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from resource_manager.cli.base import BAD_INPUT, Failure
-from resource_manager.cli.commands import main
+from resource_manager.cli.base import BAD_INPUT, Failure, print_json
+from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.target import exit_codes
 
 PACKAGE = Path(__file__).parents[1]
 SERVERS = "deploy/servers.toml"
-DAG = "airflow/example_dags/train_on_a_gpu.py"
+DAG = "deploy/train_on_a_gpu.py"
 KINDS = {
     "servers": {"servers.toml": SERVERS},
     "dag": {"train_on_a_gpu.py": DAG},
@@ -35,8 +35,9 @@ KINDS = {
 @click.option(
     "--output", "folder", type=click.Path(file_okay=False, path_type=Path), default=".", help="Folder."
 )
+@json_option
 @exit_codes
-def files(kind: str, folder: Path) -> None:
+def files(kind: str, folder: Path, as_json: bool) -> None:
     """Write the files of an installation page here, or into a folder: units, compose file, DAG.
 
     \b
@@ -48,8 +49,11 @@ def files(kind: str, folder: Path) -> None:
     compose     the whole stack with Airflow, for Docker Compose
     monitoring  scrape configuration, alerts and dashboard
     """
-    for path in write_files(kind, folder):
-        click.echo(path)
+    written = [str(path) for path in write_files(kind, folder)]
+    if as_json:
+        print_json(written)
+    else:
+        click.echo("\n".join(written))
 
 
 def write_files(kind: str, folder: Path) -> list[Path]:

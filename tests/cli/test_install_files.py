@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ def test_the_files_of_each_kind_are_written_and_named(kind: str, tmp_path: Path)
     named = {Path(line) for line in done.stdout.splitlines()}
     assert named == {path for path in (tmp_path / "new").rglob("*") if path.is_file()}
     assert kind in CliRunner().invoke(main, ["files", "--help"]).stdout
+    again = CliRunner().invoke(main, ["files", kind, "--output", str(tmp_path / "new"), "--json"])
+    assert json.loads(again.stdout) == done.stdout.splitlines()
 
 
 def test_the_example_is_a_cluster(tmp_path: Path) -> None:

@@ -42,3 +42,10 @@ def test_every_example_of_the_provider_is_a_dag():
         "example_gpu_training",
     }
     assert all(dag.description for dag in bag.dags.values())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_dag_that_gpu_manager_files_writes_is_one():
+    bag = DagBag(str(REPOSITORY / "resource_manager" / "deploy" / "train_on_a_gpu.py"))
+    assert bag.import_errors == {}
+    assert set(bag.dags) == {"train_on_a_gpu", "gpu_reconcile"}

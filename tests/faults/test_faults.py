@@ -107,9 +107,11 @@ def test_awaited_requests_cancelled_on_their_way_break_no_promise() -> None:
 @pytest.mark.parametrize("access_path", _most_at_the_end(["threads"], sorted({*ACCESS_PATHS} - {"threads"})))
 @pytest.mark.parametrize("bug", sorted(BUGS.keys() - {"no lock", *OF_TERMINALS}))
 def test_a_planted_bug_is_found(bug: str, access_path: str) -> None:
+    preemption = bug in OF_PREEMPTION
+    seconds = 6.0 if preemption else 3.0  # a victim must end, wait and be granted again
     assert any(
         run_seed(
-            seed, bug=bug, access_paths=(access_path,), seconds=3.0, preemption=bug in OF_PREEMPTION
+            seed, bug=bug, access_paths=(access_path,), seconds=seconds, preemption=preemption
         ).complaints
         for seed in range(8)
     )

@@ -157,7 +157,7 @@ def test_ssh_sends_all_arguments_as_data(monkeypatch: pytest.MonkeyPatch, tmp_pa
         channel.send_exit_status(done.returncode)
         channel.close()
 
-    launcher._server._connect = lambda: logged_in(act)  # type: ignore[attr-defined]
+    launcher._server._connections._connect = lambda: logged_in(act)  # type: ignore[attr-defined]
     launcher.root = str(tmp_path / "jobs")  # type: ignore[attr-defined]
     texts = [text for text in ALL if "\0" not in text] + ["'''", '"""', "\\", "\\'", "é\U0001f600"]
     show = "import sys; print(sys.argv[1:])"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from resource_manager.errors import how_to_install
 from resource_manager.scheduling import allocator
 from simulator.cli import main
 from simulator.rounds.gavel_rounds import MAX_FAILURES, RESTART_S, ROUND_S, GavelRounds
@@ -221,5 +222,5 @@ def test_a_missing_ecos_says_how_to_install_it(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(__import__("sys").modules, "ecos", None)
     folder = write_shockwave(tmp_path, shockwave_job(0))
     result = replay(folder, "--policy", "max_min_fairness", "--solver", "ecos")
-    assert_refused(result, "--solver ecos needs ecos (GPL-3): pip install '.[ecos]'")
+    assert_refused(result, f"--solver ecos needs ecos (GPL-3): {how_to_install('ecos')}")
     assert replay(folder, "--policy", "max_min_fairness").exit_code == 0
