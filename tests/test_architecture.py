@@ -97,7 +97,14 @@ def rung_of(name: str) -> int:
     return next(i for i, parts in enumerate(LADDER) if part in parts)
 
 
-PRODUCT = [path for path in modules("resource_manager") if name_of(path) != "resource_manager"]
+DEPLOYED = ROOT / "resource_manager" / "deploy"
+"""What users get as files of theirs; nothing of it is imported."""
+
+PRODUCT = [
+    path
+    for path in modules("resource_manager")
+    if name_of(path) != "resource_manager" and DEPLOYED not in path.parents
+]
 
 
 def test_the_root_holds_no_part() -> None:
