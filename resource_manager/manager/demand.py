@@ -382,7 +382,7 @@ def in_words(entry: ErrorDetails) -> str:
         return "has a control or an invisible character"
     if _SHOULD.match(entry["msg"]):
         return f"{_SHOULD.sub('must ', entry['msg'])}, got {entry['input']!a:.100}"
-    return entry["msg"]
+    return entry["msg"].removeprefix("Value error, ")
 
 
 def _printable(key: object) -> str:

@@ -277,11 +277,13 @@ def _is_public(url: httpx.URL) -> bool:
 
 def failed_attempts(store: Store, notices: Iterable[Notice]) -> dict[tuple[str, str], int]:
     """Return how often in a row each address did not take an event, by host and team; 0 if it did."""
+    named = {_name(notice): notice for notice in notices}
+    cursors = _cursors(store, named)
     found: dict[tuple[str, str], int] = {}
-    for notice in notices:
-        cursor = _cursor(store, _name(notice))
+    for name, notice in named.items():
         key = urlsplit(notice.to).hostname or "", notice.team
-        found[key] = max(found.get(key, 0), 0 if cursor is None else cursor.failed)
+        failed = cursors[name].failed if name in cursors else 0
+        found[key] = max(found.get(key, 0), failed)
     return found
 
 
@@ -292,8 +294,12 @@ def _name(notice: Notice) -> str:
 
 
 def _cursor(store: Store, name: str) -> Cursor | None:
-    found = store.reports.records([name])
-    return Cursor(**json.loads(found[name])) if name in found else None
+    return _cursors(store, [name]).get(name)
+
+
+def _cursors(store: Store, names: Iterable[str]) -> dict[str, Cursor]:
+    found = store.reports.records(list(names))
+    return {name: Cursor(**json.loads(text)) for name, text in found.items()}
 
 
 def _keep(store: Store, name: str, cursor: Cursor) -> None:

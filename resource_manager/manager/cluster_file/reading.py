@@ -109,7 +109,7 @@ def _intended(errors: list[ErrorDetails]) -> ErrorDetails:
 def _in_words(error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
         return "is not a key of this file"
-    return in_words(error).removeprefix("Value error, ")
+    return in_words(error)
 
 
 def _text_of(path: Path) -> str:

@@ -240,6 +240,6 @@ def settings_of(stated: Mapping[str, Any]) -> ClusterSettings:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(KEYS.get(str(part), part)) for part in first["loc"])
-        reason = in_words(first).removeprefix("Value error, ")
+        reason = in_words(first)
         raise SettingsError(f"{name}: {reason}" if name else reason) from error
     return section.settings()
