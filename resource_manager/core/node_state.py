@@ -169,10 +169,11 @@ class NodeState:
         for name, amount in request.resources.items():
             if free.amounts.get(name, 0) < amount:
                 return None
-        milli = request.gpu_milli
-        ids = [gpu_id for gpu_id, left in free.gpus.items() if left >= milli]
         if request.is_linked:
             ids = usable_gpus(self.node, request, free.gpus)
+            return ids if len(ids) >= request.gpus else None
+        milli = request.gpu_milli
+        ids = [gpu_id for gpu_id, left in free.gpus.items() if left >= milli]
         if len(ids) < request.gpus:
             return None
         if not self.uniform and (request.is_particular or self.has_mig):
