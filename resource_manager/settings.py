@@ -69,6 +69,13 @@ class Settings(BaseModel):
         "the API server creates a random id.",
     )
 
+    job_keys: str = Field(
+        default="",
+        repr=False,
+        description="Fernet keys that encrypt stored jobs, with spaces between: the first encrypts, all "
+        "decrypt; the same in workers, triggerer and service.",
+    )
+
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Yield the settings without the passwords of the URLs."""
         for name, value in super().__repr_args__():

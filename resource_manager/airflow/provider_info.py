@@ -48,7 +48,7 @@ def get_provider_info() -> dict[str, Any]:
                         "type": "string",
                         "example": None,
                         "default": None,
-                        "sensitive": name in ("store", "redis_url"),
+                        "sensitive": name in ("store", "redis_url", "job_keys"),
                     }
                     for name, field in Settings.model_fields.items()
                 },

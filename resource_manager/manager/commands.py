@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from resource_manager.core.changes import Change, JobEnd, MembersReleased, Released, ReleaseResult
@@ -32,9 +33,11 @@ from resource_manager.manager.queries import status_in
 from resource_manager.manager.refusal_wording import Refusal, lock_busy, never_words, no_servers, refusal_of
 from resource_manager.manager.requests import checked, is_repeat, request_of
 from resource_manager.manager.results import Allocation, Recorded, Renewal, SlurmJob, Submission
+from resource_manager.manager.stored_jobs import STORED, JobEnded, JobResult, StoredJobs
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.reasons.feasibility import refusals_of
 from resource_manager.storage import Store, codec
+from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.once import Once
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ class Commands:
 
     _commits: Transactions
     store: Store
+    stored_jobs: StoredJobs
 
     def keep_slurm_jobs(self, cluster: str, jobs: Sequence[SlurmJob]) -> None:
         """Replace what is known of the jobs of a cluster of Slurm, which `slurm_jobs` returns."""
@@ -148,15 +152,22 @@ class Commands:
         cpus: int | None = None,
         prefer_server: int | str | None = None,
         *,
+        job: Mapping[str, Any] | None = None,
         once: Once | None = None,
         **options: Unpack[DemandArguments],
     ) -> Submission:
         """Queue the request; return an allocation (`state` RUNNING) or a queue entry (WAITING).
 
+        `job` (a `JobTemplate` as plain values) is stored in the same commit, until a day after its lease.
+
         `cpus` defaults to 1. Submitting the same request again returns the task's allocation or queue entry.
         Raises as `allocate_resources` does, and `LockTimeoutError`.
         """
         request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, **options)
+        rows = []
+        if job is not None:
+            request = replace(request, labels={**request.labels, **STORED})
+            rows = [self.stored_jobs.row_of_job(request.lease_id, request.owner, job)]
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
             if is_repeat(cluster, request):
@@ -170,7 +181,8 @@ class Commands:
             lease = cluster.leases.get(request.lease_id)
             return None if lease is None else serializers.allocation(cluster, lease)
 
-        lease = self._commits.run(step, granted, once=repeats.of_submission(once, request.lease_id, granted))
+        repeat = repeats.of_submission(once, request.lease_id, granted)
+        lease = self._commits.run(step, granted, once=repeat, jobs=rows)
         found = lease or self._commits.explain(
             lambda cluster, now: status_in(self._commits, cluster, request.lease_id, now)
         )
@@ -190,6 +202,7 @@ class Commands:
         job_end: JobEnd | str = JobEnd.UNKNOWN,
         reason: str = "",
         failed_nodes: Collection[str] = (),
+        result: JobEnded | None = None,
         once: Once | None = None,
     ) -> ReleaseResult:
         """End the lease if it has that fencing token and owner, as far as they are given.
@@ -197,10 +210,18 @@ class Commands:
         `outcome` (SUCCESS, FAILED, …) and `reason` are written to the history. The remainder of a gang needs
         its token. `job_end` is what the caller knows of a job that was placed: without it, its release is a
         `JobPlacedError`; `forced` quarantines the lease. The task's next request avoids `failed_nodes`, on
-        which its job could not be started, for a while.
+        which its job could not be started, for a while. `result` is stored in the same commit, for
+        `result_of`; it needs the fencing token.
         """
         end = _job_end(job_end, reason)
         check_text(reason=reason)
+        rows = []
+        if result is not None:
+            if fencing_token is None:
+                raise InvalidRequestError("{result} needs {fencing_token} beside it", field="result")
+            lease = self._commits.read(lambda cluster, now: cluster.leases.get(lease_id))
+            if lease is not None:
+                rows = [self.stored_jobs.row_of_result(lease_id, fencing_token, result, lease.request)]
         return self._release(
             lease_id,
             lambda cluster, now: allocator.release(
@@ -217,10 +238,18 @@ class Commands:
             outcome,
             once,
             has_token=fencing_token is not None,
+            jobs=rows,
         )
 
     def _release(
-        self, lease_id: str, decide: Step, outcome: str, once: Once | None, *, has_token: bool
+        self,
+        lease_id: str,
+        decide: Step,
+        outcome: str,
+        once: Once | None,
+        *,
+        has_token: bool,
+        jobs: Sequence[JobRow] = (),
     ) -> ReleaseResult:
         check_text(outcome=outcome)
         is_over = True
@@ -239,6 +268,7 @@ class Commands:
                 lambda cluster, now: is_over,
                 once=repeats.of_release(once),
                 held=lease_id if has_token else None,
+                jobs=jobs,
             )
         except (LeaseNotFoundError, OtherOwnerError) as error:
             logger.warning("not released: %s", error)
@@ -249,6 +279,10 @@ class Commands:
         if logger.isEnabledFor(logging.INFO):
             logger.info("released %s", _called(lease, lease_id))
         return ReleaseResult.RELEASED
+
+    def result_of(self, lease_id: str, fencing_token: int) -> JobResult | None:
+        """Return the result that was stored as the lease was released, for 7 days."""
+        return self.stored_jobs.result(lease_id, fencing_token)
 
     def release_members(
         self,

@@ -20,6 +20,7 @@ from resource_manager.manager.opening import StatedCluster, open_cluster
 from resource_manager.manager.original import OriginalNames
 from resource_manager.manager.queries import Queries, ServerReports
 from resource_manager.manager.queue_view import QueueView
+from resource_manager.manager.stored_jobs import StoredJobs
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
 
@@ -61,6 +62,7 @@ class GPUResourceManager(Commands, Queries, Administration, OriginalNames):
         )
         who = this_user() if by is None else checked_by(by)
         self._commits = Transactions(self.store, self.settings.lock_timeout_s, who, observer)
+        self.stored_jobs = StoredJobs(self.store.jobs, self.settings.job_keys)
         self._queue = QueueView(self.store, self._queue_in)
         self._reads: ServerReports | None = None
         scheme = self.settings.store.partition("://")[0]

@@ -13,6 +13,7 @@ from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Lease
 from resource_manager.core.team_ledger import NO_USES, Use
 from resource_manager.storage.clock import ClockJump
+from resource_manager.storage.jobs import JobRow, JobStore
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
 from resource_manager.storage.reports import ReportStore
@@ -65,12 +66,14 @@ class Store(Protocol):
         lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
         uses: Mapping[str, Use] = NO_USES,
+        jobs: Sequence[JobRow] = (),
     ) -> None:
         """Write all changes or none; the new version is `version + len(changes)`.
 
         `uses` is the decayed use of teams after the changes, where these change it: for a store that cannot
         fold it from them. `once` are idempotency keys that are kept with the changes, each with a reference
-        to what they did; `RepeatedError` if one is known already.
+        to what they did; `RepeatedError` if one is known already. `jobs` are stored beside the state, at most
+        one row a name.
 
         Raises `StaleStateError` unless the stored version is `version`, the lock is free or held by
         `lock`, and `now`, the time of the decision, is close to the store's clock. After that error,
@@ -139,6 +142,10 @@ class Store(Protocol):
     @property
     def reports(self) -> ReportStore:
         """The last reports of servers, kept beside the state."""
+
+    @property
+    def jobs(self) -> JobStore:
+        """The jobs of requests and their results, kept beside the state."""
 
     @property
     def witnesses(self) -> Witnesses:

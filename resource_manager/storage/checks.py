@@ -34,9 +34,22 @@ def warn(settings: Settings) -> None:
         found = check(settings)
     except StoreError:
         return
-    for finding in found:
+    for finding in (*found, *of_job_keys(settings)):
         if not finding.ok:
             logger.warning("%s: %s", redact(settings.store), finding.text)
+
+
+def of_job_keys(settings: Settings) -> list[Finding]:
+    """Return whether stored jobs are encrypted; Airflow encrypts its Variables itself."""
+    if settings.store.startswith(("airflow://", "memory://")):
+        return []
+    if settings.job_keys:
+        return [Finding(True, "stored jobs are encrypted")]
+    text = (
+        "jobs that are stored with a request are not encrypted: who may read the store reads their "
+        "environment; set GPU_MANAGER_JOB_KEYS in all processes"
+    )
+    return [Finding(False, text, is_caution=True)]
 
 
 def _all(checks: Iterable[Check]) -> list[Finding]:

@@ -23,6 +23,7 @@ from resource_manager.storage import refusals
 from resource_manager.storage.base import NO_SUSPENSION, Suspension, waits_for_owners
 from resource_manager.storage.clock import ClockJump
 from resource_manager.storage.incarnation import new_incarnation
+from resource_manager.storage.jobs import JobRow, MemoryJobs
 from resource_manager.storage.locks import Lock, ThreadLock, ThreadMutex
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.reports import MemoryReports
@@ -50,6 +51,7 @@ class MemoryStore:
         self._base: ClusterState | None = None
         self._changes: list[Change] = []
         self._reports = MemoryReports(self._clock)
+        self.jobs = MemoryJobs(self._clock)
         self._closed = ""
         self._incarnation = ""
         self._witnesses = MemoryWitnesses()
@@ -89,6 +91,7 @@ class MemoryStore:
         lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
         uses: Mapping[str, Use] = NO_USES,
+        jobs: Sequence[JobRow] = (),
     ) -> None:
         with self._mutex:
             stored = self._version()
@@ -105,6 +108,7 @@ class MemoryStore:
             if left_s > 0 and waits_for_owners(changes):
                 raise refusals.unconfirmed(self._window_s, left_s, self._suspension.clock_jump_s)
             self._keep(once)
+            self.jobs.write(jobs)
             self._changes += changes
             self._changed.notify_all()
             if len(self._changes) > 2 * self._history_limit:

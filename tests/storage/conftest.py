@@ -42,6 +42,9 @@ class Variables:
         self.texts[key] = text
         return True
 
+    def delete(self, key: str) -> None:
+        self.texts.pop(key, None)
+
 
 @pytest.fixture(params=STORES)
 def open_client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenStore]:

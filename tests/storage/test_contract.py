@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -51,10 +52,11 @@ from resource_manager.scheduling.accounting.decayed_use import uses_after
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import fifo, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
-from resource_manager.storage import Store
+from resource_manager.storage import Store, VariableStore
 from resource_manager.storage.base import NO_SUSPENSION
 from resource_manager.storage.clock import ClockJump
 from resource_manager.storage.incarnation import new_incarnation
+from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import Once
 from resource_manager.storage.redis import layout as redis_layout
@@ -1022,3 +1024,59 @@ def test_the_preemption_of_a_lease_ends_with_its_members_and_is_not_its_successo
         assert fresh(open_client()) == normal(mine.snapshot())
     assert mine.leases["gang"].preempted_by == ""
     assert mine.preempting == set()
+
+
+def texts(store: Store, *names: str) -> dict[str, str]:
+    return store.jobs.texts(names)
+
+
+def store_jobs(store: Store, cluster: ClusterState, lease_id: str, *rows: JobRow) -> None:
+    """Commit a grant with these rows."""
+    now = store.now()
+    change = granted(cluster, lease_id, now)
+    store.commit(cluster.version, [change], now=now, jobs=rows)
+    cluster.apply(change)
+
+
+def test_jobs_are_stored_with_a_commit_and_in_no_change(open_client: OpenStore) -> None:
+    writer, reader = open_client(), open_client()
+    cluster = started(writer)
+    text = json.dumps({"command": ["echo", "é '%s' :x \\ \n"]}) + "x" * 60_000
+    store_jobs(writer, cluster, "a", JobRow("a" * 32, "me", text, 60), JobRow("b" * 32, "you", "second", 60))
+    assert texts(reader, "a" * 32, "b" * 32, "c" * 32) == {"a" * 32: text, "b" * 32: "second"}
+    assert "second" not in str(reader.history()) + str(fresh(reader))
+    store_jobs(writer, cluster, "b", JobRow("a" * 32, "me", "replaced", 60))
+    assert texts(reader, "a" * 32) == {"a" * 32: "replaced"}
+
+
+def test_jobs_of_a_refused_commit_are_not_stored(open_client: OpenStore) -> None:
+    writer, other = open_client(), open_client()
+    cluster, theirs = started(writer), other.refresh(None)
+    assert theirs is not None
+    store_jobs(writer, cluster, "a")
+    with pytest.raises(StaleStateError):
+        store_jobs(other, theirs, "b", JobRow("b" * 32, "me", "lost", 60))
+    assert texts(writer, "b" * 32) == {}
+
+
+def test_jobs_end_by_time_which_an_empty_text_changes(open_client: OpenStore) -> None:
+    store = open_client()
+    cluster = started(store)
+    name, other = "a" * 32, "b" * 32
+    store_jobs(store, cluster, "a", JobRow(name, "me", "job", 3600), JobRow(other, "me", "job", 3600))
+    store_jobs(store, cluster, "b", JobRow(name, "", "", 0.05), JobRow("c" * 32, "", "", 0.05))
+    wait_for(lambda: texts(store, name) == {})
+    assert texts(store, other) == {other: "job"}
+
+
+def test_jobs_are_counted_for_their_caller_and_dropped(open_client: OpenStore) -> None:
+    store, reader = open_client(), open_client()
+    cluster = started(store)
+    assert store.jobs.bytes_of("me") == 0
+    store_jobs(store, cluster, "a", JobRow("a" * 32, "me", "12345", 60), JobRow("b" * 32, "you", "1", 60))
+    store_jobs(store, cluster, "b", JobRow("c" * 32, "me", "123", 60), JobRow("d" * 32, "me", "12", 0.05))
+    wait_for(lambda: reader.jobs.bytes_of("me") == 8)
+    store.jobs.drop(["a" * 32])
+    assert texts(reader, "a" * 32, "c" * 32) == {"c" * 32: "123"}
+    if not isinstance(store, VariableStore):  # which counts a dropped one until the next is stored
+        assert reader.jobs.bytes_of("me") == 3

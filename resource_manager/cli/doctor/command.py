@@ -94,9 +94,10 @@ def _findings(
 
 
 def _of_store(target: Target) -> list[Finding]:
-    from resource_manager.storage.checks import check
+    from resource_manager.storage.checks import check, of_job_keys
 
-    return check(target.settings())
+    settings = target.settings()
+    return [*check(settings), *of_job_keys(settings)]
 
 
 def _of_cluster(target: Target, manager: LeaseService) -> list[Finding]:

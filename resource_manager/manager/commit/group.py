@@ -13,6 +13,7 @@ from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState
 from resource_manager.errors import LockTimeoutError
 from resource_manager.manager.commit.asking import Step, with_by
+from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.once import Once
 
 T = TypeVar("T")
@@ -40,7 +41,8 @@ class Operation(Generic[T]):
 
     `by` names who asked for it, nobody if empty. `stored` is what the store had under its idempotency key, if
     the change had been made before. `refused` tells of a step without changes whether it may be decided again
-    in a later group; a state of at most `max_age_s` is new enough to decide that there are none. `turn` wakes
+    in a later group; a state of at most `max_age_s` is new enough to decide that there are none. `jobs` are
+    stored with its changes, if it makes any. `turn` wakes
     the caller, who sleeps on it; `gone` tells that the caller is not there any more.
     """
 
@@ -52,6 +54,7 @@ class Operation(Generic[T]):
         "done",
         "error",
         "gone",
+        "jobs",
         "max_age_s",
         "once",
         "reader",
@@ -69,6 +72,7 @@ class Operation(Generic[T]):
         once: Repeatable[T] | None = None,
         refused: Callable[[ClusterState], bool] | None = None,
         max_age_s: float = 0.0,
+        jobs: Sequence[JobRow] = (),
     ) -> None:
         self.step = step
         self.reader = reader
@@ -76,6 +80,7 @@ class Operation(Generic[T]):
         self.once = once
         self.refused = refused
         self.max_age_s = max_age_s
+        self.jobs = jobs
         self.asked_at = time.monotonic()
         self.stored: str | None = None
         self.changes: list[Change] = []

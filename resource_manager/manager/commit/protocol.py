@@ -45,10 +45,12 @@ from resource_manager.manager.commit.group import Groups, Operation, Reader, Rep
 from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.commit.rules import RuleBook
+from resource_manager.manager.stored_jobs import ends_of_jobs
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.accounting.decayed_use import uses_after
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage import Store
+from resource_manager.storage.jobs import JobRow, merged
 from resource_manager.storage.locks import Lock, Meanwhile, nothing
 from resource_manager.storage.once import Once
 
@@ -147,6 +149,7 @@ class Transactions:
         refused: Callable[[ClusterState], bool] | None = None,
         held: str | None = None,
         max_age_s: float = 0.0,
+        jobs: Sequence[JobRow] = (),
     ) -> T:
         """Decide, commit and return the answer of `reader` on the state right after.
 
@@ -154,12 +157,13 @@ class Transactions:
         the changes are made only if none were made under that key. A step without changes that `refused`
         confirms is decided again for `LOOK_AGAIN_S` under contention; that there are none may be decided on a
         state of `max_age_s` ago. A step about the lease `held` alone, whose fencing token the caller has, is
-        carried out on a state that a newer version wrote, too. Raises the step's errors,
+        carried out on a state that a newer version wrote, too. `jobs` are stored with the changes.
+        Raises the step's errors,
         `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
         """
         who = asking()
         by, step = (self.by, step) if who is None else (who.by, who.noting(step))
-        operation = Operation(step, reader, by, once, refused, max_age_s)
+        operation = Operation(step, reader, by, once, refused, max_age_s, jobs)
         try:
             if once is not None and (reference := self.store.recall(once.key)) is not None:
                 return self._answer_again(once, reference)
@@ -202,7 +206,10 @@ class Transactions:
             keys = [] if once is None else [(once.key, json.dumps(once.refer(changes)))]
             try:
                 uses = uses_after(cluster, changes)
-                self.store.commit(cluster.version, changes, now=now, lock=lock, once=keys, uses=uses)
+                rows = merged([*operation.jobs, *ends_of_jobs(cluster, changes)]) if changes else []
+                self.store.commit(
+                    cluster.version, changes, now=now, lock=lock, once=keys, uses=uses, jobs=rows
+                )
             except RepeatedError as error:
                 assert once is not None
                 return once.answer(cluster, now, json.loads(once.key.reference_in(error.stored)))
@@ -357,8 +364,16 @@ class Transactions:
                 for operation in decided
                 if operation.once is not None and operation.changes
             ]
-            uses = uses_after(cluster, changes)
-            self.store.commit(cluster.version, changes, now=self.store.now(), lock=lock, once=once, uses=uses)
+            stored = [row for operation in decided if operation.changes for row in operation.jobs]
+            self.store.commit(
+                cluster.version,
+                changes,
+                now=self.store.now(),
+                lock=lock,
+                once=once,
+                uses=uses_after(cluster, changes),
+                jobs=merged([*stored, *ends_of_jobs(cluster, changes)]),
+            )
             self._replica.refreshed_at = time.monotonic()
             self._measured("commit_s", self._replica.refreshed_at - started)
         return decided

@@ -34,9 +34,11 @@ from resource_manager.errors import (
 from resource_manager.storage import refusals
 from resource_manager.storage.airflow_variable import document
 from resource_manager.storage.airflow_variable.document import Document
+from resource_manager.storage.airflow_variable.jobs import VariableJobs
 from resource_manager.storage.base import NO_SUSPENSION, Suspension, poll, waits_for_owners
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
 from resource_manager.storage.incarnation import new_incarnation
+from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, Once
 from resource_manager.storage.redis.lock import RedisLock
@@ -86,6 +88,7 @@ class VariableStore:
         self._last_commit = ""
         self._closed = ""
         self._suspension = NO_SUSPENSION
+        self.jobs = VariableJobs(access, variable, self.now)
 
     def now(self) -> float:
         return self._clock.now()
@@ -121,6 +124,7 @@ class VariableStore:
         lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
         uses: Mapping[str, Use] = NO_USES,
+        jobs: Sequence[JobRow] = (),
     ) -> None:
         with self._holding(version, lock) as held:
             held.renew()
@@ -156,6 +160,7 @@ class VariableStore:
             numbered = (*stored.changes, *enumerate(changes, version + 1))
             incarnation = stored.incarnation or new_incarnation(self.now())
             new = replace(stored, incarnation=incarnation, changes=numbered, once=kept)
+            self.jobs.write(jobs)  # before: one whose request is not written is dropped when its time is over
             self._write(new, held, text)
 
     def tidy_up(self, replica: ClusterState) -> None:

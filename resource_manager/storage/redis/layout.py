@@ -59,6 +59,8 @@ from resource_manager.storage.codec import (
     snapshot_from_dict,
     snapshot_to_dict,
 )
+from resource_manager.storage.jobs import JobRow
+from resource_manager.storage.once import digest
 from resource_manager.storage.redis import gpu_layout
 
 _ID = attrgetter("lease_id")
@@ -154,6 +156,15 @@ def _learnt(change: Change) -> list[str]:
 def use_operations(uses: Mapping[str, Use]) -> list[str]:
     """Return the arguments of commit.lua for the decayed use of teams after a commit."""
     return [part for team, use in uses.items() for part in ("use", f"{USE}{team}", json.dumps(use))]
+
+
+def job_operations(rows: Sequence[JobRow]) -> list[str]:
+    """Return the arguments of commit.lua for the jobs and results that a commit stores."""
+    return [
+        part
+        for row in rows
+        for part in ("job", f"{row.name} {digest(row.caller)} {round(1000 * row.keep_s)}", row.text)
+    ]
 
 
 def _failed_start(change: Change) -> list[str]:

@@ -34,6 +34,7 @@ from resource_manager.storage.base import NO_SUSPENSION, Suspension, waits_for_o
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
 from resource_manager.storage.codec import change_from_json, check_format, check_kinds, is_known, skipping
 from resource_manager.storage.incarnation import new_incarnation
+from resource_manager.storage.jobs import JobRow, RedisJobs
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
 from resource_manager.storage.outage import outage
@@ -140,6 +141,7 @@ class RedisStore:
         lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
         uses: Mapping[str, Use] = NO_USES,
+        jobs: Sequence[JobRow] = (),
     ) -> None:
         operations: list[str] = []
         fencing, last_node, sequence, inventory = "", "", 0, ""
@@ -159,6 +161,7 @@ class RedisStore:
                 operations += forgotten
             operations += layout.operations(change)
         operations += layout.use_operations(uses)
+        operations += layout.job_operations(jobs)
         # The id distinguishes a commit sent again, after its answer was lost, from another client's.
         commit_id = os.urandom(12).hex()
         answer = self._run(
@@ -258,6 +261,10 @@ class RedisStore:
     @property
     def reports(self) -> RedisReports:
         return RedisReports(self._client)
+
+    @property
+    def jobs(self) -> RedisJobs:
+        return RedisJobs(self._client)
 
     @property
     def witnesses(self) -> RedisWitnesses:

@@ -13,6 +13,7 @@ from sqlalchemy import Engine, PoolProxiedConnection
 
 from resource_manager import STORED_FORMAT
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S
+from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.sql.tables import TABLES
 from resource_manager.storage.sql.views import Json
 
@@ -51,6 +52,16 @@ ENTER = "INSERT INTO {lock} (namespace, token, expires_at) SELECT :namespace, :t
 LEAVE_NEXT = "DELETE FROM {lock} WHERE token = (SELECT lock_token FROM {state} WHERE namespace = :namespace)"
 
 
+JOB_COLUMNS = "(namespace, name, caller, body, expires_at)"
+
+UPSERT_JOB = (
+    "ON CONFLICT (namespace, name) DO UPDATE SET expires_at = excluded.expires_at, "
+    "caller = CASE WHEN excluded.body = '' THEN old.caller ELSE excluded.caller END, "
+    "body = CASE WHEN excluded.body = '' THEN old.body ELSE excluded.body END"
+)
+"""End of an insert into `{job} AS old`: an empty text changes only how long a row is kept."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A driver's error in plain words."""
@@ -60,7 +71,9 @@ class Fault:
 
 
 class Commit(NamedTuple):
-    """A commit: each change as (time in s, JSON), each idempotency key as (caller, key, text to keep)."""
+    """A commit: each change as (time in s, JSON), each idempotency key as (caller, key, text to keep).
+
+    The callers of `jobs` are digests."""
 
     namespace: str
     version: int
@@ -73,6 +86,7 @@ class Commit(NamedTuple):
     sequence: int | None
     waits_for_owners: bool
     once: Sequence[tuple[str, str, str]]
+    jobs: Sequence[JobRow]
     heir: str
 
     @property
@@ -106,6 +120,8 @@ class Commit(NamedTuple):
             values["sequence"] = self.sequence
         for number, (caller, name, text) in enumerate(self.once):
             values |= {f"caller_{number}": caller, f"name_{number}": name, f"text_{number}": text}
+        for number, row in enumerate(self.jobs):
+            values |= {f"job_{field}_{number}": value for field, value in row._asdict().items()}
         return values
 
     @property
@@ -232,6 +248,11 @@ class Dialect(Protocol):
 
     def explain(self, error: BaseException) -> Fault:
         """Return the driver's error in plain words."""
+
+
+def job_values(number: int) -> str:
+    """Return the values of a row of `job` after its namespace."""
+    return f":job_name_{number}, :job_caller_{number}, :job_text_{number}, {{now}} + :job_keep_s_{number}"
 
 
 def update(commit: Commit) -> str:

@@ -18,6 +18,7 @@ from resource_manager.errors import SettingsError, redact
 from resource_manager.storage.once import KEEP_S
 from resource_manager.storage.sql.dialect import (
     ENTER,
+    JOB_COLUMNS,
     LEAVE_NEXT,
     Commit,
     Connection,
@@ -26,6 +27,7 @@ from resource_manager.storage.sql.dialect import (
     Pace,
     Poller,
     execute,
+    job_values,
     update,
     with_percent,
     written,
@@ -192,9 +194,9 @@ def has_blocks(driver: Any) -> bool:
 
 def _as_block(dialect: MySQL, connection: Connection, commit: Commit) -> bool:
     """Execute the commit as one statement, parsed once a connection; MySQL has no blocks."""
-    block = _block(update(commit), len(commit.changes), len(commit.once), commit.frees)
+    block = _block(update(commit), len(commit.changes), len(commit.once), len(commit.jobs), commit.frees)
     values = _values(commit)
-    if len(commit.changes) + len(commit.once) > MAX_PREPARED:
+    if len(commit.changes) + len(commit.once) + len(commit.jobs) > MAX_PREPARED:
         return bool(execute(dialect, connection, block, values).rowcount > 0)
     text, parameters = _prepared(block)
     prepared: dict[str, str] = connection.info.setdefault("prepared", {})
@@ -213,9 +215,9 @@ def _as_block(dialect: MySQL, connection: Connection, commit: Commit) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _block(update: str, changes: int, keys: int, frees: bool) -> str:
+def _block(update: str, changes: int, keys: int, jobs: int, frees: bool) -> str:
     """Return the commit as a block, which goes back where it is unknown how many rows were changed."""
-    then = "; ".join([*_writes(_listed, changes, keys, frees), "COMMIT"])
+    then = "; ".join([*_writes(_listed, changes, keys, jobs, frees), "COMMIT"])
     return (
         f"BEGIN NOT ATOMIC START TRANSACTION; {update}; "
         f"IF ROW_COUNT() = 1 THEN {then}; ELSE ROLLBACK; END IF; END"
@@ -233,7 +235,8 @@ def _prepared(block: str) -> tuple[str, str]:
 def _as_statements(dialect: MySQL, connection: Connection, commit: Commit) -> bool:
     # Another id for each try, so that none hangs on an earlier one whose answer was lost.
     values = _values(commit) | {"commit_id": os.urandom(12).hex()}
-    statements = _statements(update(commit), len(commit.changes), len(commit.once), commit.frees)
+    numbers = len(commit.changes), len(commit.once), len(commit.jobs)
+    statements = _statements(update(commit), *numbers, commit.frees)
     cursor = execute(dialect, connection, statements, values)
     cursor.nextset()
     done = bool(cursor.rowcount == 1)
@@ -243,16 +246,18 @@ def _as_statements(dialect: MySQL, connection: Connection, commit: Commit) -> bo
 
 
 @lru_cache(maxsize=64)
-def _statements(update: str, changes: int, keys: int, frees: bool) -> str:
+def _statements(update: str, changes: int, keys: int, jobs: int, frees: bool) -> str:
     """Return the commit as statements; what follows hangs on the compare-and-set of this very try.
 
     ROW_COUNT() would not do: it is -1 where the client went away meanwhile, and COMMIT follows all the same.
     """
-    statements = ["START TRANSACTION", update, *_writes(_selected, changes, keys, frees), "COMMIT"]
+    statements = ["START TRANSACTION", update, *_writes(_selected, changes, keys, jobs, frees), "COMMIT"]
     return "; ".join(statements)
 
 
-def _writes(source: Callable[[Sequence[str]], str], changes: int, keys: int, frees: bool) -> list[str]:
+def _writes(
+    source: Callable[[Sequence[str]], str], changes: int, keys: int, jobs: int, frees: bool
+) -> list[str]:
     """Return the statements after the compare-and-set; `source` is what the rows come from."""
     statements = [LEAVE_NEXT] if frees else []
     if changes:
@@ -268,6 +273,14 @@ def _writes(source: Callable[[Sequence[str]], str], changes: int, keys: int, fre
         ]
         columns = "namespace, caller, name, answer, expires_at"
         statements.append(f"REPLACE INTO {{once}} ({columns}) {source(rows)}")
+    if jobs:
+        rows = [f":namespace, {job_values(number)}" for number in range(jobs)]
+        statements.append(
+            f"INSERT INTO {{job}} {JOB_COLUMNS} {source(rows)} ON DUPLICATE KEY UPDATE "
+            "expires_at = VALUES(expires_at), "
+            "caller = CASE WHEN VALUES(body) = '' THEN {job}.caller ELSE VALUES(caller) END, "
+            "body = CASE WHEN VALUES(body) = '' THEN {job}.body ELSE VALUES(body) END"
+        )
     return statements
 
 

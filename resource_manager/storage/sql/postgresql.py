@@ -19,7 +19,9 @@ from resource_manager.errors import SettingsError, redact
 from resource_manager.storage.once import KEEP_S
 from resource_manager.storage.sql.dialect import (
     ENTER,
+    JOB_COLUMNS,
     POLL_S,
+    UPSERT_JOB,
     Commit,
     Connection,
     Fault,
@@ -173,7 +175,7 @@ class PostgreSQL:
             # The driver takes long to write arrays; no line of JSON has a line break inside.
             values["times"] = ",".join(repr(at) for at, _ in commit.changes)
             values["bodies"] = "\n".join(body for _, body in commit.changes)
-        statement = _statement(update(commit), changes, len(commit.once), commit.frees)
+        statement = _statement(update(commit), changes, len(commit.once), len(commit.jobs), commit.frees)
         row = execute(self, connection, statement, values).fetchone()
         return bool(row[0]), row[1]
 
@@ -295,7 +297,7 @@ def is_pooled(connection: DriverConnection[Any]) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _statement(update: str, changes: int, keys: int, frees: bool) -> str:
+def _statement(update: str, changes: int, keys: int, jobs: int, frees: bool) -> str:
     """Return the commit as one statement: it writes what hangs on the compare-and-set, and tells the time.
 
     `changes` is their number, or `MANY`.
@@ -325,6 +327,16 @@ def _statement(update: str, changes: int, keys: int, frees: bool) -> str:
             FROM done, (VALUES {", ".join(rows)}) AS key (caller, name, answer)
             ON CONFLICT (namespace, caller, name)
             DO UPDATE SET answer = excluded.answer, expires_at = excluded.expires_at)""")
+    if jobs:
+        rows = (
+            f"(CAST(:job_name_{number} AS text), CAST(:job_caller_{number} AS text), "
+            f"CAST(:job_text_{number} AS text), CAST(:job_keep_s_{number} AS float8))"
+            for number in range(jobs)
+        )
+        parts.append(f"""jobs AS (
+            INSERT INTO {{job}} AS old {JOB_COLUMNS}
+            SELECT :namespace, name, caller, body, {{now}} + keep_s
+            FROM done, (VALUES {", ".join(rows)}) AS entry (name, caller, body, keep_s) {UPSERT_JOB})""")
     if frees:
         parts.append("gone AS (DELETE FROM {lock} l USING done WHERE l.token = done.lock_token)")
     told = f"EXISTS (SELECT FROM done), {{now}}{WOKEN if frees else ''}"

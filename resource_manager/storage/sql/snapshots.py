@@ -91,7 +91,7 @@ class Snapshots:
                 "DELETE FROM {change} WHERE namespace = :namespace AND version <= :limit",
                 limit=limit,
             )
-            for table in ("once", "lock", "session", "report"):
+            for table in ("once", "lock", "session", "report", "job"):
                 execute(
                     connection,
                     f"DELETE FROM {{{table}}} WHERE namespace = :namespace AND expires_at <= {{now}}",

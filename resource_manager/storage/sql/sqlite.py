@@ -18,13 +18,16 @@ from resource_manager.errors import SettingsError, redact
 from resource_manager.storage.once import KEEP_S
 from resource_manager.storage.sql.dialect import (
     ENTER,
+    JOB_COLUMNS,
     LEAVE_NEXT,
+    UPSERT_JOB,
     Commit,
     Connection,
     Fault,
     Pace,
     Poller,
     execute,
+    job_values,
     update,
 )
 from resource_manager.storage.sql.tables import SCHEMA
@@ -154,6 +157,15 @@ class SQLite:
                 "REPLACE INTO {once} (namespace, caller, name, answer, expires_at) "
                 f"VALUES (:namespace, :caller, :name, :answer, {{now}} + {KEEP_S})",
                 {"namespace": commit.namespace, "caller": caller, "name": name, "answer": answer},
+            )
+
+        for number in range(len(commit.jobs)):
+            execute(
+                self,
+                connection,
+                f"INSERT INTO {{job}} AS old {JOB_COLUMNS} VALUES (:namespace, {job_values(number)}) "
+                f"{UPSERT_JOB}",
+                commit.values,
             )
 
     def enter(self, connection: Connection, values: Mapping[str, Any]) -> None:

@@ -43,10 +43,12 @@ from resource_manager.storage.codec import (
     skipping,
 )
 from resource_manager.storage.incarnation import new_incarnation
+from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.locks import Lock
-from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
+from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once, digest
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import NO_LOCK, Commit, Connection
+from resource_manager.storage.sql.jobs import SqlJobs
 from resource_manager.storage.sql.lock import SqlLock, heir_in, make_room
 from resource_manager.storage.sql.reports import SqlReports
 from resource_manager.storage.sql.snapshots import SNAPSHOT_EVERY, Snapshots
@@ -187,6 +189,7 @@ class SqlStore:
         lock: Lock | None = None,
         once: Sequence[tuple[Once, str]] = (),
         uses: Mapping[str, Use] = NO_USES,
+        jobs: Sequence[JobRow] = (),
     ) -> None:
         leases = [change.lease for change in changes if isinstance(change, Granted)]
         arrived = [change.sequence for change in changes if isinstance(change, Queued)]
@@ -204,6 +207,7 @@ class SqlStore:
             sequence=max(arrived, default=None),
             waits_for_owners=waits_for_owners(changes),
             once=[(key.caller, key.key, key.stored(reference)) for key, reference in once],
+            jobs=[row._replace(caller=digest(row.caller)) for row in jobs],
             heir="" if lock is None else heir_in(self.database.line),
         )
         while True:
@@ -394,6 +398,10 @@ class SqlStore:
     @property
     def reports(self) -> SqlReports:
         return SqlReports(self.database)
+
+    @property
+    def jobs(self) -> SqlJobs:
+        return SqlJobs(self.database)
 
     @property
     def witnesses(self) -> SqlWitnesses:

@@ -27,7 +27,7 @@ SCHEMA = "gpu_manager"
 
 MAX_NAMESPACE = 100
 MAX_REASON = 500
-TABLES = ("state", "snapshot", "change", "lock", "once", "secret", "token", "session", "report")
+TABLES = ("state", "snapshot", "change", "lock", "once", "secret", "token", "session", "report", "job")
 
 _BODY = Text().with_variant(LONGTEXT(), "mysql", "mariadb")
 
@@ -125,6 +125,14 @@ def metadata(*, schema: str | None, prefix: str) -> MetaData:
         namespace(),
         Column("kind", _name(8), primary_key=True),
         Column("server", _name(255), primary_key=True),
+        Column("body", _BODY, nullable=False),
+        Column("expires_at", Double, nullable=False),
+    )
+    table(
+        "job",
+        namespace(),
+        Column("name", _name(32), primary_key=True),
+        Column("caller", _name(32), nullable=False),
         Column("body", _BODY, nullable=False),
         Column("expires_at", Double, nullable=False),
     )

@@ -4,7 +4,7 @@
 --       8 maximum changes and 9 maximum bytes of the history, 10 recovery window in s, 11 last fencing
 --       token, 12 last node, 13 greatest sequence of a request or 0, 14 new inventory or '', 15 time to
 --       live of an unclaimed hand-off of the lock in ms, 16 '1' if it waits for the end of a recovery
---       window, 17 on: idempotency keys as in once.lua, then for each change: operation, key, JSON ('port', 'use', 'failed', 'learn', 'attain' and
+--       window, 17 on: idempotency keys as in once.lua, then for each change: operation, key, JSON ('port', 'use', 'job', 'failed', 'learn', 'attain' and
 --       those that begin with 'forget' are no changes).
 -- Returns: status ('full': Redis is out of memory and the commit needs some), seconds, microseconds, stored
 --       version, detail, and for 'stale' the missed changes, if few, for 'repeated' what was kept.
@@ -63,7 +63,7 @@ local function grows()
 end
 
 local function is_change(operation)
-  return operation ~= 'port' and operation ~= 'use' and operation ~= 'failed' and operation ~= 'learn'
+  return operation ~= 'port' and operation ~= 'use' and operation ~= 'job' and operation ~= 'failed' and operation ~= 'learn'
     and operation ~= 'attain' and string.sub(operation, 1, 6) ~= 'forget'
 end
 
@@ -139,6 +139,19 @@ local function wake(lease, json)
     local woken = pending .. ':woken:' .. lease
     redis.call('RPUSH', woken, json)
     redis.call('PEXPIRE', woken, 5000)
+  end
+end
+
+-- Keep a job or a result for so long, and its size for its caller; without a text only for how long is changed.
+local function keep_job(key, text)
+  local name, caller, life_ms = string.match(key, '^(%S+) (%S+) (%d+)$')
+  local row, sizes = string.gsub(leases, 'leases$', 'jobs:row:' .. name), string.gsub(leases, 'leases$', 'jobs:of:' .. caller)
+  if text == '' then
+    redis.call('PEXPIRE', row, life_ms)
+  else
+    redis.call('SET', row, text, 'PX', life_ms)
+    redis.call('HSET', sizes, name, #text)
+    redis.call('PEXPIRE', sizes, 7776000000)  -- 90 days, as long as any row is kept
   end
 end
 
@@ -285,6 +298,8 @@ for i = begin, #ARGV, 3 do
     redis.call('HDEL', rules, key)
   elseif operation == 'use' then
     redis.call('HSET', rules, key, json)
+  elseif operation == 'job' then
+    keep_job(key, json)
   elseif operation == 'failed' then
     -- The key has the most of these releases that are kept, and for how long.
     local most, seconds = string.match(key, '^(%d+) (%d+)$')

@@ -1,0 +1,163 @@
+"""Jobs of requests and results of leases as they are stored: encrypted if there is a key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import TypedDict
+
+from resource_manager.core.changes import Cancelled, Change, Expired, MembersReleased, Queued, Released
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Request
+from resource_manager.errors import CorruptStateError, InvalidRequestError, SettingsError, how_to_install
+from resource_manager.storage.jobs import (
+    ENDED_S,
+    LIVE_S,
+    MAX_BYTES_OF_CALLER,
+    MAX_JOB_BYTES,
+    RESULT_S,
+    JobRow,
+    JobStore,
+    TooManyJobsError,
+    job_name,
+    result_name,
+)
+
+if TYPE_CHECKING:
+    from cryptography.fernet import MultiFernet
+
+STORED = {"job": "stored"}
+"""Label of a request whose job is stored."""
+
+MAX_LAST_LINE = 2000
+
+
+class JobEnded(TypedDict):
+    """End of a lease's job: exit code (None: it left none), last line of its output, and its time."""
+
+    exit_code: int | None
+    last_line: str
+    ended_at: float | None
+
+
+class JobResult(JobEnded):
+    """Stored end of a job, with whose lease it was."""
+
+    owner: str
+    team: str
+
+
+class StoredJobs:
+    """Jobs and results in the store; `keys` are Fernet keys, the first of which encrypts, none if empty.
+
+    Where there are keys a text that none of them has signed is refused: who may write the store alone cannot
+    have a job run.
+    """
+
+    def __init__(self, store: JobStore, keys: str) -> None:
+        self._store = store
+        self._fernet = _fernet(keys)
+
+    def row_of_job(self, lease_id: str, owner: str, job: Mapping[str, Any]) -> JobRow:
+        """Return what a commit stores; raises `InvalidRequestError` and `TooManyJobsError`."""
+        try:
+            plain = json.dumps(job, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError("{job} cannot be stored: {}", error, field="job") from None
+        size = len(plain.encode())
+        if size > MAX_JOB_BYTES:
+            raise InvalidRequestError(
+                "{job} has {:,} bytes, at most {:,} are stored with a request: put what is long into a "
+                "file on the servers",
+                size,
+                MAX_JOB_BYTES,
+                field="job",
+            )
+        if self._store.bytes_of(owner) + size > MAX_BYTES_OF_CALLER:
+            raise TooManyJobsError(
+                f"the jobs of {owner or 'this caller'} have {MAX_BYTES_OF_CALLER // 2**20} MiB already: wait "
+                "until some have ended, or cancel pending requests"
+            )
+        return JobRow(job_name(lease_id), owner, self._sealed(["job", lease_id, job]), LIVE_S)
+
+    def row_of_result(self, lease_id: str, fencing_token: int, ended: JobEnded, request: Request) -> JobRow:
+        """Return what the commit that releases the lease stores, with the end of a long last line."""
+        result: JobResult = {
+            "exit_code": ended["exit_code"],
+            "last_line": ended["last_line"][-MAX_LAST_LINE:],
+            "ended_at": ended["ended_at"],
+            "owner": request.owner,
+            "team": request.team,
+        }
+        text = self._sealed([f"result {fencing_token}", lease_id, result])
+        return JobRow(result_name(lease_id, fencing_token), "", text, RESULT_S)
+
+    def job(self, lease_id: str) -> dict[str, Any] | None:
+        """Return the job of a request; raises `CorruptStateError` if it is none of ours."""
+        return self._found(job_name(lease_id), "job", lease_id)
+
+    def result(self, lease_id: str, fencing_token: int) -> JobResult | None:
+        """Return the result of a lease, for 7 days; raises `CorruptStateError` if it is none of ours."""
+        name = result_name(lease_id, fencing_token)
+        found: Any = self._found(name, f"result {fencing_token}", lease_id)
+        return found  # type: ignore[no-any-return]
+
+    def drop(self, lease_id: str) -> None:
+        """Forget a job whose result was collected."""
+        self._store.drop([job_name(lease_id)])
+
+    def _found(self, name: str, about: str, lease_id: str) -> dict[str, Any] | None:
+        text = self._store.texts([name]).get(name)
+        if text is None:
+            return None
+        *said, value = self._opened(text)
+        if said != [about, lease_id]:
+            raise CorruptStateError(f"what is stored as the {about} of {lease_id!r} is of another lease")
+        return dict(value)
+
+    def _sealed(self, value: Sequence[Any]) -> str:
+        plain = json.dumps(value, separators=(",", ":"))
+        return plain if self._fernet is None else self._fernet.encrypt(plain.encode()).decode()
+
+    def _opened(self, text: str) -> list[Any]:
+        from_whom = "GPU_MANAGER_JOB_KEYS must be the same in all processes"
+        try:
+            if self._fernet is not None:
+                text = self._fernet.decrypt(text.encode()).decode()
+            found = json.loads(text)
+        except Exception as error:  # `InvalidToken` of a package that is not always there
+            raise CorruptStateError(f"a stored job cannot be decrypted: {from_whom}") from error
+        return list(found)
+
+
+def _fernet(keys: str) -> MultiFernet | None:
+    """Return what encrypts with the first of these keys and decrypts with all; None without any."""
+    names = [key for key in keys.replace(",", " ").split() if key]
+    if not names:
+        return None
+    try:
+        from cryptography.fernet import Fernet, MultiFernet
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"GPU_MANAGER_JOB_KEYS needs cryptography: {how_to_install('jobs')}") from error
+    try:
+        return MultiFernet([Fernet(key) for key in names])
+    except ValueError as error:
+        raise SettingsError(
+            "GPU_MANAGER_JOB_KEYS has Fernet keys with spaces or commas between, each of 32 bytes as URL-safe "
+            "base64, as Fernet.generate_key() of cryptography.fernet makes them"
+        ) from error
+
+
+def ends_of_jobs(cluster: ClusterState, changes: Iterable[Change]) -> list[JobRow]:
+    """Return for how long the jobs of leases and requests that these changes end are kept."""
+    ended: dict[str, None] = {}
+    for change in changes:
+        if isinstance(change, Queued):  # it waits again
+            ended.pop(change.request.lease_id, None)
+        elif isinstance(change, Released | Expired | Cancelled | MembersReleased):
+            entry = cluster.leases.get(change.lease_id) or cluster.pending.get(change.lease_id)
+            if entry is not None and STORED.items() <= entry.request.labels.items():
+                ended[change.lease_id] = None
+    return [JobRow(job_name(lease_id), "", "", ENDED_S) for lease_id in ended]

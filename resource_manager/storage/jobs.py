@@ -1,0 +1,150 @@
+"""Jobs of requests and their results: stored in a commit, beside the state, and in no change or snapshot."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from resource_manager.errors import ResourceManagerError
+from resource_manager.storage.once import digest
+from resource_manager.storage.redis.client import RedisClient
+
+MAX_JOB_BYTES = 64 * 1024
+"""Most bytes of a job as JSON."""
+
+MAX_BYTES_OF_CALLER = 64 * 2**20
+"""Most bytes of all stored jobs of one caller, about: they are counted before the commit."""
+
+LIVE_S = 90 * 86400.0
+"""Longest time for which a job waits and runs: so none stays whose end no commit told, as after a reset."""
+
+ENDED_S = 86400.0
+"""Time for which a job stays after the end of its lease, unless its result is collected before."""
+
+RESULT_S = 7 * 86400.0
+"""Time for which a result stays."""
+
+
+class JobRow(NamedTuple):
+    """Text that a commit stores under a name for `keep_s` seconds; an empty one only changes that time.
+
+    `caller` is whose bytes it counts as.
+    """
+
+    name: str
+    caller: str
+    text: str
+    keep_s: float
+
+
+class TooManyJobsError(ResourceManagerError):
+    """A caller's stored jobs have `MAX_BYTES_OF_CALLER` already; each goes when its lease has ended."""
+
+
+class JobStore(Protocol):
+    """Rows that commits have stored; thread-safe. Every method may raise `StoreUnavailableError`."""
+
+    def texts(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the texts of those of the names that have one."""
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget these names."""
+
+    def bytes_of(self, caller: str) -> int:
+        """Return how many bytes the texts of a caller have, about."""
+
+
+def job_name(lease_id: str) -> str:
+    """Return the name of the job of a request."""
+    return digest(f"job {lease_id}")
+
+
+def result_name(lease_id: str, fencing_token: int) -> str:
+    """Return the name of the result of a lease."""
+    return digest(f"result {fencing_token} {lease_id}")
+
+
+def merged(rows: Iterable[JobRow]) -> list[JobRow]:
+    """Return one row a name, so that a commit may write them in any order."""
+    found: dict[str, JobRow] = {}
+    for row in rows:
+        before = found.get(row.name)
+        found[row.name] = row if before is None or row.text else before._replace(keep_s=row.keep_s)
+    return list(found.values())
+
+
+class MemoryJobs:
+    """`JobStore` in this process."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._rows: dict[str, tuple[JobRow, float]] = {}
+
+    def write(self, rows: Sequence[JobRow]) -> None:
+        """Store the rows of a commit."""
+        now = self._clock()
+        with self._lock:
+            for name in [name for name, (_, until) in self._rows.items() if until <= now]:
+                del self._rows[name]
+            for row in rows:
+                before = self._rows.get(row.name)
+                kept = row if row.text or before is None else before[0]
+                self._rows[row.name] = kept, now + row.keep_s
+
+    def texts(self, names: Iterable[str]) -> dict[str, str]:
+        now = self._clock()
+        with self._lock:
+            found = {name: self._rows[name] for name in names if name in self._rows}
+        return {name: row.text for name, (row, until) in found.items() if row.text and until > now}
+
+    def drop(self, names: Iterable[str]) -> None:
+        with self._lock:
+            for name in names:
+                self._rows.pop(name, None)
+
+    def bytes_of(self, caller: str) -> int:
+        now = self._clock()
+        with self._lock:
+            rows = [row for row, until in self._rows.values() if row.caller == caller and until > now]
+        return sum(len(row.text) for row in rows)
+
+
+class RedisJobs:
+    """`JobStore` in Redis: a key for each row, which commit.lua writes, and a hash of sizes a caller."""
+
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+
+    def texts(self, names: Iterable[str]) -> dict[str, str]:
+        asked = list(names)
+        if not asked:
+            return {}
+        with self._client.reporting():
+            [found] = self._client.ask(("MGET", *map(self._key, asked)))
+        return {name: text.decode() for name, text in zip(asked, found, strict=True) if text}
+
+    def drop(self, names: Iterable[str]) -> None:
+        if keys := list(map(self._key, names)):
+            with self._client.reporting():
+                self._client.ask(("DEL", *keys))
+
+    def bytes_of(self, caller: str) -> int:
+        sizes_key = self._client.key(f"jobs:of:{digest(caller)}")
+        with self._client.reporting():
+            [flat] = self._client.ask(("HGETALL", sizes_key))
+            pairs = (
+                list(flat.items())
+                if isinstance(flat, dict)
+                else list(zip(flat[::2], flat[1::2], strict=True))
+            )
+            if not pairs:
+                return 0
+            there = self._client.ask(*(("EXISTS", self._key(name.decode())) for name, _ in pairs))
+            if gone := [name for (name, _), is_there in zip(pairs, there, strict=True) if not is_there]:
+                self._client.ask(("HDEL", sizes_key, *gone))
+        return sum(int(size) for (_, size), is_there in zip(pairs, there, strict=True) if is_there)
+
+    def _key(self, name: str) -> str:
+        return self._client.key(f"jobs:row:{name}")

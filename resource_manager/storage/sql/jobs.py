@@ -1,0 +1,52 @@
+"""Jobs of requests and their results in the table `job`, which commits write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from resource_manager.storage.once import digest
+from resource_manager.storage.sql.database import Database
+from resource_manager.storage.sql.dialect import Connection
+
+
+class SqlJobs:
+    """`JobStore` in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def texts(self, names: Iterable[str]) -> dict[str, str]:
+        asked = list(names)
+
+        def work(connection: Connection) -> dict[str, str]:
+            found: dict[str, str] = {}
+            for name in asked:
+                row = self._database.execute(
+                    connection,
+                    "SELECT body FROM {job} WHERE namespace = :namespace AND name = :name "
+                    "AND expires_at > {now} AND body <> ''",
+                    name=name,
+                ).fetchone()
+                if row is not None:
+                    found[name] = row[0]
+            return found
+
+        return self._database.run(work) if asked else {}
+
+    def drop(self, names: Iterable[str]) -> None:
+        def work(connection: Connection) -> None:
+            for name in names:
+                self._database.execute(
+                    connection, "DELETE FROM {job} WHERE namespace = :namespace AND name = :name", name=name
+                )
+
+        self._database.write(work)
+
+    def bytes_of(self, caller: str) -> int:
+        row = self._database.row(
+            "SELECT COALESCE(SUM(LENGTH(body)), 0) FROM {job} WHERE namespace = :namespace "
+            "AND caller = :caller AND expires_at > {now}",
+            caller=digest(caller),
+        )
+        assert row is not None
+        return int(row[0])

@@ -1,0 +1,143 @@
+"""Jobs stored with requests: who may read them, how long they stay, and the result of a lease."""
+
+from __future__ import annotations
+
+import pytest
+from cryptography.fernet import Fernet
+
+from resource_manager import GPUResourceManager
+from resource_manager.errors import CorruptStateError, InvalidRequestError, SettingsError
+from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.stored_jobs import StoredJobs
+from resource_manager.settings import Settings
+from resource_manager.storage import MemoryStore
+from resource_manager.storage.checks import of_job_keys
+from resource_manager.storage.jobs import ENDED_S, RESULT_S, TooManyJobsError, job_name
+
+JOB = {"command": ["python", "train.py"], "env": {"TOKEN": "hush"}}
+ENDED = {"exit_code": 3, "last_line": "boom", "ended_at": 12.0}
+
+
+class Clock:
+    now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(clock: Clock) -> MemoryStore:
+    return MemoryStore(clock=clock)
+
+
+def opened(store: MemoryStore, *keys: bytes) -> GPUResourceManager:
+    settings = Settings(store="memory://", job_keys=" ".join(key.decode() for key in keys))
+    return GPUResourceManager(settings, store=store, inventory=default_inventory(1))
+
+
+def test_a_job_is_stored_with_its_request_and_in_no_change(store: MemoryStore) -> None:
+    manager = opened(store)
+    lease = manager.submit("t", 2, job=JOB)
+    assert manager.stored_jobs.job("t") == JOB
+    assert lease["labels"] == {"job": "stored"}
+    assert "hush" not in str(manager.history()) + str(manager.snapshot())
+
+
+def test_a_repeat_of_the_request_keeps_the_job(store: MemoryStore) -> None:
+    manager = opened(store)
+    manager.submit("t", 2, job=JOB)
+    manager.submit("t", 2, job={"command": ["another"]})
+    assert manager.stored_jobs.job("t") == JOB
+
+
+def test_a_job_goes_a_day_after_the_end_of_its_lease_or_request(store: MemoryStore, clock: Clock) -> None:
+    manager = opened(store)
+    token = manager.submit("ends", 8, quarantine=True, job=JOB)["fencing_token"]
+    for name in ("waits", "cancelled"):
+        manager.submit(name, 8, job=JOB)
+    clock.now += 5 * ENDED_S  # nothing ends by itself
+    manager.cancel("cancelled")
+    clock.now += ENDED_S - 1
+    assert manager.stored_jobs.job("cancelled") == JOB
+    manager.release("ends", fencing_token=token)
+    clock.now += 2
+    assert manager.stored_jobs.job("cancelled") is None
+    assert manager.stored_jobs.job("ends") == JOB
+    clock.now += ENDED_S
+    assert manager.stored_jobs.job("ends") is None
+    assert manager.stored_jobs.job("waits") == JOB
+    manager.stored_jobs.drop("waits")
+    assert manager.stored_jobs.job("waits") is None
+
+
+def test_the_result_is_stored_by_the_release_and_known_for_a_week(store: MemoryStore, clock: Clock) -> None:
+    manager = opened(store)
+    lease = manager.submit("t", 2, owner="ada", team="vision", job=JOB)
+    token = lease["fencing_token"]
+    assert manager.result_of("t", token) is None
+    manager.release("t", fencing_token=token, result={**ENDED, "last_line": "x" * 5000})
+    found = manager.result_of("t", token)
+    assert found == {**ENDED, "last_line": "x" * 2000, "owner": "ada", "team": "vision"}
+    assert manager.result_of("t", token + 1) is None
+    clock.now += RESULT_S + 1
+    assert manager.result_of("t", token) is None
+
+
+def test_a_release_that_ends_nothing_stores_no_result(store: MemoryStore) -> None:
+    manager = opened(store)
+    token = manager.submit("t", 2, job=JOB)["fencing_token"]
+    manager.release("t", fencing_token=token + 1, result=ENDED)
+    assert manager.result_of("t", token + 1) is None
+    with pytest.raises(InvalidRequestError, match="result needs fencing_token beside it"):
+        manager.release("t", result=ENDED)
+
+
+def test_keys_encrypt_and_are_replaced_one_after_another(store: MemoryStore) -> None:
+    old, new = Fernet.generate_key(), Fernet.generate_key()
+    opened(store, old).submit("t", 2, job=JOB)
+    text = store.jobs.texts([job_name("t")])[job_name("t")]
+    assert "hush" not in text
+    assert opened(store, new, old).stored_jobs.job("t") == JOB
+    for keys in ((), (new,)):
+        with pytest.raises(CorruptStateError, match="GPU_MANAGER_JOB_KEYS must be the same in all processes"):
+            opened(store, *keys).stored_jobs.job("t")
+
+
+def test_a_job_of_a_writer_without_the_key_or_of_another_lease_is_refused(store: MemoryStore) -> None:
+    key = Fernet.generate_key()
+    opened(store).submit("plain", 2, job=JOB)
+    with pytest.raises(CorruptStateError, match="cannot be decrypted"):
+        opened(store, key).stored_jobs.job("plain")
+    manager = opened(store, key)
+    manager.submit("mine", 2, job=JOB)
+    row = manager.stored_jobs.row_of_job("mine", "", JOB)
+    store.jobs.write([row._replace(name=job_name("theirs"))])
+    with pytest.raises(CorruptStateError, match="is of another lease"):
+        manager.stored_jobs.job("theirs")
+
+
+def test_bad_jobs_are_refused_in_one_line(store: MemoryStore) -> None:
+    manager = opened(store)
+    with pytest.raises(InvalidRequestError, match=r"job has 65,\d+ bytes, at most 65,536 are stored"):
+        manager.submit("t", 2, job={"command": ["x" * 65_521]})
+    with pytest.raises(InvalidRequestError, match=r"job cannot be stored: .* not JSON serializable"):
+        manager.submit("t", 2, job={"command": [object()]})
+    store.jobs.write([manager.stored_jobs.row_of_job("t", "ada", JOB)._replace(text="x" * 2**26)])
+    with pytest.raises(TooManyJobsError, match="the jobs of ada have 64 MiB already"):
+        manager.submit("t", 2, owner="ada", job=JOB)
+    manager.submit("t", 2, owner="bob", job=JOB)
+    with pytest.raises(SettingsError, match="GPU_MANAGER_JOB_KEYS has Fernet keys"):
+        StoredJobs(store.jobs, "not-a-key")
+
+
+def test_that_jobs_are_not_encrypted_is_said() -> None:
+    [said] = of_job_keys(Settings(store="sqlite:///x.db"))
+    assert (said.ok, said.is_caution) == (False, True)
+    assert "set GPU_MANAGER_JOB_KEYS" in said.text
+    assert all(each.ok for each in of_job_keys(Settings(store="sqlite:///x.db", job_keys="k")))
+    assert of_job_keys(Settings(store="airflow://")) == []
