@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +27,11 @@ os.environ["AIRFLOW_HOME"] = _airflow_home.name
 os.environ["XDG_STATE_HOME"] = _airflow_home.name
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 
+# Where Python may not keep what it compiles, each of the many processes that tests start compiles the product
+# again, which takes longer than most of them do.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # As `gpu-simulate` sets it: for small matrices threads of BLAS only wait for each other, which cost a minute.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -36,10 +43,14 @@ settings.load_profile("gate")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put files with slow tests first if several processes share the files, so that all end together."""
+    """Put files with most slow tests, then those with most tests, first if several processes share the files.
+
+    A long file that begins last is what the others wait for.
+    """
     if hasattr(config, "workerinput"):
-        long_files = {item.path for item in items if item.get_closest_marker("slow")}
-        items.sort(key=lambda item: item.path not in long_files)
+        slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+        all_of = Counter(item.path for item in items)
+        items.sort(key=lambda item: (-slow[item.path], -all_of[item.path], item.path))
 
 
 @pytest.fixture(scope="session")

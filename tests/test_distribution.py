@@ -138,7 +138,7 @@ def test_a_command_is_quick(
 ) -> None:
     """It takes at most so much of the processor time of importing its libraries, measured in turns.
 
-    A machine that is busy or slow takes longer for both.
+    A machine that is busy or slow takes longer for both; three turns are enough where nothing disturbs them.
     """
     command = [str(bare / "gpu-manager"), *words.format(redis_url).split()]
 
@@ -149,9 +149,11 @@ def test_a_command_is_quick(
         return sum(after[2:4]) - sum(before[2:4])
 
     own, libraries = [], []
-    for _ in range(9):
+    for turn in range(1, 10):
         libraries.append(processor_s([str(bare / "python"), "-c", LIBRARIES]))
         own.append(processor_s(command, code))
+        if turn >= 3 and min(own) < most * min(libraries):
+            break
     print(f"gpu-manager {words}: {min(own):.2f} s of a processor, its libraries {min(libraries):.2f} s")
     assert min(own) < most * min(libraries)
 

@@ -42,6 +42,8 @@ from resource_manager.scheduling.placement.policies import POLICIES
 from resource_manager.scheduling.queue.orders import ORDERS
 from simulator.edge.dataset_files import write_dataset
 from simulator.edge.random_dataset import generate
+from tests.faults import run
+from tests.faults.day import __main__ as day
 from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parent.parent
@@ -297,12 +299,16 @@ def test_the_stack_has_what_its_page_uses(tmp_path: Path) -> None:
             assert words[words.index("exec") + 1] in stack["services"]
 
 
-def test_the_fault_tests_know_their_options() -> None:
-    """With `--help` at the end, the program checks the options before it and stops; tests/faults runs it."""
+def test_the_fault_tests_know_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `--help` at the end, a program checks the options before it and stops; tests/faults runs it."""
+    programs = {"tests.faults.run": run.command, "tests.faults.day": day.main}
     for line in "".join(blocks(ROOT / "docs" / "contributing" / "fault-tests.md", "sh")).splitlines():
-        command = [sys.executable, *shlex.split(line, comments=True)[1:], "--help"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        python, option, name, *options = shlex.split(line, comments=True)
+        assert (python, option) == ("python", "-m")
+        monkeypatch.setattr(sys, "argv", [name, *options, "--help"])
+        with pytest.raises(SystemExit) as ended:
+            programs[name]()
+        assert ended.value.code == 0
 
 
 # ---- texts ----

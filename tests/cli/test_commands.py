@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -311,7 +312,7 @@ def test_without_arguments_the_help_is_printed(arguments: list[str]) -> None:
 
 
 def test_an_unreachable_target_is_exit_3(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "CONNECT_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(Target, "of", partial(Target.of, connect_timeout_s=0.0))
     for arguments in (["--url", "http://127.0.0.1:1"], ["--store", "redis://127.0.0.1:1"]):
         result = CliRunner().invoke(main, [*arguments, "status"])
         assert result.exit_code == 3, result.output

@@ -20,7 +20,7 @@ from simulator.replay.replay import Replay, differences
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 @pytest.mark.timeout(600)
 def test_the_demo_trains_seven_models_and_leaves_no_process(tmp_path):
     picture, history = tmp_path / "timeline.svg", tmp_path / "history.jsonl"

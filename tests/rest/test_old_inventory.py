@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager, Refusal, Settings
+from resource_manager.cli import main
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
@@ -25,6 +25,8 @@ from tests.redis_server import RedisServer
 from tests.sql_servers import Postgres
 
 OLD = '[[servers]]\nname = "gpu-server-0"\ngpus = 8\ncpus = 64\n'
+NOT_NOW = 1
+"""Exit code of `explain` where the request would not be granted now."""
 
 
 @pytest.fixture(params=["redis", "postgresql", "sqlite"])
@@ -82,13 +84,9 @@ def test_services_and_their_restarts(url: str, manager: GPUResourceManager, old_
 
 def test_commands(url: str, manager: GPUResourceManager, old_file: Path) -> None:
     before = manager.snapshot()
-    for command in (["status"], ["queue"], ["top", "--once"], ["explain", "--gpus", "8"]):
-        subprocess.run(
-            [sys.executable, "-m", "resource_manager.cli", *command],
-            env={**os.environ, "GPU_MANAGER_STORE": url},
-            capture_output=True,
-            timeout=60,
-        )
+    for command, code in (("status", 0), ("queue", 0), ("top --once", 0), ("explain --gpus 8", NOT_NOW)):
+        done = CliRunner().invoke(main, command.split(), env={"GPU_MANAGER_STORE": url})
+        assert done.exit_code == code, done.output
     assert manager.snapshot() == before
 
 
