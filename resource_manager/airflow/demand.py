@@ -22,6 +22,7 @@ from resource_manager.jobs import reconcile
 from resource_manager.jobs.reconcile import Action, ActionKind
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.demand import KINDS, Demand, from_texts, given_value
+from resource_manager.manager.newest_changes import PAGE, lease_of
 from resource_manager.manager.requests import check_limits
 from resource_manager.manager.results import Submission
 from resource_manager.manager.serializers import name_in_words
@@ -189,6 +190,24 @@ def submit(
     except ResourceManagerError as error:
         raise AirflowException(str(error)) from error
     return status
+
+
+_ENDINGS = {"cancelled": "cancelled its request", "released": "released its lease"}
+
+
+def ended_by_others(manager: LeaseService, lease_id: str) -> str:
+    """Return who cancelled the request of a task or released its lease, which are gone; empty if nobody did.
+
+    It is the newest change of a lease id among the last 1,000 of the history. What the task itself ended is
+    not told apart: it knows.
+    """
+    version = manager.summary()["version"]
+    changes = manager.history(max(version - PAGE, 0), PAGE)
+    newest = next((change for change in reversed(changes) if lease_of(change) == lease_id), None)
+    if newest is None or newest["change"] not in _ENDINGS:
+        return ""
+    reason = f": {newest['reason']}" if newest.get("reason") else ""
+    return f"{newest.get('by') or 'another client'} {_ENDINGS[newest['change']]}{reason}"
 
 
 def end_lease(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import threading
 import time
@@ -30,6 +31,8 @@ from resource_manager.manager.results import Allocation
 from resource_manager.manager.service import LeaseService
 
 SERVER_VARIABLE = "GPU_MANAGER_SERVER"
+
+_EXIT_CODE = re.compile(r"(?:exit code|exit status =|exit status|'StatusCode':) (-?\d+)")
 
 TRY_LABEL = "try_number"
 """Label of a lease with the number of the try that requested it."""
@@ -148,14 +151,14 @@ class RunsInWorker(HoldsLease):
         self, context: Any, manager: LeaseService, allocation: Allocation, work: Callable[[], Any]
     ) -> Any:
         """Return what the work returns, done with the lease's devices and renewals; then end the lease."""
-        outcome = Outcome.FAILED
         try:
             with self.with_devices(manager, allocation):
                 result = work()
-            outcome = Outcome.SUCCESS
-            return result
-        finally:
-            self.end_lease(manager, allocation, outcome)
+        except BaseException as error:
+            self.end_lease(manager, allocation, Outcome.FAILED, reason_of(error))
+            raise
+        self.end_lease(manager, allocation, Outcome.SUCCESS)
+        return result
 
     @contextmanager
     def with_devices(
@@ -178,12 +181,30 @@ class RunsInWorker(HoldsLease):
         finally:
             task_over.set()
 
-    def end_lease(self, manager: LeaseService, allocation: Allocation, outcome: Outcome) -> None:
-        """Release the lease after the work."""
+    def end_lease(
+        self, manager: LeaseService, allocation: Allocation, outcome: Outcome, reason: str = ""
+    ) -> None:
+        """Release the lease after the work; the reason is for the history."""
         try:
-            manager.release(allocation["task_id"], fencing_token=allocation["fencing_token"], outcome=outcome)
+            manager.release(
+                allocation["task_id"],
+                fencing_token=allocation["fencing_token"],
+                outcome=outcome,
+                reason=reason,
+            )
         except ResourceManagerError as error:  # a failed release must not hide the work's own result
             self.log.warning("the lease was not released and will expire: %s", error)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the exit code that an operator's error tells, as Bash, SSH and Docker have it; else its class.
+
+    No more of the words of an error: they may hold a secret, and every reader sees the history.
+    """
+    first_line = str(error).partition("\n")[0]
+    if isinstance(error, AirflowException) and (told := _EXIT_CODE.search(first_line)):
+        return f"exit code {told[1]}"
+    return type(error).__name__
 
 
 def devices_of(allocation: Allocation) -> dict[str, str]:

@@ -24,6 +24,15 @@ def newest_changes(history: Callable[[int, int], Sequence[Recorded]], version: i
         version = start
 
 
+def lease_of(change: Recorded) -> str:
+    """Return the id of the lease or pending request that a change is about, empty if it is about none."""
+    if "lease" in change:
+        return str(change["lease"]["request"]["lease_id"])
+    if "request" in change:
+        return str(change["request"]["lease_id"])
+    return str(change.get("lease_id", ""))
+
+
 def names_at(shown: Iterable[Recorded], newest_first: Iterable[Recorded]) -> dict[int, dict[str, str]]:
     """Return the names, by lease id, of what the changes shown mention and do not bring, by their versions.
 

@@ -100,16 +100,32 @@ def test_a_task_waits_for_its_gpus_and_then_runs(asks, manager):
     assert "SUCCESS" in outcomes(manager)
 
 
-def test_a_request_that_was_cancelled_is_made_again_while_the_task_is_wanted(asks, manager, wanted):
-    for number in range(4):
-        manager.submit(f"holds{number}", 8, 8)
+def test_a_request_that_was_lost_is_made_again_while_the_task_is_wanted(asks, manager, wanted):
     trigger = asks("echo over")
-    manager.cancel(TASK.lease_id)
+    manager.reset()
     wanted(False)
     assert fire(again(trigger)) == {"state": EndState.FAILED, "detail": "the task was ended"}
     assert manager.queue() == []
     wanted(True)
-    assert fire(trigger, lambda: manager.release_resources("holds1"))["last_line"] == "over"
+    assert fire(trigger)["last_line"] == "over"
+
+
+def test_a_request_that_somebody_cancelled_ends_its_try_before_and_while_it_is_waited_for(asks, manager):
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    trigger = asks("echo over")
+    event = fire(trigger, lambda: manager.cancel(TASK.lease_id, reason="not today"))
+    words = f"{manager.history()[-1]['by']} cancelled its request: not today"
+    assert event["detail"] == words
+    assert fire(again(trigger))["detail"] == words
+    assert manager.queue() == []
+
+
+def test_a_lease_that_somebody_released_before_its_job_began_ends_its_try(asks, manager):
+    trigger = asks("echo over")
+    manager.release(TASK.lease_id, outcome="CANCELLED")
+    assert fire(trigger)["detail"] == f"{manager.history()[-1]['by']} released its lease"
+    assert manager.leases() == []
 
 
 def test_a_wait_beyond_its_limit_leaves_the_queue(asks, manager):

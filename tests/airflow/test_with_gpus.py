@@ -25,6 +25,7 @@ with warnings.catch_warnings():
         gpu_lease,
         with_gpus,
     )
+    from resource_manager.airflow.in_worker import reason_of
     from resource_manager.airflow.leased_operators import lease_keeping
     from resource_manager.airflow.leased_operators.kinds import kind_of
     from resource_manager.airflow.task_trigger.waits import GrantTrigger, LeaseEndTrigger
@@ -76,6 +77,11 @@ def made(operator, *, owner="", demand=None, **arguments):
     return with_gpus(operator, **{"gpus": 2, **(demand or {})})(task_id="t", owner=owner, **arguments)
 
 
+def end_of(manager):
+    """Return how the newest lease ended, as the history has it."""
+    return manager.history(0)[-1]["outcome"], manager.history(0)[-1]["reason"]
+
+
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
 def test_an_operator_is_wrapped_pickled_serialised_and_mapped(operator):
     try:
@@ -121,7 +127,7 @@ def test_a_command_gets_its_devices_whatever_environment_it_has(manager, argumen
     assert made(BashOperator, bash_command=command, **arguments).execute(context) == words
     assert seen == [LEASE]
     assert manager.leases() == []
-    assert manager.history(0)[-1]["outcome"] == "SUCCESS"
+    assert end_of(manager) == ("SUCCESS", "exit code 0")
 
 
 def test_a_function_finds_its_lease_in_the_context(manager):
@@ -155,16 +161,57 @@ def test_it_waits_in_the_triggerer_and_runs_on_the_grant(manager):
     assert resumed == "done"
 
 
+@pytest.mark.parametrize("ends", ["cancel", "release"])
+def test_a_request_that_somebody_ended_is_not_made_again(manager, ends):
+    for number in range(4):
+        manager.allocate_resources(f"holds-{number}", 8, 1)
+    operator = made(BashOperator, bash_command="echo done")
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute(context_of())
+    if ends == "cancel":
+        manager.cancel(LEASE)
+    else:
+        manager.release_resources("holds-0")
+    event = asyncio.run(anext(deferred.value.trigger.run())).payload
+    if ends == "release":
+        manager.release(LEASE)
+    with pytest.raises(AirflowException, match=rf"{ends}l?e?d its (request|lease)"):
+        operator.resume_execution(deferred.value.method_name, {"event": event}, context_of())
+    assert manager.queue() == [] or ends == "release"
+
+
 def test_a_failure_releases_the_gpus_and_a_retry_waits_for_a_lost_try(manager):
     with pytest.raises(AirflowException):
-        made(BashOperator, bash_command="exit 1").execute(context_of())
-    assert manager.history(0)[-1]["outcome"] == "FAILED"
+        made(BashOperator, bash_command="exit 3").execute(context_of())
+    assert end_of(manager) == ("FAILED", "exit code 3")
     manager.submit(
         LEASE, 2, 1, labels={**TASK.labels, "try_number": "1", "scope": "process"}, ttl=60, owner=""
     )
     with pytest.raises(TaskDeferred) as deferred:
         made(BashOperator, bash_command="true").execute(context_of(try_number=2))
     assert isinstance(deferred.value.trigger, LeaseEndTrigger)
+
+
+def test_an_error_without_an_exit_code_is_told_by_its_class_and_none_of_its_words(manager):
+    def fails():
+        raise ValueError("the password is exit code 3")
+
+    with pytest.raises(ValueError, match="the password"):
+        made(PythonOperator, python_callable=fails).execute(context_of())
+    assert end_of(manager) == ("FAILED", "ValueError")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("SSH operator error: exit status = -1", "exit code -1"),
+        ("Docker container failed: {'Error': None, 'StatusCode': 137}", "exit code 137"),
+        ("Process returned non-zero exit status 4.\nstderr: exit code 5", "exit code 4"),
+        ("no command\nexit code 5", "AirflowException"),
+    ],
+)
+def test_the_exit_code_is_read_from_what_the_operators_raise(words, reason):
+    assert reason_of(AirflowException(words)) == reason
 
 
 def deferred_by(manager, how="value", **arguments):
@@ -224,7 +271,7 @@ def test_a_trigger_that_fails_fails_the_task_and_releases_its_gpus(manager):
     with pytest.raises(Exception, match="Trigger failure"):
         resumed(operator, deferred, fired(deferred))
     assert manager.leases() == []
-    assert manager.history(0)[-1]["outcome"] == "FAILED"
+    assert end_of(manager) == ("FAILED", "OSError")
 
 
 def test_a_gpu_that_fails_while_the_operator_is_deferred_fails_the_task(manager, monkeypatch):
@@ -236,7 +283,7 @@ def test_a_gpu_that_fails_while_the_operator_is_deferred_fails_the_task(manager,
     with pytest.raises(Exception, match="one of its GPUs failed: xid 79"):
         resumed(operator, deferred, fired(deferred))
     assert manager.leases() == []
-    assert manager.history(0)[-1]["outcome"] == "FAILED"
+    assert end_of(manager) == ("FAILED", "one of its GPUs failed: xid 79")
 
 
 def test_a_trigger_that_ends_the_task_releases_its_gpus(manager):
@@ -261,6 +308,7 @@ def test_a_deferral_that_took_too_long_releases_the_gpus(manager):
     with pytest.raises(Exception, match="timeout"):
         operator.resume_execution("__fail__", {"error": "Trigger timeout"}, context_of())
     assert manager.leases() == []
+    assert end_of(manager) == ("FAILED", "Trigger timeout")
 
 
 def test_an_operator_with_names_of_ours_is_refused():

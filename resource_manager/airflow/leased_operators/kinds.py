@@ -34,6 +34,8 @@ class Kind:
 
     fill: Callable[[Any, Allocation], None] = lambda operator, allocation: None
     on_worker: bool = True
+    has_exit_code: bool = False
+    """Whether a task that succeeds ran a command, which ended with 0."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -45,9 +47,11 @@ class Kind:
         self.fill(operator, allocation)
         return allocation
 
-    def end(self, operator: Any, manager: LeaseService, allocation: Allocation, outcome: Outcome) -> bool:
+    def end(
+        self, operator: Any, manager: LeaseService, allocation: Allocation, outcome: Outcome, reason: str = ""
+    ) -> bool:
         """End the lease after the operator's own end; return whether it has ended."""
-        operator.end_lease(manager, allocation, outcome)
+        operator.end_lease(manager, allocation, outcome, reason)
         return True
 
 
@@ -66,6 +70,7 @@ class KindElsewhere(Kind):
     removes: Callable[[Any, RunningJob], bool] = lambda operator, job: True
     """Tells whether the launcher removes what is left of a job that has ended."""
     on_worker: bool = False
+    has_exit_code: bool = True
 
     @property
     def labels(self) -> dict[str, str]:
@@ -107,7 +112,9 @@ class KindElsewhere(Kind):
             raise AirflowException(str(error)) from error
         return allocation
 
-    def end(self, operator: Any, manager: LeaseService, allocation: Allocation, outcome: Outcome) -> bool:
+    def end(
+        self, operator: Any, manager: LeaseService, allocation: Allocation, outcome: Outcome, reason: str = ""
+    ) -> bool:
         """Release the lease if its job is gone; else it is kept, and quarantined."""
         name = name_in_words(allocation)
         try:
@@ -120,6 +127,7 @@ class KindElsewhere(Kind):
                     fencing_token=allocation["fencing_token"],
                     outcome=outcome,
                     job_end=JobEnd.ENDED,
+                    reason=reason,
                 )
                 return True
             problem = f"what it started still runs on {allocation['server_name']}"
@@ -205,7 +213,7 @@ def _is_left_over(operator: Any, job: RunningJob) -> bool:
 
 
 KINDS = {
-    f"{AIRFLOW}.standard.operators.bash.BashOperator": Kind(_fill_bash),
+    f"{AIRFLOW}.standard.operators.bash.BashOperator": Kind(_fill_bash, has_exit_code=True),
     f"{AIRFLOW}.standard.operators.python._BasePythonVirtualenvOperator": Kind(_fill_virtualenv),
     f"{AIRFLOW}.cncf.kubernetes.operators.pod.KubernetesPodOperator": Kind(_fill_pod, on_worker=False),
     f"{AIRFLOW}.ssh.operators.ssh.SSHOperator": KindElsewhere(

@@ -13,7 +13,7 @@ from airflow.sdk import BaseOperator
 
 from resource_manager.airflow.demand import FIELDS, check_at_parse, check_duration
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
-from resource_manager.airflow.in_worker import TRY_LABEL, RunsInWorker
+from resource_manager.airflow.in_worker import TRY_LABEL, RunsInWorker, reason_of
 from resource_manager.airflow.leased_operators.kinds import Kind, KindElsewhere, kind_of
 from resource_manager.airflow.leased_operators.lease_keeping import LeaseKeepingTrigger
 from resource_manager.airflow.links import ConsoleLink
@@ -23,6 +23,7 @@ from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.task_trigger.base import handover_s
 from resource_manager.airflow.version_compat import AirflowException, TaskDeferred
 from resource_manager.core.changes import Outcome
+from resource_manager.core.identifiers import as_reason
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.demand import given_value
@@ -69,19 +70,18 @@ class LeasedOperator(RunsInWorker):
         """Return what the work returns; if it defers, the lease goes on in the trigger."""
         context["gpu_lease"] = allocation
         allocation = self.gpu_kind.prepare(self, manager, allocation)
-        outcome = Outcome.FAILED
         try:
             with self.with_devices(
                 manager, allocation, ends_in_time=not isinstance(self.gpu_kind, KindElsewhere)
             ):
                 result = work()
-            outcome = Outcome.SUCCESS
         except TaskDeferred as deferred:
             raise self._deferred(context, manager, allocation, deferred) from None
-        except BaseException:
-            self.gpu_kind.end(self, manager, allocation, outcome)
+        except BaseException as error:
+            self.gpu_kind.end(self, manager, allocation, Outcome.FAILED, reason_of(error))
             raise
-        self.gpu_kind.end(self, manager, allocation, outcome)
+        reason = "exit code 0" if self.gpu_kind.has_exit_code else ""
+        self.gpu_kind.end(self, manager, allocation, Outcome.SUCCESS, reason)
         return result
 
     def _deferred(
@@ -121,7 +121,7 @@ class LeasedOperator(RunsInWorker):
                 f"it (ttl = {self._ttl}), or another client ended it"
             )
         if "error" in event:
-            self.gpu_kind.end(self, manager, allocation, Outcome.FAILED)
+            self.gpu_kind.end(self, manager, allocation, Outcome.FAILED, _reason_of(event["error"]))
             return super().resume_execution("__fail__", event["error"], context)  # type: ignore[misc]
         arguments = {**arguments, "event": event["event"]}
         resume = super().resume_execution  # type: ignore[misc]
@@ -134,7 +134,8 @@ class LeasedOperator(RunsInWorker):
                 manager = self.manager
                 allocation = self._lease_of_this_try(context, manager)
                 if allocation is not None:
-                    self.gpu_kind.end(self, manager, allocation, Outcome.FAILED)
+                    reason = _reason_of(next_kwargs or {})
+                    self.gpu_kind.end(self, manager, allocation, Outcome.FAILED, reason)
             except Exception as error:  # the task has failed for another reason
                 self.log.warning("the lease was not released and will expire: %s", error)
         return super().resume_execution(next_method, next_kwargs, context)  # type: ignore[misc]
@@ -146,6 +147,12 @@ class LeasedOperator(RunsInWorker):
             return None
         is_own = entry["labels"].get(TRY_LABEL) == str(context["ti"].try_number)
         return entry if is_own else None
+
+
+def _reason_of(error: Mapping[str, Any]) -> str:
+    """Return why a deferral failed: the class of its trigger's error, else Airflow's word for it."""
+    lines = error.get("traceback") or ()
+    return as_reason(str(lines[-1]).partition(":")[0] if lines else error.get("error", ""))
 
 
 OWN_NAMES = {"gpu_conn_id", "gpu_demand", "gpu_kind", "made_by", "own_execute", "wait_limit"} | {

@@ -15,6 +15,7 @@ from resource_manager.airflow.demand import (
     check_duration,
     check_partial,
     demand_of,
+    ended_by_others,
     is_of,
     submit,
     taken,
@@ -126,12 +127,16 @@ class HoldsLease:
         return self.execute(context)
 
     def fail_if_overdue(self, context: Any, event: dict[str, Any]) -> None:
-        """Log the wait; cancel the request and raise `AirflowException` if it exceeded `max_wait`."""
+        """Log the wait; raise `AirflowException` if it exceeded `max_wait`, or somebody ended the request."""
         identity, _ = identity_of(context)
         wait = GrantEvent.model_validate(event)
         self.log.info("%s", describe_wait(wait.waited_s, wait.reasons))
         if wait.state is GrantState.MAX_WAIT_EXCEEDED and self._cancel(identity):
             raise AirflowException(self.too_long(wait.reasons))
+        manager = self.manager
+        is_gone = manager.status_of(identity.lease_id) is None
+        if is_gone and (who := ended_by_others(manager, identity.lease_id)):
+            raise AirflowException(who)
 
     def too_long(self, reasons: Sequence[str]) -> str:
         """Return why a wait beyond `max_wait` fails the task."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from resource_manager.airflow.demand import is_of, submit
+from resource_manager.airflow.demand import ended_by_others, is_of, submit
 from resource_manager.airflow.task_state import is_wanted
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
 from resource_manager.airflow.task_trigger.plan import TaskPlan
@@ -34,6 +34,7 @@ class TaskLease:
     def __init__(self, trigger: TaskBoundTrigger, plan: TaskPlan) -> None:
         self._trigger, self._plan = trigger, plan
         self._held: Allocation | None = None
+        self._has_released = False
 
     @property
     def held(self) -> Allocation:
@@ -54,12 +55,19 @@ class TaskLease:
         return entry["state"] != "WAITING" and entry["fencing_token"] == self.token
 
     async def request(self, attempt: int) -> Submission:
-        """Return the task's lease or pending request; ask again if it was cancelled."""
+        """Return the task's lease or pending request; ask again if it was lost.
+
+        Raises `AirflowException` if somebody else ended it: the task asked, and is not to come back.
+        """
         status = await self.newest()
         if status is not None and not (status["state"] == "ERROR" and status["revoked"]):
             return status
         if not await in_thread(is_wanted, self._trigger.identity):
             raise AirflowException("the task was ended")
+        if status is None and attempt == 1 and not self._has_released:
+            lease_id = self._trigger.identity.lease_id
+            if who := await self._trigger.ask(lambda manager: ended_by_others(manager, lease_id)):
+                raise AirflowException(who)
         demand = self._plan.demand
         if attempt > 1:
             labels = {**demand.labels, ATTEMPT_LABEL: str(attempt)}
@@ -99,6 +107,7 @@ class TaskLease:
 
     async def release(self, outcome: Outcome, **why: Any) -> str:
         """End the jobs and the lease; return why the GPUs stay allocated, empty if they do not."""
+        self._has_released = True
         done = await self._with_manager(reconcile.end, self.held, outcome, **why)
         if done.action is ActionKind.PARTLY_RELEASED:
             self._trigger.log.warning(

@@ -21,12 +21,3 @@ def is_called(change: Recorded, name: str) -> bool:
     """Return True if a change brings the lease or pending request with that short id or display name."""
     shown, _, short_id = recorded_name(change).rpartition(" ")
     return bool(short_id) and name in (shown, short_id)
-
-
-def lease_of(change: Recorded) -> str:
-    """Return the id of the lease or pending request that a change is about, empty if it is about none."""
-    if "lease" in change:
-        return str(change["lease"]["request"]["lease_id"])
-    if "request" in change:
-        return str(change["request"]["lease_id"])
-    return str(change.get("lease_id", ""))

@@ -15,14 +15,14 @@ from resource_manager.jobs import reconcile
 from resource_manager.jobs.airflow_api import AirflowUnavailableError
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.manager import serializers
-from resource_manager.manager.newest_changes import names_at
+from resource_manager.manager.newest_changes import lease_of, names_at
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.results import Recorded
 from resource_manager.manager.use_results import GpuUse
 from resource_manager.manager.wording import by_whom, content_of
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import cells
-from resource_manager.rest.console.history_pages import is_called, lease_of, newest
+from resource_manager.rest.console.history_pages import is_called, newest
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.service import Service
 from resource_manager.scheduling.reasons.start_estimates import LATER
