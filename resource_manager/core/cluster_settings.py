@@ -91,6 +91,7 @@ class ClusterSettings:
     `open` or `price`, with the prices of an idle and of a full server. Without `min_gpus` and `max_gpus` the
     inventory gives the range. `rogue` is `avoid` or `ignore`. `prices` are those of an hour of a GPU by type,
     for reports; `health` replaces rules of the built-in table; without `sign_on` people have tokens only.
+    `confine` is `off`, `try` or `must`, for servers that state none; `writable` is added to theirs.
     """
 
     policy: str = "first_fit"
@@ -111,6 +112,8 @@ class ClusterSettings:
     idle_below: float = 5.0
     idle_after_s: float = 3600.0
     idle_action: str = "warn"
+    confine: str = "off"
+    writable: tuple[str, ...] = ()
     prices: Mapping[str, float] = field(default_factory=dict)
     health: tuple[HealthRule, ...] = ()
     sign_on: SignOn | None = None

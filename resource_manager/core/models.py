@@ -59,7 +59,8 @@ class Node:
     `resources` maps a name that includes the unit (`cpus`, `memory_mib`) to the total amount. `interface` is
     the network interface at `address`, empty if unknown. `islands` are the ids of GPUs that NVLink, or else a
     NUMA node, joins; empty if unknown. `mps` is the folder of the MPS daemons that the node's agent keeps for
-    GPU fractions, empty if it keeps none.
+    GPU fractions, empty if it keeps none. `confine` says whether plain jobs run within walls, empty: as the
+    cluster says; `writable` are the paths there that they may write to.
     """
 
     name: str
@@ -73,6 +74,8 @@ class Node:
     interface: str = ""
     islands: tuple[tuple[int, ...], ...] = ()
     mps: str = ""
+    confine: str = ""
+    writable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +278,7 @@ class JobPlace:
     `launcher` runs it, reached by `address` and the Airflow connection `conn_id`. `machine` is what the
     machine, or the Docker engine, says it is; `folder` is the absolute path of the jobs there and `mark` a
     number that only this folder has; both are empty for a container. `user` is the account that it runs as.
+    `walls` is what keeps the job to its GPUs and folder: `bubblewrap`, or `none:` and why; empty if unasked.
     """
 
     launcher: str
@@ -284,6 +288,7 @@ class JobPlace:
     folder: str = ""
     mark: str = ""
     user: str = ""
+    walls: str = ""
 
 
 @direct_init

@@ -309,6 +309,8 @@ _SERVER_KEYS = {
     "interface": "interface",
     "islands": "islands",
     "mps": "mps",
+    "confine": "confine",
+    "writable": "writable",
 }
 """Key of `[[servers]]` -> field of `Node`, for those that are compared as they are."""
 

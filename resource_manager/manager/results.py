@@ -43,7 +43,8 @@ class Member(TypedDict):
     """One server of a lease, in the order of the ranks.
 
     `mps_folder` is that of the MPS daemon that enforces the lease's part of a GPU; empty for whole GPUs, and
-    where the part is accounted only.
+    where the part is accounted only. `confine` says whether a plain job there runs within walls, in which it
+    may write to `writable`.
     """
 
     rank: int
@@ -55,6 +56,8 @@ class Member(TypedDict):
     vendor: str
     gpu_memory_mib: int
     mps_folder: str
+    confine: str
+    writable: list[str]
     cpu_count: Amount
     port: int
     interface: str
@@ -70,6 +73,7 @@ class Place(TypedDict):
     folder: str
     mark: str
     user: str
+    walls: str
 
 
 class Allocation(Requested):

@@ -124,6 +124,7 @@ def _place(place: JobPlace) -> Place:
         "folder": place.folder,
         "mark": place.mark,
         "user": place.user,
+        "walls": place.walls,
     }
 
 
@@ -142,6 +143,8 @@ def _member(cluster: ClusterState, request: Request, rank: int, placed: Placemen
         "vendor": gpus[0].vendor if gpus else node.vendor,
         "gpu_memory_mib": memory_mib * request.gpu_milli // MILLI_PER_GPU,
         "mps_folder": _mps_folder(node, request, gpus),
+        "confine": node.confine or cluster.settings.confine,
+        "writable": [*dict.fromkeys((*cluster.settings.writable, *node.writable))],
         "cpu_count": request.resources.get("cpus", 0),
         "port": placed.port,
         "interface": node.interface,

@@ -149,6 +149,7 @@ class PlaceOfJob(Body):
     folder: Text = ""
     mark: Text = ""
     user: Text = ""
+    walls: Text = ""
 
 
 class PlaceBody(LeaseBody):

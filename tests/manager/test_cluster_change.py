@@ -260,6 +260,8 @@ def random_sections(draw: random.Random) -> dict[str, Any]:
                 gang_ports=[29500, 29599],
                 labels={"rack": draw.choice("xyz"), 'a"b.c': "é"},
                 resources={"net": draw.choice((1, 2.5))},
+                confine=draw.choice(("off", "try", "must")),
+                writable=["/data", "~/.cache"],
                 gpus=[group(number_of * 20, number) for number_of in range(draw.randint(1, 3))],
             ),
         }
@@ -276,6 +278,8 @@ def random_sections(draw: random.Random) -> dict[str, Any]:
                 min_gpus=draw.randint(0, 4),
                 lease_ttl=draw.choice((60, "3d", 0.5)),
                 rogue="ignore",
+                confine=draw.choice(("off", "try", "must")),
+                writable=["/scratch", "~"],
                 idle_below=draw.choice((0, 50.5)),
                 prices={"A": 2.5, "H 100": 4.0},
             ),

@@ -54,7 +54,15 @@ def test_an_allocation_has_the_keys_of_the_original_and_one_member() -> None:
     )
     assert (allocation["expires_at"], allocation["state"]) == (None, "RUNNING")
     [member] = allocation["members"]
-    only_of_members = {"rank": 0, "gpu_uuids": [], "mps_folder": "", "port": 0, "interface": ""}
+    only_of_members = {
+        "rank": 0,
+        "gpu_uuids": [],
+        "mps_folder": "",
+        "confine": "off",
+        "writable": [],
+        "port": 0,
+        "interface": "",
+    }
     same = member.keys() - only_of_members.keys()
     assert member == {key: allocation[key] for key in same} | only_of_members
     assert json.loads(json.dumps(allocation)) == allocation

@@ -94,7 +94,8 @@ class Job:
     GPU, 0 if unknown; `mps_folder` is that of the MPS daemon which enforces its part. `container` has
     further options for a container, by the names of Docker's `create_host_config`. `files` are texts by the
     variable that gets the path of a file with the text; `port` is one that the job will listen on, 0 if none.
-    `batch` is what Slurm is asked for.
+    `batch` is what Slurm is asked for. `confine` (`off`, `try`, `must`) says whether a plain process runs
+    within walls, in which it may write to the paths `writable`.
     """
 
     key: str
@@ -113,6 +114,8 @@ class Job:
     files: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
     batch: BatchRequest | None = None
+    confine: str = "off"
+    writable: tuple[str, ...] = ()
 
 
 class Launcher(Protocol):

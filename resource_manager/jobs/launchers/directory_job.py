@@ -127,11 +127,12 @@ def verify(key: str, place: Mapping[str, str], here: str = "") -> None:
     )
 
 
-def prepare(root: str, key: str, port: int = 0) -> dict[str, Any]:
+def prepare(root: str, key: str, port: int = 0, walls: Sequence[str] = ()) -> dict[str, Any]:
     """Make the job's directory and test that a start can write there and that `port`, if any, is free.
 
-    Returns {"running": the other jobs of this root that run}, and the job's place as "machine", "folder",
-    "mark" and "user". Raises `OSError`, or `RefusedError` for a job that was stopped.
+    Returns {"running": the other jobs of this root that run}, the job's place as "machine", "folder",
+    "mark" and "user", and as "walls" what `walls`, arguments of Python, say is missing for them. Raises
+    `OSError`, or `RefusedError` for a job that was stopped.
     """
     refuse_ended(root, key)
     directory = directory_of(root, key)
@@ -154,7 +155,20 @@ def prepare(root: str, key: str, port: int = 0) -> dict[str, Any]:
         "folder": folder,
         "mark": _mark(folder),
         "user": _user(),
+        "walls": _missing_for_walls(directory, walls) if walls else "",
     }
+
+
+def _missing_for_walls(directory: str, walls: Sequence[str]) -> str:
+    """Return why a job of this directory cannot have these walls, empty if it can."""
+    tried = subprocess.run(
+        [sys.executable, *walls],
+        env={**os.environ, "GPU_JOB_LOCK": os.path.join(directory, "lock")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+    )
+    said = (tried.stdout if tried.returncode == 0 else tried.stderr).decode("utf-8", "replace")
+    return (said.strip().splitlines() or [""])[-1][:MAX_SHORT_BYTES]
 
 
 def start(
@@ -320,11 +334,11 @@ def stage(root: str, key: str, program: str) -> dict[str, Any]:
     return {"path": path}
 
 
-def run(root: str, key: str, command: str, environment: Mapping[str, str]) -> int:
+def run(root: str, key: str, command: str, environment: Mapping[str, str], walls: Sequence[str] = ()) -> int:
     """Run a command of the login shell as the job in this process's session; return its exit code.
 
-    This process waits for it whatever signals it gets, and holds the lock: the job is known to run also where
-    its own process is another user's.
+    `walls` come before the shell. This process waits for it whatever signals it gets, and holds the lock: the
+    job is known to run also where its own process is another user's.
     """
     refuse_ended(root, key)
     directory = directory_of(root, key)
@@ -337,7 +351,7 @@ def run(root: str, key: str, command: str, environment: Mapping[str, str]) -> in
         refuse_ended(root, key)
         shell = os.environ.get("SHELL") or "/bin/sh"
         job = subprocess.Popen(
-            [shell, "-c", command],
+            [*walls, shell, "-c", command],
             env={**os.environ, **environment, "GPU_JOB_LOCK": os.path.join(directory, "lock")},
             pass_fds=(lock,),
         )

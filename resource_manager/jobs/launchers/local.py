@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from resource_manager.core.models import JobPlace
-from resource_manager.jobs.launchers import directory_job
+from resource_manager.jobs.launchers import directory_job, walls
 from resource_manager.jobs.launchers.base import (
     ANSWER_TIMEOUT_S,
     TAIL_BYTES,
@@ -52,9 +53,36 @@ def refusal(name: str, reason: str, failed: str) -> LauncherError:
     return (AlreadyEndedError if name == "AlreadyEndedError" else LauncherUnreachableError)(reason)
 
 
-def placed(place: JobPlace, prepared: Mapping[str, Any]) -> JobPlace:
-    """Return the place with what `directory_job.prepare` says about it."""
-    return replace(place, **{name: prepared[name] for name in ("machine", "folder", "mark", "user")})
+def placed(place: JobPlace, prepared: Mapping[str, Any], walls: str = "") -> JobPlace:
+    """Return the place with what `directory_job.prepare` says about it, and with the job's walls."""
+    found = {name: prepared[name] for name in ("machine", "folder", "mark", "user")}
+    return replace(place, **found, walls=walls)
+
+
+def walls_of(job: Job, prepared: Mapping[str, Any], server: str) -> str:
+    """Return the job's walls there, as its place says; raises `LauncherError` if it must have others."""
+    missing = prepared["walls"]
+    if job.confine == "must" and missing:
+        raise LauncherError(f"{server} confines its jobs (confine = must), but {missing}")
+    return "" if job.confine == "off" else f"{walls.NONE}{missing}" if missing else walls.BUBBLEWRAP
+
+
+def check_of(job: Job) -> list[str]:
+    """Return the arguments of Python that say what is missing for the job's walls; none if it has none."""
+    return [] if job.confine == "off" else [*_program_of(job), walls.CHECK]
+
+
+def before_command(job: Job, place: JobPlace, python: str = sys.executable) -> list[str]:
+    """Return the program that the job's command follows there, which puts it within walls or says why not."""
+    if job.confine == "off":
+        return []
+    if place.walls.startswith(walls.NONE):
+        return ["/bin/sh", "-c", 'echo "gpu-manager: walls: $0" >&2; exec "$@"', place.walls]
+    return [python, *_program_of(job)]
+
+
+def _program_of(job: Job) -> list[str]:
+    return walls.program_of(job.gpu_ids, job.gpu_uuids, job.vendor, job.writable)
 
 
 class LocalSignals:
@@ -93,20 +121,22 @@ class LocalLauncher:
         found = self._ask(
             job.key,
             "cannot be started",
-            lambda: directory_job.prepare(self.root, job.key, job.port),
+            lambda: directory_job.prepare(self.root, job.key, job.port, check_of(job)),
             kind=LauncherError,
         )
-        check_no_other_lease(job.key, found["running"], socket.gethostname())
-        self._place = placed(self._place, found)
+        server = socket.gethostname()
+        check_no_other_lease(job.key, found["running"], server)
+        self._place = placed(self._place, found, walls_of(job, found, server))
         return self._place
 
     def start(self, job: Job) -> bool:
         check_image(self._place.launcher, job)
         environment = job_environment(job)
+        command = [*before_command(job, self._place), *job.command]
         found = self._ask(
             job.key,
             "could not be started",
-            lambda: directory_job.start(self.root, job.key, job.command, environment, files=job.files),
+            lambda: directory_job.start(self.root, job.key, command, environment, files=job.files),
         )
         return bool(found["began"])
 

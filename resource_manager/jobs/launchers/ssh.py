@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import how_to_install
@@ -31,11 +31,20 @@ from resource_manager.jobs.launchers.base import (
     check_no_other_lease,
 )
 from resource_manager.jobs.launchers.devices import job_environment
-from resource_manager.jobs.launchers.local import placed, refusal, status_of
+from resource_manager.jobs.launchers.local import (
+    before_command,
+    check_of,
+    placed,
+    refusal,
+    status_of,
+    walls_of,
+)
 from resource_manager.jobs.launchers.plain_ssh import parts_of, plain_connection, silence
 from resource_manager.jobs.launchers.ssh_connections import SSHConnections
 
-PYTHON = "python3 -I -S -"
+PROGRAM = "python3"
+
+PYTHON = f"{PROGRAM} -I -S -"
 """Command that runs a program from standard input, without what else is installed: fast, always alike."""
 
 PYTHON_OF_LENGTH = (
@@ -80,6 +89,7 @@ class _Prepared(_Running):
     folder: str
     mark: str
     user: str
+    walls: str = Field(max_length=directory_job.MAX_SHORT_BYTES)
 
 
 class _Staged(Answer):
@@ -286,15 +296,16 @@ class SSHLauncher:
     def prepare(self, job: Job) -> JobPlace:
         check_image(self._place.launcher, job)
         job_environment(job)
-        found = self.ask("prepare", key=job.key, port=job.port)
+        found = self.ask("prepare", key=job.key, port=job.port, walls=check_of(job))
         check_no_other_lease(job.key, found["running"], self._server.host)
-        self._place = placed(self._place, found)
+        self._place = placed(self._place, found, walls_of(job, found, self._server.host))
         self.root = self._place.folder
         return self._place
 
     def start(self, job: Job) -> bool:
         check_image(self._place.launcher, job)
-        call = {"command": list(job.command), "environment": job_environment(job), "files": dict(job.files)}
+        command = [*before_command(job, self._place, PROGRAM), *job.command]
+        call = {"command": command, "environment": job_environment(job), "files": dict(job.files)}
         return bool(self.ask("start", key=job.key, **call)["began"])
 
     def stage(self, key: str, program: str) -> str:
@@ -305,7 +316,13 @@ class SSHLauncher:
 
         Nothing but its own end, `terminate` and `stop` ends it.
         """
-        call = {"root": self.root, "key": job.key, "command": command, "environment": job_environment(job)}
+        call = {
+            "root": self.root,
+            "key": job.key,
+            "command": command,
+            "environment": job_environment(job),
+            "walls": before_command(job, self._place, PROGRAM),
+        }
         program = (
             f"{inspect.getsource(directory_job)}\nraise SystemExit(run(**json.loads({json.dumps(call)!r})))\n"
         )

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from selectors import EVENT_READ, DefaultSelector
 from subprocess import PIPE, Popen
 from tempfile import TemporaryFile
@@ -22,9 +22,9 @@ from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import directory_job
 from resource_manager.jobs.launchers.base import Job, Launcher, LauncherError, LauncherUnreachableError
 from resource_manager.jobs.launchers.devices import job_environment
-from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.jobs.launchers.local import LocalLauncher, before_command
 from resource_manager.jobs.launchers.plain_ssh import parts_of
-from resource_manager.jobs.launchers.ssh import MAX_ANSWER_BYTES, PYTHON, SSHLauncher
+from resource_manager.jobs.launchers.ssh import MAX_ANSWER_BYTES, PROGRAM, PYTHON, SSHLauncher
 
 OWN_SERVER = "GPU_MANAGER_SERVER"
 """Environment variable with the name of the server that this machine is."""
@@ -137,11 +137,13 @@ def attend(
     options. It begins in `working_dir`, else here in this folder, there at home. The exit code is the job's.
     Raises `LauncherError`.
     """
+    if working_dir:  # the job's own, within walls, too
+        job = replace(job, writable=(*job.writable, working_dir))
     call = {
         "place": asdict(place),
         "root": place.folder,
         "key": job.key,
-        "command": list(job.command),
+        "command": [*before_command(job, place, sys.executable if here else PROGRAM), *job.command],
         "environment": job_environment(job),
         "working_dir": working_dir or ("." if here else "~"),
         "ttl_s": ttl_s,

@@ -14,7 +14,7 @@ from resource_manager.core.teams import Teams
 from resource_manager.errors import SettingsError
 from resource_manager.manager.cluster_file.durations import Duration
 from resource_manager.manager.cluster_file.notices import NoticeTable
-from resource_manager.manager.cluster_file.servers import Server, nodes_of
+from resource_manager.manager.cluster_file.servers import Confine, Server, WritablePath, nodes_of
 from resource_manager.manager.cluster_file.sign_on import SignOnSection
 from resource_manager.manager.cluster_file.teams import TeamsTable
 from resource_manager.manager.demand import Name, in_words
@@ -113,6 +113,16 @@ class ClusterSection(BaseModel):
     idle_action: Literal["warn", "release"] = Field(
         default="warn",
         description="release: a lease that was measured to be idle for so long is preempted, as idle.",
+    )
+    confine: Confine = Field(
+        default="off",
+        description="Walls around plain jobs, for servers that do not state it: must: a job that cannot have "
+        "them does not start; try: it runs without, and its lease says why.",
+    )
+    writable: tuple[WritablePath, ...] = Field(
+        default=(),
+        max_length=100,
+        description="Paths on the servers that a job within walls may write to, besides its own folder.",
     )
     prices: dict[Name, Price] = Field(
         default_factory=dict, description="Price of an hour of a GPU by type, for reports."

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from resource_manager.core.models import GANG_PORTS, Gpu, Node
 from resource_manager.errors import InvalidRequestError
@@ -30,6 +30,21 @@ Uuid = Annotated[str, Field(min_length=1, max_length=96, pattern=r"^[A-Za-z0-9/_
 """Identity of a GPU or MIG device, as its maker's library gives it: `GPU-…`, `MIG-…`."""
 
 PciAddress = Annotated[str, Field(pattern=r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")]
+
+Confine = Literal["off", "try", "must"]
+
+
+def _writable(path: str) -> str:
+    of_system = ("", "/dev", "/proc", "/sys", "/run")
+    if not re.fullmatch(r"(/|~/|~$)[^\0-\x1f\x7f]*", path) or path.rstrip("/") in of_system:
+        raise ValueError(
+            f"must be an absolute path, or one that begins with ~/, and no system's, got {path!r:.60}"
+        )
+    return path
+
+
+WritablePath = Annotated[str, Field(max_length=1000), AfterValidator(_writable)]
+"""Absolute path on a server, or one in the home of the user there, who runs the job."""
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -112,6 +127,15 @@ class Server(BaseModel):
         description="true: the agent keeps MPS daemons for GPU fractions, under /run/gpu-manager-mps or the "
         "folder that stands here instead.",
     )
+    confine: Confine | None = Field(
+        default=None,
+        description="Walls around plain jobs (off, try, must); unset: as the cluster's.",
+    )
+    writable: list[WritablePath] = Field(
+        default_factory=list,
+        max_length=100,
+        description="Paths that a job within walls may write to, besides its folder and the cluster's.",
+    )
 
     @model_validator(mode="after")
     def _pattern_of_names(self) -> Server:
@@ -182,6 +206,8 @@ class Server(BaseModel):
             self.interface,
             self.joined(gpus),
             MPS_FOLDER if self.mps is True else self.mps or "",
+            self.confine or "",
+            tuple(self.writable),
         )
 
 

@@ -41,7 +41,13 @@ def sections_of(cluster: ClusterState) -> dict[str, Any]:
 
 def _settings(settings: ClusterSettings) -> dict[str, Any]:
     values = ((key, getattr(settings, field), getattr(DEFAULTS, field)) for key, field in KEYS.items())
-    return {key: dict(value) if key == "prices" else value for key, value, usual in values if value != usual}
+    return {key: _plain(value) for key, value, usual in values if value != usual}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _servers(nodes: Iterable[Node]) -> Iterator[dict[str, Any]]:
@@ -65,6 +71,10 @@ def _servers(nodes: Iterable[Node]) -> Iterator[dict[str, Any]]:
             found["gang_ports"] = list(node.gang_ports)
         if node.mps:
             found["mps"] = node.mps == MPS_FOLDER or node.mps
+        if node.confine:
+            found["confine"] = node.confine
+        if node.writable:
+            found["writable"] = list(node.writable)
         if node.islands:
             found["islands"] = [list(island) for island in node.islands]
         if resources:

@@ -136,6 +136,20 @@ ids = [7]
             "keys of their own",
         ),
         ("[[machines]]\nname = 'a'\n", 1, "servers|machines"),
+        (
+            "[[servers]]\nname = 'a'\ncpus = 1\nconfine = 'yes'\n",
+            4,
+            "servers.0.confine: .*'off', 'try' or 'must'",
+        ),
+        ("[[servers]]\nname = 'a'\ncpus = 1\nwritable = '/data'\n", 4, "servers.0.writable: .*list"),
+        *(
+            (
+                f"[[servers]]\nname = 'a'\ncpus = 1\nwritable = ['/data', {path!r}]\n",
+                4,
+                "servers.0.writable.1: must be an absolute path, or one that begins with ~/, and no system's",
+            )
+            for path in ("data", "", "/", "//", "/dev", "/proc/", "/sys", "/run", "~root/x", "~x")
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_with_file_line_and_reason(

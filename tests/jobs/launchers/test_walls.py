@@ -1,0 +1,305 @@
+"""Walls around plain jobs: what a job within them reaches, what holds as without, and what is said."""
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from resource_manager.jobs.launchers import Job, JobState, LauncherError
+from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.jobs.launchers.ssh import SSHLauncher
+from tests.eventually import wait_for, wait_until_ended
+from tests.jobs.launchers.walled_server import ORDINARY, walled_server
+
+SAID = "gpu-manager: walls: bubblewrap\n"
+KEY = "gpu-train-0a1b2c3d-7"
+
+
+@pytest.fixture(params=[pytest.param(0, id="root"), pytest.param(ORDINARY, id="ordinary")])
+def server(request, tmp_path):
+    with walled_server(tmp_path, request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def launcher(server):
+    launcher = SSHLauncher("walled", server=server)
+    yield launcher
+    launcher.stop(KEY, 0.0)
+
+
+def within(launcher, command, **more):
+    """Return exit code and output of a job within walls."""
+    job = Job(KEY, ("/bin/sh", "-c", command), confine="must", **more)
+    assert launcher.prepare(job).walls == "bubblewrap"
+    launcher.start(job)
+    ended = wait_until_ended(launcher, KEY)
+    text = launcher.logs(KEY).text
+    assert text.startswith(SAID)
+    return ended.exit_code, text.removeprefix(SAID)
+
+
+@pytest.mark.e2e
+def test_a_job_opens_its_own_gpus_and_no_others(launcher):
+    tried = """
+    cd /dev && ls -d nvidia*
+    for gpu in 0 1 2 3 4; do head -c 2 nvidia$gpu 2>/dev/null | od -An -tx1; done
+    """
+    assert within(launcher, tried, gpu_ids=(1, 2)) == (
+        0,
+        "nvidia-uvm\nnvidia-uvm-tools\nnvidia1\nnvidia2\nnvidiactl\n 00 00\n 00 00\n",
+    )
+
+
+@pytest.mark.e2e
+def test_a_job_without_gpus_has_none(launcher):
+    assert within(launcher, "ls /dev | grep nvidia") == (1, "")
+
+
+@pytest.mark.e2e
+def test_no_job_makes_or_mounts_its_way_to_a_foreign_gpu(launcher):
+    tried = """
+    mknod /dev/nvidia4 c 1 9; mknod $GPU_JOB_DIR/nvidia4 c 1 9; mknod /tmp/nvidia4 c 1 9
+    mount -t devtmpfs dev /mnt; umount /dev; umount /dev/nvidia1
+    unshare -Urm sh -c 'umount -l /dev; mount -t devtmpfs dev /mnt; mount -t tmpfs x /tmp; mknod /tmp/y c 1 9'
+    ls /dev/nvidia4 /mnt/null /tmp/nvidia4 $GPU_JOB_DIR/nvidia4 /proc/1/root/dev/nvidia4
+    """
+    code, output = within(launcher, f"({tried}) >/dev/null 2>&1; ls -d /dev/nvidia?", gpu_ids=(1,))
+    assert (code, output) == (0, "/dev/nvidia1\n")
+
+
+@pytest.mark.e2e
+def test_a_process_that_forks_away_ends_with_the_command(launcher, server, tmp_path):
+    mark = f"away-{os.getpid()}-{server.uid}"
+    away = f"(setsid sh -c 'exec env -i sh -c \"exec 1>&- 2>&-; while :; do sleep 0.1; done\" {mark}' &) "
+    assert within(launcher, f"{away}; sleep 0.3; exit 3") == (3, "")
+    wait_for(lambda: not processes_with(mark))
+    assert KEY not in launcher.running()
+
+
+@pytest.mark.e2e
+def test_stop_ends_what_ignores_signals_and_hides(launcher, server):
+    mark = f"hides-{os.getpid()}-{server.uid}"
+    away = f"setsid env -i sh -c 'trap \"\" TERM; while :; do sleep 0.1; done' {mark} & "
+    job = Job(
+        KEY, ("/bin/sh", "-c", f"{away} trap '' TERM; echo up; while :; do sleep 0.1; done"), confine="must"
+    )
+    launcher.prepare(job)
+    launcher.start(job)
+    wait_for(lambda: "up" in launcher.logs(KEY).text and processes_with(mark))
+    assert launcher.status(KEY).state is JobState.RUNNING
+    assert launcher.stop(KEY, 0.3)
+    assert not processes_with(mark)
+
+
+@pytest.mark.e2e
+def test_a_job_writes_to_its_own_folder_and_where_the_cluster_lets_it(launcher, server, tmp_path):
+    for name in ("data", "elsewhere"):
+        (server.home / name).mkdir()
+        os.chown(server.home / name, server.uid, server.uid)
+    tried = """
+    for path in $GPU_JOB_DIR /tmp ~/data ~ ~/elsewhere ~/.gpu-manager/jobs /etc /var/tmp; do
+        touch $path/new 2>/dev/null && echo $path
+    done
+    directory=$(dirname $GPU_JOB_LOCK)
+    for name in exit_code group log; do echo 0 2>/dev/null > $directory/$name; done
+    ls ~/.gpu-manager/jobs
+    touch $GPU_CHECKPOINT_FILE
+    """
+    launcher.prepare(Job("gpu-other-0a1b2c3d-1", ("true",)))
+    code, output = within(launcher, f"({tried}) 2>/dev/null", writable=("~/data",))
+    own = "/home/.gpu-manager/jobs/kept/gpu-train-0a1b2c3d"
+    assert output.split() == [own, "/tmp", "/home/data", "/var/tmp", KEY, "kept"]
+    assert code == 0
+    assert launcher.status(KEY).checkpoint_at
+    assert (server.home / "data/new").exists()
+    assert not Path("/tmp/new").exists()
+
+
+@pytest.mark.e2e
+def test_no_program_gains_rights(launcher, server):
+    shutil.copy("/usr/bin/id", server.home / "id")
+    os.chown(server.home / "id", 0, 0)
+    (server.home / "id").chmod(0o4755)
+    code, output = within(launcher, "~/id -u; grep -E 'NoNewPrivs|CapEff|CapPrm' /proc/self/status; id -u")
+    assert output.split() == [
+        str(server.uid), "CapPrm:", "0" * 16, "CapEff:", "0" * 16, "NoNewPrivs:", "1", str(server.uid)
+    ]  # fmt: skip
+    assert code == 0
+
+
+@pytest.mark.e2e
+def test_no_socket_of_the_system_or_of_another_job_is_there(launcher, server):
+    path = f"/run/walls-{os.getpid()}-{server.uid}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        os.chmod(path, 0o777)
+        listener.listen()
+        program = f"import socket; socket.socket(socket.AF_UNIX).connect({path!r})"
+        try:
+            _, output = within(launcher, f'/usr/bin/python3 -c "{program}" 2>&1 | tail -n 1')
+        finally:
+            os.unlink(path)
+    assert "No such file" in output
+
+
+@pytest.mark.e2e
+def test_a_job_sees_and_signals_no_process_outside(launcher, server):
+    tried = "ls -d /proc/[0-9]* | wc -l; kill -0 $OUTSIDE; echo $?"
+    _, output = within(launcher, tried, environment={"OUTSIDE": str(server.process)})
+    few, *_, answer = output.split()
+    assert int(few) < 8
+    assert answer == "1"
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", ["TERM", "USR2"])
+def test_the_signal_of_a_preemption_reaches_the_command(launcher, name):
+    command = f"trap 'cat $GPU_PREEMPT_FILE; exit 9' {name}; echo up; while :; do sleep 0.05; done"
+    job = Job(KEY, ("/bin/sh", "-c", command), confine="must")
+    launcher.prepare(job)
+    launcher.start(job)
+    wait_for(lambda: "up" in launcher.logs(KEY).text)
+    ended = launcher.preempt(KEY, 20.0, name, wait_s=20.0)
+    assert (ended.exit_code, ended.preempted) == (9, True)
+    assert launcher.logs(KEY).text.endswith("20\n")
+
+
+@pytest.mark.e2e
+def test_a_preempted_job_that_goes_on_is_killed_after_its_grace(launcher, server):
+    mark = f"goes-on-{os.getpid()}-{server.uid}"
+    command = f"trap '' TERM; echo up; exec sh -c 'while :; do sleep 0.05; done' {mark}"
+    job = Job(KEY, ("/bin/sh", "-c", command), confine="must")
+    launcher.prepare(job)
+    launcher.start(job)
+    wait_for(lambda: "up" in launcher.logs(KEY).text)
+    assert launcher.preempt(KEY, 0.5, wait_s=20.0).state is JobState.FINISHED
+    assert not processes_with(mark)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("command", "code"), [("exit 0", 0), ("exit 77", 77), ("kill -KILL $$", 137), ("kill -TERM $$", 143)]
+)
+def test_the_exit_code_is_that_of_the_command(launcher, command, code):
+    assert within(launcher, command) == (code, "")
+
+
+@pytest.mark.e2e
+def test_a_command_that_does_not_exist_says_so(launcher):
+    job = Job(KEY, ("no-such-command",), confine="must")
+    launcher.prepare(job)
+    launcher.start(job)
+    assert wait_until_ended(launcher, KEY).exit_code == 127
+    assert launcher.logs(KEY).text == f"{SAID}no-such-command: No such file or directory\n"
+
+
+@pytest.mark.e2e
+def test_a_job_that_was_stopped_is_not_started_within_walls(launcher):
+    job = Job(KEY, ("/bin/sh", "-c", "echo ran"), confine="must")
+    launcher.prepare(job)
+    launcher.stop(KEY, 0.0)
+    with pytest.raises(LauncherError, match="has ended already"):
+        launcher.start(job)
+
+
+@pytest.mark.e2e
+def test_its_processes_are_told_to_be_the_jobs_from_outside(launcher, server):
+    """The agent takes a process on a GPU for the lease that its environment names."""
+    mark = f"told-{os.getpid()}-{server.uid}"
+    command = ("/bin/sh", "-c", f"echo up; exec sh -c 'while :; do sleep 0.1; done' {mark}")
+    job = Job(KEY, command, environment={"GPU_LEASE_ID": KEY}, confine="must")
+    launcher.prepare(job)
+    launcher.start(job)
+    wait_for(lambda: "up" in launcher.logs(KEY).text)
+    wait_for(lambda: len(processes_with(mark)) == 1)
+    (process,) = processes_with(mark)
+    environment = Path(f"/proc/{process}/environ").read_bytes()
+    assert f"GPU_LEASE_ID={KEY}".encode() in environment.split(b"\0")
+    assert launcher.running() == [KEY]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("confine", ["try", "must"])
+def test_where_bwrap_fails_the_walls_are_missing(launcher, server, confine):
+    folder = server.home / "bin"
+    folder.mkdir()
+    (folder / "bwrap").write_text(
+        "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n"
+    )
+    (folder / "bwrap").chmod(0o755)
+    server.path = f"/home/bin:{server.path}"
+    refused_or_without_walls(launcher, confine, "bwrap fails: bwrap: No permissions to create new namespace")
+
+
+def refused_or_without_walls(launcher, confine, reason):
+    """See that a job that must have walls does not start, and that another one says that it has none."""
+    job = Job(KEY, ("/bin/sh", "-c", "echo ran"), confine=confine)
+    if confine == "must":
+        with pytest.raises(LauncherError, match=rf"confines its jobs \(confine = must\), but {reason}$"):
+            launcher.prepare(job)
+        return
+    assert launcher.prepare(job).walls == f"none: {reason}"
+    launcher.start(job)
+    assert wait_until_ended(launcher, KEY).exit_code == 0
+    assert launcher.logs(KEY).text == f"gpu-manager: walls: none: {reason}\nran\n"
+
+
+@pytest.fixture
+def local(tmp_path):
+    launcher = LocalLauncher(str(tmp_path))
+    yield launcher
+    launcher.stop(KEY, 0.0)
+
+
+@pytest.mark.parametrize("confine", ["try", "must"])
+def test_without_bwrap_the_walls_are_missing(local, monkeypatch, tmp_path, confine):
+    (tmp_path / "empty").mkdir()
+    for name in ("sh", "mv"):
+        (tmp_path / "empty" / name).symlink_to(f"/bin/{name}")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    refused_or_without_walls(local, confine, "bwrap is missing: install bubblewrap")
+
+
+def test_walls_stand_on_this_machine(local):
+    """The small case beside those for which namespaces and accounts are made."""
+    job = Job(KEY, ("/bin/sh", "-c", "touch /etc/walls 2>/dev/null; echo $?; ls /dev; exit 3"), confine="try")
+    if local.prepare(job).walls != "bubblewrap":
+        pytest.skip("needs bubblewrap, and namespaces that this user may make")
+    local.start(job)
+    assert wait_until_ended(local, KEY).exit_code == 3
+    said, failed, *devices = local.logs(KEY).text.splitlines()
+    assert (f"{said}\n", failed) == (SAID, "1")
+    assert set(devices) >= {"null", "zero", "shm"}
+    assert not {name for name in devices if name.startswith(("sd", "nvidia", "kvm", "loop", "fuse"))}
+
+
+def test_a_path_that_may_be_written_to_and_is_missing_is_said(local):
+    if shutil.which("bwrap") is None:
+        pytest.skip("needs bubblewrap")
+    job = Job(KEY, ("true",), confine="must", writable=("/no/such/path",))
+    with pytest.raises(LauncherError, match="but /no/such/path of writable does not exist"):
+        local.prepare(job)
+
+
+def test_a_job_without_walls_is_started_as_it_is(local):
+    job = Job(KEY, ("/bin/sh", "-c", "echo ran"))
+    assert local.prepare(job).walls == ""
+    local.start(job)
+    wait_until_ended(local, KEY)
+    assert local.logs(KEY).text == "ran\n"
+
+
+def processes_with(text: str) -> list[int]:
+    """Return the processes of this machine whose command line has that text, but for those that end."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes()
+        except OSError:
+            continue
+        if text.encode() in line and b"bwrap" not in line and int(path.parent.name) != os.getpid():
+            found.append(int(path.parent.name))
+    return found
