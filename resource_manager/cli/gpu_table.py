@@ -117,6 +117,8 @@ def _who(gpu: Row, server: Row, colours: Mapping[str, Colour]) -> Text:
         text.append(name_in_words(lease), colours[lease["task_id"]].rgb)
         part = "" if lease["gpu_milli"] == MILLI_PER_GPU else f" {lease['gpu_milli']}m"
         text.append(f"{part}{' ' + lease['team'] if lease['team'] else ''} ", "dim")
+        if walls := lease["walls"]:
+            text.append(*(("no walls ", "yellow") if walls.startswith("none") else ("walled ", "dim")))
     if gpu["sharing"].startswith("accounted"):
         text.append("soft", "yellow")
     if not text:

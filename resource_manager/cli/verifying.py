@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -122,6 +125,35 @@ def ask_all(
             return list(threads.map(lambda row: _ask(row, user, key), rows))
 
     return interruptible(ask_at_once)
+
+
+def missing_walls(rows: Sequence[ServerDetail], user: str | None, key: str | None) -> list[str]:
+    """Return for each server what is missing there for the walls of jobs, empty where they can be built."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def ask_at_once() -> list[str]:
+        with ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
+            return list(threads.map(lambda row: _missing_walls(row, user, key), rows))
+
+    return interruptible(ask_at_once)
+
+
+def _missing_walls(row: ServerDetail, user: str | None, key: str | None) -> str:
+    from resource_manager.jobs.launchers import LauncherError, walls
+    from resource_manager.jobs.launchers.base import ANSWER_TIMEOUT_S
+    from resource_manager.jobs.launchers.ssh import SSHPython
+
+    program = walls.check_program(row["writable"])
+    try:
+        if row["address"]:
+            with closing(SSHPython(row["address"], user=user, key_file=key)) as server:
+                code, found, complaint = server.run(program, ANSWER_TIMEOUT_S)
+        else:
+            done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+            code, found, complaint = done.returncode, done.stdout, done.stderr
+    except LauncherError as error:
+        return str(error)
+    return one_line((found if code == 0 else complaint).strip())
 
 
 def _ask(row: ServerDetail, user: str | None, key: str | None) -> Report | ResourceManagerError:

@@ -17,7 +17,7 @@ from resource_manager.fleet.lease_use import IdleRules, LeaseUse, idle_leases
 from resource_manager.fleet.records import records_of, reports_of
 from resource_manager.fleet.transitions import rogue_processes
 from resource_manager.manager.queries import Queries
-from resource_manager.manager.serializers import closed_because, server_state
+from resource_manager.manager.serializers import closed_because, server_state, walls_in_words
 from resource_manager.manager.use_results import GpuUse, ServerUse
 from resource_manager.storage.base import Store
 
@@ -156,6 +156,7 @@ def _gpu_use(
                 "fencing_token": lease.fencing_token,
                 "idle_s": idle.idle_s.get(lease.lease_id),
                 "released_in_s": idle.released_in_s.get(lease.lease_id),
+                "walls": walls_in_words(lease, state.name),
             }
             for lease in leases
         ],

@@ -214,7 +214,7 @@ class Administration:
         name = self._commits.peek_replica(lambda cluster, now: server_name(cluster, server))
 
         def view(cluster: ClusterState, now: float) -> ServerDetail:
-            return server_detail(cluster.node(name))
+            return server_detail(cluster, name)
 
         step, repeat = repeats.of_answer(once, lambda cluster, now: adoption(cluster, name, gpus, now), view)
         answer = self._commits.run(step, view, exclusive=True, once=repeat)

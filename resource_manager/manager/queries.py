@@ -307,9 +307,7 @@ class Queries:
 
     def server(self, server: int | str) -> ServerDetail:
         """Return one server with its GPUs and the leases on each; raises `UnknownNodeError`."""
-        return self._commits.read(
-            lambda cluster, now: server_detail(cluster.node(server_name(cluster, server)))
-        )
+        return self._commits.read(lambda cluster, now: server_detail(cluster, server_name(cluster, server)))
 
     def cluster(self) -> ClusterView:
         """Return the stored cluster: what `apply` takes again, and its revision."""

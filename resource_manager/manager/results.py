@@ -269,9 +269,11 @@ class InventoryGpu(TypedDict):
 
 
 class ServerDetail(ServerSummary):
-    """One server with its GPUs, by ascending number."""
+    """One server with its GPUs, by ascending number, and what is stated of the walls of plain jobs there."""
 
     gpus: list[InventoryGpu]
+    confine: str
+    writable: list[str]
 
 
 class Summary(TypedDict):

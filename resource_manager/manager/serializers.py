@@ -143,12 +143,30 @@ def _member(cluster: ClusterState, request: Request, rank: int, placed: Placemen
         "vendor": gpus[0].vendor if gpus else node.vendor,
         "gpu_memory_mib": memory_mib * request.gpu_milli // MILLI_PER_GPU,
         "mps_folder": _mps_folder(node, request, gpus),
-        "confine": node.confine or cluster.settings.confine,
-        "writable": [*dict.fromkeys((*cluster.settings.writable, *node.writable))],
+        "confine": confine_of(cluster, node),
+        "writable": writable_of(cluster, node),
         "cpu_count": request.resources.get("cpus", 0),
         "port": placed.port,
         "interface": node.interface,
     }
+
+
+def confine_of(cluster: ClusterState, node: Node) -> str:
+    """Return whether plain jobs on the node run within walls: `off`, `try` or `must`."""
+    return node.confine or cluster.settings.confine
+
+
+def writable_of(cluster: ClusterState, node: Node) -> list[str]:
+    """Return the paths of the node that a job within walls may write to, besides its own folder."""
+    return [*dict.fromkeys((*cluster.settings.writable, *node.writable))]
+
+
+def walls_in_words(lease: Lease, node: str = "") -> str:
+    """Return what keeps the jobs of a lease, or those on one node, to their GPUs; empty if nothing is to."""
+    placed = zip(lease.members, lease.places, strict=False)
+    found = {place.walls: member.node for member, place in placed if member.node == node or not node}
+    found.pop("", None)
+    return ", ".join(walls if len(found) == 1 else f"{on}: {walls}" for walls, on in found.items())
 
 
 def _mps_folder(node: Node, request: Request, gpus: Sequence[Gpu]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from resource_manager.core.changes import Change
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import leases_on
 from resource_manager.core.inventory import inventory_changed
 from resource_manager.core.models import Gpu, Node
@@ -18,8 +18,9 @@ from resource_manager.manager.results import InventoryGpu, ServerDetail
 from resource_manager.manager.wording import bounded, gpus_in_words
 
 
-def server_detail(state: NodeState) -> ServerDetail:
+def server_detail(cluster: ClusterState, name: str) -> ServerDetail:
     """Return a server of the summary, with its GPUs and the leases on each."""
+    state = cluster.node(name)
     gpus: list[InventoryGpu] = [
         {
             "gpu_id": gpu.gpu_id,
@@ -32,7 +33,12 @@ def server_detail(state: NodeState) -> ServerDetail:
         }
         for gpu in sorted(state.node.gpus, key=lambda gpu: gpu.gpu_id)
     ]
-    return {**serializers.server(state), "gpus": gpus}
+    return {
+        **serializers.server(state),
+        "gpus": gpus,
+        "confine": serializers.confine_of(cluster, state.node),
+        "writable": serializers.writable_of(cluster, state.node),
+    }
 
 
 def adoption(cluster: ClusterState, name: str, gpus: Sequence[Gpu], now: float) -> list[Change]:

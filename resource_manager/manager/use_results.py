@@ -11,6 +11,8 @@ class GpuLease(TypedDict):
     """Lease on a GPU; `idle_s` is the time for which it has computed nothing, once that is too long.
 
     `released_in_s` is the time until it is released for that, from five minutes before; None if it is not.
+    `walls` is what keeps its job on that server to its GPUs: `bubblewrap`, or `none:` and why; empty if
+    nothing is to.
     """
 
     task_id: str
@@ -22,6 +24,7 @@ class GpuLease(TypedDict):
     fencing_token: int
     idle_s: float | None
     released_in_s: float | None
+    walls: str
 
 
 class GpuProcess(TypedDict):

@@ -340,7 +340,11 @@ nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index) {
 }
 
 nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor) {
-    return nvmlDeviceGetIndex(device, minor);
+    ENTER(device, 1);
+    if (get(&device->lines, "minor") == NULL)
+        return nvmlDeviceGetIndex(device, minor);
+    sscanf(get(&device->lines, "minor"), "%u", minor);
+    return NVML_SUCCESS;
 }
 
 static void write_pci(const char *address, nvmlPciInfo_t *pci) {

@@ -143,6 +143,13 @@ def of_answer(server: str, answer: Report | ResourceManagerError) -> Finding:
     return Finding(False, f"{named}: {next(known, LOOK_AGAIN)}")
 
 
+def of_walls(server: str, missing: str) -> Finding:
+    """Return the finding for a server whose jobs must have walls, from what is missing for them there."""
+    if not missing:
+        return Finding(True, f"{server}: jobs have their walls")
+    return Finding(False, f'{server}: no job starts, since confine = "must" and {missing}: see docs/walls.md')
+
+
 def of_disk(folder: str, free_bytes: int) -> Finding:
     """Return whether the disk of a folder has room for the logs of jobs."""
     free = f"{folder}: {free_bytes / (1 << 30):.1f} GiB free"

@@ -17,7 +17,7 @@ from resource_manager.cli.base import REFUSED, one_line, print_json
 from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.reconciling import airflow_options
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.cli.verifying import ask_all, login_options
+from resource_manager.cli.verifying import ask_all, login_options, missing_walls
 from resource_manager.errors import ResourceManagerError, redact
 
 if TYPE_CHECKING:
@@ -118,8 +118,16 @@ def _of_servers(manager: LeaseService, by_ssh: bool, login: Login) -> Iterator[F
         yield from faults or [checks.all_open(len(rows), sum(row["watched"] for row in rows))]
     if by_ssh:
         details = [manager.server(row["server_id"]) for row in rows]
-        for row, answer in zip(rows, ask_all(details, *login), strict=True):
+        answers = ask_all(details, *login)
+        for row, answer in zip(rows, answers, strict=True):
             yield checks.of_answer(row["server_name"], answer)
+        must = [
+            detail
+            for detail, answer in zip(details, answers, strict=True)
+            if detail["confine"] == "must" and not isinstance(answer, ResourceManagerError)
+        ]
+        for detail, missing in zip(must, missing_walls(must, *login), strict=True):
+            yield checks.of_walls(detail["server_name"], missing)
 
 
 def _of_tokens(target: Target, manager: LeaseService) -> list[Finding]:

@@ -29,6 +29,8 @@ NONE = "none: "
 CHECK = "--check"
 CHECK_TIMEOUT_S = 20.0
 
+MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
+
 SWITCHES = (
     ("kernel/unprivileged_userns_clone", "0"),
     ("kernel/apparmor_restrict_unprivileged_userns", "1"),
@@ -73,6 +75,19 @@ def program_of(
     wanted = {"ids": list(gpu_ids), "uuids": list(gpu_uuids), "vendor": vendor, "writable": list(writable)}
     source = inspect.getsource(sys.modules[__name__])
     return ["-I", "-S", "-c", source, json.dumps(wanted)]
+
+
+def check_program(writable: Sequence[str]) -> str:
+    """Return a program for a server that prints what a job without GPUs would miss for its walls there."""
+    return f"""
+import os, subprocess, sys, tempfile
+with tempfile.TemporaryDirectory() as folder:
+    directory = os.path.join(folder, "job")
+    os.mkdir(directory)
+    os.environ["GPU_JOB_LOCK"] = os.path.join(directory, "lock")
+    check = {[*program_of((), (), "", writable), CHECK]!r}
+    sys.exit(subprocess.run([sys.executable, *check], stdin=subprocess.DEVNULL).returncode)
+"""
 
 
 def main(wanted: Mapping[str, Any], command: Sequence[str]) -> None:
@@ -225,13 +240,13 @@ def _check(code: int, name: object) -> None:
         raise MissingError(f"NVIDIA's library knows no device file of {name} (error {code})")
 
 
-def _capabilities(parts: Sequence[str], minors: str = "/proc/driver/nvidia-caps/mig-minors") -> list[str]:
+def _capabilities(parts: Sequence[str]) -> list[str]:
     """Return the files that let a process use these parts of MIG GPUs."""
     try:
-        with open(minors) as file:
+        with open(MIG_MINORS) as file:
             known = dict(line.split() for line in file if len(line.split()) == 2)
     except OSError as error:
-        raise MissingError(f"{minors}, which says what a MIG device needs: {error.strerror}") from error
+        raise MissingError(f"{MIG_MINORS}, which says what a MIG device needs: {error.strerror}") from error
     return [f"/dev/nvidia-caps/nvidia-cap{known[f'{part}/access']}" for part in parts]
 
 

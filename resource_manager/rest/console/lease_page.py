@@ -84,6 +84,7 @@ def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
             request = lease.request
             colour = cells.colours_of(cluster, [lease])[lease.key]
             found["lease"] = serializers.allocation(cluster, lease)
+            found["walls"] = serializers.walls_in_words(lease)
             found["row"] = cells.lease_row(cluster, lease, colour, caller, service)
         elif lease_id in cluster.pending:
             request = cluster.pending[lease_id].request
@@ -103,7 +104,8 @@ def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
         found |= _task_after(service, found["lease"] or found["waiting"])
     if found["lease"] is not None:
         sharing = serializers.sharing_in_words(found["request_of"], found["lease"]["members"])
-        found["asked"] += [("Its part of the GPU", sharing)] if sharing else []
+        said = {"Its part of the GPU": sharing, "Walls around its job": found["walls"]}
+        found["asked"] += [(name, text) for name, text in said.items() if text]
     changes = list(newest(service.manager, found["totals"]["version"]))
     if found["lease"] is None and found["waiting"] is None:
         lease_id = next((lease_of(change) for change in changes if is_called(change, name)), lease_id)

@@ -86,6 +86,12 @@ def test_a_server_that_does_not_answer(error: str, step: str) -> None:
     assert (finding.ok, "gpu-a" in finding.text, step in finding.text) == (False, True, True)
 
 
+def test_a_server_whose_jobs_cannot_have_their_walls() -> None:
+    assert checks.of_walls("gpu-a", "").ok
+    [fault] = faults([checks.of_walls("gpu-a", "bwrap is missing: install bubblewrap")])
+    assert fault.startswith('gpu-a: no job starts, since confine = "must" and bwrap is missing: install')
+
+
 @pytest.mark.parametrize(
     ("change", "step"),
     [

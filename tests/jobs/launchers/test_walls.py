@@ -3,15 +3,25 @@
 import os
 import shutil
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from resource_manager.jobs.launchers import Job, JobState, LauncherError
+from resource_manager import GPUResourceManager
+from resource_manager.core.models import JobPlace
+from resource_manager.fleet.opening import REPORTS
+from resource_manager.jobs.launchers import Job, JobState, LauncherError, terminal, walls
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.ssh import SSHLauncher
+from resource_manager.jobs.running_job import job_of
+from resource_manager.manager.cluster_file.sections import ClusterForm
+from tests.builders import nodes
 from tests.eventually import wait_for, wait_until_ended
 from tests.jobs.launchers.walled_server import ORDINARY, walled_server
+from tests.nvml.standin import gpu, library, mig, state, uuid_of
+
+__all__ = ["library", "state"]
 
 SAID = "gpu-manager: walls: bubblewrap\n"
 KEY = "gpu-train-0a1b2c3d-7"
@@ -290,6 +300,97 @@ def test_a_job_without_walls_is_started_as_it_is(local):
     local.start(job)
     wait_until_ended(local, KEY)
     assert local.logs(KEY).text == "ran\n"
+
+
+# ---- in a terminal, and in the session of an operator ----
+
+
+@pytest.mark.e2e
+def test_a_job_in_a_terminal_has_the_same_walls(tmp_path, monkeypatch):
+    if shutil.which("bwrap") is None or os.geteuid() != 0:
+        pytest.skip("needs bubblewrap and root")
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path / "jobs"))
+    (tmp_path / "code").mkdir()
+    tried = "touch new /tmp/new && ! touch /etc/new && test $$ -lt 9 && exit 5"
+    job = Job(KEY, ("/bin/sh", "-c", tried), confine="must")
+    launcher = terminal.open_terminal(JobPlace("terminal"), here=True)
+    place = launcher.prepare(job)
+    assert place.walls == "bubblewrap"
+    attended = terminal.attend(place, job, here=True, working_dir=str(tmp_path / "code"))
+    assert attended.wait(60) == 5
+    assert (tmp_path / "code/new").exists()
+    assert not Path("/tmp/new").exists()
+    launcher.stop(KEY, 0.0)
+
+
+@pytest.mark.e2e
+def test_a_command_of_an_operators_session_has_the_same_walls(launcher, server):
+    job = Job(KEY, (), confine="must", gpu_ids=(2,))
+    assert launcher.prepare(job).walls == "bubblewrap"
+    command = launcher.foreground(job, "cd /dev; ls -d nvidia?; touch ~/new; exit 4")
+    done = subprocess.run(server.command("sh", "-c", command), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (4, "nvidia2\n")
+    assert done.stderr.startswith(SAID)
+    assert "Read-only" in done.stderr
+    assert launcher.status(KEY).exit_code == 4
+
+
+# ---- device files ----
+
+
+def test_nvidia_gpus_are_found_by_their_uuids(state):
+    state.write(gpu(0, "minor 1"), gpu(1, "minor 0"))
+    assert walls._of_nvidia([0], [uuid_of(0)]) == ["/dev/nvidia1"], "the driver numbers the files otherwise"
+    assert walls._of_nvidia([0, 1], []) == ["/dev/nvidia1", "/dev/nvidia0"]
+    with pytest.raises(walls.MissingError, match="knows no device file of GPU-gone"):
+        walls._of_nvidia([0], ["GPU-gone"])
+
+
+def test_a_mig_device_has_its_gpu_and_two_capabilities(state, tmp_path, monkeypatch):
+    state.write(gpu(0), gpu(1, "mig_mode 1"), mig(3, "1g.10gb", 10))
+    known = {"config": 1, "gpu0/gi10/access": 3, "gpu1/gi10/access": 30, "gpu1/gi10/ci0/access": 31}
+    (tmp_path / "minors").write_text("".join(f"{part} {minor}\n" for part, minor in known.items()))
+    monkeypatch.setattr(walls, "MIG_MINORS", str(tmp_path / "minors"))
+    assert walls._of_nvidia([0], [uuid_of(3, "MIG")]) == [
+        "/dev/nvidia1",
+        "/dev/nvidia-caps/nvidia-cap30",
+        "/dev/nvidia-caps/nvidia-cap31",
+    ]
+
+
+def test_without_nvidias_library_the_numbers_are_those_of_the_files(monkeypatch):
+    monkeypatch.setenv("GPU_MANAGER_NVML", "/no/such/library")
+    assert walls._of_nvidia([3, 1], ["GPU-3", "GPU-1"]) == ["/dev/nvidia3", "/dev/nvidia1"]
+
+
+def test_gpus_of_amd_are_numbered_in_the_order_of_the_drivers_nodes(tmp_path):
+    for node, minor in ((0, 0), (1, 128), (10, 136), (2, 129)):
+        (tmp_path / str(node)).mkdir()
+        (tmp_path / str(node) / "properties").write_text(f"simd_count 9\ndrm_render_minor {minor}\nname\n")
+    assert walls._of_amd([0, 2, 7], str(tmp_path)) == ["/dev/dri/renderD128", "/dev/dri/renderD136"]
+
+
+# ---- what is said ----
+
+
+def test_the_lease_and_its_server_say_what_was_stated_and_what_was_achieved():
+    cluster = {"confine": "try", "writable": ["/data"]}
+    with GPUResourceManager.from_url("memory://", inventory=nodes("ab")) as manager:
+        manager.read_reports_by(REPORTS)
+        servers = [
+            {"name": "a", "cpus": 8, "gpus": 4, "writable": ["~/.cache"]},
+            {"name": "b", "cpus": 8, "gpus": 4, "confine": "must"},
+        ]
+        manager.apply(ClusterForm.model_validate({"cluster": cluster, "servers": servers}))
+        lease = manager.submit("t", 2, server="a")
+        job = job_of(lease, KEY, ["true"])
+        assert (job.confine, job.writable) == ("try", ("/data", "~/.cache"))
+        assert [manager.server(name)["confine"] for name in "ab"] == ["try", "must"]
+        place = JobPlace("ssh", "a", machine="a", folder="/f", walls="none: bwrap is missing")
+        placed = manager.place_job("t", [place], fencing_token=lease["fencing_token"])
+        assert [each["walls"] for each in placed["job_places"]] == ["none: bwrap is missing"]
+        [first, *_] = manager.gpus(["a"])[0]["gpus"]
+        assert [each["walls"] for each in first["leases"]] == ["none: bwrap is missing"]
 
 
 def processes_with(text: str) -> list[int]:

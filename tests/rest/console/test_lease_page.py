@@ -10,6 +10,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
+from resource_manager.core.models import JobPlace
 from resource_manager.core.names import short_id
 from resource_manager.jobs.airflow_api import AirflowUnavailableError
 from resource_manager.jobs.task_identity import TaskIdentity
@@ -55,6 +56,17 @@ def test_a_lease_shows_its_request_members_and_events(granted: int, as_role: AsR
     assert f"fencing token {granted}" in text
     assert "granted on " in text
     assert "Stop job" not in text
+
+
+def test_a_lease_says_which_walls_its_job_has(
+    granted: int, as_role: AsRole, manager: GPUResourceManager
+) -> None:
+    assert "Walls around its job" not in page(as_role(Role.READER))
+    place = JobPlace("ssh", machine="gpu-a", folder="/jobs", walls="none: bwrap is missing")
+    manager.place_job(NAME, [place], fencing_token=granted)
+    text = html.unescape(page(as_role(Role.READER)))
+    assert "Walls around its job" in text
+    assert "none: bwrap is missing" in text
 
 
 def test_a_pending_request_says_why_it_waits(
