@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from resource_manager.manager.serializers import confidence_in_words, duration
+from resource_manager.manager.serializers import duration
 
 REASON_EVERY_S = 60.0
 """Interval for changed figures within one kind of reason: on a busy cluster they change all the time."""
@@ -57,13 +57,23 @@ def describe_vacancy(answer: Mapping[str, Any]) -> str:
 
 
 def describe_start(estimate: Mapping[str, Any] | None) -> str:
-    """Return the estimated start and its confidence, or why it is unknown; empty without an estimate."""
+    """Return the estimated start, its interval and the lease it waits for, or why it is unknown.
+
+    Empty without an estimate.
+    """
     if estimate is None:
         return ""
     if estimate["at"] is None:
         return f"; start unknown: {estimate['detail']}"
-    at = datetime.fromtimestamp(estimate["at"]).astimezone()
-    return f"; should start about {at:%H:%M:%S} ({confidence_in_words(estimate)})"
+    sure = str(estimate["confidence"])
+    if (earliest := estimate.get("earliest")) is not None and earliest != (latest := estimate["latest"]):
+        sure = f"{_clock(earliest)} to {'later' if latest is None else _clock(latest)}, {sure}"
+    after = f", when {estimate['after']} ends" if estimate.get("after") else ""
+    return f"; should start about {_clock(estimate['at'])} ({sure}){after}"
+
+
+def _clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(at).astimezone():%H:%M:%S}"
 
 
 def describe_wait(waited_s: float, reasons: Sequence[str]) -> str:

@@ -14,8 +14,8 @@ from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.manager.plurals import counted, plural
 from resource_manager.manager.serializers import (
     Usage,
-    confidence_in_words,
     duration,
+    interval_in_words,
     most_wasted,
     name_in_words,
     ranges,
@@ -289,11 +289,11 @@ UNKNOWN_START: Row = {"at": None, "detail": ""}
 
 
 def start(estimate: Row) -> str:
-    """Return `in 5 min (good)`, or `unknown`."""
+    """Return `in 5 min (2 min to 9 min, calibrated)`, or `unknown`."""
     if estimate["at"] is None:
         return "unknown"
-    sure = confidence_in_words(estimate)
-    return f"in {duration(max(estimate['at'] - time.time(), 0))} ({sure})"
+    now = time.time()
+    return f"in {duration(max(estimate['at'] - now, 0))} ({interval_in_words(estimate, now)})"
 
 
 def _uuids(lease: Row) -> list[str]:
@@ -340,7 +340,8 @@ def explanation(answer: Row) -> Group:
             f"{'Never' if never else 'Not now'}: {answer['reason']}.", "red" if never else "yellow"
         )
     if estimate := answer.get("estimated_start"):
-        verdict.append(f" Should start: {start(estimate)}{': ' if estimate['detail'] else ''}")
+        after = f", when {estimate['after']} ends" if estimate["after"] else ""
+        verdict.append(f" Should start: {start(estimate)}{after}{': ' if estimate['detail'] else ''}")
         verdict.append(f"{estimate['detail']}.")
     table = FittedTable(
         Column("id", 1, justify="right"),

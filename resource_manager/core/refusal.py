@@ -469,7 +469,9 @@ class PriceUnknown:
 
 @fact
 class NotEstimated:
-    """The queue is too long for an estimate."""
+    """The queue is too long for an estimate, or for one at once: it comes `soon`."""
+
+    soon: bool = False
 
 
 @fact

@@ -6,8 +6,6 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import IntEnum
 
 from resource_manager.core.models import Request
 
@@ -22,25 +20,6 @@ JOURNAL_LENGTH = 4096
 
 _NUMBER = re.compile("[0-9]+")
 _REPEATED = re.compile("#[0-9]+$")
-
-
-class Confidence(IntEnum):
-    """Confidence of an estimate: the lowest of all lease ends it depends on."""
-
-    POOR = 1
-    FAIR = 2
-    GOOD = 3
-
-    def __str__(self) -> str:
-        return self.name.lower()
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """Expected runtime of a task in seconds, with its confidence."""
-
-    seconds: float
-    confidence: Confidence
 
 
 def job_id_of(lease_id: str) -> str:
@@ -66,7 +45,7 @@ class LearntRuntimes:
 
     def __init__(self, runs: Mapping[str, Iterable[float]] | None = None) -> None:
         self._runs = {name: tuple(seconds) for name, seconds in (runs or {}).items()}
-        self._medians: dict[str, Runtime] = {}
+        self._medians: dict[str, float] = {}
         self._journal: list[str] = []
         self._journal_start = 0
 
@@ -80,17 +59,16 @@ class LearntRuntimes:
         """The classes in the order in which they were learnt from."""
         return tuple(self._runs)
 
-    def runtime_of(self, request: Request) -> Runtime | None:
-        """Return the stated runtime, else the median of the last runs of its class, else None."""
+    def runtime_of(self, request: Request) -> float | None:
+        """Return the stated runtime in seconds, else the median of the last runs of its class, else None."""
         if request.expected_runtime_s is not None:
-            return Runtime(request.expected_runtime_s, Confidence.GOOD)
+            return request.expected_runtime_s
         if not self._runs:
             return None
         name = class_of(request)
         known = self._medians.get(name)
         if known is None and (runs := self._runs.get(name)):
-            sure = Confidence.GOOD if len(runs) >= ENOUGH_RUNTIMES else Confidence.FAIR
-            known = self._medians[name] = Runtime(statistics.median(runs), sure)
+            known = self._medians[name] = statistics.median(runs)
         return known
 
     def learn(self, name: str, seconds: float) -> dict[str, tuple[float, ...]]:

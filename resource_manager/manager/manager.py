@@ -16,6 +16,7 @@ from resource_manager.manager.commands import Commands
 from resource_manager.manager.commit.asking import checked_by, this_user
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Observer, Transactions
+from resource_manager.manager.forecasts import Forecasts
 from resource_manager.manager.opening import StatedCluster, open_cluster
 from resource_manager.manager.original import OriginalNames
 from resource_manager.manager.queries import Queries, ServerReports
@@ -64,6 +65,7 @@ class GPUResourceManager(Commands, Queries, Administration, OriginalNames):
         self._commits = Transactions(self.store, self.settings.lock_timeout_s, who, observer)
         self.stored_jobs = StoredJobs(self.store.jobs, self.settings.job_keys)
         self._queue = QueueView(self.store, self._queue_in)
+        self._forecasts = Forecasts(self.store, self._commits.resuming)
         self._reads: ServerReports | None = None
         scheme = self.settings.store.partition("://")[0]
         has_servers = scheme == "memory" or (is_original and scheme == "airflow")

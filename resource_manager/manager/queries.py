@@ -20,7 +20,8 @@ from resource_manager.manager.cluster_file.sections import ClusterDefinition, Cl
 from resource_manager.manager.commit.asking import user_name
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
-from resource_manager.manager.queue_view import QueueView, for_a_while
+from resource_manager.manager.forecasts import Forecasts
+from resource_manager.manager.queue_view import QueueView
 from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.manager.requests import gpu_range, request_of, server_name
 from resource_manager.manager.results import (
@@ -43,7 +44,6 @@ from resource_manager.manager.server_gpus import server_detail
 from resource_manager.manager.use_results import ServerUse
 from resource_manager.manager.wording import matches, what_of
 from resource_manager.scheduling.accounting.gpu_hours import Measure
-from resource_manager.scheduling.reasons.start_estimates import Start, estimate_starts
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, codec
 
@@ -79,6 +79,7 @@ class Queries:
 
     _commits: Transactions
     _queue: QueueView
+    _forecasts: Forecasts
     _reads: ServerReports | None
     store: Store
     settings: Settings
@@ -334,21 +335,15 @@ class Queries:
     def _queue_in(self, cluster: ClusterState, now: float, *, estimated: bool = True) -> list[QueueEntry]:
         entries = serializers.queue(cluster, self._commits.explaining(cluster, now))
         if estimated and entries:
-            starts = self._starts_in(cluster, now)
+            start_of = self._forecasts.shared(cluster, now)
             for entry in entries:
-                entry["estimated_start"] = serializers.estimate(starts[entry["task_id"]])
+                entry["estimated_start"] = start_of(entry["task_id"])
         return entries
-
-    def _starts_in(self, cluster: ClusterState, now: float, *extra: Request) -> dict[str, Start]:
-        """Return the expected starts in the caller's state, and of extra requests as if they were queued."""
-        return estimate_starts(cluster, self._commits.resuming(cluster, now), extra, for_a_while())
 
     def _explanation_in(self, cluster: ClusterState, now: float, request: Request) -> Explanation:
         answer = serializers.explanation(cluster, request, self._commits.explaining(cluster, now))
         if answer["could_ever_fit"] and answer["kind"] is not None:
-            extra = () if request.lease_id in cluster.pending else (request,)
-            start = self._starts_in(cluster, now, *extra)[request.lease_id]
-            answer["estimated_start"] = serializers.estimate(start)
+            answer["estimated_start"] = self._forecasts.alone(cluster, now, request)
         return answer
 
     def _allocation_of(self, lease: Lease) -> Allocation:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from resource_manager.manager.commit.group import Reader
@@ -14,11 +15,8 @@ from resource_manager.storage import Store
 
 T = TypeVar("T")
 
-MAX_ESTIMATE_S = 1.0
-"""Processor time after which the starts that are left are not estimated."""
-
 CHEAP_S = 0.05
-"""Processor time up to which the queue is computed anew for each state."""
+"""Processor time up to which an answer is computed anew for each state."""
 
 REST = 4.0
 """A dear one is kept for so many times of what it cost."""
@@ -27,6 +25,33 @@ SAME_S = 1.0
 """Time for which the queue of one state is kept: waits grow meanwhile."""
 
 MAX_AGE_S = 10.0
+
+
+class Age:
+    """The state and time of which the last answer was, and what it cost."""
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._at = 0.0
+        self._cost_s = 0.0
+
+    @property
+    def is_cheap(self) -> bool:
+        return self._version < 0 or self._cost_s <= CHEAP_S
+
+    def is_fresh(self, version: int, now: float) -> bool:
+        """Return whether the last answer is good for a state of that version."""
+        kept_s = 0.0 if self.is_cheap else min(REST * self._cost_s, MAX_AGE_S)
+        if version == self._version:
+            kept_s = max(kept_s, SAME_S)
+        return self._version >= 0 and 0 <= now - self._at < kept_s
+
+    @contextmanager
+    def measured(self, version: int, now: float) -> Iterator[None]:
+        """Take note of an answer that is computed inside."""
+        began = time.thread_time()
+        yield
+        self._version, self._at, self._cost_s = version, now, time.thread_time() - began
 
 
 class QueueView:
@@ -40,19 +65,16 @@ class QueueView:
         self._replica = Replica(store)
         self._compute = compute
         self._mutex = threading.Lock()
-        self._version = -1
-        self._at = 0.0
-        self._cost_s = 0.0
+        self._age = Age()
         self._entries: list[QueueEntry] = []
 
     def entries(self) -> list[QueueEntry]:
         """Return the queue; who asks while it is computed shares the answer."""
         with self._mutex, self._replica:
             cluster, now = self._replica.refresh(), self._store.now()
-            if not self._is_kept(cluster.version, now - self._at):
-                began = time.thread_time()
-                self._entries = self._compute(cluster, now)
-                self._version, self._at, self._cost_s = cluster.version, now, time.thread_time() - began
+            if not self._age.is_fresh(cluster.version, now):
+                with self._age.measured(cluster.version, now):
+                    self._entries = self._compute(cluster, now)
             return [entry.copy() for entry in self._entries]
 
     def look(self, reader: Reader[T]) -> T:
@@ -60,14 +82,8 @@ class QueueView:
         with self._mutex, self._replica:
             return reader(self._replica.refresh(), self._store.now())
 
-    def _is_kept(self, version: int, age_s: float) -> bool:
-        kept_s = min(REST * self._cost_s, MAX_AGE_S) if self._cost_s > CHEAP_S else 0.0
-        if version == self._version:
-            kept_s = max(kept_s, SAME_S)
-        return self._version >= 0 and 0 <= age_s < kept_s
 
-
-def for_a_while() -> Callable[[], bool]:
-    """Return a function that is true until this thread has computed for `MAX_ESTIMATE_S`."""
-    ends_at = time.thread_time() + MAX_ESTIMATE_S
+def for_a_while(limit_s: float) -> Callable[[], bool]:
+    """Return a function that is true until this thread has computed for so long."""
+    ends_at = time.thread_time() + limit_s
     return lambda: time.thread_time() < ends_at

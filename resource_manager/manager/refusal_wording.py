@@ -473,6 +473,8 @@ def _no_estimate(fact: EndUnknown | NoKnownEnd | TooFar | NotEstimated | PriceUn
             return "no lease whose end is known frees enough capacity for it"
         case TooFar():
             return f"more than {fact.ends} leases end before it"
+        case NotEstimated(soon=True):
+            return "not estimated yet: the queue is long, ask again in 10 seconds"
         case NotEstimated():
             return "not estimated: the queue is too long for it"
     return "it is unknown when its utility will exceed its price"

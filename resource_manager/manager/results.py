@@ -144,9 +144,18 @@ class LeaseChanges(TypedDict):
 
 
 class ExpectedStart(TypedDict):
-    """Start in seconds since the epoch, its server and confidence; `at` None: unknown, `detail` says why."""
+    """Start in seconds since the epoch, its server and confidence; `at` None: unknown, `detail` says why.
+
+    Four starts of five should be between `earliest` and `latest`, None without a bound; `confidence` tells
+    whether it was so. `after` names the lease whose end it waits for; `plays` is how often the queue was
+    played forward for it.
+    """
 
     at: float | None
+    earliest: float | None
+    latest: float | None
+    after: str
+    plays: int
     server_name: str | None
     confidence: str
     detail: str

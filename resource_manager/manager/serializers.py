@@ -42,7 +42,7 @@ from resource_manager.scheduling.preemption.victims import right_to
 from resource_manager.scheduling.queue.price_admission import PriceAdmission
 from resource_manager.scheduling.queue.windows import closed_for
 from resource_manager.scheduling.reasons.feasibility import Standing, Verdict, explain, refusals_of, standings
-from resource_manager.scheduling.reasons.start_estimates import Start
+from resource_manager.scheduling.reasons.start_estimates import MAX_PLAYS, Start
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 
@@ -214,14 +214,21 @@ def queue(
     return [pending(standing, current.now) for standing in standings(cluster, current)]
 
 
-def estimate(start: Start) -> ExpectedStart:
-    """Return the expected start, in seconds since the epoch, its server and confidence (good, fair, poor).
+def estimate(start: Start, confidence: str = "few data") -> ExpectedStart:
+    """Return the expected start, in seconds since the epoch, its interval, server and confidence.
 
     If it cannot be estimated, `at` is None, `confidence` is unknown and `detail` has the reason.
     """
-    if start.at is None:
-        return {"at": None, "server_name": None, "confidence": "unknown", "detail": detail_of(start.why)}
-    return {"at": start.at, "server_name": start.node, "confidence": str(start.confidence), "detail": ""}
+    return {
+        "at": start.at,
+        "earliest": start.earliest,
+        "latest": start.latest,
+        "after": start.after,
+        "plays": start.plays,
+        "server_name": start.node,
+        "confidence": "unknown" if start.at is None else confidence,
+        "detail": detail_of(start.why),
+    }
 
 
 def queue_entry(cluster: ClusterState, lease_id: str, current: SchedulingPass) -> QueueEntry:
@@ -435,12 +442,18 @@ def summary(cluster: ClusterState) -> Summary:
     }
 
 
-CONFIDENCE_WORDS = {"good": "good estimate", "fair": "fair estimate", "poor": "rough guess"}
-
-
-def confidence_in_words(start: Mapping[str, Any]) -> str:
-    """Return how sure an expected start is: `good estimate`, `rough guess`, or the words of Slurm."""
-    return CONFIDENCE_WORDS.get(start["confidence"], str(start["confidence"]))
+def interval_in_words(start: Mapping[str, Any], now: float) -> str:
+    """Return how sure an expected start is: `2 min to 1.0 h, calibrated`; few plays are told of."""
+    found = [str(start["confidence"])]
+    earliest, latest = start.get("earliest"), start.get("latest")
+    if earliest is not None and earliest != latest:
+        end = "after more than " + duration(earliest - now)
+        if latest is not None:
+            end = f"{duration(earliest - now)} to {duration(latest - now)}"
+        found.insert(0, end)
+    if 1 < start.get("plays", 1) < MAX_PLAYS:
+        found.append(f"{start['plays']} plays only")
+    return ", ".join(found)
 
 
 def explanation(

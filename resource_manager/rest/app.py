@@ -12,7 +12,7 @@ from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
 
 from resource_manager.manager.commit.asking import Asking
 from resource_manager.manager.plurals import counted, numbered_gpus
-from resource_manager.manager.serializers import confidence_in_words, duration, usage_in_words
+from resource_manager.manager.serializers import duration, interval_in_words, usage_in_words
 from resource_manager.manager.wording import by_whom, describe
 from resource_manager.rest import problems, routes
 from resource_manager.rest.console import pages
@@ -58,7 +58,7 @@ def create_app(service: Service, *, secure_cookies: bool = False) -> flask.Flask
     app.register_blueprint(create_blueprint())
     app.add_template_filter(duration)
     app.add_template_filter(usage_in_words, "usage")
-    app.add_template_filter(confidence_in_words, "confidence")
+    app.add_template_filter(interval_in_words, "interval")
     app.add_template_filter(counted)
     app.add_template_filter(numbered_gpus)
     _observe(app, service)

@@ -27,8 +27,13 @@ from tests.airflow.tasks import TASK, context_of, fire
 def test_the_log_line_of_a_wait_has_position_reason_and_start():
     status = {"position": 2, "reason": "1 ahead in the queue"}
     assert describe_waiting(status) == "waiting for GPUs: position 2 in the queue, 1 ahead in the queue"
-    status["estimated_start"] = {"at": 1_800_000_000.0, "confidence": "fair"}
-    assert re.search(r"; should start about \d\d:\d\d:\d\d \(fair estimate\)$", describe_waiting(status))
+    status["estimated_start"] = {"at": 1_800_000_000.0, "confidence": "few data"}
+    assert re.search(r"; should start about \d\d:\d\d:\d\d \(few data\)$", describe_waiting(status))
+    status["estimated_start"] |= {"earliest": 1_799_999_000.0, "latest": None, "after": "dag.train k7wd"}
+    assert re.search(
+        r"about \d\d:\d\d:\d\d \(\d\d:\d\d:\d\d to later, few data\), when dag.train k7wd ends$",
+        describe_waiting(status),
+    )
     status["estimated_start"] = {"at": None, "confidence": "unknown", "detail": "nobody knows"}
     assert describe_waiting(status).endswith("; start unknown: nobody knows")
 

@@ -11,11 +11,8 @@ from resource_manager.core.changes import Expired, Granted, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.core.runtimes import (
-    ENOUGH_RUNTIMES,
     KEPT_RUNTIMES,
-    Confidence,
     LearntRuntimes,
-    Runtime,
     class_of,
 )
 from tests.builders import node
@@ -36,19 +33,16 @@ def cluster() -> ClusterState:
 
 
 def test_the_learnt_runtime_is_the_median_of_the_last_runs(cluster: ClusterState) -> None:
-    for number, seconds in enumerate((100.0, 300.0, 200.0), 1):
+    for number, seconds in enumerate((100.0, 300.0, 200.0)):
         run(cluster, f"train_{number}", seconds)
-        known = cluster.runtimes.runtime_of(Request("train_77", 2))
-        assert known is not None
-        assert known.confidence is (Confidence.GOOD if number >= ENOUGH_RUNTIMES else Confidence.FAIR)
-    assert cluster.runtimes.runtime_of(Request("train_9", 2)) == Runtime(200.0, Confidence.GOOD)
+    assert cluster.runtimes.runtime_of(Request("train_9", 2)) == 200.0
     assert cluster.runtimes.runtime_of(Request("other", 2)) is None
 
 
 def test_a_stated_runtime_takes_precedence(cluster: ClusterState) -> None:
     run(cluster, "t1", 100.0)
     stated = Request("t2", 2, expected_runtime_s=5.0)
-    assert cluster.runtimes.runtime_of(stated) == Runtime(5.0, Confidence.GOOD)
+    assert cluster.runtimes.runtime_of(stated) == 5.0
 
 
 def test_runs_of_one_dag_and_task_are_one_class(cluster: ClusterState) -> None:
@@ -56,7 +50,7 @@ def test_runs_of_one_dag_and_task_are_one_class(cluster: ClusterState) -> None:
     assert class_of(Request("x", labels=labels)) == "i/d/t"
     run(cluster, "instance:d/r1/t", 60.0, labels=labels)
     runtime_of = cluster.runtimes.runtime_of
-    assert runtime_of(Request("y", labels={**labels, "run_id": "r2"})) == Runtime(60.0, Confidence.FAIR)
+    assert runtime_of(Request("y", labels={**labels, "run_id": "r2"})) == 60.0
     assert runtime_of(Request("y", labels={**labels, "instance": "staging"})) is None
 
 
@@ -80,7 +74,7 @@ def test_only_the_last_runs_of_the_last_classes_are_kept(
     for seconds in (1_000.0, 10.0):
         for _ in range(KEPT_RUNTIMES):
             run(cluster, "a", seconds)
-    assert cluster.runtimes.runtime_of(Request("a", 2)) == Runtime(10.0, Confidence.GOOD)
+    assert cluster.runtimes.runtime_of(Request("a", 2)) == 10.0
     for name in "bca":
         run(cluster, name, 1.5)
     assert cluster.runtimes.runs == {"c": (1.5,), "a": (1.5,)}, "a was forgotten as the oldest, and b then"

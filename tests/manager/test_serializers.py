@@ -13,7 +13,6 @@ from resource_manager.core.changes import Drained, Granted, InventoryChanged, Qu
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.core.refusal import NotEstimated
-from resource_manager.core.runtimes import Confidence
 from resource_manager.manager import serializers
 from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.scheduling.placement.policies import get_policy
@@ -213,15 +212,24 @@ def test_an_explanation_agrees_with_the_allocator_and_has_every_server() -> None
 
 
 def test_an_estimate_has_a_time_or_a_reason() -> None:
-    known = serializers.estimate(Start(at=99.0, node="a", confidence=Confidence.FAIR))
-    assert known == {"at": 99.0, "server_name": "a", "confidence": "fair", "detail": ""}
-    unknown = serializers.estimate(Start(at=None, node=None, confidence=Confidence.POOR, why=NotEstimated()))
-    assert unknown == {
-        "at": None,
-        "server_name": None,
-        "confidence": "unknown",
-        "detail": detail_of(NotEstimated()),
+    known = serializers.estimate(Start(99.0, "a", None, 90.0, None, "t", 7), "calibrated")
+    assert known == {
+        "at": 99.0,
+        "earliest": 90.0,
+        "latest": None,
+        "after": "t",
+        "plays": 7,
+        "server_name": "a",
+        "confidence": "calibrated",
+        "detail": "",
     }
+    assert serializers.interval_in_words(known, 30.0) == "after more than 60 s, calibrated, 7 plays only"
+    assert serializers.interval_in_words({**known, "latest": 330.0, "plays": 40}, 30.0) == (
+        "60 s to 5 min, calibrated"
+    )
+    unknown = serializers.estimate(Start(None, why=NotEstimated()))
+    assert (unknown["at"], unknown["confidence"]) == (None, "unknown")
+    assert unknown["detail"] == detail_of(NotEstimated())
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_estimated_starts_follow_from_stated_runtimes(open_client: FlaskClient) 
         open_client.post("/api/submit", json={**BODY, "task_id": f"w{i}", "required_gpus": 8})
     items = open_client.get("/api/queue").json["items"]  # type: ignore[index]
     now = open_client.get("/api/leases").json["items"][0]["granted_at"]  # type: ignore[index]
-    assert [item["estimated_start"]["confidence"] for item in items] == ["good", "good"]
+    assert [item["estimated_start"]["confidence"] for item in items] == ["few data", "few data"]
     assert [round(item["estimated_start"]["at"] - now, -1) for item in items] == [600, 1200]
     answer = open_client.get("/api/explain?required_gpus=8&required_cpus=1").json
     assert answer is not None

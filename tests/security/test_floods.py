@@ -16,7 +16,7 @@ from flask.testing import FlaskClient
 from benchmarks.floods import ATTACKS, CALLS, Service, fill_queue, hold, lease, measure, quantile
 from resource_manager import GPUResourceManager, MemoryStore, Refusal, Settings
 from resource_manager.core.cluster import ClusterState
-from resource_manager.manager import queue_view
+from resource_manager.manager import forecasts, queue_view
 from resource_manager.manager.commit import group, protocol
 from resource_manager.rest import limits
 from resource_manager.rest.app import create_app
@@ -247,7 +247,7 @@ def test_no_read_holds_what_decides(service: RestService, as_role: AsRole) -> No
 
 def test_all_who_ask_for_the_queue_share_one_computation(monkeypatch: pytest.MonkeyPatch) -> None:
     estimates: list[float] = []
-    estimate = start_estimates.estimate_starts
+    estimate = start_estimates.forecast_starts
     begun, end = threading.Event(), threading.Event()
 
     def counting(*args: Any) -> Any:
@@ -256,7 +256,7 @@ def test_all_who_ask_for_the_queue_share_one_computation(monkeypatch: pytest.Mon
         end.wait(30)
         return estimate(*args)
 
-    monkeypatch.setattr("resource_manager.manager.queries.estimate_starts", counting)
+    monkeypatch.setattr("resource_manager.manager.forecasts.forecast_starts", counting)
     with GPUResourceManager.from_url("memory://") as manager:
         manager.allocate("t", 8, server=0)
         manager.submit("waits", 8, server=0)
@@ -296,7 +296,7 @@ def test_a_dear_queue_is_kept_for_a_while() -> None:
 
 
 def test_estimates_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_view, "MAX_ESTIMATE_S", 0.0)
+    monkeypatch.setattr(forecasts, "MAX_ESTIMATE_S", 0.0)
     with GPUResourceManager.from_url("memory://") as manager:
         manager.allocate("t", 8, server=0, expected_runtime=60)
         manager.submit("waits", 8, server=0)

@@ -11,7 +11,7 @@ from resource_manager.core.changes import Outcome
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.names import name_of
 from resource_manager.core.runtimes import LearntRuntimes
-from resource_manager.manager.serializers import confidence_in_words, duration, name_in_words
+from resource_manager.manager.serializers import duration, interval_in_words, name_in_words
 from resource_manager.rest.console import cells
 from resource_manager.rest.console.colours import Colour
 from resource_manager.rest.service import Service
@@ -222,7 +222,7 @@ def _running(
                 lease.fencing_token,
             )
             classes = cells.css_classes(colours[lease.key]) + (" quarantined" if lease.quarantined else "")
-            found.append((span, classes, None if end is None else end[0]))
+            found.append((span, classes, end))
     return found
 
 
@@ -275,7 +275,8 @@ def _add_waiting(rows: Mapping[str, Row], window: Window, entry: Any) -> None:
     end = start["at"] + (entry["expected_runtime_s"] or window.end)
     x = window.percent(start["at"])
     name = name_in_words(entry)
-    title = f"{name}: should start in {duration(start['at'] - window.now)} ({confidence_in_words(start)})"
+    sure = interval_in_words(start, window.now)
+    title = f"{name}: should start in {duration(start['at'] - window.now)} ({sure})"
     row.bars.append(
         Bar(
             x,

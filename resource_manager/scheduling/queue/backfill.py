@@ -262,11 +262,13 @@ class Reservations:
 
     def _search(self, request: Request, runtime_s: float, *, restricted: bool) -> tuple[float, int]:
         """Return the earliest start and the first node of those with it; infinity if there is none."""
-        best = math.inf, -1
+        best, now = (math.inf, -1), self._now
         for since, position in self._leases.rooms(request):
-            if max(since, self._now) > best[0]:
+            at = since if since > now else now
+            if at > best[0]:
                 break
-            best = self._better(request, runtime_s, since, position, best, restricted=restricted)
+            if at < best[0] or position < best[1]:  # asked here: nodes of overdue leases are many
+                best = self._better(request, runtime_s, since, position, best, restricted=restricted)
         return best
 
     def _better(

@@ -298,10 +298,8 @@ class LeaseTimelines:
 
     def runtime_s(self, request: Request) -> float:
         """Return the expected runtime of the request, infinite if it is unknown."""
-        if request.expected_runtime_s is not None:
-            return request.expected_runtime_s
         runtime = self._cluster.runtimes.runtime_of(request)
-        return math.inf if runtime is None else runtime.seconds
+        return math.inf if runtime is None else runtime
 
     def _runtime_on(self, position: int, request: Request) -> float:
         """Return the expected runtime of a request on that node, which is looked at again if it changes."""

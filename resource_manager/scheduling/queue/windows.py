@@ -30,7 +30,7 @@ def horizon_s(cluster: ClusterState, request: Request, window: Window, guard_s: 
     """Return for how long from its start the request must not meet the window."""
     runtime = cluster.runtimes.runtime_of(request)
     if runtime is not None:
-        return runtime.seconds
+        return runtime
     return 0.0 if request.preemptible and preempts(cluster, window) else guard_s
 
 

@@ -203,8 +203,7 @@ class _Reasons:
             shape = (*shape, request.lease_id)
         if not self._cluster.windows:
             return shape
-        runtime = self._cluster.runtimes.runtime_of(request)
-        return (*shape, None if runtime is None else runtime.seconds, request.preemptible)
+        return (*shape, self._cluster.runtimes.runtime_of(request), request.preemptible)
 
     def _by_price(self, entry: PendingRequest) -> Grounds | None:
         admission, request = self._current.limits.admission, entry.request

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from resource_manager.core.models import Request
-from resource_manager.core.runtimes import ENOUGH_RUNTIMES, KEPT_RUNTIMES, class_of
+from resource_manager.core.changes import Change, Expired, Granted, Outcome, Released
+from resource_manager.core.models import Lease, Request
+from resource_manager.core.runtimes import ENOUGH_RUNTIMES, KEPT_RUNTIMES, class_of, run_s
 
 MISSED = 0.1
 """Part of the outcomes that should be below an interval, and part that should be above it."""
@@ -64,26 +65,37 @@ class RuntimeQuantiles:
     def high_s(self) -> float:
         return self.at(1 - MISSED)
 
-    def at(self, level: float, elapsed_s: float = 0.0) -> float:
-        """Return the runtime in seconds at a level from 0 to below 1, given that it is above `elapsed_s`.
+    @property
+    def is_certain(self) -> bool:
+        return self.log_s[0] == self.log_s[-1]
+
+    def at(self, level: float) -> float:
+        """Return the runtime in seconds at a level from 0 to 1.
 
         Like runtimes in the state it is in whole milliseconds, so that one that never varies is met exactly.
         """
-        if elapsed_s <= 0:
-            return round(math.exp(_at(self.log_s, level)), 3)
-        log_s = math.log(elapsed_s)
+        return round(math.exp(_at(self.log_s, level)), 3)
+
+    def given(self, elapsed_s: float) -> RuntimeQuantiles:
+        """Return the quantiles of a run that takes longer than that."""
+        if elapsed_s <= 0 or (log_s := math.log(elapsed_s)) < self.log_s[0]:
+            return self
         passed = _level(self.log_s, log_s)
         if passed < 1:
-            return max(math.exp(_at(self.log_s, passed + (1 - passed) * level)), elapsed_s)
-        return float(elapsed_s * (1 - level) ** (-1 / OVERRUN_SHAPE))
+            left = (_at(self.log_s, passed + (1 - passed) * index / POINTS) for index in range(POINTS + 1))
+        else:  # the greatest of all is the one at the middle of the last step
+            levels = (min(index, POINTS - 0.5) / POINTS for index in range(POINTS + 1))
+            left = (log_s - math.log(1 - level) / OVERRUN_SHAPE for level in levels)
+        return RuntimeQuantiles(tuple(max(each, log_s) for each in left), self.runs)
 
 
+@dataclass(slots=True)
 class Coverage:
     """Offsets of both ends of an interval, learnt from the outcomes of earlier ones."""
 
-    def __init__(self) -> None:
-        self.below = self.above = 0.0
-        self.outcomes = 0
+    below: float = 0.0
+    above: float = 0.0
+    outcomes: int = 0
 
     def note(self, outcome: float, low: float, high: float) -> None:
         """Learn from an outcome and the interval that was given for it before."""
@@ -162,6 +174,25 @@ class RuntimeModel:
             ordered = sorted(self._logs[key])
             curve = self._curves[key] = tuple(_at(ordered, index / POINTS) for index in range(POINTS + 1))
         return curve
+
+
+class RunWalk:
+    """Walk over a history by which a model learns: `add` takes every change once, in order."""
+
+    def __init__(self, model: RuntimeModel) -> None:
+        self.model = model
+        self._going: dict[int, tuple[Lease, RuntimeQuantiles | None]] = {}
+
+    def add(self, change: Change) -> None:
+        """Estimate a run that begins, or learn from one that ends well."""
+        if isinstance(change, Granted):
+            lease = change.lease
+            self._going[lease.fencing_token] = lease, self.model.estimate(lease.request)
+        elif isinstance(change, Released | Expired):
+            going = self._going.pop(change.fencing_token, None)
+            if going is not None and isinstance(change, Released) and change.outcome == Outcome.SUCCESS:
+                lease, given = going
+                self.model.learn(lease.request, run_s(lease.granted_at, change.at), given)
 
 
 def _calibrated(known: Sequence[float], base: float, coverage: Coverage) -> Iterator[float]:

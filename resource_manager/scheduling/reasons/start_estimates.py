@@ -1,11 +1,17 @@
-"""Estimated starts of pending requests, by simulating the ends of leases, with a confidence."""
+"""Estimated starts of pending requests: the queue played forward through the ends of leases.
+
+Each play goes through the allocator's own steps. One play with expected runtimes gives a start, many with
+drawn ones a median and an interval that should hold four starts of five.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import count
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from resource_manager.core.changes import GpuCleaned, Released
 from resource_manager.core.cluster import ClusterState
@@ -22,7 +28,7 @@ from resource_manager.core.refusal import (
     RefusalKind,
     TooFar,
 )
-from resource_manager.core.runtimes import Confidence, LearntRuntimes
+from resource_manager.core.runtimes import LearntRuntimes, class_of
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.gangs import could_start
 from resource_manager.scheduling.reasons.capacity_grounds import (
@@ -31,10 +37,17 @@ from resource_manager.scheduling.reasons.capacity_grounds import (
     unreleased_lease,
 )
 from resource_manager.scheduling.reasons.feasibility import standings
+from resource_manager.scheduling.reasons.runtime_quantiles import MISSED, POINTS, RuntimeQuantiles
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 MAX_STEPS = 500
 """Maximum number of simulated lease ends; a request that starts later gets no estimate."""
+
+MAX_PLAYS = 40
+"""Maximum number of plays with drawn runtimes."""
+
+STRATA = MAX_PLAYS + 1
+"""Number of parts of the levels, a prime: over the plays, a lease's end is drawn from each but one."""
 
 CLEANING_S = 1.0
 """Assumed time until GPUs whose lease has ended are clean."""
@@ -45,16 +58,37 @@ OVERDUE_FRACTION = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Estimated time and node of a request's start; `at` is None if unknown, on the grounds in `why`."""
+    """Estimated start of a request; `at` is None if it is unknown, on the grounds in `why`.
+
+    Four times of five it should be between `earliest` and `latest`, None without a bound. `plays` is the
+    number of plays that this stands on. In most of them the request starts on `node`, when the lease named
+    `after` ends, if it waits for one.
+    """
 
     at: float | None
-    node: str | None
-    confidence: Confidence
+    node: str | None = None
     why: Grounds | Fact | None = None
+    earliest: float | None = None
+    latest: float | None = None
+    after: str = ""
+    plays: int = 1
 
 
-UNKNOWN = Start(None, None, Confidence.POOR)
-LATER = Start(None, None, Confidence.POOR, NotEstimated())
+LATER = Start(None, why=NotEstimated())
+
+Ends = Callable[[Lease, float], float | None]
+"""(lease, now) -> the end of its job, never before now; None if it is unknown."""
+
+
+@dataclass(slots=True)
+class _Play:
+    """One play: time, node and the lease that ended, of each start by lease id, and how far it came."""
+
+    starts: dict[str, tuple[float, str, Lease | None]] = field(default_factory=dict)
+    endless: set[str] = field(default_factory=set)
+    at: float = 0.0
+    is_cut: bool = False
+    too_far: bool = False
 
 
 def estimate_starts(
@@ -69,74 +103,206 @@ def estimate_starts(
     the job runs and tells nothing about its end. Once `goes_on` returns False, the starts that are left
     are not estimated. The cluster is left unchanged. Times are seconds of the store's clock.
     """
-    now = current.now
     starts: dict[str, Start] = {}
-    endless: set[str] = set()
-    too_far = is_cut = False
-    ticket = count()
+    why: list[tuple[Request, Grounds | Fact | None]] = []
     with cluster.trial():
-        for change in allocator.enqueue(cluster, extra, now):
+        for change in allocator.enqueue(cluster, extra, current.now):
             cluster.apply(change)
         if not cluster.pending:
             return starts
-        ends: list[tuple[float, int, Confidence, str, int]] = []
-
-        def expect_end(lease: Lease, at: float) -> None:
-            end = None if lease.quarantined else expected_end(lease, at, cluster.runtimes)
-            if end is None:
-                endless.add(lease.lease_id)
-            else:
-                heapq.heappush(ends, (end[0], next(ticket), end[1], lease.lease_id, lease.fencing_token))
-
-        for lease in cluster.leases.values():
-            expect_end(lease, now)
-        for window in cluster.windows:
-            if opening := window.occurrence(now):
-                heapq.heappush(ends, (opening[1], next(ticket), Confidence.GOOD, "", 0))
-        for lease_id, failed in cluster.failed_starts.items():
-            for entry in failed if lease_id in cluster.pending else ():
-                heapq.heappush(ends, (max(avoided_until(entry), now), next(ticket), Confidence.GOOD, "", 0))
-        at, confidence = now, Confidence.GOOD
-        dirty = any(state.cleaning for state in cluster.nodes)
-        for _ in range(MAX_STEPS):
-            if is_cut := not goes_on():
-                break
-            for lease in _grant(cluster, replace(current, now=at)):
-                starts[lease.lease_id] = Start(at, lease.placement.node, confidence)
-                expect_end(lease, at)
-            if cluster.pending and dirty:
-                at, dirty = now + CLEANING_S, False
-                _apply_cleaned(cluster, at)
-                continue
-            if not cluster.pending or not ends:
-                break
-            at, _, sure, lease_id, fencing_token = heapq.heappop(ends)
-            confidence = min(confidence, sure)
-            if lease_id:  # else a server opens to requests
-                _apply_end(cluster, lease_id, fencing_token, at)
-        else:
-            too_far = True
-        why: list[tuple[Request, Grounds | Fact | None]]
-        if is_cut:
-            why = [(entry.request, NotEstimated()) for entry in cluster.pending.values()]
-        else:
-            why = list(
-                _why_unknown(cluster, replace(current, now=at, suspended=None), endless, too_far=too_far)
-            )
+        ends_at = partial(expected_end, runtimes=cluster.runtimes)
+        running = [(ends_at(lease, current.now), lease) for lease in cluster.leases.values()]
+        play = _play(cluster, current, running, ends_at, goes_on)
+        for lease_id, (at, node, after) in play.starts.items():
+            starts[lease_id] = Start(at, node, None, at, at, "" if after is None else name_of(after))
+        if play.is_cut:
+            return starts | dict.fromkeys(cluster.pending, LATER)
+        last = replace(current, now=play.at, suspended=None)
+        why += _why_unknown(cluster, last, play.endless, too_far=play.too_far)
     for request, found in why:  # without one: what the closed servers have now, not what they will have
-        grounds = no_capacity(cluster, request) if found is None else found
-        starts[request.lease_id] = Start(None, None, Confidence.POOR, grounds)
+        starts[request.lease_id] = Start(None, why=no_capacity(cluster, request) if found is None else found)
     return starts
 
 
-def _apply_end(cluster: ClusterState, lease_id: str, fencing_token: int, at: float) -> None:
+def forecast_starts(
+    cluster: ClusterState,
+    current: SchedulingPass,
+    drawn: DrawnEnds,
+    extra: Iterable[Request] = (),
+    goes_on: Callable[[], bool] = lambda: True,
+    wanted: Collection[str] = (),
+) -> dict[str, Start]:
+    """Estimate starts as `estimate_starts`, with intervals: by plays in which runtimes are drawn.
+
+    There are `MAX_PLAYS`, or as many as end while `goes_on` returns True; one if all runtimes are certain. A
+    play ends once those `wanted` have started, by default all.
+    """
+    extra = list(extra)
+    starts = estimate_starts(cluster, current, extra, goes_on)
+    if LATER in starts.values():
+        return starts
+    plays: list[_Play] = []
+    with cluster.trial():
+        for change in allocator.enqueue(cluster, extra, current.now):
+            cluster.apply(change)
+        while drawn.vary and len(plays) < MAX_PLAYS:
+            with cluster.trial():
+                play = _play(cluster, current, drawn.running(), drawn, goes_on, wanted)
+            if play.is_cut:
+                break
+            plays.append(play)
+    if plays:
+        for lease_id in wanted or starts:
+            starts[lease_id] = _of_plays(plays, lease_id, starts[lease_id])
+    return starts
+
+
+def _of_plays(plays: Sequence[_Play], lease_id: str, expected: Start) -> Start:
+    """Return the start by the quantiles of the plays."""
+    found = [play.starts[lease_id] for play in plays if lease_id in play.starts]
+    times = sorted(at for at, _, _ in found)
+
+    def at(level: float) -> float | None:
+        place = int(level * len(plays))
+        return times[place] if place < len(times) else None
+
+    median = at(0.5)
+    if median is None:
+        return expected if expected.at is None else Start(None, why=TooFar(MAX_STEPS), plays=len(plays))
+    [(node, _)] = Counter(node for _, node, _ in found).most_common(1)
+    [(after, _)] = Counter("" if each is None else name_of(each) for _, _, each in found).most_common(1)
+    return Start(median, node, None, at(MISSED), at(1 - MISSED), after, len(plays))
+
+
+class DrawnEnds:
+    """Ends of leases by runtimes that are drawn from their quantiles, given how long they have run already.
+
+    `draw` returns a number from 0 to below 1. `vary` is False if all ends are certain or unknown.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        requests: Iterable[Request],
+        quantiles_of: Callable[[Request], RuntimeQuantiles | None],
+        draw: Callable[[], float],
+        now: float,
+    ) -> None:
+        self._draw, self._quantiles_of, self._now = draw, quantiles_of, now
+        self._known: dict[tuple[object, ...], RuntimeQuantiles | None] = {}
+        self._fixed: list[tuple[float | None, Lease]] = []
+        self._ends: list[tuple[list[float], int, int, Lease]] = []
+        """Running leases with the quantiles of their ends, and a stride and a begin through the strata."""
+        self._plays = 0
+        for lease in cluster.leases.values():
+            found = None if lease.quarantined else self._of(lease.request)
+            if lease.preempted_by or found is None:
+                self._fixed.append((self(lease, now), lease))
+            else:
+                left = found.given(now - lease.granted_at).log_s
+                ends = [lease.granted_at + math.exp(log_s) for log_s in left]
+                self._ends.append((ends, 1 + int(draw() * MAX_PLAYS), int(draw() * STRATA), lease))
+        self.vary = any(ends[0] < ends[-1] for ends, _, _, _ in self._ends) or any(
+            found is not None and not found.is_certain for found in map(self._of, requests)
+        )
+
+    def running(self) -> list[tuple[float | None, Lease]]:
+        """Return the leases of now, each with an end that is drawn for one play.
+
+        Levels are drawn from strata (Latin hypercube; McKay, Beckman and Conover, Technometrics 1979).
+        """
+        draw, now, found, play = self._draw, self._now, self._fixed.copy(), self._plays
+        self._plays += 1
+        for ends, stride, begin, lease in self._ends:  # for thousands of leases, in each play
+            place = ((stride * play + begin) % STRATA + draw()) * (POINTS / STRATA)
+            index = int(place)
+            end = ends[index]
+            end += (ends[index + 1] - end) * (place - index)
+            found.append((end if end > now else now, lease))
+        return found
+
+    def _of(self, request: Request) -> RuntimeQuantiles | None:
+        key = (class_of(request), request.team, request.shape, request.expected_runtime_s)
+        if key not in self._known:
+            self._known[key] = self._quantiles_of(request)
+        return self._known[key]
+
+    def __call__(self, lease: Lease, now: float) -> float | None:
+        if lease.quarantined:
+            return None
+        if lease.preempted_by:
+            return max(lease.preempt_until, now)
+        found = self._of(lease.request)
+        return None if found is None else lease.granted_at + found.at(self._draw())
+
+
+def _play(
+    cluster: ClusterState,
+    current: SchedulingPass,
+    running: Iterable[tuple[float | None, Lease]],
+    ends_at: Ends,
+    goes_on: Callable[[], bool],
+    wanted: Collection[str] = (),
+) -> _Play:
+    """Play the queue of the cluster forward, in its trial, until nothing wanted is pending."""
+    now = current.now
+    play, missing = _Play(at=now), set(wanted)
+    ends: list[tuple[float, int, Lease | None]] = [
+        (opening, -number, None) for number, opening in enumerate(_openings(cluster, now), start=1)
+    ]
+    for end, lease in running:
+        if end is None:
+            play.endless.add(lease.lease_id)
+        else:
+            ends.append((end, lease.fencing_token, lease))
+    heapq.heapify(ends)
+    after: Lease | None = None
+    dirty = any(state.cleaning for state in cluster.nodes)
+    for _ in range(MAX_STEPS):
+        if not goes_on():
+            play.is_cut = True
+            return play
+        at_that_time = SchedulingPass(
+            current.policy, current.order, play.at, current.suspended, current.limits
+        )
+        for lease in _grant(cluster, at_that_time):
+            play.starts[lease.lease_id] = (play.at, lease.placement.node, after)
+            missing.discard(lease.lease_id)
+            if (end := ends_at(lease, play.at)) is None:
+                play.endless.add(lease.lease_id)
+            else:
+                heapq.heappush(ends, (end, lease.fencing_token, lease))
+        is_over = not cluster.pending or bool(wanted and not missing)
+        if dirty and not is_over:
+            play.at, dirty = now + CLEANING_S, False
+            _apply_cleaned(cluster, play.at)
+            continue
+        if is_over or not ends:
+            return play
+        play.at, _, after = heapq.heappop(ends)
+        if after is not None:  # else a server opens to requests
+            _apply_end(cluster, after, play.at)
+    play.too_far = True
+    return play
+
+
+def _openings(cluster: ClusterState, now: float) -> Iterator[float]:
+    """Yield when maintenance windows end, and when servers on which a job did not start are tried again."""
+    for window in cluster.windows:
+        if opening := window.occurrence(now):
+            yield opening[1]
+    for lease_id, failed in cluster.failed_starts.items():
+        for entry in failed if lease_id in cluster.pending else ():
+            yield max(avoided_until(entry), now)
+
+
+def _apply_end(cluster: ClusterState, lease: Lease, at: float) -> None:
     """Apply the end of a lease, and on watched nodes that its GPUs are clean a moment later."""
-    members = cluster.leases[lease_id].members
-    cluster.apply(Released(lease_id, fencing_token, at))
-    for member in members:
+    cluster.apply(Released(lease.lease_id, lease.fencing_token, at))
+    for member in lease.members:
         if (state := cluster.by_name.get(member.node)) is not None and state.watched:
             for gpu_id in member.gpu_ids:
-                cluster.apply(GpuCleaned(member.node, gpu_id, fencing_token, at))
+                cluster.apply(GpuCleaned(member.node, gpu_id, lease.fencing_token, at))
 
 
 def _apply_cleaned(cluster: ClusterState, at: float) -> None:
@@ -145,17 +311,17 @@ def _apply_cleaned(cluster: ClusterState, at: float) -> None:
         cluster.apply(GpuCleaned(entry.node, entry.gpu_id, entry.fencing_token, at))
 
 
-def expected_end(lease: Lease, now: float, runtimes: LearntRuntimes) -> tuple[float, Confidence] | None:
-    """Return a lease's expected end, never before now, and its confidence; None if its runtime is unknown."""
+def expected_end(lease: Lease, now: float, runtimes: LearntRuntimes) -> float | None:
+    """Return a lease's expected end, never before now; None if its runtime is unknown."""
+    if lease.quarantined:
+        return None
     if lease.preempted_by:
-        return max(lease.preempt_until, now), Confidence.GOOD
+        return max(lease.preempt_until, now)
     runtime = runtimes.runtime_of(lease.request)
     if runtime is None:
         return None
-    end = lease.granted_at + runtime.seconds
-    if end > now:
-        return end, runtime.confidence
-    return now + max(OVERDUE_FRACTION * (now - lease.granted_at), 1.0), Confidence.POOR
+    end = lease.granted_at + runtime
+    return end if end > now else now + max(OVERDUE_FRACTION * (now - lease.granted_at), 1.0)
 
 
 def _why_unknown(

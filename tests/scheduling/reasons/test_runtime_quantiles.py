@@ -61,10 +61,10 @@ def test_the_runs_that_the_state_keeps_are_a_begin() -> None:
 def test_what_has_run_for_long_does_not_end_before() -> None:
     found = known(learnt(*range(3600, 7200, 200)), task(99))
     for elapsed_s in (1.0, 4000.0, 7000.0, 10_000.0):
-        quantiles = [found.at(level, elapsed_s) for level in (0.0, 0.1, 0.5, 0.9)]
+        quantiles = [found.given(elapsed_s).at(level) for level in (0.0, 0.1, 0.5, 0.9)]
         assert quantiles == sorted(quantiles)
         assert quantiles[0] >= elapsed_s
-    assert found.at(0.5, 10_000.0) == pytest.approx(11_000), "longer than all that is known"
+    assert found.given(10_000.0).at(0.5) == pytest.approx(11_000), "longer than all that is known"
 
 
 def test_of_stated_runtimes_it_is_learnt_how_wrong_they_are() -> None:

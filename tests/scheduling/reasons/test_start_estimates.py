@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.core.changes import AgentLost, Drained, Granted, Quarantined, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request, Utility
-from resource_manager.core.runtimes import Confidence, LearntRuntimes
+from resource_manager.core.runtimes import LearntRuntimes
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.manager.serializers import estimate
+from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.scheduling.queue.price_admission import PriceAdmission
-from resource_manager.scheduling.reasons.start_estimates import MAX_STEPS, estimate_starts
+from resource_manager.scheduling.reasons.runtime_quantiles import RuntimeQuantiles
+from resource_manager.scheduling.reasons.start_estimates import (
+    MAX_PLAYS,
+    MAX_STEPS,
+    DrawnEnds,
+    Start,
+    estimate_starts,
+    forecast_starts,
+)
 from resource_manager.scheduling.scheduling_pass import Limits, SchedulingPass
 from tests.builders import Clock
 
@@ -42,6 +56,10 @@ def test_a_ttl_is_not_taken_as_the_end_of_a_lease() -> None:
     assert [starts[f"w{number}"].at for number in range(3)] == [None] * 3
     assert estimate(starts["w0"]) == {
         "at": None,
+        "earliest": None,
+        "latest": None,
+        "after": "",
+        "plays": 1,
         "server_name": None,
         "confidence": "unknown",
         "detail": "the end of runs0 bbbb and 1 more is unknown; state runtimes: expected_runtime, "
@@ -55,11 +73,8 @@ def test_only_starts_that_depend_on_known_runtimes_are_estimated(order: str) -> 
     cluster.apply(Queued(Request("first", 8), 1.0, 1, 1.0))
     cluster.apply(Queued(Request("second", 8), 2.0, 2, 2.0))
     starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, get_order(order), 10.0))
-    assert (starts["first"].at, starts["first"].node, starts["first"].confidence) == (
-        600.0,
-        "gpu-server-0",
-        Confidence.GOOD,
-    )
+    first = starts["first"]
+    assert (first.at, first.node, first.after) == (600.0, "gpu-server-0", "runs0 bbbb")
     assert starts["second"].at is None
 
 
@@ -76,14 +91,12 @@ def test_an_estimate_leaves_the_state_unchanged() -> None:
     assert cluster.expired(1e9) == ends
 
 
-def test_a_learnt_runtime_passes_on_its_confidence_and_an_overdue_job_a_poor_one() -> None:
+def test_a_learnt_runtime_is_the_end_of_a_lease_and_an_overdue_job_goes_on_for_a_tenth() -> None:
     cluster = busy(None)
     cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
     cluster.runtimes = LearntRuntimes({"runs#": (300.0,)})
-    start = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))["w"]
-    assert (start.at, start.confidence) == (300.0, Confidence.FAIR)
-    overdue = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 1_000.0))["w"]
-    assert (overdue.at, overdue.confidence) == (1_100.0, Confidence.POOR)
+    assert estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))["w"].at == 300.0
+    assert estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 1_000.0))["w"].at == 1_100.0
 
 
 def test_other_reasons_for_an_unknown_start() -> None:
@@ -153,6 +166,121 @@ def test_a_price_that_is_not_covered_names_no_lease() -> None:
     assert detail == "it is unknown when its utility will exceed its price"
 
 
+# ---- drawn runtimes ----
+
+
+def between(low_s: float, high_s: float) -> RuntimeQuantiles:
+    """Return quantiles in equal steps of the logarithm."""
+    low, high = math.log(low_s), math.log(high_s)
+    return RuntimeQuantiles(tuple(low + (high - low) * step / 20 for step in range(21)), 20)
+
+
+def forecast(
+    cluster: ClusterState,
+    runtime_of: Callable[[Request], RuntimeQuantiles | None],
+    *,
+    now: float = 10.0,
+    order: str = "fifo",
+    extra: Sequence[Request] = (),
+    plays: int = MAX_PLAYS,
+    wanted: Sequence[str] = (),
+) -> dict[str, Start]:
+    requests = (*(entry.request for entry in cluster.pending.values()), *extra)
+    drawn = DrawnEnds(cluster, requests, runtime_of, random.Random(0).random, now)
+    looks = iter([True] * 10_000 if plays == MAX_PLAYS else [True] * (3 * (plays + 1)))
+    current = SchedulingPass(FIRST_FIT, get_order(order), now)
+    return forecast_starts(cluster, current, drawn, extra, lambda: next(looks, False), wanted)
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> ClusterState:
+    """Return two to four servers with leases and pending requests, all of stated runtimes."""
+    cluster = ClusterState(default_inventory(draw(st.integers(2, 4))))
+    current = SchedulingPass(FIRST_FIT, FIFO, 0.0)
+    sizes = draw(st.lists(st.tuples(st.integers(1, 8), st.integers(60, 6000)), min_size=8, max_size=25))
+    for number, (gpus, runtime_s) in enumerate(sizes):
+        request = Request(f"t{number}", gpus, expected_runtime_s=float(runtime_s))
+        for change in allocator.submit(cluster, request, current):
+            cluster.apply(change)
+    return cluster
+
+
+@settings(max_examples=25)
+@given(crowded(), st.sampled_from(["fifo", "fifo+backfill", "fair_share"]))
+def test_plays_with_runtimes_that_hardly_vary_are_the_play_with_expected_ones(
+    cluster: ClusterState, order: str
+) -> None:
+    def hardly_varying(request: Request) -> RuntimeQuantiles:
+        stated_s = request.expected_runtime_s or 0.0
+        return RuntimeQuantiles((*[math.log(stated_s)] * 20, math.nextafter(math.log(stated_s), math.inf)), 9)
+
+    exact = estimate_starts(cluster, SchedulingPass(FIRST_FIT, get_order(order), 10.0))
+    found = forecast(cluster, hardly_varying, order=order)
+    assert found.keys() == exact.keys()
+    for lease_id, start in exact.items():
+        assert start.at is not None
+        assert found[lease_id].plays == MAX_PLAYS
+        assert (found[lease_id].at, found[lease_id].node) == (pytest.approx(start.at, abs=0.01), start.node)
+
+
+def times(start: Start) -> tuple[float, float, float]:
+    assert start.earliest is not None
+    assert start.at is not None
+    assert start.latest is not None
+    return start.earliest, start.at, start.latest
+
+
+def test_the_interval_is_that_of_the_runtimes_and_grows_along_the_queue() -> None:
+    cluster = busy(None)
+    for number in range(2):
+        cluster.apply(Queued(Request(f"w{number}", 8), 1.0, number + 1, 1.0))
+    starts = forecast(cluster, lambda request: between(100.0, 1000.0))
+    first, second = starts["w0"], starts["w1"]
+    assert (first.after, second.after, first.plays) == ("runs0 bbbb", "w0 vnpm", MAX_PLAYS)
+    assert times(first) == pytest.approx((126, 316, 794), rel=0.1)
+    assert times(second)[2] > times(first)[2]
+
+
+def test_what_has_run_for_long_does_not_end_before() -> None:
+    cluster = busy(None)
+    cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
+    earliest, _, latest = times(forecast(cluster, lambda request: between(100.0, 1000.0), now=900.0)["w"])
+    assert 900 < earliest < latest < 1000
+    overdue = forecast(cluster, lambda request: between(100.0, 1000.0), now=5000.0)["w"]
+    assert overdue.at == pytest.approx(5500, rel=0.05)
+
+
+def test_a_start_that_most_plays_do_not_reach_is_unknown_and_a_bound_that_few_reach_is_open() -> None:
+    cluster = busy(None, None)
+    cluster.apply(Queued(Request("w", 8, required_node="gpu-server-0"), 1.0, 1, 1.0))
+
+    def only_of_the_second(request: Request) -> RuntimeQuantiles | None:
+        return between(10.0, 20.0) if request.lease_id == "runs1" else None
+
+    cluster.leases["runs1"] = replace(
+        cluster.leases["runs1"], request=Request("runs1", 8, ttl_s=50.0, team="of another class")
+    )
+    start = forecast(cluster, only_of_the_second)["w"]
+    assert start.at is None
+    assert detail_of(start.why).startswith("the end of runs0 bbbb is unknown")
+
+
+def test_plays_end_with_the_time_and_say_how_many_there_were() -> None:
+    cluster = busy(None)
+    cluster.runtimes = LearntRuntimes({"runs#": (300.0,)})
+    cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
+    start = forecast(cluster, lambda request: between(100.0, 1000.0), plays=5)["w"]
+    assert 1 < start.plays < MAX_PLAYS
+
+
+def test_plays_for_one_request_end_with_its_start() -> None:
+    cluster = busy(100.0)
+    for number in range(3):
+        cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=9.0), 1.0, number + 1, 1.0))
+    found = forecast(cluster, lambda request: between(100.0, 1000.0), wanted=["w0"])
+    assert (found["w0"].plays, found["w1"].plays) == (MAX_PLAYS, 1)
+
+
 @pytest.fixture
 def manager(clock: Clock) -> GPUResourceManager:
     """Manager of one server of 8 GPUs with backfill."""
@@ -187,10 +315,6 @@ def test_queue_explain_and_backfill_use_the_same_learnt_runtimes(
     )
     assert manager.submit("quick_9", 2, 1)["state"] == "RUNNING", "its learnt runtime ends before long_7"
     head = manager.queue()[0]["estimated_start"]
-    assert head == {
-        "at": granted_at + 600.0,
-        "server_name": "gpu-server-0",
-        "confidence": "good",
-        "detail": "",
-    }
+    assert head["at"] == pytest.approx(granted_at + 600.0, abs=1)
+    assert (head["after"], head["server_name"], head["plays"]) == ("long_7 c6fp", "gpu-server-0", MAX_PLAYS)
     assert manager.explain("x_1", 8, 1)["estimated_start"]["at"] > head["at"]

@@ -1,0 +1,254 @@
+"""Expected starts with intervals: shared by all who ask, kept with their outcomes, and corrected by these."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pydantic import TypeAdapter
+
+from resource_manager.core.changes import Change, Granted
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Request
+from resource_manager.core.refusal import NotEstimated
+from resource_manager.core.runtimes import class_of
+from resource_manager.manager import serializers
+from resource_manager.manager.commit.replica import Replica
+from resource_manager.manager.queue_view import Age, for_a_while
+from resource_manager.manager.results import ExpectedStart
+from resource_manager.scheduling.reasons.runtime_quantiles import (
+    COVERED,
+    Coverage,
+    RuntimeModel,
+    RunWalk,
+)
+from resource_manager.scheduling.reasons.start_estimates import DrawnEnds, Start, forecast_starts
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
+from resource_manager.storage import Store
+
+MAX_ESTIMATE_S = 1.0
+"""Processor time after which the starts that are left are not estimated, while somebody waits for them."""
+
+BACKGROUND_S = 2.0
+"""The same while nobody waits."""
+
+RECORD = "estimates/starts"
+"""Name of the record of estimates, beside the state; no server can have it."""
+
+MAX_OUTCOMES = 1000
+MAX_GIVEN = 2000
+MAX_WALK = 5000
+"""Maximum number of changes of the history that are looked at to learn from."""
+
+ENOUGH_OUTCOMES = 100
+"""Outcomes of a kind from which on it is told whether its intervals are calibrated."""
+
+TOLERANCE = 0.05
+
+CALIBRATED, FEW_DATA = "calibrated", "few data"
+
+NOT_YET = Start(None, why=NotEstimated(soon=True))
+
+
+@dataclass(frozen=True, slots=True)
+class GivenEstimate:
+    """The first estimate that a request was given, in seconds since the epoch; `median` None: unknown."""
+
+    at: float
+    kind: str = ""
+    median: float | None = None
+    earliest: float | None = None
+    latest: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateOutcome:
+    """An estimate, and when the request did start."""
+
+    lease_id: str
+    given: GivenEstimate
+    started_at: float
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the start was in the interval, give or take a second."""
+        earliest, latest = self.given.earliest, self.given.latest
+        return (earliest is None or earliest - 1 <= self.started_at) and (
+            latest is None or self.started_at <= latest + 1
+        )
+
+
+@dataclass(slots=True)
+class EstimateRecord:
+    """What is kept of estimates: those given to pending requests, by sequence, and the last outcomes."""
+
+    version: int = 0
+    given: dict[int, GivenEstimate] = field(default_factory=dict)
+    outcomes: list[EstimateOutcome] = field(default_factory=list)
+    coverage: dict[str, tuple[float, float, int]] = field(default_factory=dict)
+
+    def note(self, change: Change) -> None:
+        """Take note of a grant; all kinds learn how far to widen their intervals."""
+        if not isinstance(change, Granted) or (found := self.given.pop(change.lease.sequence, None)) is None:
+            return
+        outcome = EstimateOutcome(change.lease.lease_id, found, change.lease.granted_at)
+        self.outcomes = [*self.outcomes[1 - MAX_OUTCOMES :], outcome]
+        if found.median is not None:
+            low, high, seen = (
+                math.log(_wait_s(at, found.at)) for at in (found.earliest, found.latest, outcome.started_at)
+            )
+            coverage = Coverage(*self.coverage.get(found.kind, ()))
+            coverage.note(seen, low, high)
+            self.coverage[found.kind] = (coverage.below, coverage.above, coverage.outcomes)
+
+    def widened(self, start: Start, now: float) -> Start:
+        """Return the start with the interval that outcomes of its kind ask for."""
+        if start.at is None:
+            return start
+        below, above, _ = self.coverage.get(kind_of(start, now), (0.0, 0.0, 0))
+        wait_s = _wait_s(start.at, now)
+        low_s = min(_wait_s(start.earliest, now) * math.exp(-below), wait_s)
+        high_s = max(_wait_s(start.latest, now) * math.exp(above), wait_s)
+        return replace(
+            start,
+            earliest=min(now + low_s, start.at),
+            latest=None if math.isinf(high_s) else max(now + high_s, start.at),
+        )
+
+    def give(self, cluster: ClusterState, starts: Mapping[str, Start], now: float) -> None:
+        """Keep the first estimate of each pending request, and no other."""
+        given, self.given = self.given, {}
+        for pending in list(cluster.pending.values())[-MAX_GIVEN:]:
+            start = starts[pending.lease_id]
+            self.given[pending.sequence] = given.get(pending.sequence) or GivenEstimate(
+                now, kind_of(start, now), start.at, start.earliest, start.latest
+            )
+
+    def answer(self, start: Start, now: float) -> ExpectedStart:
+        """Return the start with how far it is to be trusted."""
+        return serializers.estimate(start, self.confidence(kind_of(start, now)))
+
+    def confidence(self, kind: str) -> str:
+        """Return whether the intervals of that kind hold as many outcomes as they say."""
+        found = [each.is_inside for each in self.outcomes if each.given.kind == kind]
+        if len(found) < ENOUGH_OUTCOMES or abs(sum(found) / len(found) - COVERED) > TOLERANCE:
+            return FEW_DATA
+        return CALIBRATED
+
+
+RECORDS = TypeAdapter(EstimateRecord)
+
+
+def kind_of(start: Start, now: float) -> str:
+    """Return the kind of an estimate: by how far it looks ahead."""
+    if start.at is None:
+        return "unknown"
+    wait_s = start.at - now
+    return "within 10 min" if wait_s < 600 else "within an hour" if wait_s < 3600 else "later"
+
+
+def _wait_s(at: float | None, now: float) -> float:
+    return math.inf if at is None else max(at - now, 1.0)
+
+
+def kept_record(store: Store) -> EstimateRecord:
+    """Return the record of estimates of that store."""
+    found = store.reports.records([RECORD]).get(RECORD)
+    return EstimateRecord() if found is None else RECORDS.validate_json(found)
+
+
+class Forecasts:
+    """Expected starts of a store's pending requests, computed by one thread for all who ask; thread-safe.
+
+    What costs much is computed in the background: meanwhile the last answer is given, at most about
+    `MAX_AGE_S` old. `rules` returns the circumstances once grants go on.
+    """
+
+    def __init__(self, store: Store, rules: Callable[[ClusterState, float], SchedulingPass]) -> None:
+        self._store, self._rules = store, rules
+        self._replica = Replica(store)
+        self._mutex = threading.Lock()
+        self._learning = threading.Lock()
+        self._runs: RunWalk | None = None
+        self._learnt_to = 0
+        self._age = Age()
+        self._starts: dict[str, ExpectedStart] = {}
+        self._thread: threading.Thread | None = None
+
+    def shared(self, cluster: ClusterState, now: float) -> Callable[[str], ExpectedStart]:
+        """Return the function (lease id) -> its expected start, of this state or of a little before."""
+        with self._mutex:
+            if not self._age.is_fresh(cluster.version, now):
+                if self._age.is_cheap:
+                    self._update(cluster, now, MAX_ESTIMATE_S)
+                elif self._thread is None:
+                    self._thread = threading.Thread(target=self._in_background, daemon=True)
+                    self._thread.start()
+            starts = self._starts
+        return lambda lease_id: starts.get(lease_id) or serializers.estimate(NOT_YET)
+
+    def alone(self, cluster: ClusterState, now: float, request: Request) -> ExpectedStart:
+        """Return the expected start of one request, as if it were queued now unless it is."""
+        extra = () if request.lease_id in cluster.pending else (request,)
+        starts = self._forecast(cluster, now, MAX_ESTIMATE_S, extra, request.lease_id)
+        record = kept_record(self._store)
+        return record.answer(record.widened(starts[request.lease_id], now), now)
+
+    def _in_background(self) -> None:
+        try:
+            with self._replica:
+                self._update(self._replica.refresh(), self._store.now(), BACKGROUND_S)
+        finally:
+            self._thread = None
+
+    def _update(self, cluster: ClusterState, now: float, limit_s: float) -> None:
+        with self._age.measured(cluster.version, now):
+            starts = self._forecast(cluster, now, limit_s)
+            record = kept_record(self._store)
+            before = record.given.copy()
+            for version, change in self._changes(max(record.version, cluster.version - MAX_WALK)):
+                record.note(change)
+                record.version = version
+            starts = {lease_id: record.widened(start, now) for lease_id, start in starts.items()}
+            record.give(cluster, starts, now)
+            if record.given != before:
+                self._store.reports.put(RECORD, b"{}", RECORDS.dump_json(record), 1.0)
+            self._starts = {lease_id: record.answer(start, now) for lease_id, start in starts.items()}
+
+    def _forecast(
+        self,
+        cluster: ClusterState,
+        now: float,
+        limit_s: float,
+        extra: Sequence[Request] = (),
+        wanted: str = "",
+    ) -> dict[str, Start]:
+        current = self._rules(cluster, now)
+        requests = (*(pending.request for pending in cluster.pending.values()), *extra)
+        if not requests:
+            return {}
+        draw = random.Random(cluster.version).random
+        with self._learning:
+            drawn = DrawnEnds(cluster, requests, self._model(cluster).estimate, draw, current.now)
+        return forecast_starts(
+            cluster, current, drawn, extra, for_a_while(limit_s), (wanted,) if wanted else ()
+        )
+
+    def _model(self, cluster: ClusterState) -> RuntimeModel:
+        """Return the runtimes that are learnt from the history, and from what the state knows of others."""
+        changes = list(self._changes(max(self._learnt_to, cluster.version - MAX_WALK)))
+        if self._runs is None:
+            names = {class_of(each.lease.request) for _, each in changes if isinstance(each, Granted)}
+            known = cluster.runtimes.runs.items()
+            self._runs = RunWalk(RuntimeModel({name: runs for name, runs in known if name not in names}))
+        for self._learnt_to, change in changes:
+            self._runs.add(change)
+        return self._runs.model
+
+    def _changes(self, after: int) -> Iterator[tuple[int, Change]]:
+        while page := self._store.history(after):
+            yield from page
+            after = page[-1][0]

@@ -1,0 +1,160 @@
+"""Forecasts: shared by all who ask, made in the background where they cost much, held to their word."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from resource_manager import GPUResourceManager, MemoryStore, Settings
+from resource_manager.core.changes import Granted
+from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.manager import forecasts, queue_view
+from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.forecasts import (
+    CALIBRATED,
+    ENOUGH_OUTCOMES,
+    FEW_DATA,
+    EstimateRecord,
+    GivenEstimate,
+    kept_record,
+)
+from resource_manager.scheduling.reasons.start_estimates import Start
+from tests.builders import Clock
+from tests.eventually import wait_for
+
+
+@pytest.fixture
+def manager(clock: Clock) -> GPUResourceManager:
+    """Manager of one server of 8 GPUs."""
+    store = MemoryStore(clock=clock)
+    return GPUResourceManager(Settings(store="memory://"), store=store, inventory=default_inventory(1))
+
+
+def run(manager: GPUResourceManager, clock: Clock, lease_id: str, seconds: float) -> None:
+    manager.allocate(lease_id, 8)
+    clock.now += seconds
+    manager.release(lease_id, outcome="SUCCESS")
+
+
+def test_a_start_hangs_on_a_lease_and_its_interval_on_what_such_tasks_took(
+    manager: GPUResourceManager, clock: Clock
+) -> None:
+    for number, seconds in enumerate((600, 900, 1200, 1500, 1800)):
+        run(manager, clock, f"train_{number}", seconds)
+    manager.allocate("train_9", 8)
+    manager.submit("waits", 8)
+    began = clock.now
+    [entry] = manager.queue()
+    start = entry["estimated_start"]
+    assert start["after"].startswith("train_9 ")
+    assert (start["confidence"], start["plays"], start["server_name"]) == (FEW_DATA, 40, "gpu-server-0")
+    assert 600 <= start["earliest"] - began < 1000 < start["at"] - began < 1500 < start["latest"] - began
+    clock.now += 1700.0
+    assert manager.explain_named("waits")["estimated_start"]["earliest"] > clock.now
+
+
+def test_without_history_it_is_said_whose_runtime_is_missing(manager: GPUResourceManager) -> None:
+    manager.allocate("train_9", 8)
+    manager.submit("waits", 8)
+    start = manager.queue()[0]["estimated_start"]
+    assert (start["at"], start["earliest"], start["confidence"]) == (None, None, "unknown")
+    assert start["detail"].startswith("the end of train_9 ")
+
+
+def test_an_estimate_is_kept_with_its_outcome_the_first_one_of_each_request(
+    manager: GPUResourceManager, clock: Clock
+) -> None:
+    manager.allocate("first", 8, expected_runtime=600)
+    manager.submit("waits", 8)
+    given_at = clock.now
+    manager.queue()
+    clock.now += 300.0
+    manager.queue()
+    clock.now += 400.0
+    manager.release("first")
+    manager.submit("gone", 8)
+    manager.queue()
+    manager.cancel("gone")
+    manager.submit("third", 8)
+    manager.queue()
+    record = kept_record(manager.store)
+    [outcome] = record.outcomes
+    assert (outcome.lease_id, outcome.given.at, outcome.given.median) == ("waits", given_at, given_at + 600)
+    assert (outcome.started_at, outcome.is_inside) == (given_at + 700, False)
+    assert len(record.given) == 1
+
+
+def outcomes_of(record: EstimateRecord, number: int, draw: Callable[[], float]) -> None:
+    """Give so many requests an estimate of 1,000 s without doubt, and start each after what is drawn."""
+    for sequence in range(number):
+        start = record.widened(Start(1000.0, "a", None, 1000.0, 1000.0), 0.0)
+        record.given[sequence] = GivenEstimate(0.0, "within an hour", start.at, start.earliest, start.latest)
+        request = Request(f"t{sequence}", 1)
+        lease = Lease(request, (Placement("a", (0,)),), sequence + 1, draw(), sequence=sequence)
+        record.note(Granted(lease, lease.granted_at))
+
+
+def test_intervals_of_starts_are_widened_by_their_own_errors() -> None:
+    """Runtimes that seemed certain are not, or others come first: what counts is when requests did start."""
+    record, draw = EstimateRecord(), random.Random(0)
+    outcomes_of(record, 600, lambda: draw.lognormvariate(6.9, 0.7))
+    last = record.outcomes[-200:]
+    assert sum(outcome.is_inside for outcome in last) / len(last) == pytest.approx(0.8, abs=0.06)
+
+
+def test_few_outcomes_are_no_calibration_and_nor_are_many_that_fall_outside() -> None:
+    record = EstimateRecord()
+    outcomes_of(record, ENOUGH_OUTCOMES - 1, lambda: 1000.0)
+    assert record.confidence("within an hour") == FEW_DATA
+    for sequence in range(ENOUGH_OUTCOMES):
+        started_at = 5000.0 if sequence % 5 else 9000.0
+        record.given[sequence] = GivenEstimate(0.0, "later", 5000.0, 4000.0, 6000.0)
+        lease = Lease(Request("t", 1), (Placement("a", (0,)),), 1, started_at, sequence=sequence)
+        record.note(Granted(lease, 0.0))
+    assert record.confidence("later") == CALIBRATED
+    assert record.confidence("within an hour") == FEW_DATA
+
+
+def test_no_more_outcomes_are_kept_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecasts, "MAX_OUTCOMES", 10)
+    record = EstimateRecord()
+    outcomes_of(record, 25, lambda: 1000.0)
+    assert [outcome.lease_id for outcome in record.outcomes] == [f"t{number}" for number in range(15, 25)]
+
+
+def test_dear_forecasts_are_made_in_the_background_and_the_last_one_is_given_meanwhile(
+    manager: GPUResourceManager, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_view, "CHEAP_S", -1.0)
+    asked, goes_on, forecast = threading.get_ident(), threading.Event(), forecasts.forecast_starts
+
+    def slow(*given: Any) -> Any:
+        if threading.get_ident() != asked:
+            goes_on.wait(30)
+        return forecast(*given)
+
+    monkeypatch.setattr(forecasts, "forecast_starts", slow)
+    manager.allocate("first", 8, expected_runtime=600)
+    manager.submit("waits", 8, expected_runtime=60)
+    ends_at = clock.now + 600
+
+    def starts() -> list[float | None]:
+        return [entry["estimated_start"]["at"] for entry in manager.queue()]
+
+    assert starts() == [ends_at], "who comes first waits for it"
+    manager.submit("second", 8)
+    clock.now += queue_view.MAX_AGE_S
+    [old, new] = manager.queue()
+    assert old["estimated_start"]["at"] == ends_at
+    assert new["estimated_start"]["detail"].startswith("not estimated yet")
+    goes_on.set()
+
+    def is_new() -> bool:
+        clock.now += 1.0
+        return starts() == [ends_at, ends_at + 60]
+
+    wait_for(is_new)
