@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from resource_manager.cli.base import BAD_INPUT, Failure, print_json
 from resource_manager.cli.commands import json_option, main, wide_option
@@ -25,18 +26,24 @@ FIELDS = ("granted", "used", "idle", "failed", "preempted", "quarantined", "unkn
 @main.command()
 @click.option("--by", default="team", show_default=True, help="Keys: any of team,user,dag,gpu_type,source.")
 @click.option("--since", default="30d", show_default=True, help="How far back: 45min, 12h, 30d.")
+@click.option("--estimates", is_flag=True, help="Show how often estimated starts came true, instead.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV only.")
 @wide_option
 @json_option
 @click.pass_obj
 @exit_codes
-def report(target: Target, by: str, since: str, as_csv: bool, wide: bool, as_json: bool) -> None:
+def report(
+    target: Target, by: str, since: str, estimates: bool, as_csv: bool, wide: bool, as_json: bool
+) -> None:
     """Show the GPU-hours granted, what became of them, hours waited, and costs by the cluster's prices.
 
     granted = used + idle + failed + preempted + quarantined + unknown.
     """
     if as_csv and as_json:
         raise Failure("--csv and --json exclude each other", BAD_INPUT)
+    if estimates:
+        _print_estimates(target, wide=wide, as_json=as_json)
+        return
     found = _report(target, by, since)
     if as_json:
         print_json(found)
@@ -44,6 +51,18 @@ def report(target: Target, by: str, since: str, as_csv: bool, wide: bool, as_jso
         _print_csv(found)
     else:
         tables.console(wide=wide).print(tables.report_table(found))
+
+
+def _print_estimates(target: Target, *, wide: bool, as_json: bool) -> None:
+    context = click.get_current_context()
+    for name, option in (("by", "--by"), ("since", "--since"), ("as_csv", "--csv")):
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise Failure(f"{option} and --estimates exclude each other", BAD_INPUT)
+    found = target.manager.estimates()
+    if as_json:
+        print_json(found)
+    else:
+        tables.console(wide=wide).print(tables.estimates_table(found))
 
 
 def _report(target: Target, by: str, since: str) -> Any:

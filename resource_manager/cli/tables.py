@@ -375,6 +375,30 @@ def history_table(changes: Sequence[Row], names: Mapping[int, Mapping[str, str]]
     return table
 
 
+def estimates_table(view: Row) -> Group:
+    """Return how often estimated starts came true, in a sentence and by how far they looked ahead."""
+    table = FittedTable(
+        Column("start"),
+        Column("estimates", justify="right"),
+        Column("inside", justify="right"),
+        Column("median error", justify="right"),
+        Column("confidence"),
+        title="Estimated starts",
+    )
+    for row in view["kinds"]:
+        inside, error = row["inside_percent"], row["median_error_s"]
+        table.add_row(
+            row["kind"],
+            str(row["estimates"]),
+            "-" if inside is None else f"{inside:.0f} %",
+            "-" if error is None else duration(error),
+            row["confidence"],
+        )
+    if not view["kinds"]:
+        return Group(Text("No request has started yet that waited and was given an estimate."))
+    return Group(table, Text("Eight of ten should be inside of their interval.", "dim"))
+
+
 def report_table(report: Row) -> Group:
     """Return the GPU-hours by group, their sum, and who wasted most; columns without a value are left out."""
     total = report["total"]

@@ -80,6 +80,7 @@ class AsyncGPUResourceManager:
     remove_maintenance = _awaitable(LeaseService.remove_maintenance)
     snapshot = _awaitable(LeaseService.snapshot)
     history = _awaitable(LeaseService.history)
+    estimates = _awaitable(LeaseService.estimates)
     slurm_jobs = _awaitable(LeaseService.slurm_jobs)
     keep_slurm_jobs = _awaitable(LeaseService.keep_slurm_jobs)
     report = _awaitable(LeaseService.report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from resource_manager.core.runtimes import class_of
 from resource_manager.manager import serializers
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.queue_view import Age, for_a_while
-from resource_manager.manager.results import ExpectedStart
+from resource_manager.manager.results import EstimateQuality, EstimatesView, ExpectedStart, StartedRequest
 from resource_manager.scheduling.reasons.runtime_quantiles import (
     COVERED,
     Coverage,
@@ -48,7 +49,13 @@ ENOUGH_OUTCOMES = 100
 
 TOLERANCE = 0.05
 
-CALIBRATED, FEW_DATA = "calibrated", "few data"
+CALIBRATED, FEW_DATA, UNKNOWN = "calibrated", "few data", "unknown"
+
+HORIZONS_S = {"within 10 min": 600.0, "within an hour": 3600.0, "later": math.inf}
+"""Kinds of estimates by how far they look ahead at most."""
+
+MAX_SHOWN = 50
+"""Maximum of outcomes that are shown one by one."""
 
 NOT_YET = Start(None, why=NotEstimated(soon=True))
 
@@ -131,9 +138,31 @@ class EstimateRecord:
         """Return the start with how far it is to be trusted."""
         return serializers.estimate(start, self.confidence(kind_of(start, now)))
 
+    def view(self) -> EstimatesView:
+        """Return how often the last estimates came true, and the last of them."""
+        found = [self._quality(kind) for kind in ("", *HORIZONS_S, UNKNOWN)]
+        return {
+            "kinds": [each for each in found if each["estimates"]],
+            "started": [_started(outcome) for outcome in self.outcomes[: -MAX_SHOWN - 1 : -1]],
+        }
+
+    def _quality(self, kind: str) -> EstimateQuality:
+        """Return how often those of a kind came true, of all kinds if it is empty."""
+        outcomes = [each for each in self.outcomes if kind in ("", each.given.kind)]
+        known = [each for each in outcomes if each.given.median is not None]
+        errors = [abs(each.started_at - (each.given.median or 0.0)) for each in known]
+        return {
+            "kind": kind or "all",
+            "estimates": len(outcomes),
+            "inside_percent": 100 * sum(each.is_inside for each in known) / len(known) if known else None,
+            "median_error_s": statistics.median(errors) if errors else None,
+            "confidence": self.confidence(kind) if kind != UNKNOWN else UNKNOWN,
+        }
+
     def confidence(self, kind: str) -> str:
-        """Return whether the intervals of that kind hold as many outcomes as they say."""
-        found = [each.is_inside for each in self.outcomes if each.given.kind == kind]
+        """Return whether the intervals of that kind, or of all, hold as many outcomes as they say."""
+        kinds = (kind,) if kind else HORIZONS_S
+        found = [each.is_inside for each in self.outcomes if each.given.kind in kinds]
         if len(found) < ENOUGH_OUTCOMES or abs(sum(found) / len(found) - COVERED) > TOLERANCE:
             return FEW_DATA
         return CALIBRATED
@@ -145,9 +174,21 @@ RECORDS = TypeAdapter(EstimateRecord)
 def kind_of(start: Start, now: float) -> str:
     """Return the kind of an estimate: by how far it looks ahead."""
     if start.at is None:
-        return "unknown"
-    wait_s = start.at - now
-    return "within 10 min" if wait_s < 600 else "within an hour" if wait_s < 3600 else "later"
+        return UNKNOWN
+    return next(kind for kind, horizon_s in HORIZONS_S.items() if start.at - now < horizon_s)
+
+
+def _started(outcome: EstimateOutcome) -> StartedRequest:
+    given = outcome.given
+    return {
+        "task_id": outcome.lease_id,
+        "estimated_at": given.at,
+        "at": given.median,
+        "earliest": given.earliest,
+        "latest": given.latest,
+        "started_at": outcome.started_at,
+        "inside": given.median is not None and outcome.is_inside,
+    }
 
 
 def _wait_s(at: float | None, now: float) -> float:

@@ -20,7 +20,7 @@ from resource_manager.manager.cluster_file.sections import ClusterDefinition, Cl
 from resource_manager.manager.commit.asking import user_name
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
-from resource_manager.manager.forecasts import Forecasts
+from resource_manager.manager.forecasts import Forecasts, kept_record
 from resource_manager.manager.queue_view import QueueView
 from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.manager.requests import gpu_range, request_of, server_name
@@ -28,6 +28,7 @@ from resource_manager.manager.results import (
     Allocation,
     ClusterDiff,
     ClusterView,
+    EstimatesView,
     Explanation,
     LeaseChanges,
     QueueEntry,
@@ -256,6 +257,10 @@ class Queries:
         query = ReportQuery.of(by, since)
         measures = self._reports.measures_of(self)
         return self.accounts().report(query, measures=measures, prices=self.prices())
+
+    def estimates(self) -> EstimatesView:
+        """Return how often the estimated starts of pending requests came true."""
+        return kept_record(self.store).view()
 
     def accounts(self) -> Accounts:
         """Return the account of the kept history and of the jobs on Slurm, of which reports are made."""

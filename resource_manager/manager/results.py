@@ -161,6 +161,39 @@ class ExpectedStart(TypedDict):
     detail: str
 
 
+class EstimateQuality(TypedDict):
+    """How often estimated starts of a kind came true, of the last outcomes.
+
+    `inside_percent` is of those with an interval, `median_error_s` how far off the median the middle one was;
+    None without any. `confidence` is what such estimates say of themselves.
+    """
+
+    kind: str
+    estimates: int
+    inside_percent: float | None
+    median_error_s: float | None
+    confidence: str
+
+
+class StartedRequest(TypedDict):
+    """A request with its first estimate, in seconds since the epoch, and its start; None: unknown or open."""
+
+    task_id: str
+    estimated_at: float
+    at: float | None
+    earliest: float | None
+    latest: float | None
+    started_at: float
+    inside: bool
+
+
+class EstimatesView(TypedDict):
+    """Quality of the estimates by kind, all first, and the last requests that started, the latest first."""
+
+    kinds: list[EstimateQuality]
+    started: list[StartedRequest]
+
+
 class QueueEntry(Requested):
     """A pending request: position from 1 in queue order; `kind` and `reason` of the wait."""
 

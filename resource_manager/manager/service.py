@@ -13,6 +13,7 @@ from resource_manager.manager.results import (
     Allocation,
     ClusterDiff,
     ClusterView,
+    EstimatesView,
     Explanation,
     LeaseChanges,
     QueueEntry,
@@ -235,6 +236,9 @@ class LeaseService(Protocol):
 
     def report(self, by: Sequence[str] = ("team",), since: float | str = "30d") -> Report:
         """Return the GPU-hours of the last time by these keys."""
+
+    def estimates(self) -> EstimatesView:
+        """Return how often the estimated starts of pending requests came true."""
 
     def reset(self) -> None:
         """Drop all leases and the queue, keep the cluster."""

@@ -44,6 +44,7 @@ from resource_manager.manager.results import (
     Allocation,
     ClusterDiff,
     ClusterView,
+    EstimatesView,
     Explanation,
     LeaseChanges,
     QueueEntry,
@@ -467,6 +468,10 @@ class ServiceClient(OriginalNames):
 
         ago = since if isinstance(since, str) else f"{since:f}s"
         return self._get(Report, "/api/report", {"by": list(by), "since": ago})
+
+    def estimates(self) -> EstimatesView:
+        """Return how often the estimated starts of pending requests came true."""
+        return self._get(EstimatesView, "/api/estimates")
 
     def explain(
         self,

@@ -29,6 +29,7 @@ from resource_manager.manager.results import (
     Allocation,
     ClusterDiff,
     ClusterView,
+    EstimatesView,
     Explanation,
     QueueEntry,
     Renewal,
@@ -688,6 +689,17 @@ def usage_history(service: Service, caller: Identity, query: UsageHistoryQuery) 
 )
 def report(service: Service, caller: Identity, query: ReportQuery) -> Report:
     return service.manager.report(query.by, query.since)
+
+
+@routes.add(
+    "GET",
+    "/api/estimates",
+    Role.READER,
+    "How often the estimated starts of pending requests came true",
+    tags=("history",),
+)
+def estimates(service: Service, caller: Identity) -> EstimatesView:
+    return service.manager.estimates()
 
 
 @routes.add("GET", "/api/caller", Role.READER, "Name, role and teams of the caller")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +51,21 @@ def test_the_report_adds_up_by_every_key(run: Run) -> None:
             assert sum(row[name] for row in found["rows"]) == pytest.approx(found["total"][name])
         assert (found["total"]["failed"], found["total"]["used"]) == (pytest.approx(2), pytest.approx(2))
         assert found["total"]["waited"] == pytest.approx(2)
+
+
+def test_estimates_are_reported_with_how_often_they_came_true(manager: GPUResourceManager, run: Run) -> None:
+    assert "No request has started yet" in run("report", "--estimates").stdout
+    manager.submit("first", 4, expected_runtime=600)
+    manager.submit("waits", 4)
+    manager.queue()
+    manager.release("first")
+    manager.submit("next", 4)
+    manager.queue()
+    assert json.loads(run("report", "--estimates", "--json").stdout)["started"][0]["task_id"] == "waits"
+    text = run("report", "--estimates").stdout
+    assert re.search(r"within an hour │ +1 │ +0 % │ +10 min │ few data", text), text
+    refused = run("report", "--estimates", "--by", "team")
+    assert (refused.exit_code, refused.stderr) == (2, "Error: --by and --estimates exclude each other\n")
 
 
 def test_csv_is_one_line_a_group_and_holds_no_formula(run: Run) -> None:

@@ -346,6 +346,21 @@ def test_history_and_report_tell_what_was(service: LeaseService) -> None:
     assert service.report(by=["team"], since="1h")["total"]["leases"] == 1
 
 
+def test_estimates_are_told_with_their_outcomes(service: LeaseService) -> None:
+    assert service.estimates() == {"kinds": [], "started": []}
+    service.submit("first", 8, server="gpu-server-0", expected_runtime=1200)
+    service.submit("waits", 8, server="gpu-server-0")
+    service.queue()
+    service.release("first")
+    service.submit("next", 8, server="gpu-server-0")
+    service.queue()
+    found = service.estimates()
+    [started] = found["started"]
+    assert (started["task_id"], started["inside"]) == ("waits", False)
+    assert [each["kind"] for each in found["kinds"]] == ["all", "within an hour"]
+    assert found["kinds"][0]["median_error_s"] == pytest.approx(1200, abs=60)
+
+
 def test_who_asks_may_end_what_is_theirs(service: LeaseService) -> None:
     lease = service.submit("t", 2)
     service.require_owner(lease)

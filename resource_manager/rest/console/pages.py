@@ -256,6 +256,11 @@ def use(service: Service, caller: Identity, query: UseQuery) -> Any:
     return _page("use.html", service, caller, query=query, **shown)
 
 
+@routes.add("GET", "/estimates", Role.READER, "How often estimated starts came true", page=True)
+def estimates(service: Service, caller: Identity) -> Any:
+    return _page("estimates.html", service, caller, **service.manager.estimates())
+
+
 @routes.add("GET", "/cluster", Role.READER, "The stored cluster, and its last changes", page=True)
 def cluster(service: Service, caller: Identity) -> Any:
     return _page("cluster.html", service, caller, **cluster_page.look_at(service.manager))

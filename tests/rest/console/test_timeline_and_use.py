@@ -103,6 +103,19 @@ def test_use_names_who_wasted_most_and_adds_up(as_role: AsRole) -> None:
     assert as_role(Role.READER).get("/use?by=colour").status_code == 400
 
 
+def test_estimates_are_shown_with_what_came_true(as_role: AsRole, manager: GPUResourceManager) -> None:
+    assert "No request has started yet that waited" in page(as_role, "/estimates")
+    manager.submit("d/r/<last>", 8)
+    for ends, comes in (("d/r/now", "d/r/new"), ("d/r/next", "d/r/newer")):
+        manager.queue()
+        manager.release(ends)
+        manager.submit(comes, 8)
+    manager.queue()
+    text = page(as_role, "/estimates")
+    assert "d/r/&lt;last&gt;</a></td><td>" in text
+    assert re.search(r"<td>all</td><td>2</td><td>\d+ %</td>", text)
+
+
 def test_use_of_nothing_says_the_next_step(
     as_role: AsRole, manager: GPUResourceManager, clock: Clock
 ) -> None:
