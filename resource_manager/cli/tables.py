@@ -343,6 +343,10 @@ def explanation(answer: Row) -> Group:
         after = f", when {estimate['after']} ends" if estimate["after"] else ""
         verdict.append(f" Should start: {start(estimate)}{after}{': ' if estimate['detail'] else ''}")
         verdict.append(f"{estimate['detail']}.")
+    if sooner := answer.get("alternatives"):
+        now = time.time()
+        found = (f"{each['change']}: in {duration(each['at'] - now)}" for each in sooner)
+        verdict.append(f" Sooner with {'; '.join(found)}.")
     table = FittedTable(
         Column("id", 1, justify="right"),
         Column("server"),

@@ -21,7 +21,7 @@ from resource_manager.manager.commit.asking import user_name
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.forecasts import Forecasts, kept_record
-from resource_manager.manager.queue_view import QueueView
+from resource_manager.manager.queue_view import QueueView, for_a_while
 from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.manager.requests import gpu_range, request_of, server_name
 from resource_manager.manager.results import (
@@ -45,6 +45,7 @@ from resource_manager.manager.server_gpus import server_detail
 from resource_manager.manager.use_results import ServerUse
 from resource_manager.manager.wording import matches, what_of
 from resource_manager.scheduling.accounting.gpu_hours import Measure
+from resource_manager.scheduling.reasons.alternatives import alternatives
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, codec
 
@@ -58,6 +59,9 @@ else:  # few commands make a report
 T = TypeVar("T")
 
 HISTORY_PAGE = 1000
+
+MAX_ALTERNATIVES_S = 0.5
+"""Processor time after which no further alternative to a request is tried."""
 
 EXPIRE_EVERY_S = 1.0
 """Time after which a process that waits for a request expires the leases that are due."""
@@ -349,6 +353,10 @@ class Queries:
         answer = serializers.explanation(cluster, request, self._commits.explaining(cluster, now))
         if answer["could_ever_fit"] and answer["kind"] is not None:
             answer["estimated_start"] = self._forecasts.alone(cluster, now, request)
+            sooner = alternatives(
+                cluster, self._commits.resuming(cluster, now), request, for_a_while(MAX_ALTERNATIVES_S)
+            )
+            answer["alternatives"] = [{"change": each.change, "at": each.at} for each in sooner]
         return answer
 
     def _allocation_of(self, lease: Lease) -> Allocation:

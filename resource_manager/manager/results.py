@@ -432,6 +432,13 @@ class Quotes(TypedDict):
     servers: dict[str, float]
 
 
+class SoonerStart(TypedDict):
+    """One change of the request with which it would start sooner, and when, in seconds since the epoch."""
+
+    change: str
+    at: float
+
+
 class Explanation(TypedDict):
     """Explanation if and where a request would be granted now, or why not: overall and per server.
 
@@ -455,3 +462,4 @@ class Explanation(TypedDict):
     servers: list[ServerVerdict]
     would_preempt: list[str]
     estimated_start: NotRequired[ExpectedStart]
+    alternatives: NotRequired[list[SoonerStart]]

@@ -96,12 +96,14 @@ def estimate_starts(
     current: SchedulingPass,
     extra: Iterable[Request] = (),
     goes_on: Callable[[], bool] = lambda: True,
+    wanted: Collection[str] = (),
 ) -> dict[str, Start]:
     """Estimate the start of every pending request, and of `extra` ones as if they were queued now.
 
     A lease is assumed to end when its runtime is over, and never if that is unknown: its TTL is renewed while
     the job runs and tells nothing about its end. Once `goes_on` returns False, the starts that are left
-    are not estimated. The cluster is left unchanged. Times are seconds of the store's clock.
+    are not estimated, nor are other starts than those `wanted` once these are known. The cluster is left
+    unchanged. Times are seconds of the store's clock.
     """
     starts: dict[str, Start] = {}
     why: list[tuple[Request, Grounds | Fact | None]] = []
@@ -112,9 +114,11 @@ def estimate_starts(
             return starts
         ends_at = partial(expected_end, runtimes=cluster.runtimes)
         running = [(ends_at(lease, current.now), lease) for lease in cluster.leases.values()]
-        play = _play(cluster, current, running, ends_at, goes_on)
+        play = _play(cluster, current, running, ends_at, goes_on, wanted)
         for lease_id, (at, node, after) in play.starts.items():
             starts[lease_id] = Start(at, node, None, at, at, "" if after is None else name_of(after))
+        if wanted and starts.keys() >= set(wanted):
+            return starts
         if play.is_cut:
             return starts | dict.fromkeys(cluster.pending, LATER)
         last = replace(current, now=play.at, suspended=None)
