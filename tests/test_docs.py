@@ -356,6 +356,19 @@ def test_the_dag_of_the_readme_is_the_one_that_a_command_writes(tmp_path: Path) 
     assert written.read_text().partition('"""\n\n')[2] == shown
 
 
+def test_the_readme_asks_what_the_index_asks() -> None:
+    index, readme = ((ROOT / name).read_text() for name in ("docs/index.md", "README.md"))
+    [questions] = re.findall(r"^\| question \| page \|\n(?:\|.*\n)+", index, re.MULTILINE)
+    assert questions.replace("](", "](docs/") in readme
+
+
+def test_every_page_that_answers_a_question_is_in_the_index() -> None:
+    """Pages of contributors are linked from theirs, and a study from its simulator."""
+    linked = set(re.findall(r"\]\(([^)#]+\.md)", (ROOT / "docs" / "index.md").read_text()))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]} - {"index.md"}
+    assert {page for page in pages - linked if "contributing/" not in page and "-study" not in page} == set()
+
+
 def test_no_page_needs_a_checkout() -> None:
     for page in PAGES:
         assert "in a checkout" not in page.read_text(), page

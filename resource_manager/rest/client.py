@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import ssl
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
@@ -129,6 +131,12 @@ class RefusedError(ServiceError):
         self.refusal = refusal
 
 
+@cache
+def _trusted_authorities() -> ssl.SSLContext:
+    """Return the certificate authorities that clients trust; reading them takes longer than many requests."""
+    return httpx.create_ssl_context()
+
+
 class ServiceClient(OriginalNames):
     """Client of the service at `url`; results and errors are those of the manager's own methods.
 
@@ -153,7 +161,9 @@ class ServiceClient(OriginalNames):
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = redact(url).rstrip("/")
         try:
-            self._http = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout_s)
+            self._http = httpx.Client(
+                base_url=url.rstrip("/"), headers=headers, timeout=timeout_s, verify=_trusted_authorities()
+            )
         except (httpx.InvalidURL, ValueError) as error:
             text = "not the address of a service: {!r}: {}"
             raise InvalidRequestError(text, redact(url), error, field="url") from error
