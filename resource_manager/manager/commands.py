@@ -28,12 +28,13 @@ from resource_manager.lazy import lazy_module
 from resource_manager.manager import repeats, serializers
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.commit.asking import Step, checked_by, with_by
+from resource_manager.manager.commit.job_ends import STORED
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.queries import status_in
 from resource_manager.manager.refusal_wording import Refusal, lock_busy, never_words, no_servers, refusal_of
 from resource_manager.manager.requests import checked, is_repeat, request_of
 from resource_manager.manager.results import Allocation, Recorded, Renewal, SlurmJob, Submission
-from resource_manager.manager.stored_jobs import STORED, JobEnded, JobResult, StoredJobs
+from resource_manager.manager.stored_jobs import JobEnded, JobResult, StoredJobs
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.reasons.feasibility import refusals_of
 from resource_manager.storage import Store, codec

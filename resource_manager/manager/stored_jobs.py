@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypedDict
 
-from resource_manager.core.changes import Cancelled, Change, Expired, MembersReleased, Queued, Released
-from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
 from resource_manager.errors import CorruptStateError, InvalidRequestError, SettingsError, how_to_install
 from resource_manager.storage.jobs import (
-    ENDED_S,
     LIVE_S,
     MAX_BYTES_OF_CALLER,
     MAX_JOB_BYTES,
@@ -27,9 +24,6 @@ from resource_manager.storage.jobs import (
 
 if TYPE_CHECKING:
     from cryptography.fernet import MultiFernet
-
-STORED = {"job": "stored"}
-"""Label of a request whose job is stored."""
 
 MAX_LAST_LINE = 2000
 
@@ -145,19 +139,6 @@ def _fernet(keys: str) -> MultiFernet | None:
         return MultiFernet([Fernet(key) for key in names])
     except ValueError as error:
         raise SettingsError(
-            "GPU_MANAGER_JOB_KEYS has Fernet keys with spaces or commas between, each of 32 bytes as URL-safe "
-            "base64, as Fernet.generate_key() of cryptography.fernet makes them"
+            "GPU_MANAGER_JOB_KEYS has Fernet keys with spaces or commas between, each of 32 bytes as "
+            "URL-safe base64, as Fernet.generate_key() of cryptography.fernet makes them"
         ) from error
-
-
-def ends_of_jobs(cluster: ClusterState, changes: Iterable[Change]) -> list[JobRow]:
-    """Return for how long the jobs of leases and requests that these changes end are kept."""
-    ended: dict[str, None] = {}
-    for change in changes:
-        if isinstance(change, Queued):  # it waits again
-            ended.pop(change.request.lease_id, None)
-        elif isinstance(change, Released | Expired | Cancelled | MembersReleased):
-            entry = cluster.leases.get(change.lease_id) or cluster.pending.get(change.lease_id)
-            if entry is not None and STORED.items() <= entry.request.labels.items():
-                ended[change.lease_id] = None
-    return [JobRow(job_name(lease_id), "", "", ENDED_S) for lease_id in ended]

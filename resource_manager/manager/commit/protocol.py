@@ -42,10 +42,10 @@ from resource_manager.errors import (
 )
 from resource_manager.manager.commit.asking import Step, asking
 from resource_manager.manager.commit.group import Groups, Operation, Reader, Repeatable
+from resource_manager.manager.commit.job_ends import ends_of_jobs
 from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.commit.rules import RuleBook
-from resource_manager.manager.stored_jobs import ends_of_jobs
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.accounting.decayed_use import uses_after
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -368,11 +368,11 @@ class Transactions:
             self.store.commit(
                 cluster.version,
                 changes,
+                uses=uses_after(cluster, changes),
+                jobs=merged([*stored, *ends_of_jobs(cluster, changes)]),
                 now=self.store.now(),
                 lock=lock,
                 once=once,
-                uses=uses_after(cluster, changes),
-                jobs=merged([*stored, *ends_of_jobs(cluster, changes)]),
             )
             self._replica.refreshed_at = time.monotonic()
             self._measured("commit_s", self._replica.refreshed_at - started)
@@ -413,10 +413,10 @@ class Transactions:
 
     def _look(self, cluster: ClusterState) -> float:
         """Return the time on the store's clock, after a look at whether it jumped."""
-        now = self.store.now()
-        jump = self._recovery.look(cluster, now)
-        if jump is not None:
-            self._measured("clock_jump_s", jump.seconds)
+        now, jump = self.store.now(), self.store.clock_jump
+        new_jump = self._recovery.look(cluster, now, jump)
+        if new_jump is not None:
+            self._measured("clock_jump_s", new_jump.seconds)
         return now
 
     def _led_by_expirations(

@@ -73,9 +73,8 @@ class Recovery:
 
     # ---- jumps of the clock ----
 
-    def look(self, cluster: ClusterState, now: float) -> ClockJump | None:
+    def look(self, cluster: ClusterState, now: float, jump: ClockJump | None) -> ClockJump | None:
         """Suspend grants if the store's clock jumped since the last look; return a jump that is new."""
-        jump = self._store.clock_jump
         is_new = jump is not self._seen
         if is_new and jump is not None:
             self._seen = self._untold = jump

@@ -178,9 +178,9 @@ def test_a_thread_that_read_the_clock_before_another_learnt_of_the_jump_dates_it
     jump = ClockJump(HOUR_S, now + HOUR_S - 10)
     witnesses = MemoryWitnesses()
     witnesses.put("b", Sighting(now))
-    store = SimpleNamespace(clock_jump=jump, now=lambda: now + HOUR_S, witnesses=witnesses)
+    store = SimpleNamespace(now=lambda: now + HOUR_S, witnesses=witnesses)
     seen = recovery.Recovery(cast(Store, store))
-    assert seen.look(ClusterState(default_inventory()), now) is jump
+    assert seen.look(ClusterState(default_inventory()), now, jump) is jump
     told = witnesses.all()[seen.boot_id]
     assert jump.is_known(told.jump_s, told.jumped_at)
 
