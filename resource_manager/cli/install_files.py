@@ -12,17 +12,15 @@ from resource_manager.cli.target import exit_codes
 
 PACKAGE = Path(__file__).parents[1]
 SERVERS = "deploy/servers.toml"
-DAG = "deploy/train_on_a_gpu.py"
 KINDS = {
     "servers": {"servers.toml": SERVERS},
-    "dag": {"train_on_a_gpu.py": DAG},
+    "dag": {"train_on_a_gpu.py": "deploy/train_on_a_gpu.py"},
     "systemd": {".": "deploy/systemd"},
     "nginx": {".": "deploy/nginx"},
     "container": {".": "deploy/container"},
     "compose": {
         ".": "deploy/compose",
         "servers.toml": SERVERS,
-        "dags/train_on_a_gpu.py": DAG,
         "monitoring": "deploy/monitoring",
     },
     "monitoring": {".": "deploy/monitoring"},

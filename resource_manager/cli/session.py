@@ -83,16 +83,6 @@ def is_silent(error: BaseException) -> bool:
     return isinstance(error, ResourceManagerError) and code_of(error) == UNREACHABLE
 
 
-def is_undone(error: BaseException) -> bool:
-    """Return whether a call that failed so has changed nothing, and will not: it was refused, or not sent."""
-    if not is_silent(error):
-        return True
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, ConnectionRefusedError):
-        cause = cause.__cause__ or cause.__context__
-    return cause is not None
-
-
 def say(line: str) -> None:
     """Print a line about the command itself on standard error."""
     with suppress(OSError):  # the terminal is gone

@@ -108,6 +108,15 @@ class Target:
         assert not self.url
         return cast("GPUResourceManager", self.manager)
 
+    def require_lasting_store(self) -> None:
+        """Raise `Failure` where the store ends with this process: its servers are no machines either."""
+        if not self.url and self.settings().store.startswith("memory:"):
+            raise Failure(
+                "memory:// has four servers that are examples, and forgets leases with this command.",
+                BAD_INPUT,
+                HOW_TO_NAME_A_STORE,
+            )
+
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resource_manager.cli.base import REFUSED, Failure
-from resource_manager.cli.session import Session, is_silent, is_undone, say
+from resource_manager.cli.session import Session, is_silent, say
 from resource_manager.cli.signals import Interrupted
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import ResourceManagerError
@@ -32,7 +32,7 @@ def wait_for_grant(session: Session, demand: Any) -> Any:
     At a signal or an error the request leaves the queue, or the lease ends.
     """
     lease_id, said, looks = demand.lease_id, None, 0
-    session.ask(lambda manager: manager)  # where it cannot be opened, nothing has to be given back
+    session.ask(lambda manager: manager.status_of(lease_id))  # out of reach: there is nothing to give back
     asked = session.begin(lambda manager: manager.submit(demand))
     try:
         found = session.signals.result(asked)
@@ -49,7 +49,9 @@ def wait_for_grant(session: Session, demand: Any) -> Any:
                 found = {**found, "kind": "unreachable", "reason": f"{error}; it goes on to wait"}
         session.signals.check()
     except BaseException as error:
-        if session.signals.first or not (asked.done() and asked.exception() is error and is_undone(error)):
+        if session.signals.first or not (
+            asked.done() and asked.exception() is error and not is_silent(error)
+        ):
             session.give_back(lease_id, partial(_give_back, lease_id=lease_id))
         raise
     return found

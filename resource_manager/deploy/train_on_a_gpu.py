@@ -11,7 +11,8 @@ with DAG("train_on_a_gpu", schedule=None, start_date=datetime(2026, 1, 1), descr
         task_id="train",
         gpus=1,
         cpus=2,
-        command="echo training on GPU $CUDA_VISIBLE_DEVICES of $GPU_SERVER",  # yours: python train.py
+        command="echo training on GPU $GPU_LEASE_GPUS of $GPU_SERVER",  # yours: python train.py
+        launcher="ssh",  # leave it out if this machine has the GPUs
         retries=1,
     )
 

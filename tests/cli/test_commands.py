@@ -197,6 +197,24 @@ def test_bad_input_is_one_line_and_exit_2(run: Run, arguments: tuple[str, ...]) 
     assert parsed(run("leases", "--json")) == []
 
 
+@pytest.mark.parametrize("command", ["run --gpus 1 true", "shell --gpus 1", "hold --gpus 1 --for 1h"])
+@pytest.mark.parametrize(
+    ("store", "code", "words"),
+    [
+        ("memory://", 2, "memory:// has four servers that are examples"),
+        ("redis://127.0.0.1:1/0", 3, "cannot be reached"),
+        ("redis://nowhere.invalid/0", 3, "cannot be reached"),
+    ],
+)
+def test_by_hand_without_a_store_that_answers_nothing_is_left_to_be_given_back(
+    store: str, code: int, words: str, command: str
+) -> None:
+    done = CliRunner().invoke(main, ["--store", store, *command.split()])
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert "given back" not in done.stderr
+
+
 @pytest.mark.parametrize("command", ["allocate", "submit", "explain"])
 @pytest.mark.parametrize(
     ("options", "line"),

@@ -75,8 +75,9 @@ def test_a_wait_is_told_once_a_kind_of_reason_and_place(
     signals = SimpleNamespace(
         result=lambda asked: asked, pause=lambda _: None, check=lambda: None, first=None
     )
+    unknown = SimpleNamespace(status_of=lambda lease_id: None)
     session: Any = SimpleNamespace(
-        ask=lambda call: call(None),
+        ask=lambda call: call(unknown),
         begin=lambda call: entry("no_capacity", 2, "1 ahead"),
         signals=signals,
     )
