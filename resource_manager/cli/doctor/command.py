@@ -115,7 +115,8 @@ def _of_servers(manager: LeaseService, by_ssh: bool, login: Login) -> Iterator[F
     rows = manager.servers()
     faults = [fault for row in rows for fault in checks.of_server(row, uses[row["server_id"]])]
     if rows:
-        yield from faults or [checks.all_open(len(rows), sum(row["watched"] for row in rows))]
+        agents = sum(uses[row["server_id"]]["agent_version"] is not None for row in rows)
+        yield from faults or [checks.all_open(len(rows), agents)]
     if by_ssh:
         details = [manager.server(row["server_id"]) for row in rows]
         answers = ask_all(details, *login)
