@@ -28,7 +28,8 @@ class Team:
     the team's share of what no guarantee needs. The numbers of `parent` bound all teams below it together.
     `max_runtime_s` bounds a lease's runtime, `max_gpus_per_owner` the GPUs of one owner. `min_runtime_s`
     replaces the one of all teams, `idle_below` (percent), `idle_after_s`, `idle_action` and `max_priority`
-    those of the settings.
+    those of the settings. `user` is the account on servers as which plain jobs of the team run, empty: the
+    launcher's.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Team:
     idle_after_s: float | None = None
     idle_action: str | None = None
     max_priority: int | None = None
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,5 +202,6 @@ TEAM_NAMES = {
     "idle_after": "idle_after_s",
     "idle_action": "idle_action",
     "max_priority": "max_priority",
+    "user": "user",
 }
 """Key of a team's table -> field of `Team`."""

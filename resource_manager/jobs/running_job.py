@@ -42,6 +42,7 @@ def job_of(
         gpu_milli=allocation["gpu_milli"],
         gpu_memory_mib=member["gpu_memory_mib"],
         mps_folder=member.get("mps_folder", ""),
+        user=member.get("user", ""),
         confine=member.get("confine", "off"),
         writable=tuple(member.get("writable", ())),
         vendor=member["vendor"] or "nvidia",

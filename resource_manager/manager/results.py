@@ -43,7 +43,8 @@ class Member(TypedDict):
     """One server of a lease, in the order of the ranks.
 
     `mps_folder` is that of the MPS daemon that enforces the lease's part of a GPU; empty for whole GPUs, and
-    where the part is accounted only. `confine` says whether a plain job there runs within walls, in which it
+    where the part is accounted only. `user` is the account there as which a plain job of the team runs, empty
+    if none is stated. `confine` says whether a plain job there runs within walls, in which it
     may write to `writable`.
     """
 
@@ -56,6 +57,7 @@ class Member(TypedDict):
     vendor: str
     gpu_memory_mib: int
     mps_folder: str
+    user: str
     confine: str
     writable: list[str]
     cpu_count: Amount
@@ -350,6 +352,7 @@ class TeamView(TypedDict):
     idle_after_s: float | None
     idle_action: str | None
     max_priority: int | None
+    user: str
     allocated: Amount
     borrowed: Amount
     allocated_by_type: dict[str, Amount]

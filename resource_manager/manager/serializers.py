@@ -133,11 +133,14 @@ def _member(cluster: ClusterState, request: Request, rank: int, placed: Placemen
     node, gpu_ids = state.node, list(state.gpu_ids_of(placed))
     gpus = [gpu for gpu in node.gpus if gpu.gpu_id in gpu_ids]
     memory_mib = min((gpu.memory_mib for gpu in gpus), default=0)
+    account = None if cluster.ledger is None else cluster.ledger.accounts.get(request.team)
+    user = "" if account is None else account.team.user
     return {
         "rank": rank,
         "server_id": node.server_id,
         "server_name": node.name,
-        "address": node.address,
+        "address": _address(node, user),
+        "user": user,
         "gpu_ids": gpu_ids,
         "gpu_uuids": list(placed.gpu_uuids),
         "vendor": gpus[0].vendor if gpus else node.vendor,
@@ -149,6 +152,13 @@ def _member(cluster: ClusterState, request: Request, rank: int, placed: Placemen
         "port": placed.port,
         "interface": node.interface,
     }
+
+
+def _address(node: Node, user: str) -> str:
+    """Return where a job on the node is reached, as that user if one is named."""
+    if not user or not node.address:
+        return node.address
+    return f"{user}@{node.address.rpartition('@')[2]}"
 
 
 def confine_of(cluster: ClusterState, node: Node) -> str:

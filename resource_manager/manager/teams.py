@@ -109,6 +109,7 @@ def _view(account: Account, waiting: int, asked: int) -> TeamView:
         "idle_after_s": team.idle_after_s,
         "idle_action": team.idle_action,
         "max_priority": team.max_priority,
+        "user": team.user,
         "allocated": _gpus(account.allocated),
         "borrowed": _gpus(max(account.allocated - account.guaranteed, 0)),
         "allocated_by_type": {name: _gpus(milli) for name, milli in account.by_type.items() if milli},

@@ -57,6 +57,7 @@ def test_an_allocation_has_the_keys_of_the_original_and_one_member() -> None:
         "rank": 0,
         "gpu_uuids": [],
         "mps_folder": "",
+        "user": "",
         "confine": "off",
         "writable": [],
         "port": 0,

@@ -95,7 +95,8 @@ class Job:
     further options for a container, by the names of Docker's `create_host_config`. `files` are texts by the
     variable that gets the path of a file with the text; `port` is one that the job will listen on, 0 if none.
     `batch` is what Slurm is asked for. `confine` (`off`, `try`, `must`) says whether a plain process runs
-    within walls, in which it may write to the paths `writable`.
+    within walls, in which it may write to the paths `writable`. `user` is the account as which it has to run,
+    empty if none is stated.
     """
 
     key: str
@@ -116,6 +117,7 @@ class Job:
     batch: BatchRequest | None = None
     confine: str = "off"
     writable: tuple[str, ...] = ()
+    user: str = ""
 
 
 class Launcher(Protocol):

@@ -59,6 +59,23 @@ def placed(place: JobPlace, prepared: Mapping[str, Any], walls: str = "") -> Job
     return replace(place, **found, walls=walls)
 
 
+def check_user(job: Job, user: str, address: str, server: str) -> None:
+    """Raise `LauncherError` if the job would run there as another user than the cluster's file says.
+
+    Within walls that it must have it runs as root only if team or address names root.
+    """
+    if job.user and user != job.user:
+        raise LauncherError(
+            f"jobs of this team run as user {job.user}, but on {server} this one would as {user}: use "
+            "launcher ssh, which logs in as that user, or start it there as that user"
+        )
+    if job.confine == "must" and user == "root" and job.user != "root" and not address.startswith("root@"):
+        raise LauncherError(
+            f"{server} confines its jobs (confine = must), but this one would run as root: state a user in "
+            "its team's table, or root there or in the server's address"
+        )
+
+
 def walls_of(job: Job, prepared: Mapping[str, Any], server: str) -> str:
     """Return the job's walls there, as its place says; raises `LauncherError` if it must have others."""
     missing = prepared["walls"]
@@ -127,6 +144,7 @@ class LocalLauncher:
         server = socket.gethostname()
         check_no_other_lease(job.key, found["running"], server)
         self._place = placed(self._place, found, walls_of(job, found, server))
+        check_user(job, found["user"], self._place.address, server)
         return self._place
 
     def start(self, job: Job) -> bool:

@@ -34,6 +34,7 @@ from resource_manager.jobs.launchers.devices import job_environment
 from resource_manager.jobs.launchers.local import (
     before_command,
     check_of,
+    check_user,
     placed,
     refusal,
     status_of,
@@ -299,6 +300,7 @@ class SSHLauncher:
         found = self.ask("prepare", key=job.key, port=job.port, walls=check_of(job))
         check_no_other_lease(job.key, found["running"], self._server.host)
         self._place = placed(self._place, found, walls_of(job, found, self._server.host))
+        check_user(job, found["user"], self._place.address, self._server.host)
         self.root = self._place.folder
         return self._place
 

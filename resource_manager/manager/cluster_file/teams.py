@@ -26,6 +26,7 @@ Gpus = (
     Annotated[int, Field(strict=True, ge=0, le=MAX_GPUS)]
     | Annotated[float, Field(strict=True, ge=0, le=MAX_GPUS, allow_inf_nan=False)]
 )
+UnixUser = Annotated[str, Field(max_length=32, pattern=r"^([a-z_][a-z0-9_-]*)?$")]
 Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 
@@ -60,6 +61,10 @@ class TeamTable(BaseModel):
     )
     max_priority: Annotated[int, Field(strict=True, ge=0, le=MAX_PRIORITY)] | None = Field(
         default=None, description="Highest priority that the team's requests may state."
+    )
+    user: UnixUser = Field(
+        default="",
+        description="Account on the servers as which the team's plain jobs run; ssh logs in as it.",
     )
 
     def team(self, name: str) -> Team:

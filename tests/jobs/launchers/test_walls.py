@@ -12,7 +12,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.models import JobPlace
 from resource_manager.fleet.opening import REPORTS
 from resource_manager.jobs.launchers import Job, JobState, LauncherError, terminal, walls
-from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.jobs.launchers.local import LocalLauncher, check_user
 from resource_manager.jobs.launchers.ssh import SSHLauncher
 from resource_manager.jobs.running_job import job_of
 from resource_manager.manager.cluster_file.sections import ClusterForm
@@ -35,7 +35,7 @@ def server(request, tmp_path):
 
 @pytest.fixture
 def launcher(server):
-    launcher = SSHLauncher("walled", server=server)
+    launcher = SSHLauncher("walled" if server.uid else "root@walled", server=server)
     yield launcher
     launcher.stop(KEY, 0.0)
 
@@ -86,7 +86,7 @@ def test_a_process_that_forks_away_ends_with_the_command(launcher, server, tmp_p
     away = f"(setsid sh -c 'exec env -i sh -c \"exec 1>&- 2>&-; while :; do sleep 0.1; done\" {mark}' &) "
     assert within(launcher, f"{away}; sleep 0.3; exit 3") == (3, "")
     wait_for(lambda: not processes_with(mark))
-    assert KEY not in launcher.running()
+    wait_for(lambda: KEY not in launcher.running())
 
 
 @pytest.mark.e2e
@@ -173,7 +173,7 @@ def test_the_signal_of_a_preemption_reaches_the_command(launcher, name):
     launcher.start(job)
     wait_for(lambda: "up" in launcher.logs(KEY).text)
     ended = launcher.preempt(KEY, 20.0, name, wait_s=20.0)
-    assert (ended.exit_code, ended.preempted) == (9, True)
+    assert (ended.state, ended.exit_code, ended.preempted) == (JobState.FINISHED, 9, True)
     assert launcher.logs(KEY).text.endswith("20\n")
 
 
@@ -313,7 +313,7 @@ def test_a_job_in_a_terminal_has_the_same_walls(tmp_path, monkeypatch):
     (tmp_path / "code").mkdir()
     tried = "touch new /tmp/new && ! touch /etc/new && test $$ -lt 9 && exit 5"
     job = Job(KEY, ("/bin/sh", "-c", tried), confine="must")
-    launcher = terminal.open_terminal(JobPlace("terminal"), here=True)
+    launcher = terminal.open_terminal(JobPlace("terminal", "root@localhost"), here=True)
     place = launcher.prepare(job)
     assert place.walls == "bubblewrap"
     attended = terminal.attend(place, job, here=True, working_dir=str(tmp_path / "code"))
@@ -391,6 +391,47 @@ def test_the_lease_and_its_server_say_what_was_stated_and_what_was_achieved():
         assert [each["walls"] for each in placed["job_places"]] == ["none: bwrap is missing"]
         [first, *_] = manager.gpus(["a"])[0]["gpus"]
         assert [each["walls"] for each in first["leases"]] == ["none: bwrap is missing"]
+
+
+# ---- users ----
+
+
+def test_a_teams_jobs_run_as_its_user_or_not_at_all(local):
+    with GPUResourceManager.from_url("memory://", inventory=nodes("ab")) as manager:
+        servers = [
+            {"name": "a", "cpus": 8, "gpus": 4, "address": "ada@gpu-a:2222"},
+            {"name": "b", "cpus": 8, "gpus": 4, "address": "gpu-b"},
+        ]
+        teams = {"vision": {"user": "vision"}, "nlp": {}}
+        manager.apply(ClusterForm.model_validate({"servers": servers, "teams": teams}))
+        asked = [("t", "vision", "a"), ("u", "vision", "b"), ("v", "nlp", "a"), ("w", "", "b")]
+        leases = [manager.submit(lease_id, 1, team=team, server=name) for lease_id, team, name in asked]
+        reached = [lease["members"][0]["address"] for lease in leases]
+        assert reached == ["vision@gpu-a:2222", "vision@gpu-b", "ada@gpu-a:2222", "gpu-b"]
+        assert [team["user"] for team in manager.teams()["teams"] if team["team"] == "vision"] == ["vision"]
+        job = job_of(leases[0], KEY, ["true"])
+    with pytest.raises(LauncherError, match="jobs of this team run as user vision, but on "):
+        local.prepare(job)
+
+
+@pytest.mark.parametrize(
+    ("confine", "stated", "address", "is_refused"),
+    [
+        ("must", "", "", True),
+        ("must", "", "ada@gpu-a", True),
+        ("must", "root", "", False),
+        ("must", "", "root@gpu-a", False),
+        ("try", "", "", False),
+        ("off", "", "", False),
+    ],
+)
+def test_a_job_that_must_have_walls_is_roots_only_if_the_file_says_so(confine, stated, address, is_refused):
+    job = Job(KEY, ("true",), confine=confine, user=stated)
+    if is_refused:
+        with pytest.raises(LauncherError, match="this one would run as root: state a user"):
+            check_user(job, "root", address, "gpu-a")
+    else:
+        check_user(job, "root", address, "gpu-a")
 
 
 def processes_with(text: str) -> list[int]:
