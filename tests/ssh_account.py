@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Event, Thread
+from typing import IO
 
 import paramiko
 
@@ -41,3 +43,34 @@ def logged_in(act: Act) -> paramiko.SSHClient:
     client.set_missing_host_key_policy(paramiko.AutoAddPolicy())
     client.connect("server", username="u", password="p", sock=here, allow_agent=False, look_for_keys=False)
     return client
+
+
+def run_command(channel: paramiko.Channel, command: str) -> None:
+    """Run the command as a login shell does, with the channel as its standard streams."""
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdin
+    assert process.stdout
+    assert process.stderr
+    Thread(target=_feed, args=(channel, process.stdin), daemon=True).start()
+    complaint = Thread(target=_copy, args=(process.stderr, channel.sendall_stderr), daemon=True)
+    complaint.start()
+    _copy(process.stdout, channel.sendall)
+    complaint.join()
+    if (code := process.wait()) >= 0:
+        channel.send_exit_status(code)
+    channel.close()
+
+
+def _feed(channel: paramiko.Channel, stdin: IO[bytes]) -> None:
+    with suppress(OSError), stdin:
+        while data := channel.recv(65536):
+            stdin.write(data)
+            stdin.flush()
+
+
+def _copy(stream: IO[bytes], send: Callable[[bytes], None]) -> None:
+    with suppress(OSError, EOFError), stream:
+        while data := stream.read1(65536):  # type: ignore[attr-defined]
+            send(data)

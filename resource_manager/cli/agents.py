@@ -174,7 +174,7 @@ def _program(server: str, services: Sequence[str], token: str) -> str:
 
 def _run_there(address: str, server: str, program: str, login: tuple[str | None, str | None]) -> str:
     """Run a program on a server, or here where that is this machine; return why it failed, if it did."""
-    from resource_manager.jobs.launchers.ssh import SSHPython
+    from resource_manager.jobs.launchers.ssh_python import SSHPython
     from resource_manager.jobs.launchers.terminal import is_here
 
     if is_here(address, server):

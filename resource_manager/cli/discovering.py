@@ -146,7 +146,7 @@ def ask(host: str, user: str | None, key: str | None) -> Report | ResourceManage
     """Return the report of a server by ssh, or the reason why there is none."""
     from resource_manager.agent.running import TIMEOUT_S, NoReportError, program, read_answer
     from resource_manager.jobs.launchers import LauncherError
-    from resource_manager.jobs.launchers.ssh import SSHPython
+    from resource_manager.jobs.launchers.ssh_python import SSHPython
 
     try:
         server = SSHPython(host, user=user, key_file=key)

@@ -141,7 +141,7 @@ def missing_walls(rows: Sequence[ServerDetail], user: str | None, key: str | Non
 def _missing_walls(row: ServerDetail, user: str | None, key: str | None) -> str:
     from resource_manager.jobs.launchers import LauncherError, walls
     from resource_manager.jobs.launchers.base import ANSWER_TIMEOUT_S
-    from resource_manager.jobs.launchers.ssh import SSHPython
+    from resource_manager.jobs.launchers.ssh_python import SSHPython
 
     program = walls.check_program(row["writable"])
     try:

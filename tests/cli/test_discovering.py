@@ -336,7 +336,7 @@ def test_the_pages_commands_for_one_machine_run(state: State, tmp_path: Path) ->
 def test_a_probe_after_login_takes_little_time(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 0.3 s at best of ten, or as much more as the machine is slower at starting Python by ssh."""
     from resource_manager.agent.running import program, read_answer
-    from resource_manager.jobs.launchers.ssh import SSHPython
+    from resource_manager.jobs.launchers.ssh_python import SSHPython
 
     monkeypatch.setenv("HOME", servers.environment["HOME"])
     servers.states[3].write(*(gpu(each, "nvlink 0 switch 00000000:C1:00.0") for each in range(8)))

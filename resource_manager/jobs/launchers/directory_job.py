@@ -46,7 +46,6 @@ LOG_CHUNK_BYTES = 256 * 1024
 MAX_SHORT_BYTES = 256
 TICK_S = 0.1
 GROWTH_EVERY_S = 1.0
-HEARTBEAT_S = 10.0
 STARTER_TIMEOUT_S = 10.0
 KILL_TIMEOUT_S = 10.0
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -910,29 +909,6 @@ class Lookout:
         with suppress(OSError):
             self._sizes[key] = os.stat(f"{directory}/log").st_size
         return self._sizes.get(key, 0) != before
-
-
-def follow(root: str, place: Mapping[str, str]) -> None:
-    """Print the key of each job that changes, as `Lookout` says, and now and then an empty line.
-
-    Standard input has `+key` for each job to watch and `-key` for one to forget; its end ends this. Raises
-    `ElsewhereError`.
-    """
-    verify(ANY, place)
-    lookout, begun, told_at = Lookout(root), b"", -HEARTBEAT_S
-    while True:
-        ready, _, _ = select.select([0], [], [], TICK_S)
-        if ready:
-            data = os.read(0, LOG_CHUNK_BYTES)
-            if not data:
-                return
-            *lines, begun = (begun + data).split(b"\n")
-            for line in map(os.fsdecode, lines):
-                (lookout.watch if line.startswith("+") else lookout.forget)(line[1:])
-        changed = lookout.changed()
-        if changed or time.monotonic() - told_at >= HEARTBEAT_S:
-            print(*changed, "", sep="\n", flush=True)
-            told_at = time.monotonic()
 
 
 def number_in(directory: str, name: str) -> int | None:

@@ -46,13 +46,17 @@ OPTIONS = (
 LOADER = """
 import json, sys, types
 
-def load(package, sources, call):
+def load(package, sources):
     sys.modules[package] = found = types.ModuleType(package)
     for name, source in sources.items():
         module = types.ModuleType(package + "." + name)
+        sys.modules[module.__name__] = module
         setattr(found, name, module)
         exec(compile(source, name, "exec"), module.__dict__)
-    found.directory_job.answer(call, found.slurm_job.ACTS, found.slurm_job.cluster)
+    return found
+
+def answer(call):
+    jobs.directory_job.answer(call, jobs.slurm_job.ACTS, jobs.slurm_job.cluster)
 """
 """Program that loads modules which import each other from their package."""
 
@@ -142,17 +146,14 @@ class LocalPython:
 
     host = socket.gethostname()
 
-    def run(self, program: str, timeout_s: float) -> tuple[int, str, str]:
+    def run(self, program: str, timeout_s: float, library: str = "") -> tuple[int, str, str]:
         """Run a program; return exit code, output and standard error, or raise `LauncherUnreachableError`."""
-        command = [sys.executable, "-I", "-S", "-"]
+        command, given = [sys.executable, "-I", "-S", "-"], f"{library}\n{program}"
         try:
-            done = subprocess.run(command, input=program, capture_output=True, text=True, timeout=timeout_s)
+            done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
             raise LauncherUnreachableError(f"Slurm gave no answer within {timeout_s:g} s") from error
         return done.returncode, done.stdout, done.stderr
-
-    def close(self) -> None:
-        """Do nothing: there is no connection."""
 
 
 class SlurmLauncher(SSHLauncher):
@@ -216,10 +217,11 @@ class SlurmLauncher(SSHLauncher):
         """Return the key of the job of this lease id that is there, else of its next one."""
         return str(self.ask("current", lease=job_key(lease_id, 0)[:-1])["key"])
 
-    def program(self, call: str) -> str:
+    @property
+    def library(self) -> str:
         sent = (directory_job, slurm_commands, slurm_script, slurm_job)
         sources = {module.__name__.rpartition(".")[2]: inspect.getsource(module) for module in sent}
-        return f"{LOADER}\nload({__package__!r}, {sources!r}, json.loads({call!r}))\n"
+        return f"{LOADER}\njobs = load({__package__!r}, {sources!r})\n"
 
 
 def _check(job: Job) -> BatchRequest:

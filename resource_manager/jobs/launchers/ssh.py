@@ -6,11 +6,9 @@ import inspect
 import json
 import os
 import shlex
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
@@ -40,21 +38,8 @@ from resource_manager.jobs.launchers.local import (
     status_of,
     walls_of,
 )
-from resource_manager.jobs.launchers.plain_ssh import parts_of, plain_connection, silence
-from resource_manager.jobs.launchers.ssh_connections import SSHConnections
-
-PROGRAM = "python3"
-
-PYTHON = f"{PROGRAM} -I -S -"
-"""Command that runs a program from standard input, without what else is installed: fast, always alike."""
-
-PYTHON_OF_LENGTH = (
-    "python3 -I -S -c 'import os\np = b\"\"\nwhile len(p) < {0}: p += os.read(0, {0} - len(p))\nexec(p)'"
-)
-"""Command that runs a program of that many bytes from standard input, which goes on after it."""
-
-MAX_ANSWER_BYTES = 8 * 1024 * 1024
-"""Most bytes that are read of a program's output: a job may have put another in its account."""
+from resource_manager.jobs.launchers.plain_ssh import parts_of, silence
+from resource_manager.jobs.launchers.ssh_python import PROGRAM, PythonServer, SSHPython
 
 
 class Answer(BaseModel):
@@ -124,147 +109,31 @@ ANSWERS: dict[str, type[Answer]] = {
 """Form of each call's answer: a job runs in the account that gives it, and may have put another there."""
 
 
-class PythonServer(Protocol):
-    """Server that runs Python programs."""
-
-    host: str
-
-    def run(self, program: str, timeout_s: float) -> tuple[int, str, str]:
-        """Run a program; return exit code, output and standard error, or raise `LauncherError`."""
-
-    def close(self) -> None:
-        """Close the connection."""
-
-
-class SSHPython:
-    """Server that runs Python programs by ssh; it needs python3 and no more.
-
-    `address` is `[user@]host[:port]`. The connections, if they are not shared with others, need no Airflow
-    and log in as `user` (unless the address names one) with `key_file`.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        *,
-        user: str | None = None,
-        key_file: str | None = None,
-        shared: SSHConnections | None = None,
-    ) -> None:
-        self.host = address
-        self._is_shared = shared is not None
-        self._connections = shared or SSHConnections(address, plain_connection(address, user, key_file))
-
-    def run(self, program: str, timeout_s: float) -> tuple[int, str, str]:
-        """Run a program, sent over standard input; return exit code, output and standard error.
-
-        Raises `LauncherUnreachableError` if nobody knows how it ended, `LauncherError` without python3.
-        """
-        deadline = time.monotonic() + timeout_s
-        with self._reporting(), self._connections.session() as channel:
-            channel.settimeout(timeout_s)
-            channel.exec_command(PYTHON)
-            channel.sendall(program.encode())
-            channel.shutdown_write()
-            answer, complaint = (
-                _read(channel, each, deadline) for each in (channel.recv, channel.recv_stderr)
-            )
-            if not channel.status_event.wait(max(deadline - time.monotonic(), 0.0)):
-                raise TimeoutError("it does not say how the program ended")
-            exit_code = channel.recv_exit_status()
-            # One that a signal ended has no exit code either, but its output came to an end.
-            if exit_code < 0 and not (channel.eof_received and channel.get_transport().is_active()):
-                raise EOFError("the connection was over before the program")
-        if exit_code == 127:
-            raise LauncherError(f"server {self.host} has no python3, which is needed there")
-        return exit_code, answer, complaint
-
-    @contextmanager
-    def running(self, program: str) -> Iterator[Any]:
-        """Yield the channel of a program that goes on reading standard input; it ends with the block.
-
-        Raises `LauncherUnreachableError`.
-        """
-        source = program.encode()
-        with self._reporting(), self._connections.session() as channel:
-            channel.settimeout(ANSWER_TIMEOUT_S)
-            channel.exec_command(PYTHON_OF_LENGTH.format(len(source)))
-            channel.sendall(source)
-            yield channel
-
-    @contextmanager
-    def _reporting(self) -> Iterator[None]:
-        try:
-            yield
-        except LauncherError:
-            raise
-        except Exception as error:  # paramiko's exceptions have no common base
-            reason = str(error) or type(error).__name__
-            raise LauncherUnreachableError(f"server {self.host} does not answer by ssh: {reason}") from error
-
-    def close(self) -> None:
-        """Close the connections, unless others share them."""
-        if not self._is_shared:
-            self._connections.close()
-
-
 class SSHSignals:
-    """Standing look at the jobs of a place over one connection, by a program that writes a line for each."""
+    """Standing look at the jobs of a place, over the connection that the calls for them use."""
 
     def __init__(self, place: JobPlace) -> None:
-        server = _shared_server(place.address, place.conn_id or None)
-        self._host = server.host
-        call = json.dumps({"root": place.folder, "place": asdict(place)})
-        program = f"{inspect.getsource(directory_job)}\nfollow(**json.loads({call!r}))\n"
-        self._running = ExitStack()
-        self._channel = self._running.enter_context(server.running(program))
-        self._begun = b""
-        self._heard_at = time.monotonic()
+        self._server = _shared_server(place.address, place.conn_id or None)
+        verify = f"verify(ANY, json.loads({json.dumps(asdict(place))!r}))"
+        self._looking = ExitStack()
+        with self._server.reporting():
+            looking = self._server.lookout(place.folder, inspect.getsource(directory_job), verify)
+            self._lookout = self._looking.enter_context(looking)
 
     def watch(self, key: str) -> None:
-        self._say(f"+{key}\n")
+        with self._server.reporting():
+            self._lookout.watch(key)
 
     def forget(self, key: str) -> None:
-        self._say(f"-{key}\n")
+        with self._server.reporting():
+            self._lookout.forget(key)
 
     def changed(self, timeout_s: float) -> set[str]:
-        self._channel.settimeout(timeout_s)
-        try:
-            data = self._channel.recv(64 * 1024)
-        except TimeoutError:
-            if time.monotonic() - self._heard_at > 3 * directory_job.HEARTBEAT_S:
-                raise LauncherUnreachableError(f"server {self._host} is silent") from None
-            return set()
-        except Exception as error:
-            raise LauncherUnreachableError(f"server {self._host} is lost: {error}") from error
-        if not data:
-            raise LauncherUnreachableError(f"server {self._host} ended the look at its jobs")
-        self._heard_at = time.monotonic()
-        *lines, begun = (self._begun + data).split(b"\n")
-        self._begun = begun[-directory_job.MAX_SHORT_BYTES :]
-        return {line.decode(errors="replace") for line in lines}
+        with self._server.reporting():
+            return self._lookout.changed(timeout_s)
 
     def close(self) -> None:
-        self._running.close()
-
-    def _say(self, line: str) -> None:
-        try:
-            self._channel.settimeout(ANSWER_TIMEOUT_S)
-            self._channel.sendall(line.encode())
-        except Exception as error:
-            raise LauncherUnreachableError(f"server {self._host} is lost: {error}") from error
-
-
-def _read(channel: Any, receive: Callable[[int], bytes], deadline: float) -> str:
-    """Return all that one of the channel's streams gives; raises `OSError` if it is too much or too late."""
-    data = bytearray()
-    while len(data) <= MAX_ANSWER_BYTES:
-        channel.settimeout(max(deadline - time.monotonic(), 0.001))
-        piece = receive(64 * 1024)
-        if not piece:
-            return data.decode(errors="replace")
-        data += piece
-    raise OSError(f"it sends more than {MAX_ANSWER_BYTES:,} bytes")
+        self._looking.close()
 
 
 class SSHLauncher:
@@ -359,11 +228,12 @@ class SSHLauncher:
         self.ask("sign", key=key)
 
     def close(self) -> None:
-        self._server.close()
+        """Do nothing: the connection is shared, and closed once it is idle."""
 
-    def program(self, call: str) -> str:
-        """Return the Python program that executes a call, which is JSON."""
-        return f"{inspect.getsource(directory_job)}\nanswer(json.loads({call!r}))\n"
+    @property
+    def library(self) -> str:
+        """The Python program that defines `answer`, which executes a call."""
+        return inspect.getsource(directory_job)
 
     def ask(self, act: str, **arguments: Any) -> dict[str, Any]:
         """Call a function of `directory_job` on the server; program and secrets go over standard input.
@@ -376,8 +246,9 @@ class SSHLauncher:
         kind = LauncherError if act == "prepare" else LauncherUnreachableError
         try:
             exit_code, answer, complaint = self._server.run(
-                self.program(call),
+                f"answer(json.loads({call!r}))\n",
                 ANSWER_TIMEOUT_S + arguments.get("wait_s", arguments.get("grace_s", 0.0)),
+                self.library,
             )
         except LauncherUnreachableError:
             raise
@@ -400,24 +271,40 @@ class SSHLauncher:
             ) from error
 
 
-_shared: dict[tuple[str, str | None], SSHConnections] = {}
-"""Connections of this process by address and Airflow connection."""
+_shared: dict[tuple[str, str | None], SSHPython] = {}
+"""Servers of this process by address and Airflow connection."""
+
+_of_parent: list[SSHPython] = []
+"""Servers of the process that this one was forked from, kept so that nothing is sent as they are removed."""
+
+
+def _leave_to_parent() -> None:
+    for server in _shared.values():
+        server.disown()
+    _of_parent.extend(_shared.values())
+    _shared.clear()
+
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_shared.clear)  # they are the parent's
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _shared_server(address: str, ssh_conn_id: str | None) -> SSHPython:
     """Return the server, whose connections all that ask for it in this process share.
 
-    Its Airflow connection is read at each log-in. Raises `LauncherError`.
+    Its Airflow connection is read now, if that is new, else at each log-in. Raises `LauncherError`.
     """
     key = (address, ssh_conn_id)
-    if key not in _shared or not _shared[key].is_open:
-        hook = _airflow_hook(address, ssh_conn_id)
-        host = address or hook.remote_host
-        _shared.setdefault(key, SSHConnections(host, lambda: _airflow_hook(address, ssh_conn_id).get_conn()))
-    return SSHPython(_shared[key].host, shared=_shared[key])
+    if key not in _shared:
+        read = [_airflow_hook(address, ssh_conn_id)]
+        host = address or read[0].remote_host
+
+        def connect() -> Any:
+            hook = read.pop() if read else _airflow_hook(address, ssh_conn_id)
+            return hook.get_conn()
+
+        _shared.setdefault(key, SSHPython(host, connect))
+    return _shared[key]
 
 
 def _airflow_hook(address: str, ssh_conn_id: str | None) -> Any:

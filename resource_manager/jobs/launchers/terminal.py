@@ -24,7 +24,8 @@ from resource_manager.jobs.launchers.base import Job, Launcher, LauncherError, L
 from resource_manager.jobs.launchers.devices import job_environment
 from resource_manager.jobs.launchers.local import LocalLauncher, before_command
 from resource_manager.jobs.launchers.plain_ssh import parts_of
-from resource_manager.jobs.launchers.ssh import MAX_ANSWER_BYTES, PROGRAM, PYTHON, SSHLauncher
+from resource_manager.jobs.launchers.ssh import SSHLauncher
+from resource_manager.jobs.launchers.ssh_python import MAX_ANSWER_BYTES, PROGRAM, PYTHON
 
 OWN_SERVER = "GPU_MANAGER_SERVER"
 """Environment variable with the name of the server that this machine is."""
@@ -45,23 +46,20 @@ class SSHProgram:
         self.host = address
         self._destination = [*options, *destination(address)]
 
-    def run(self, program: str, timeout_s: float) -> tuple[int, str, str]:
+    def run(self, program: str, timeout_s: float, library: str = "") -> tuple[int, str, str]:
         """Run a program, sent over standard input; return exit code, output and standard error.
 
         Raises `LauncherUnreachableError` if nobody knows how it ended.
         """
         command = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *self._destination, PYTHON]
         try:
-            exit_code, answer, complaint = _talk(command, program, timeout_s)
+            exit_code, answer, complaint = _talk(command, f"{library}\n{program}", timeout_s)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise LauncherUnreachableError(f"server {self.host} does not answer by ssh: {error}") from error
         if exit_code == SSH_FAILED:
             said = (complaint.strip().splitlines() or ["no reason given"])[-1]
             raise LauncherUnreachableError(f"server {self.host} does not answer by ssh: {said}")
         return exit_code, answer, complaint
-
-    def close(self) -> None:
-        """Do nothing: each program has a connection of its own."""
 
 
 def _talk(command: Sequence[str], given: str, timeout_s: float) -> tuple[int, str, str]:

@@ -186,8 +186,6 @@ def test_a_terminated_job_keeps_its_end_and_the_last_of_its_output(launcher, job
 
 
 def test_concurrent_starts_start_one_job(launcher, job):
-    if type(launcher).__name__ == "SSHLauncher":
-        pytest.skip("a connection belongs to one thread; the lock on the server is that of local")
     started = job("echo started; sleep 2")
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda _: launcher.start(started), range(6)))
@@ -196,8 +194,6 @@ def test_concurrent_starts_start_one_job(launcher, job):
 
 
 def test_concurrent_stops_succeed(launcher, job):
-    if type(launcher).__name__ == "SSHLauncher":
-        pytest.skip("a connection belongs to one thread; the lock on the server is that of local")
     started = job("trap '' TERM; sleep 60")
     launcher.start(started)
     with ThreadPoolExecutor(4) as pool:

@@ -19,10 +19,11 @@ from resource_manager.jobs.launchers import (
     directory_job,
     open_at,
     open_launcher,
+    standing_program,
 )
 from resource_manager.jobs.launchers.local import LocalLauncher
-from resource_manager.jobs.launchers.ssh import SSHLauncher, SSHPython
-from resource_manager.jobs.launchers.ssh_connections import SSHConnections
+from resource_manager.jobs.launchers.ssh import SSHLauncher
+from resource_manager.jobs.launchers.ssh_python import SSHPython
 from tests.eventually import wait_for, wait_until_ended
 from tests.ssh_account import logged_in
 
@@ -201,11 +202,11 @@ def test_a_terminal_is_looked_for_on_its_machine_or_by_ssh(tmp_path):
 
 def test_a_server_without_python_has_started_nothing_but_may_run_the_job():
     def answer(channel, command):
-        channel.makefile("rb").read()
+        channel.recv(1)  # a shell ends after the server has said that it runs
         channel.send_exit_status(127)
         channel.close()
 
-    launcher = SSHLauncher("h", server=SSHPython("h", shared=SSHConnections("h", lambda: logged_in(answer))))
+    launcher = SSHLauncher("h", server=SSHPython("h", lambda: logged_in(answer)))
     job = Job("j", ("true",))
     with pytest.raises(LauncherError, match=r"^server h has no python3") as prepared:
         launcher.prepare(job)
@@ -245,8 +246,9 @@ def test_nothing_runs_after_a_start_whose_outer_shell_was_killed(tmp_path, monke
     assert left == []
 
 
-def test_what_is_sent_to_servers_runs_on_python_3_7():
-    ast.parse(inspect.getsource(directory_job), feature_version=(3, 7))
+@pytest.mark.parametrize("sent", [directory_job, standing_program])
+def test_what_is_sent_to_servers_runs_on_python_3_7(sent):
+    ast.parse(inspect.getsource(sent), feature_version=(3, 7))
 
 
 def test_a_job_that_began_and_ended_while_another_start_waited_runs_once(tmp_path, monkeypatch):

@@ -72,6 +72,9 @@ def test_a_place_that_is_gone_is_an_error(launcher, job, place_of, tmp_path):
     place = place_of(job("true"))
     mark = (tmp_path / "mark").read_text()
     (tmp_path / "mark").write_text("another folder")
-    with closing(open_signals(place)) as signals, pytest.raises(LauncherUnreachableError):
+    with (
+        pytest.raises(LauncherUnreachableError, match="another one"),
+        closing(open_signals(place)) as signals,
+    ):
         told_within(signals)
     (tmp_path / "mark").write_text(mark)

@@ -200,11 +200,11 @@ class AsUser:
     def __init__(self, user):
         self.user = pwd.getpwnam(user)
 
-    def run(self, program, timeout_s):
+    def run(self, program, timeout_s, library=""):
         home = {"HOME": self.user.pw_dir, "USER": self.user.pw_name, "LOGNAME": self.user.pw_name}
         done = subprocess.run(
             ["python3", "-I", "-S", "-"],
-            input=program,
+            input=f"{library}\n{program}",
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -215,9 +215,6 @@ class AsUser:
             cwd="/",
         )
         return done.returncode, done.stdout, done.stderr
-
-    def close(self):
-        pass
 
 
 class TestOtherUser:

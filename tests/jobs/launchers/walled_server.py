@@ -52,14 +52,13 @@ class WalledServer:
         environment = ["env", "-i", "-C", "/home", f"PATH={self.path}", "HOME=/home"]
         return ["nsenter", f"--mount=/proc/{self.process}/ns/mnt", *account, *environment, *command]
 
-    def run(self, program: str, timeout_s: float) -> tuple[int, str, str]:
+    def run(self, program: str, timeout_s: float, library: str = "") -> tuple[int, str, str]:
         """Run a Python program; return exit code, output and standard error."""
         command = self.command(PYTHON, "-I", "-S", "-")
-        done = subprocess.run(command, input=program, capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run(
+            command, input=f"{library}\n{program}", capture_output=True, text=True, timeout=timeout_s
+        )
         return done.returncode, done.stdout, done.stderr
-
-    def close(self) -> None:
-        """Do nothing: there is no connection."""
 
 
 @contextmanager
