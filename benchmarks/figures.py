@@ -436,6 +436,21 @@ BENCHMARKS: dict[str, Benchmark] = {
             )
         ),
     ),
+    "starts": Benchmark(
+        "Estimated starts",
+        "How often a queue is played forward with drawn runtimes in two seconds of processor time; 40 times "
+        "are enough. See [estimates](estimates.md).",
+        "python benchmarks/starts.py --json",
+        tuple(
+            row
+            for size, text in (("long", "500 pending, 1,000 servers"), ("short", "50 pending, 30 servers"))
+            for order in ("priority", "backfill")
+            for row in (
+                Row(f"{text}, {order}: plays", f"{size}_{order}/plays", "{}", "40"),
+                Row(f"{text}, {order}: processor time", f"{size}_{order}/seconds", "{:.1f} s", "≤ 2 s"),
+            )
+        ),
+    ),
     "serverless": Benchmark(
         "Simulator: serverless workflows",
         "Functions, or steps of the environment, a second of processor time, best of ten runs.",

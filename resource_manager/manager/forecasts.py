@@ -49,6 +49,9 @@ ENOUGH_OUTCOMES = 100
 
 TOLERANCE = 0.05
 
+FIRST_WIDTH = 0.1
+"""Widening, in the logarithm of the wait, that each interval gets until enough is known of its kind."""
+
 CALIBRATED, FEW_DATA, UNKNOWN = "calibrated", "few data", "unknown"
 
 HORIZONS_S = {"within 10 min": 600.0, "within an hour": 3600.0, "later": math.inf}
@@ -115,7 +118,9 @@ class EstimateRecord:
         """Return the start with the interval that outcomes of its kind ask for."""
         if start.at is None:
             return start
-        below, above, _ = self.coverage.get(kind_of(start, now), (0.0, 0.0, 0))
+        below, above, outcomes = self.coverage.get(kind_of(start, now), (0.0, 0.0, 0))
+        if outcomes < ENOUGH_OUTCOMES:  # plays that agree share what they do not know
+            below, above = max(below, FIRST_WIDTH), max(above, FIRST_WIDTH)
         wait_s = _wait_s(start.at, now)
         low_s = min(_wait_s(start.earliest, now) * math.exp(-below), wait_s)
         high_s = max(_wait_s(start.latest, now) * math.exp(above), wait_s)

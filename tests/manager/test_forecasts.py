@@ -52,7 +52,7 @@ def test_a_start_hangs_on_a_lease_and_its_interval_on_what_such_tasks_took(
     start = entry["estimated_start"]
     assert start["after"].startswith("train_9 ")
     assert (start["confidence"], start["plays"], start["server_name"]) == (FEW_DATA, 40, "gpu-server-0")
-    assert 600 <= start["earliest"] - began < 1000 < start["at"] - began < 1500 < start["latest"] - began
+    assert 500 <= start["earliest"] - began < 1000 < start["at"] - began < 1500 < start["latest"] - began
     clock.now += 1700.0
     assert manager.explain_named("waits")["estimated_start"]["earliest"] > clock.now
 
@@ -96,6 +96,11 @@ def outcomes_of(record: EstimateRecord, number: int, draw: Callable[[], float]) 
         request = Request(f"t{sequence}", 1)
         lease = Lease(request, (Placement("a", (0,)),), sequence + 1, draw(), sequence=sequence)
         record.note(Granted(lease, lease.granted_at))
+
+
+def test_an_interval_is_a_tenth_of_the_wait_wide_until_enough_is_known_of_its_kind() -> None:
+    found = EstimateRecord().widened(Start(1000.0, "a", None, 1000.0, 1000.0), 0.0)
+    assert (found.earliest, found.latest) == (pytest.approx(905, abs=1), pytest.approx(1105, abs=1))
 
 
 def test_intervals_of_starts_are_widened_by_their_own_errors() -> None:
