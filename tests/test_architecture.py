@@ -19,7 +19,8 @@ LADDER = (
     ("scheduling",),
     ("storage",),
     ("manager",),
-    ("jobs", "agent"),
+    ("jobs",),
+    ("agent",),  # it runs jobs
     ("fleet",),
     ("rest",),
     ("cli",),

@@ -95,6 +95,38 @@ class JobsReport(Strict):
     complete: bool
 
 
+class PlaceReport(Strict):
+    """Where an agent runs jobs, as the place of a job says it."""
+
+    machine: Text
+    folder: Text
+    mark: Text
+    user: Text
+
+
+class RunReport(Strict):
+    """Job that an agent runs or ran, by key; `want` and `n` are of the last order that it has carried out.
+
+    `error` is why it could not, `refusal` its kind. `began`: a start began it. `ended`: it is
+    never started again. `last_line` is that
+    of the output of a job that is over.
+    """
+
+    key: Text
+    state: Literal["absent", "running", "finished"]
+    exit_code: int | None
+    ended_at: Number | None
+    checkpoint_at: Number | None
+    preempted: bool
+    want: Text | None
+    n: Text | None
+    error: Annotated[str, Field(max_length=MAX_ERROR)] | None
+    refusal: Text | None
+    began: bool | None
+    last_line: Annotated[str, Field(max_length=4000)]
+    ended: bool
+
+
 class Report(Strict):
     """Report of one server at one moment of its own clock.
 
@@ -129,6 +161,10 @@ class Report(Strict):
     """UUIDs of the GPUs whose MPS daemon runs; None if the agent was not asked to keep any."""
     mps_error: Text | None = None
     """Why one does not run that was asked for."""
+    place: PlaceReport | None = None
+    """Where the agent runs jobs; None if it runs none."""
+    runs: Annotated[list[RunReport], Field(max_length=MAX_JOBS)] | None = None
+    """The jobs that it runs, and those that are over and still have a folder."""
     generation: Text | None = None
     """Mark of the newest state that the agent was told of."""
 

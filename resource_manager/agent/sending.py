@@ -16,6 +16,7 @@ from resource_manager.agent.generation import KnownGeneration
 from resource_manager.agent.running import RunningProbe
 from resource_manager.errors import InvalidRequestError, ResourceManagerError, redact
 
+REPORTS = "/reports"
 SEND_TIMEOUT_S = 30.0
 CLEANING_INTERVAL_S = 0.5
 """Time between two reports while the service waits for processes to leave a GPU."""
@@ -51,12 +52,24 @@ class ReportSender:
 
     def send(self, report: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a service's answer; raises `ReportRefusedError` with the reason if it takes no report."""
+        return self.ask("POST", REPORTS, report)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        timeout_s: float = SEND_TIMEOUT_S,
+    ) -> Mapping[str, Any]:
+        """Return a service's answer to another call; raises as `send` does."""
+        failure: NoAnswerError | None = None
         for service in list(self._services):
             try:
-                return service.send(report)
+                return service.ask(method, path, body, timeout_s)
             except NoAnswerError as error:
                 self._services.append(self._services.pop(0))
                 failure = error
+        assert failure is not None
         raise failure
 
 
@@ -79,29 +92,32 @@ class _Service:
         if token and not (token.isascii() and token.isprintable() and " " not in token):
             raise InvalidRequestError("{token} must be printable ASCII without spaces")
         self._secure = parts.scheme == "https"
-        self._path = f"{parts.path.rstrip('/')}/api/reports"
+        self._path = f"{parts.path.rstrip('/')}/api"
         self._headers = {"Content-Type": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
 
-    def send(self, report: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return its answer; raises `ReportRefusedError` with the reason if it takes no report."""
+    def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+    ) -> Mapping[str, Any]:
+        """Return its answer; raises `ReportRefusedError` with the reason if it refuses."""
         host, port = self._place
         assert host is not None
         kind = HTTPSConnection if self._secure else HTTPConnection
-        connection = kind(host, port, timeout=SEND_TIMEOUT_S)
+        connection = kind(host, port, timeout=timeout_s)
         try:
-            connection.request("POST", self._path, json.dumps(report), self._headers)
+            text = None if body is None else json.dumps(body)
+            connection.request(method, f"{self._path}{path}", text, self._headers)
             response = connection.getresponse()
-            body = response.read(MAX_REPLY_BYTES)
+            answer = response.read(MAX_REPLY_BYTES)
         except (OSError, HTTPException) as error:
             reason = str(error) or type(error).__name__
             raise NoAnswerError(f"{self.url} does not answer: {reason}") from error
         finally:
             connection.close()
-        return self._answer(response, body)
+        return self._answer(response, answer, "the report" if path == REPORTS else "the call")
 
-    def _answer(self, response: HTTPResponse, body: bytes) -> Mapping[str, Any]:
+    def _answer(self, response: HTTPResponse, body: bytes, what: str) -> Mapping[str, Any]:
         try:
             found = json.loads(body) if body.strip() else {}
         except (ValueError, RecursionError):
@@ -111,7 +127,7 @@ class _Service:
             return answer
         said = answer.get("detail") or answer.get("error") or response.reason
         kind = ReportRefusedError if response.status < 500 else NoAnswerError
-        raise kind(f"{self.url} refused the report: {response.status}: {str(said)[:500]}")
+        raise kind(f"{self.url} refused {what}: {response.status}: {str(said)[:500]}")
 
 
 def run_agent(
@@ -119,10 +135,11 @@ def run_agent(
     sender: ReportSender,
     interval_s: float,
     *,
-    sleep: Callable[[float], None],
+    sleep: Callable[[float], object],
     say: Callable[[str], None],
     jitter: Callable[[], float] = random,
     generation: KnownGeneration | None = None,
+    jobs: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
     """Send a report of this server every `interval_s` seconds until `sleep` raises `KeyboardInterrupt`.
 
@@ -131,7 +148,8 @@ def run_agent(
     ended, reports come faster. If it says `jobs`, the next report lists them. `say` gets a line when a report
     is refused for a new reason, and when one is taken again. The MPS daemons that an answer names are kept
     while this agent runs, also when nobody answers. An answer from an older state than that of
-    `generation` is not followed.
+    `generation` is not followed. `jobs` returns what the report says of the jobs that this agent runs;
+    `sleep` may return True to have the next report sent at once.
     """
     generation = generation or KnownGeneration()
     probe = RunningProbe()
@@ -145,6 +163,7 @@ def run_agent(
             pause_s = interval_s
             daemons = mps.keep(wanted)
             report = {**probe.report(with_jobs=with_jobs), **own, **daemons, "generation": generation.told}
+            report |= jobs()
             try:
                 answer = sender.send(report)
                 if not generation.take(answer.get("generation")):
@@ -185,12 +204,13 @@ def _live_processes(report: Mapping[str, Any]) -> list[int]:
     return [pid for pid in sorted(pids) if os.path.exists(f"/proc/{pid}")]
 
 
-def _sleep_until_end(pids: list[int], pause_s: float, sleep: Callable[[float], None]) -> bool:
+def _sleep_until_end(pids: list[int], pause_s: float, sleep: Callable[[float], object]) -> bool:
     """Sleep for so long, or until one of the processes has ended; return True if one has."""
     left_s = pause_s
     while pids and left_s > 0:
         step_s = min(left_s, LOOK_S)
-        sleep(step_s)
+        if sleep(step_s):
+            return False
         left_s -= step_s
         if not all(os.path.exists(f"/proc/{pid}") for pid in pids):
             return True

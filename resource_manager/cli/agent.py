@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
     help="Agent token of this server; else that of gpu-manager.",
 )
 @click.option("--every", "interval_s", type=INTERVAL, default=10.0, show_default=True)
+@click.option(
+    "--run-jobs",
+    is_flag=True,
+    help="Also run the jobs of this server's leases, as this user: it is the server's job_user.",
+)
 @click.option("--once", is_flag=True, help="Send one report; with --json, print it and send nothing.")
 @health_option
 @json_option
@@ -42,6 +48,7 @@ def agent(
     url: tuple[str, ...],
     token: str | None,
     interval_s: float,
+    run_jobs: bool,
     once: bool,
     health_path: Path | None,
     as_json: bool,
@@ -70,15 +77,23 @@ def agent(
     sender = ReportSender(address, token or target.token)
     if once:
         _send_once(server, sender)
+    elif run_jobs:
+        from resource_manager.agent.job_agent import run_job_agent
+
+        run_job_agent(server, address, token or target.token, interval_s, say=_saying(server))
     else:
         run_agent(
             server,
             sender,
             interval_s,
             sleep=time.sleep,
-            say=lambda line: click.echo(one_line(f"{server}: {line}"), err=True),
+            say=_saying(server),
             generation=KnownGeneration(state_folder() / f"agent-{server}.mark"),
         )
+
+
+def _saying(server: str) -> Callable[[str], None]:
+    return lambda line: click.echo(one_line(f"{server}: {line}"), err=True)
 
 
 def _print_once(server: str, health_path: Path | None) -> None:

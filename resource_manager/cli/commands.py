@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -196,20 +197,47 @@ def allocate(target: Target, /, lease_id: str, wait: bool, as_json: bool, **opti
     tell(lease)
 
 
-@main.command(cls=DemandCommand)
+@main.command(cls=DemandCommand, context_settings={"ignore_unknown_options": True})
+@click.option(
+    "-e", "--env", "environment", multiple=True, metavar="NAME[=VALUE]", help="Variable of the command."
+)
 @click.argument("lease_id", metavar="TASK_ID")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @json_option
 @click.pass_obj
 @exit_codes
-def submit(target: Target, /, lease_id: str, as_json: bool, **options: Any) -> None:
-    """Grant GPUs, or queue for them."""
-    view = target.manager.submit(demand_of(lease_id, owned(target, options)))
+def submit(
+    target: Target,
+    /,
+    lease_id: str,
+    command: tuple[str, ...],
+    environment: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Grant GPUs, or queue for them; with a command after --, have the agent of their server run it there."""
+    job = None
+    if command:
+        job = {"command": list(command), "env": dict(map(_variable, environment)), "launcher": "agent"}
+    elif environment:
+        raise Failure("--env is of a command: give one after --", BAD_INPUT)
+    view = target.manager.submit(demand_of(lease_id, owned(target, options)), job=job)
     if as_json:
         print_json(view)
     elif view["state"] == "WAITING":
         click.echo(f"{name_in_words(view)}: waits at position {view['position']}: {view['reason']}")
     else:
         click.echo(tables.lease_line(view))
+
+
+def _variable(given: str) -> tuple[str, str]:
+    """Return a variable and its value: that of this process if none is given."""
+    name, equals, value = given.partition("=")
+    if not name.isidentifier():
+        raise Failure(f"--env takes NAME=VALUE or NAME, got {given[:60]!r}", BAD_INPUT)
+    if not equals and name not in os.environ:
+        raise Failure(f"--env {name}: there is no such variable here, give {name}=VALUE", BAD_INPUT)
+    return name, value if equals else os.environ[name]
 
 
 @main.command()

@@ -56,6 +56,7 @@ def token_store(target: Target, tokens_file: Path | None) -> TokenStore:
 @click.option(
     "--expires", "expires_s", type=Duration(), help="Time until it expires, such as 90d; default: never."
 )
+@click.option("--run-jobs", is_flag=True, help="Agents run jobs for its holder: see gpu-manager submit.")
 @tokens_file_option
 @json_option
 @click.pass_obj
@@ -67,12 +68,21 @@ def token_create(
     teams: tuple[str, ...],
     server: str,
     expires_s: float | None,
+    run_jobs: bool,
     tokens_file: Path | None,
     as_json: bool,
 ) -> None:
     """Create a token; it is shown once and stored only as a hash."""
     store = token_store(target, tokens_file)
-    text = tokens.create(store, name, Role.named(role), teams=teams, server=server, expires_s=expires_s)
+    text = tokens.create(
+        store,
+        name,
+        Role.named(role),
+        teams=teams,
+        server=server,
+        expires_s=expires_s,
+        run_jobs=run_jobs,
+    )
     _print_issued(store, text, as_json)
 
 

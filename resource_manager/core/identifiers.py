@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -90,3 +91,13 @@ def as_reason(text: object) -> str:
     line = _JOINER.sub("?", line)
     half = MAX_TEXT // 2 - 1
     return line if len(line) <= MAX_TEXT else f"{line[:half]}…{line[-half:]}"
+
+
+def job_key(lease_id: str, fencing_token: int, rank: int | None = None) -> str:
+    """Return the name of a lease's job: readable, safe as a file or container name, unique per lease.
+
+    `rank` is that of a member of a gang, None for the job of a lease on one server.
+    """
+    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", lease_id).strip("-.")[-60:].lstrip("-.")
+    digest = hashlib.sha256(lease_id.encode()).hexdigest()[:8]
+    return f"gpu-{readable}-{digest}-{fencing_token}{'' if rank is None else f'.{rank}'}"

@@ -60,7 +60,8 @@ class Node:
     the network interface at `address`, empty if unknown. `islands` are the ids of GPUs that NVLink, or else a
     NUMA node, joins; empty if unknown. `mps` is the folder of the MPS daemons that the node's agent keeps for
     GPU fractions, empty if it keeps none. `confine` says whether plain jobs run within walls, empty: as the
-    cluster says; `writable` are the paths there that they may write to.
+    cluster says; `writable` are the paths there that they may write to. `job_user` is the Unix user as whom
+    its agent runs jobs, empty if it runs none.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Node:
     mps: str = ""
     confine: str = ""
     writable: tuple[str, ...] = ()
+    job_user: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from resource_manager.core.gpu_state import shared_gpus
 from resource_manager.core.lease_limits import LIMITS, in_words
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.search import is_unsearched
+from resource_manager.fleet.job_board import JobBoard
 from resource_manager.fleet.judgement import DEFAULT_INTERVAL_S, Judgement, check_order, judge
 from resource_manager.fleet.records import Record, keep, records_of
 from resource_manager.fleet.sightings import is_list_wanted, partners
@@ -85,6 +86,7 @@ class ReportReceiver:
         self._fast = 0
         self._has_received = False
         self.marks = StateMarks(manager)
+        self.board = JobBoard(manager)
         self.silence = SilenceWatch(ClusterSettings().silent_after_s)
 
     def receive(self, report: Report) -> ReportAnswer:
@@ -111,6 +113,7 @@ class ReportReceiver:
                 max_age_s=STATE_MAX_AGE_S,
             )
         keep(self._store, report, judged[-1].record)
+        self.board.settle(report)
         for lease_id, limit_s in judged[-1].became_idle.items():
             logger.warning("lease %s computes nothing on %s for %.0f s", lease_id, report.server, limit_s)
         _log(asking.changes, asking.names())

@@ -21,7 +21,7 @@ MAX_BYTES = 64 * 1024
 class JobTemplate:
     """Job of a request: command or image, environment, further options of the container, and its launcher.
 
-    The launcher is `docker` if there is an image, else `local`, unless it is named.
+    The launcher is `docker` if there is an image, else `local`, unless it is named: see `launcher_for`.
     """
 
     command: tuple[str, ...] = ()
@@ -61,6 +61,12 @@ class JobTemplate:
     @property
     def launcher_name(self) -> str:
         return self.launcher or ("docker" if self.image else "local")
+
+    def launcher_for(self, allocation: Mapping[str, Any]) -> str:
+        """Return the launcher of a lease: the agent, if none is named and its servers' agents run jobs."""
+        is_named = bool(self.launcher or self.image)
+        has_agents = all(member["job_user"] for member in allocation["members"])
+        return "agent" if has_agents and not is_named else self.launcher_name
 
     def job(self, running: RunningJob, allocation: Mapping[str, Any]) -> Job:
         """Return the job of a member of the allocation."""

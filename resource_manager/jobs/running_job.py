@@ -52,6 +52,13 @@ def job_of(
     )
 
 
+def address_of(launcher: str, member: Mapping[str, Any]) -> str:
+    """Return how a launcher reaches the server of a member: an agent by its name, as it is never called."""
+    if launcher == "local":
+        return ""
+    return str(member["server_name" if launcher == "agent" else "address"])
+
+
 @dataclass(frozen=True, slots=True)
 class RunningJob:
     """Job of a lease's member on one server; `rank` is the member's, 0 for the only one.
@@ -75,7 +82,9 @@ class RunningJob:
         places = []
         for member, stored in zip(allocation["members"], allocation["job_places"], strict=False):
             place = JobPlace(**stored)
-            places.append(replace(place, address=member["address"]) if place.address else place)
+            if place.address:
+                place = replace(place, address=address_of(place.launcher, member))
+            places.append(place)
         return cls._at(allocation, places)
 
     @classmethod
@@ -83,7 +92,7 @@ class RunningJob:
         cls, allocation: Mapping[str, Any], launcher: str, conn_id: str | None
     ) -> tuple[RunningJob, ...]:
         """Return the jobs of an allocation that was not placed, as this launcher would run them."""
-        addresses = ("" if launcher == "local" else member["address"] for member in allocation["members"])
+        addresses = (address_of(launcher, member) for member in allocation["members"])
         return cls._at(allocation, [JobPlace(launcher, address, conn_id or "") for address in addresses])
 
     @classmethod

@@ -311,6 +311,7 @@ _SERVER_KEYS = {
     "mps": "mps",
     "confine": "confine",
     "writable": "writable",
+    "job_user": "job_user",
 }
 """Key of `[[servers]]` -> field of `Node`, for those that are compared as they are."""
 

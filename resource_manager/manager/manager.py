@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Node
 from resource_manager.manager.administration import Administration
+from resource_manager.manager.agent_jobs import AgentJobCommands, note_opened
 from resource_manager.manager.cluster_file.reading import load_inventory
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commands import Commands
@@ -28,7 +29,7 @@ from resource_manager.storage import Store, open_store
 CLUSTER_FIELDS = {field.name for field in fields(ClusterSettings)} - {"policy_package"}
 
 
-class GPUResourceManager(Commands, Queries, Administration, OriginalNames):
+class GPUResourceManager(Commands, AgentJobCommands, Queries, Administration, OriginalNames):
     """Leases on named GPUs and CPUs of one server each, kept in a store that many processes share.
 
     `GPUResourceManager()` reads `Settings`; `from_url` takes everything as arguments. The cluster is that of
@@ -77,6 +78,7 @@ class GPUResourceManager(Commands, Queries, Administration, OriginalNames):
             else (),
         )
         open_cluster(self._commits, self._stated)
+        note_opened(self)
 
     @classmethod
     def from_url(

@@ -63,6 +63,7 @@ class Member(TypedDict):
     cpu_count: Amount
     port: int
     interface: str
+    job_user: str
 
 
 class Place(TypedDict):

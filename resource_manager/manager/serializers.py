@@ -151,6 +151,7 @@ def _member(cluster: ClusterState, request: Request, rank: int, placed: Placemen
         "cpu_count": request.resources.get("cpus", 0),
         "port": placed.port,
         "interface": node.interface,
+        "job_user": node.job_user,
     }
 
 

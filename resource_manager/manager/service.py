@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack
 
 from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.core.models import Gpu, JobPlace
+from resource_manager.manager.agent_jobs import AgentState
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.results import (
@@ -27,6 +28,7 @@ from resource_manager.manager.results import (
     TeamsView,
     WindowView,
 )
+from resource_manager.manager.stored_jobs import JobResult
 
 if TYPE_CHECKING:  # with pydantic, which a client of a service needs only for what is in them
     from resource_manager.manager.cluster_change import ApplyOptions
@@ -67,9 +69,23 @@ class LeaseService(Protocol):
         gpus: int | None = None,
         cpus: int | None = None,
         prefer_server: int | str | None = None,
+        *,
+        job: Mapping[str, Any] | None = None,
         **options: Unpack[DemandArguments],
     ) -> Submission:
-        """Grant a lease now, or queue the request."""
+        """Grant a lease now, or queue the request; store its job, which an agent runs."""
+
+    def result_of(self, lease_id: str, fencing_token: int) -> JobResult | None:
+        """Return the result of the job of a lease that has ended."""
+
+    def order_job(self, server: str, key: str, order: Mapping[str, Any]) -> str:
+        """Tell an agent what to do with a job; return the number of the order."""
+
+    def agent_state(self, server: str) -> AgentState:
+        """Return what an agent last said of its jobs."""
+
+    def job_output(self, server: str, key: str, offset: int) -> dict[str, Any]:
+        """Return a part of a job's output, which its agent sends now."""
 
     def cancel(self, lease_id: str, *, sequence: int | None = None, reason: str = "") -> bool:
         """Remove a pending request; return False if there is none (of that `sequence`)."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypedDict
@@ -21,11 +22,17 @@ from resource_manager.storage.jobs import (
     job_name,
     result_name,
 )
+from resource_manager.storage.once import digest
 
 if TYPE_CHECKING:
     from cryptography.fernet import MultiFernet
 
 MAX_LAST_LINE = 2000
+
+BELL = digest("bell")
+
+OUTPUT_S = 60.0
+"""Time for which a part of a job's output waits for whoever asked for it."""
 
 
 class JobEnded(TypedDict):
@@ -97,6 +104,44 @@ class StoredJobs:
         name = result_name(lease_id, fencing_token)
         found: Any = self._found(name, f"result {fencing_token}", lease_id)
         return found  # type: ignore[no-any-return]
+
+    def orders(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return the orders about these jobs, by key; raises `CorruptStateError` as `job` does."""
+        names = {digest(f"order {key}"): key for key in keys}
+        found = {}
+        for name, text in self._store.texts(names).items():
+            *said, value = self._opened(text)
+            if said != ["order", names[name]]:
+                raise CorruptStateError(f"what is stored as the order for {names[name]} is of another job")
+            found[names[name]] = value
+        return found
+
+    def give_order(self, key: str, order: Mapping[str, Any]) -> None:
+        """Store what an agent is to do with a job, in place of an earlier order."""
+        text = self._sealed(["order", key, order])
+        if len(text) > 2 * MAX_JOB_BYTES:
+            raise InvalidRequestError(
+                "{job} has {:,} bytes, at most {:,} are stored", len(text), 2 * MAX_JOB_BYTES, field="job"
+            )
+        self._store.write([JobRow(digest(f"order {key}"), "", text, RESULT_S)])
+
+    def ring(self) -> None:
+        """Have services look at the orders."""
+        self._store.write([JobRow(BELL, "", secrets.token_hex(6), RESULT_S)])
+
+    @property
+    def bell(self) -> str:
+        """A text that is another one after each `ring`."""
+        return self._store.texts([BELL]).get(BELL, "")
+
+    def output(self, key: str) -> dict[str, Any] | None:
+        """Return the part of a job's output that its agent sent last."""
+        return self._found(digest(f"output {key}"), "output", key)
+
+    def keep_output(self, key: str, part: Mapping[str, Any]) -> None:
+        """Store a part of a job's output for whoever asked for it."""
+        text = self._sealed(["output", key, part])
+        self._store.write([JobRow(digest(f"output {key}"), "", text, OUTPUT_S)])
 
     def drop(self, lease_id: str) -> None:
         """Forget a job whose result was collected."""

@@ -36,6 +36,12 @@ class Change(TypedDict):
     at: float
 
 
+class Ordered(TypedDict):
+    """Number of an order, which the report of its agent repeats once it is carried out."""
+
+    n: str
+
+
 class Done(TypedDict):
     """Confirmation of a change."""
 

@@ -39,7 +39,8 @@ class Identity:
 
     `ambient` is true if the browser sends the credentials by itself: for cookies, and for a service open to
     everyone on this machine. A page of another site could use either, so every change then needs a CSRF
-    token. `server` is the one whose reports the caller may send, `*` for any.
+    token. `server` is the one whose reports the caller may send, `*` for any. `run_jobs`: agents run
+    jobs for them.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Identity:
     ambient: bool = False
     teams: tuple[str, ...] = ()
     server: str = ""
+    run_jobs: bool = False
 
     @property
     def is_operator(self) -> bool:
@@ -115,7 +117,9 @@ class OpenAuthenticator:
             )
         if request.method not in SAFE_METHODS:
             refuse_other_pages(request)
-        return Identity("anonymous", Role.OPERATOR, ambient="Origin" in request.headers, server="*")
+        return Identity(
+            "anonymous", Role.OPERATOR, ambient="Origin" in request.headers, server="*", run_jobs=True
+        )
 
 
 class TokenAuthenticator:
@@ -226,7 +230,9 @@ class TokenAuthenticator:
 
 
 def _holder(token: Token, *, ambient: bool = False) -> Identity:
-    return Identity(token.name, Role.named(token.role), ambient, token.teams, token.server)
+    return Identity(
+        token.name, Role.named(token.role), ambient, token.teams, token.server, bool(token.run_jobs)
+    )
 
 
 def _session() -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import ssl
 import time
+from base64 import b64decode
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -39,6 +40,7 @@ from resource_manager.errors import (
     Words,
     redact,
 )
+from resource_manager.manager.agent_jobs import AgentState, note_opened
 from resource_manager.manager.arguments import Dumpable, arguments_of
 from resource_manager.manager.original import OriginalNames
 from resource_manager.manager.refusal_wording import Refusal
@@ -61,6 +63,7 @@ from resource_manager.manager.results import (
     WindowView,
 )
 from resource_manager.manager.serializers import name_in_words
+from resource_manager.manager.stored_jobs import JobResult
 from resource_manager.rest.answers import (
     MAX_HOLD_S,
     BatchAnswer,
@@ -71,6 +74,7 @@ from resource_manager.rest.answers import (
     LogInAnswer,
     MaintenanceAnswer,
     MaintenanceRemoveAnswer,
+    Ordered,
     Page,
     ReleaseAnswer,
     RenewBatchAnswer,
@@ -167,6 +171,7 @@ class ServiceClient(OriginalNames):
         except (httpx.InvalidURL, ValueError) as error:
             text = "not the address of a service: {!r}: {}"
             raise InvalidRequestError(text, redact(url), error, field="url") from error
+        note_opened(self)
 
     def try_allocate(
         self,
@@ -191,10 +196,37 @@ class ServiceClient(OriginalNames):
         gpus: int | None = None,
         cpus: int | None = None,
         prefer_server: int | str | None = None,
+        *,
+        job: Mapping[str, Any] | None = None,
         **options: Unpack[DemandArguments],
     ) -> Submission:
         """Return a lease (`state` RUNNING) or a pending request (WAITING)."""
-        return self._post(SUBMISSION, "/api/submit", _plain((lease_id, gpus, cpus, prefer_server), options))
+        body = _plain((lease_id, gpus, cpus, prefer_server), options)
+        return self._post(SUBMISSION, "/api/submit", {**body, "job": job} if job is not None else body)
+
+    def order_job(self, server: str, key: str, order: Mapping[str, Any]) -> str:
+        """Tell the agent of a server what to do with the job of a lease there."""
+        return self._post(Ordered, "/api/jobs/order", {"server": server, "key": key, "order": order})["n"]
+
+    def agent_state(self, server: str) -> AgentState:
+        """Return what the agent of a server last said of the jobs that this client may read."""
+        return self._get(AgentState, "/api/jobs", {"server": server})
+
+    def job_output(self, server: str, key: str, offset: int) -> dict[str, Any]:
+        """Return a part of a job's output, which its agent sends now."""
+        query = {"server": server, "key": key, "offset": offset}
+        part = self._get(dict[str, Any], "/api/jobs/output", query)
+        return {**part, "text": b64decode(part["text"]).decode()}
+
+    def result_of(self, lease_id: str, fencing_token: int) -> JobResult | None:
+        """Return the result that was stored as the lease was released, for 7 days."""
+        try:
+            query = {"task_id": lease_id, "fencing_token": fencing_token}
+            return self._get(JobResult, "/api/result", query)
+        except (LeaseNotFoundError, ServiceError) as error:
+            if isinstance(error, ServiceError) and error.status != 404:
+                raise
+            return None
 
     def try_allocate_batch(
         self, requests: Iterable[Mapping[str, Any] | Dumpable]

@@ -34,13 +34,13 @@ class Parked(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _Held:
     caller: str
-    after: int
+    is_due: Callable[[], bool]
     until: float
     parked: Parked
 
 
 class HeldRequests:
-    """Requests that wait for a change of leases after a version; thread-safe."""
+    """Requests that wait for a change of the state; thread-safe."""
 
     def __init__(self, watch: StateFollower) -> None:
         self._watch = watch
@@ -52,8 +52,10 @@ class HeldRequests:
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, caller: str, after: int, timeout_s: float) -> bool:
-        """Hold the current request, if its server can, unless leases have changed after that version.
+    def hold(self, caller: str, is_due: Callable[[], bool], timeout_s: float) -> bool:
+        """Hold the current request, if its server can, until it is due; return False if it is due now.
+
+        `is_due` is called by the thread that follows the store, after each look: it must be quick.
 
         Raises `ProblemError` (429).
         """
@@ -62,7 +64,7 @@ class HeldRequests:
         if park is None or timeout_s <= 0:
             return False
         self._watch.look(lambda cluster, now: None)
-        if self._watch.has_changed_leases(after):
+        if is_due():
             return False
         with self._lock:
             if self._callers[caller] >= MAX_HELD_PER_CALLER:
@@ -72,7 +74,7 @@ class HeldRequests:
                     headers={"Retry-After": "5"},
                 )
             self._callers[caller] += 1
-            self._held.append(_Held(caller, after, time.monotonic() + timeout_s, park()))
+            self._held.append(_Held(caller, is_due, time.monotonic() + timeout_s, park()))
         self._watch.follow()
         return True
 
@@ -87,10 +89,7 @@ class HeldRequests:
             due = [
                 each
                 for each in self._held
-                if now >= each.until
-                or self._watch.stopped
-                or each.parked.is_gone()
-                or self._watch.has_changed_leases(each.after)
+                if now >= each.until or self._watch.stopped or each.parked.is_gone() or each.is_due()
             ]
             for each in due:
                 self._held.remove(each)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from resource_manager.core.models import Request
 from resource_manager.errors import LeaseNotFoundError, OtherOwnerError, ResourceManagerError
+from resource_manager.manager.stored_jobs import JobResult
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.schemas import AllocateBody
@@ -34,6 +36,20 @@ def owned(service: Service, body: AllocateBody, caller: Identity) -> AllocateBod
 def _has_longest_runtime(service: Service, name: str) -> bool:
     teams = service.watch.look(lambda cluster, now: cluster.teams.teams)
     return any(team.name == name and team.max_runtime_s is not None for team in teams)
+
+
+def require_run_jobs(caller: Identity) -> None:
+    """Raise 403 for a caller whose token does not let agents run jobs for them."""
+    if not caller.run_jobs:
+        raise ProblemError(
+            403, f"agents run no jobs for {caller.name}: gpu-manager token create {caller.name} --run-jobs"
+        )
+
+
+def may_read(caller: Identity, of: Request | JobResult) -> bool:
+    """Return whether a caller may read the output of a job: its owner, one of their team, an operator."""
+    owner, team = (of.owner, of.team) if isinstance(of, Request) else (of["owner"], of["team"])
+    return caller.is_operator or caller.name == owner or (bool(team) and team in caller.teams)
 
 
 def owner_required(caller: Identity) -> str | None:

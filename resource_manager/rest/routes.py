@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -22,6 +23,7 @@ from resource_manager.errors import (
 )
 from resource_manager.fleet.receiving import ReportAnswer
 from resource_manager.fleet.server_use import use_of
+from resource_manager.manager.agent_jobs import AgentState, jobs_on
 from resource_manager.manager.cluster_change import ApplyOptions
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.report import Report, ReportQuery
@@ -41,6 +43,7 @@ from resource_manager.manager.results import (
     TeamsView,
     WindowView,
 )
+from resource_manager.manager.stored_jobs import JobResult
 from resource_manager.manager.use_results import ServerUse
 from resource_manager.manager.wording import matches
 from resource_manager.rest.answers import (
@@ -51,6 +54,7 @@ from resource_manager.rest.answers import (
     Health,
     MaintenanceAnswer,
     MaintenanceRemoveAnswer,
+    Ordered,
     Page,
     ReleaseAnswer,
     RenewBatchAnswer,
@@ -59,11 +63,13 @@ from resource_manager.rest.answers import (
 )
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.openapi import document
-from resource_manager.rest.ownership import not_released, owned, owner_required
+from resource_manager.rest.ownership import may_read, not_released, owned, owner_required, require_run_jobs
 from resource_manager.rest.problems import ProblemError, from_refusal
 from resource_manager.rest.routing import Routes, raw_body
 from resource_manager.rest.schemas import (
     AdoptBody,
+    AgentJobsQuery,
+    AgentStateQuery,
     AllocateBody,
     BatchBody,
     CancelBody,
@@ -73,9 +79,12 @@ from resource_manager.rest.schemas import (
     ExplainQuery,
     GpusQuery,
     HistoryQuery,
+    LogsBody,
     MaintenanceBody,
     MaintenanceRemoveBody,
     NameQuery,
+    OrderBody,
+    OutputQuery,
     PageQuery,
     PlaceBody,
     PreemptBody,
@@ -83,10 +92,12 @@ from resource_manager.rest.schemas import (
     RenewBatchBody,
     RenewBody,
     ResetBody,
+    ResultQuery,
     ResumeBody,
     SearchedBody,
     SlurmBody,
     StatusQuery,
+    SubmitBody,
     TaskQuery,
     UsageHistoryQuery,
 )
@@ -150,11 +161,13 @@ def allocate_batch(
     "/api/submit",
     Role.USER,
     "Grant GPUs now, or queue the request",
-    body=AllocateBody,
+    body=SubmitBody,
     tags=("queue",),
 )
-def submit(service: Service, caller: Identity, body: AllocateBody, once: Once | None = None) -> Submission:
-    return service.manager.submit(owned(service, body, caller), once=once)
+def submit(service: Service, caller: Identity, body: SubmitBody, once: Once | None = None) -> Submission:
+    if body.job is not None:
+        require_run_jobs(caller)
+    return service.manager.submit(owned(service, body, caller), job=body.job, once=once)
 
 
 @routes.add(
@@ -483,6 +496,136 @@ def reports(service: Service, caller: Identity) -> ReportAnswer:
 
 @routes.add(
     "GET",
+    "/api/agent/jobs",
+    Role.AGENT,
+    "Jobs that should be on a server: the request is held until they are others than those known",
+    query=AgentJobsQuery,
+    tags=("servers",),
+)
+def agent_jobs(service: Service, caller: Identity, query: AgentJobsQuery) -> Any:
+    _require_agent(caller, query.server)
+    check_version(query.version)
+    board = service.receiver.board
+    before = board.mark(query.server)
+    answer = board.jobs(query.server)
+    if answer["known"] == query.known:
+        if service.held.hold(
+            flask.g.counted_as, lambda: bool(board.mark(query.server) != before), query.wait
+        ):
+            return flask.Response(status=204)  # nobody gets it: this request is carried out again
+        return {"known": query.known}
+    return answer
+
+
+@routes.add(
+    "POST",
+    "/api/agent/logs",
+    Role.AGENT,
+    "Bring a part of a job's output that somebody asked for",
+    body=LogsBody,
+    tags=("servers",),
+)
+def agent_logs(service: Service, caller: Identity, body: LogsBody, once: Once | None = None) -> Done:
+    _require_agent(caller, body.server)
+    keys = service.watch.look(lambda cluster, now: {key for key, _, _ in jobs_on(cluster, body.server)})
+    if body.key in keys:
+        service.manager.stored_jobs.keep_output(body.key, {"n": body.n, "part": body.part})
+    return {"success": True}
+
+
+def check_version(version: str) -> None:
+    """Raise 409 for an agent whose version does not go with this one's: major and minor must be equal."""
+    if version.split(".")[:2] != __version__.split(".")[:2]:
+        raise ProblemError(
+            409, f"this agent is {version or 'of no version'} and the service {__version__}: install the same"
+        )
+
+
+def _require_agent(caller: Identity, server: str) -> None:
+    if caller.server not in ("*", server):
+        raise ProblemError(403, f"this token is of server {caller.server}, not of {server}")
+
+
+@routes.add(
+    "POST",
+    "/api/jobs/order",
+    Role.USER,
+    "Tell the agent of a server what to do with the job of a lease",
+    body=OrderBody,
+    failures=(404,),
+    tags=("leases",),
+)
+def order_job(service: Service, caller: Identity, body: OrderBody, once: Once | None = None) -> Ordered:
+    require_run_jobs(caller)
+    number = service.manager.order_job(body.server, body.key, body.order, owner=owner_required(caller))
+    service.held.look_soon()
+    return {"n": number}
+
+
+@routes.add(
+    "GET",
+    "/api/jobs",
+    Role.READER,
+    "Jobs of a server's agent as last reported: the caller's own, for an operator all",
+    query=AgentStateQuery,
+    tags=("leases",),
+)
+def agent_state(service: Service, caller: Identity, query: AgentStateQuery) -> AgentState:
+    state = service.manager.agent_state(query.server)
+    if caller.is_operator:
+        return state
+    readable = service.watch.look(
+        lambda cluster, now: {
+            key for key, _, lease in jobs_on(cluster, query.server) if may_read(caller, lease.request)
+        }
+    )
+    return {**state, "runs": {key: run for key, run in state["runs"].items() if key in readable}}
+
+
+@routes.add(
+    "GET",
+    "/api/jobs/output",
+    Role.READER,
+    "Part of the output of a job that an agent runs; for its owner, their team and operators",
+    query=OutputQuery,
+    failures=(404,),
+    tags=("leases",),
+)
+def job_output(service: Service, caller: Identity, query: OutputQuery) -> dict[str, Any]:
+    requests = service.watch.look(
+        lambda cluster, now: [
+            lease.request for key, _, lease in jobs_on(cluster, query.server) if key == query.key
+        ]
+    )
+    if not requests:
+        raise ProblemError(404, f"no lease on {query.server} has the job {query.key}")
+    if not may_read(caller, requests[0]):
+        raise ProblemError(403, "a job's output is for its owner, their team and operators")
+    number = service.manager.ask_output(query.server, query.key, query.offset)
+    service.held.look_soon()
+    part = service.manager.awaited_output(query.key, number)
+    # As clients take it: they escape what would steer a terminal, and this is to be as the job wrote it.
+    return {**part, "text": b64encode(str(part.get("text", "")).encode()).decode()}
+
+
+@routes.add(
+    "GET",
+    "/api/result",
+    Role.READER,
+    "Result of the job of a lease that has ended, for 7 days; for its owner, their team and operators",
+    query=ResultQuery,
+    failures=(404,),
+    tags=("leases",),
+)
+def result(service: Service, caller: Identity, query: ResultQuery) -> JobResult:
+    found = service.manager.result_of(query.task_id, query.fencing_token)
+    if found is None or not may_read(caller, found):
+        raise ProblemError(404, f"no result of {query.task_id} with fencing token {query.fencing_token}")
+    return found
+
+
+@routes.add(
+    "GET",
     "/api/gpus",
     Role.READER,
     "Use of every GPU as last reported, by server, with its leases",
@@ -539,7 +682,10 @@ def leases(service: Service, caller: Identity, query: PageQuery) -> Page[Allocat
     tags=("leases",),
 )
 def lease_changes(service: Service, caller: Identity, query: ChangesQuery) -> Any:
-    if service.held.hold(flask.g.counted_as, query.after, query.timeout_s):
+    def is_due() -> bool:
+        return service.watch.has_changed_leases(query.after)
+
+    if service.held.hold(flask.g.counted_as, is_due, query.timeout_s):
         return flask.Response(status=204)  # nobody gets it: this request is carried out again
     return service.manager.lease_changes(query.after, prefix=query.prefix)
 

@@ -161,6 +161,68 @@ class PlaceBody(LeaseBody):
     )
 
 
+class SubmitBody(AllocateBody):
+    """`POST /api/submit`."""
+
+    job: dict[str, Any] | None = Field(
+        default=None,
+        exclude=True,
+        description="Job that the agent of its server runs: command, env, image; stored with the request.",
+    )
+
+
+ServerName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9._-]+$")]
+JobKey = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9._-]+$")]
+
+
+class AgentJobsQuery(Body):
+    """`GET /api/agent/jobs`."""
+
+    server: ServerName
+    known: Text = ""
+    wait: Annotated[float, Field(ge=0, le=60)] = 0.0
+    version: Text = ""
+
+
+class LogsBody(Body):
+    """`POST /api/agent/logs`: a part of the output of a job, as asked for by the number `n`."""
+
+    server: ServerName
+    key: JobKey
+    n: Text
+    part: dict[str, Any]
+
+
+class AgentStateQuery(Body):
+    """`GET /api/jobs`."""
+
+    server: ServerName
+
+
+class OutputQuery(AgentStateQuery):
+    """`GET /api/jobs/output`."""
+
+    key: JobKey
+    offset: Annotated[int, Field(ge=-16 * 1024, le=2**53)] = 0
+
+
+class OrderBody(Body):
+    """`POST /api/jobs/order`."""
+
+    server: ServerName
+    key: JobKey
+    order: dict[str, Any] = Field(
+        description="`want`: prepare, run, terminate, preempt or stop; and its own."
+    )
+
+
+class ResultQuery(Body):
+    """`GET /api/result`."""
+
+    task_id: LeaseId
+    fencing_token: Annotated[int, Field(ge=0, le=2**53)]
+
+
 class CancelBody(Body):
     """`POST /api/cancel`."""
 

@@ -54,8 +54,8 @@ class Token:
 
     Without teams its holder may name any, or none. `server` is the one that an agent reports. With
     `expires_at`, in seconds since 1970, it is worth nothing from then on. With `subject`, the person's id at
-    the provider, it was made by a sign-on. The secret has 256 random bits, so
-    a plain hash is as hard to invert as a slow one.
+    the provider, it was made by a sign-on. With `run_jobs` agents run jobs for its holder. The
+    secret has 256 random bits, so a plain hash is as hard to invert as a slow one.
     """
 
     token_id: str
@@ -67,6 +67,7 @@ class Token:
     server: str = ""
     expires_at: float | None = None
     subject: str | None = None
+    run_jobs: bool | None = None
 
     def has_expired(self, now: float) -> bool:
         return self.expires_at is not None and self.expires_at <= now
@@ -82,6 +83,8 @@ class Token:
         if not isinstance(teams, list) or not all(isinstance(team, str) for team in teams):
             raise TypeError("teams must be a list of names")
         expires_at = row.get("expires_at")
+        if not isinstance(row.get("run_jobs"), bool | None):
+            raise TypeError("run_jobs must be true or false")
         if not isinstance(row.get("subject"), str | None):
             raise TypeError("subject must be a text")
         if isinstance(expires_at, bool) or not isinstance(expires_at, int | float | None):
@@ -176,6 +179,7 @@ def create(
     server: str = "",
     expires_s: float | None = None,
     subject: str | None = None,
+    run_jobs: bool = False,
     now: Callable[[], float] = time.time,
 ) -> str:
     """Create a token for a holder and return its text, which is not stored.
@@ -190,12 +194,16 @@ def create(
         raise TokenError(f"a token has at most {MAX_TEAMS} teams, each of 1 to {MAX_TEXT} characters")
     if bool(server) != (role is Role.AGENT):
         raise TokenError("a token of role agent names the server that it reports; other tokens name none")
+    if run_jobs and not role.includes(Role.USER):
+        raise TokenError(f"a token of role {role} runs no jobs: leave out --run-jobs, or make it a user's")
     if len(server) > MAX_TEXT:
         raise TokenError(f"a server's name has at most {MAX_TEXT} characters")
     check_names({"name": (name,), "teams": teams, "server": (server,)})
     at = now()
     expires_at = None if expires_s is None else at + expires_s
-    return _issue(store, Token("", name, str(role), "", at, tuple(teams), server, expires_at, subject))
+    return _issue(
+        store, Token("", name, str(role), "", at, tuple(teams), server, expires_at, subject, run_jobs or None)
+    )
 
 
 def rotate(

@@ -48,6 +48,9 @@ class JobStore(Protocol):
     def texts(self, names: Iterable[str]) -> dict[str, str]:
         """Return the texts of those of the names that have one."""
 
+    def write(self, rows: Sequence[JobRow]) -> None:
+        """Store rows that hang on no commit."""
+
     def drop(self, names: Iterable[str]) -> None:
         """Forget these names."""
 
@@ -83,7 +86,7 @@ class MemoryJobs:
         self._rows: dict[str, tuple[JobRow, float]] = {}
 
     def write(self, rows: Sequence[JobRow]) -> None:
-        """Store the rows of a commit."""
+        """Store these rows, as a commit does."""
         now = self._clock()
         with self._lock:
             for name in [name for name, (_, until) in self._rows.items() if until <= now]:
@@ -124,6 +127,12 @@ class RedisJobs:
         with self._client.reporting():
             [found] = self._client.ask(("MGET", *map(self._key, asked)))
         return {name: text.decode() for name, text in zip(asked, found, strict=True) if text}
+
+    def write(self, rows: Sequence[JobRow]) -> None:
+        with self._client.reporting():
+            for row in rows:
+                life_ms = round(1000 * row.keep_s)
+                self._client.ask(("SET", self._key(row.name), row.text, "PX", life_ms))
 
     def drop(self, names: Iterable[str]) -> None:
         if keys := list(map(self._key, names)):

@@ -34,7 +34,9 @@ def report(*gpus: dict[str, Any], **other: Any) -> Report:
 def test_what_the_probe_makes_is_accepted() -> None:
     made = report(probe.gpu_of(0, processes=[PROCESS], xids=[{"xid": 79, "count": 1, "at": 1.5}]))
     found = read_report(json.dumps(made))
-    agents_own = dict.fromkeys(("interval_s", "jobs", "version", "generation", "mps", "mps_error"))
+    agents_own = dict.fromkeys(
+        ("interval_s", "jobs", "version", "generation", "mps", "mps_error", "place", "runs")
+    )
     assert found.model_dump() == {**made, **agents_own}, "only an agent has them"
     older = {name: value for name, value in made.items() if name != "machine"}
     assert read_report(json.dumps(older)).machine is None

@@ -62,6 +62,7 @@ def test_an_allocation_has_the_keys_of_the_original_and_one_member() -> None:
         "writable": [],
         "port": 0,
         "interface": "",
+        "job_user": "",
     }
     same = member.keys() - only_of_members.keys()
     assert member == {key: allocation[key] for key in same} | only_of_members

@@ -18,7 +18,8 @@ from resource_manager.rest.routing import Route
 from resource_manager.rest.tokens import Role, TokenError
 from tests.agent.reporting import as_text, gpu, report, server
 
-OTHER_ROUTES = [route for route in (*routes.routes.all, *pages.routes.all) if route.path != "/api/reports"]
+OWN = ("/api/reports", "/api/agent/jobs", "/api/agent/logs")
+OTHER_ROUTES = [route for route in (*routes.routes.all, *pages.routes.all) if route.path not in OWN]
 PROTECTED = [route for route in OTHER_ROUTES if route.role is not None]
 
 Reporting = Callable[..., FlaskClient]

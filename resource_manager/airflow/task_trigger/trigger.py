@@ -119,7 +119,8 @@ class TaskTrigger(TaskBoundTrigger):
             if await self._gives_back(gang):
                 return TaskState.WAITING
             if gang is None:
-                planned = GangJob.planned(lease.held, self.plan.job.launcher_name, self.plan.job.conn_id)
+                launcher = self.plan.job.launcher_for(lease.held)
+                planned = GangJob.planned(lease.held, launcher, self.plan.job.conn_id)
                 prepared = await lease.launch(planned.prepare, self._jobs(planned))
                 if prepared.failed:
                     error = next(iter(prepared.failed.values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
+from resource_manager.core.identifiers import job_key as job_key
 from resource_manager.core.models import MILLI_PER_GPU, JobPlace
 from resource_manager.errors import ResourceManagerError
 
@@ -228,18 +228,8 @@ def check_image(launcher: str, job: Job) -> None:
     """Raise `LauncherError` unless the launcher of this name runs such a job: an image, or none."""
     if launcher == "docker" and not job.image:
         raise LauncherError("the docker launcher needs an image: set image")
-    if launcher in ("local", "ssh") and job.image:
+    if launcher in ("local", "ssh", "agent") and job.image:
         raise LauncherError(f"the {launcher} launcher runs no images; use launcher='docker'")
-
-
-def job_key(lease_id: str, fencing_token: int, rank: int | None = None) -> str:
-    """Return the name of a lease's job: readable, safe as a file or container name, unique per lease.
-
-    `rank` is that of a member of a gang, None for the job of a lease on one server.
-    """
-    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", lease_id).strip("-.")[-60:].lstrip("-.")
-    digest = hashlib.sha256(lease_id.encode()).hexdigest()[:8]
-    return f"gpu-{readable}-{digest}-{fencing_token}{'' if rank is None else f'.{rank}'}"
 
 
 _KEY = re.compile(r"((.*-[0-9a-f]{8}-)\d+)(\.\d+)?")

@@ -102,6 +102,19 @@ def _program_of(job: Job) -> list[str]:
     return walls.program_of(job.gpu_ids, job.gpu_uuids, job.vendor, job.writable)
 
 
+def spec_of(job: Job) -> dict[str, Any]:
+    """Return what an agent starts a job by, as plain values."""
+    return {
+        "command": list(job.command),
+        "environment": job_environment(job),
+        "files": dict(job.files),
+        "port": job.port,
+        "user": job.user,
+        "confine": job.confine,
+        "walls": [] if job.confine == "off" else _program_of(job),
+    }
+
+
 class LocalSignals:
     """Standing look at the jobs of a place on this machine."""
 

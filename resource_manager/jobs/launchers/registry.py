@@ -43,6 +43,12 @@ def _slurm(place: JobPlace) -> Launcher:
     return SlurmLauncher(place)
 
 
+def _agent(place: JobPlace) -> Launcher:
+    from resource_manager.jobs.launchers.agent import AgentLauncher
+
+    return AgentLauncher(place)
+
+
 def _terminal(place: JobPlace) -> Launcher:
     from resource_manager.jobs.launchers.terminal import open_terminal
 
@@ -54,6 +60,7 @@ LAUNCHERS: dict[str, Callable[[JobPlace], Launcher]] = {
     "ssh": _ssh,
     "docker": _docker,
     "slurm": _slurm,
+    "agent": _agent,
 }
 """Functions by name that open the launcher of a place; one without a machine is known by its address."""
 

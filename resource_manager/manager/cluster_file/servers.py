@@ -137,6 +137,14 @@ class Server(BaseModel):
         description="Paths that a job within walls may write to, besides its folder and the cluster's.",
     )
 
+    job_user: str = Field(
+        default="",
+        max_length=32,
+        pattern=r"^([a-z_][a-z0-9_.-]*\$?)?$",
+        description="Unix user as whom the server's agent runs jobs (gpu-manager agent --run-jobs); unset: "
+        "it runs none.",
+    )
+
     @model_validator(mode="after")
     def _pattern_of_names(self) -> Server:
         if self.count is not None and "{id}" not in self.name:
@@ -208,6 +216,7 @@ class Server(BaseModel):
             MPS_FOLDER if self.mps is True else self.mps or "",
             self.confine or "",
             tuple(self.writable),
+            self.job_user,
         )
 
 

@@ -75,6 +75,8 @@ def _servers(nodes: Iterable[Node]) -> Iterator[dict[str, Any]]:
             found["confine"] = node.confine
         if node.writable:
             found["writable"] = list(node.writable)
+        if node.job_user:
+            found["job_user"] = node.job_user
         if node.islands:
             found["islands"] = [list(island) for island in node.islands]
         if resources:

@@ -11,7 +11,7 @@ from resource_manager.manager.arguments import ALIASES
 from resource_manager.manager.demand import KINDS, Demand, from_texts
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.problems import ProblemError
-from resource_manager.rest.schemas import AllocateBody
+from resource_manager.rest.schemas import SubmitBody
 
 FIRST = ("gpus", "cpus", "gpu_milli", "gpu_types", "nodes", "server", "team", "priority", "expected_runtime")
 """Fields that are shown without a click."""
@@ -54,7 +54,7 @@ def given_in(form: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in named.items() if name in KINDS and name not in OMITTED}
 
 
-def held_for(form: Mapping[str, str], caller: Identity) -> AllocateBody:
+def held_for(form: Mapping[str, str], caller: Identity) -> SubmitBody:
     """Return the demand of GPUs for the time `for` of a form, without a job.
 
     Raises `ValueError` and `ProblemError`.
@@ -63,4 +63,4 @@ def held_for(form: Mapping[str, str], caller: Identity) -> AllocateBody:
         raise ProblemError(400, "for is missing: the time for which the GPUs are held, such as 1h")
     lease_id = f"hand:{caller.name}@console/{secrets.token_hex(4)}"
     given = {**given_in(form), "lease_id": lease_id, "ttl": length, "expected_runtime": length}
-    return AllocateBody.model_validate(from_texts(given))
+    return SubmitBody.model_validate(from_texts(given))

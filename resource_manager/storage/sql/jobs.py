@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.once import digest
 from resource_manager.storage.sql.database import Database
-from resource_manager.storage.sql.dialect import Connection
+from resource_manager.storage.sql.dialect import JOB_COLUMNS, Connection, job_values
 
 
 class SqlJobs:
@@ -32,6 +33,24 @@ class SqlJobs:
             return found
 
         return self._database.run(work) if asked else {}
+
+    def write(self, rows: Sequence[JobRow]) -> None:
+        def work(connection: Connection) -> None:
+            for row in rows:
+                values = {f"job_{field}_0": value for field, value in row._asdict().items()}
+                values["job_caller_0"] = digest(row.caller)
+                self._database.execute(
+                    connection,
+                    "DELETE FROM {job} WHERE namespace = :namespace AND name = :job_name_0",
+                    **values,
+                )
+                self._database.execute(
+                    connection,
+                    f"INSERT INTO {{job}} {JOB_COLUMNS} VALUES (:namespace, {job_values(0)})",
+                    **values,
+                )
+
+        self._database.write(work)
 
     def drop(self, names: Iterable[str]) -> None:
         def work(connection: Connection) -> None:

@@ -2,15 +2,18 @@
 
 import gc
 import os
+import re
 import shutil
 import time
 import warnings
 
 import pytest
 
+from resource_manager.agent.jobs import AgentJobs
 from resource_manager.jobs.launchers import Job, LauncherUnreachableError, open_launcher
 from resource_manager.jobs.launchers.docker import ENDED_LABEL
 from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.manager.agent_jobs import note_opened
 from tests.e2e.servers import ssh_server
 from tests.slurm_cluster import slurm
 
@@ -19,9 +22,39 @@ __all__ = ["slurm", "ssh_server"]
 IMAGE = os.environ.get("TEST_IMAGE", "python:3.11-slim")
 
 
+class Board:
+    """What stands between a launcher and an agent, without the service: orders and reports."""
+
+    def __init__(self, root):
+        self.jobs = AgentJobs("here", root, changed=lambda: None, say=print)
+        self.orders = {}
+
+    def order_job(self, server, key, order):
+        number = f"{time.monotonic_ns():020d}"
+        self.orders[key] = {
+            **order,
+            "n": number,
+            "key": key,
+            "token": int(re.search(r"-(\d+)(\.\d+)?$", key)[1]),
+            "user": self.jobs.user,
+        }
+        jobs = list(self.orders.values())
+        self.jobs.take({"server": "here", "incarnation": "1", "version": time.monotonic_ns(), "jobs": jobs})
+        return number
+
+    def agent_state(self, server):
+        said = self.jobs.report()
+        runs = {run["key"]: run for run in said["runs"]}
+        return {"server": server, "place": said["place"], "runs": runs, "is_silent": False}
+
+    def job_output(self, server, key, offset):
+        return self.jobs.output(key, offset)
+
+
 @pytest.fixture(
     params=[
         "local",
+        "agent",
         pytest.param("ssh", marks=pytest.mark.e2e),
         pytest.param("docker", marks=pytest.mark.e2e),
         pytest.param("slurm", marks=pytest.mark.e2e),
@@ -30,6 +63,14 @@ IMAGE = os.environ.get("TEST_IMAGE", "python:3.11-slim")
 def launcher(request, tmp_path, monkeypatch):
     if request.param == "local":
         yield LocalLauncher(str(tmp_path))
+        return
+    if request.param == "agent":
+        board = Board(str(tmp_path))
+        note_opened(board)
+        launcher = open_launcher("agent", "here")
+        launcher.root = str(tmp_path)
+        yield launcher
+        board.jobs.close()
         return
     if request.param == "slurm":
         cluster = request.getfixturevalue("slurm")
@@ -78,7 +119,7 @@ def job(launcher):
     made = []
 
     def make(command, **arguments):
-        key = f"contract-{os.getpid()}-{time.monotonic_ns()}"
+        key = f"contract-{os.getpid()}-{time.monotonic_ns()}-1"
         made.append(key)
         if type(launcher).__name__ == "DockerLauncher":
             arguments = {"image": IMAGE, "container": {"device_requests": []}, **arguments}

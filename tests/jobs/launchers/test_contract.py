@@ -97,10 +97,10 @@ def test_a_part_of_the_output_says_whether_there_was_more(tmp_path):
 
 def test_all_that_run_are_listed(launcher, job):
     made = job("sleep 60")
-    runs, prepared, over = (replace(made, key=job_key(made.key, token)) for token in (1, 2, 3))
-    launcher.prepare(prepared)
+    over, prepared, runs = (replace(made, key=job_key(made.key, token)) for token in (1, 2, 3))
     launcher.start(replace(over, command=("/bin/sh", "-c", "exit 0")))
     wait_until_ended(launcher, over.key)
+    launcher.prepare(prepared)
     launcher.start(runs)
     try:
         assert {runs.key, prepared.key, over.key} & set(launcher.running()) == {runs.key}

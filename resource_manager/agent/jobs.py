@@ -1,0 +1,291 @@
+"""Jobs that the agent of a server runs: it makes what the service says should be, and tells what is.
+
+Standard library only. The answer of a service is a list of all jobs that should be here, each with what is
+wanted of it, so that a lost answer costs a round and nothing else. A job is a `directory_job`, which is found
+again after a restart of the agent, is started at most once, and never after it was ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from resource_manager.jobs.launchers import directory_job, walls
+
+TICK_S = 0.1
+KEEP_LOGS_S = 3 * 86400.0
+MAX_LOGS_BYTES = 4 * 2**30
+PRUNE_EVERY_S = 600.0
+LAST_LINE_BYTES = 2000
+AT_ONCE = 16
+
+
+class OtherAgentError(Exception):
+    """Another agent runs the jobs of this folder."""
+
+
+class AgentJobs:
+    """Jobs under `root` of the user of this process; `changed` is called when their states are other ones.
+
+    Thread-safe. Raises `OtherAgentError` if another agent runs here.
+    """
+
+    def __init__(
+        self, server: str, root: str, *, changed: Callable[[], None], say: Callable[[str], None]
+    ) -> None:
+        self._server = server
+        self._root = os.path.abspath(os.path.expanduser(root))
+        self._changed, self._say = changed, say
+        self._lock = threading.Lock()
+        self._items: dict[str, Mapping[str, Any]] = {}
+        self._acts: dict[str, Future[None]] = {}
+        self._done: dict[str, dict[str, Any]] = {}
+        self._states: dict[str, dict[str, Any]] = {}
+        self._newest: tuple[str, int] = ("", -1)
+        self._pruned_at = time.monotonic()
+        self._stop = threading.Event()
+        place = directory_job.prepare(self._root, "probe")
+        directory_job.remove(self._root, "probe")
+        self.user = str(place["user"])
+        self._place = {name: str(place[name]) for name in ("machine", "folder", "mark", "user")}
+        self._held = os.open(os.path.join(self._root, "agent"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._held)
+            raise OtherAgentError(f"another agent runs the jobs in {self._root}: stop it first") from None
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gpu-job")
+        self._thread = threading.Thread(target=self._run, name="gpu-jobs", daemon=True)
+        self._look()
+        self._thread.start()
+
+    # ---- the service's side ----
+
+    def take(self, answer: Mapping[str, Any]) -> None:
+        """Make what the service says be, unless it is for another server, or older than what is known."""
+        if answer.get("server") != self._server:
+            self._say(
+                f"an answer for {str(answer.get('server'))[:60]!r} is not followed here, on {self._server}"
+            )
+            return
+        newest = (str(answer.get("incarnation", "")), int(answer.get("version", 0)))
+        with self._lock:
+            if newest < self._newest:
+                return  # an old answer that comes again
+            self._newest = newest
+            self._items = {item["key"]: item for item in answer["jobs"]}
+
+    def report(self) -> dict[str, Any]:
+        """Return where the jobs are, and their states, for a report."""
+        with self._lock:
+            shown = (run for key, run in self._states.items() if key in self._items or not run["ended"])
+            return {"place": self._place, "runs": list(shown)}
+
+    def output(self, key: str, offset: int) -> dict[str, Any]:
+        """Return a part of a job's output, as `directory_job.logs` does; before 0, the last so many bytes."""
+        if offset < 0:
+            return {**directory_job.tail(self._root, key, -offset), "offset": 0, "is_all": True, "status": {}}
+        return directory_job.logs(self._root, key, offset)
+
+    def close(self) -> None:
+        """Stop looking; the jobs go on."""
+        self._stop.set()
+        self._thread.join()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        os.close(self._held)
+
+    # ---- this server's side ----
+
+    def _run(self) -> None:
+        while not self._stop.wait(TICK_S):
+            try:
+                self._converge()
+                if self._look():
+                    self._changed()
+                if time.monotonic() - self._pruned_at > PRUNE_EVERY_S:
+                    self._pruned_at = time.monotonic()
+                    self._prune()
+            except OSError as error:  # a full disk, a folder that is gone
+                self._say(f"its jobs cannot be seen: {error}")
+                self._stop.wait(10 * TICK_S)
+
+    def _converge(self) -> None:
+        with self._lock:
+            items = list(self._items.values())
+        for item in items:
+            key = item["key"]
+            act = self._acts.get(key)
+            if (act is None or act.done()) and not self._is_done(item):
+                self._acts[key] = self._pool.submit(self._carry_out, item)
+
+    def _is_done(self, item: Mapping[str, Any]) -> bool:
+        done = self._done.get(item["key"])
+        if done is None or (done["want"], done["n"]) != (item["want"], item["n"]):
+            return False
+        state = self._states.get(item["key"], {}).get("state")
+        return item["want"] != "preempt" or state != "running"  # whose grace may be over
+
+    def _carry_out(self, item: Mapping[str, Any]) -> None:
+        key, want = item["key"], item["want"]
+        done: dict[str, Any] = {"want": want, "n": item["n"], "error": None, "refusal": None, "began": None}
+        try:
+            done["began"] = self._act(key, want, item)
+        except directory_job.RefusedError as error:
+            done.update(error=str(error)[:400], refusal=type(error).__name__)
+        except (OSError, RuntimeError, KeyError, ValueError) as error:
+            done.update(error=str(error)[:400], refusal="")
+        with self._lock:
+            self._done[key] = done
+
+    def _act(self, key: str, want: str, item: Mapping[str, Any]) -> bool | None:
+        """Do what is wanted; return of a start whether it began the job."""
+        root, grace_s = self._root, float(item.get("grace_s") or 0.0)
+        match want:
+            case "prepare":
+                self._prepare(key, item)
+            case "run":
+                if directory_job.status(root, key)["state"] != "absent":
+                    return False
+                spec, command = item["spec"], [*self._prepare(key, item), *item["spec"]["command"]]
+                files = spec.get("files") or {}
+                started = directory_job.start(root, key, command, spec["environment"], files=files)
+                return bool(started["began"])
+            case "terminate":
+                directory_job.terminate(root, key, grace_s)
+            case "preempt":
+                directory_job.preempt(root, key, grace_s, str(item.get("signal") or "TERM"))
+            case "stop":
+                directory_job.stop(root, key, grace_s)
+            case "forget":
+                directory_job.bury(root, key)
+        return None
+
+    def _prepare(self, key: str, item: Mapping[str, Any]) -> list[str]:
+        """Make ready what a start needs; return what comes before the command: it puts that within walls."""
+        self._check(key, item)
+        spec = item["spec"]
+        if spec.get("user") not in (None, "", self.user):
+            raise directory_job.NotStartedError(
+                f"jobs of this team run as user {spec['user']}, but the agent of {self._server} runs them as "
+                f"{self.user}"
+            )
+        confine, program = spec.get("confine") or "off", list(spec.get("walls") or ())
+        check = [] if confine == "off" else [*program, walls.CHECK]
+        port = int(spec.get("port") or 0) if item["want"] == "prepare" else 0
+        missing = directory_job.prepare(self._root, key, port, check)["walls"]
+        self._refuse_other_lease(key)
+        if confine == "must" and missing:
+            raise directory_job.NotStartedError(
+                f"{self._server} confines its jobs (confine = must), but {missing}"
+            )
+        if confine == "off":
+            return []
+        if missing:
+            say = 'echo "gpu-manager: walls: $0" >&2; exec "$@"'
+            return ["/bin/sh", "-c", say, f"{walls.NONE}{missing}"]
+        return [sys.executable, *program]
+
+    def _check(self, key: str, item: Mapping[str, Any]) -> None:
+        """Raise `NotStartedError` for a job that this agent must not start."""
+        user = item.get("user") or ""
+        if user != self.user:
+            raise directory_job.NotStartedError(
+                f"this agent runs jobs as {self.user}, and the cluster says job_user = {user!r}: start it as "
+                "that user, or correct the cluster"
+            )
+        token = _token_of(key)
+        if token != item["token"]:
+            raise directory_job.NotStartedError(f"job {key} is not of fencing token {item['token']}")
+        names = (*directory_job.jobs_in(self._root), *directory_job.ended_in(self._root))
+        if any(_lease_of(name) == _lease_of(key) and _token_of(name) > token for name in names):
+            raise directory_job.NotStartedError(f"a later lease than that of job {key} was here")
+
+    def _refuse_other_lease(self, key: str) -> None:
+        for name, found in self._states.items():
+            is_other = _lease_of(name) == _lease_of(key) and _token_of(name) != _token_of(key)
+            if is_other and found["state"] == "running":
+                raise directory_job.NotStartedError(
+                    f"job {name} of an earlier lease of this task still runs on {self._server}"
+                )
+
+    def _look(self) -> bool:
+        """Look at all jobs; return whether any is other than at the last look."""
+        with self._lock:
+            keys = {*directory_job.jobs_in(self._root)}
+            for key in self._done.keys() - keys - self._items.keys():
+                del self._done[key]
+            keys |= self._items.keys()
+            done = dict(self._done)
+        states = {key: self._state(key, done.get(key, {})) for key in keys}
+        with self._lock:
+            is_other = states != self._states
+            self._states = states
+        return is_other
+
+    def _state(self, key: str, done: Mapping[str, Any]) -> dict[str, Any]:
+        before = self._states.get(key)
+        found: dict[str, Any] = {"key": key}
+        try:
+            found |= directory_job.status(self._root, key)
+        except OSError as error:  # the job put something else there: it may run
+            unknown = {"exit_code": None, "ended_at": None, "checkpoint_at": None, "preempted": False}
+            found |= {"state": "running", **unknown}
+            done = {"error": str(error)[:400], **done}
+        if found["state"] != "finished":
+            line = ""
+        elif before is not None and before["state"] == "finished":
+            line = before["last_line"]
+        else:
+            lines = directory_job.tail(self._root, key, LAST_LINE_BYTES)["text"].splitlines()
+            line = next((each.strip() for each in reversed(lines) if each.strip()), "")
+        done = {"want": None, "n": None, "error": None, "refusal": None, "began": None, **done}
+        return {**found, **done, "last_line": line, "ended": _is_buried(self._root, key)}
+
+    def _prune(self) -> None:
+        """Remove the folders of jobs that nobody wants here any more, by age, then the oldest by size."""
+        with self._lock:
+            wanted = {key for key, item in self._items.items() if item["want"] != "forget"}
+        over = [
+            (float(found["ended_at"] or 0), key)
+            for key, found in self._states.items()
+            if found["state"] == "finished" and key not in wanted
+        ]
+        left = sum(_size(os.path.join(self._root, key)) for _, key in over)
+        for ended_at, key in sorted(over):
+            if left > MAX_LOGS_BYTES or ended_at < time.time() - KEEP_LOGS_S:
+                left -= _size(os.path.join(self._root, key))
+                directory_job.remove(self._root, key)
+                self._say(
+                    f"the output of job {key} is removed: {KEEP_LOGS_S / 86400:g} days, or 4 GiB in all"
+                )
+
+
+def _token_of(key: str) -> int:
+    found = re.search(r"-(\d+)(\.\d+)?$", key)
+    return int(found[1]) if found else -1
+
+
+def _lease_of(key: str) -> str:
+    return re.sub(r"-\d+(\.\d+)?$", lambda found: found[1] or "", key)
+
+
+def _is_buried(root: str, key: str) -> bool:
+    return directory_job.exists(directory_job.tombstone_of(root, key))
+
+
+def _size(folder: str) -> int:
+    size = 0
+    with suppress(OSError):
+        for path, _, names in os.walk(folder):
+            for name in names:
+                with suppress(OSError):
+                    size += os.lstat(os.path.join(path, name)).st_size
+    return size

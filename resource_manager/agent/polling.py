@@ -1,0 +1,75 @@
+"""Standing question of an agent to its service: which jobs should be on this server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from random import random
+from typing import Any
+from urllib.parse import urlencode
+
+from resource_manager import __version__
+from resource_manager.agent.jobs import AgentJobs
+from resource_manager.agent.sending import ReportRefusedError, ReportSender
+
+WAIT_S = 25.0
+"""Time for which the service holds the question while nothing changes."""
+
+MARGIN_S = 10.0
+FIRST_PAUSE_S = 0.5
+LAST_PAUSE_S = 30.0
+
+
+class JobPoll:
+    """Thread that asks for the jobs of this server, has them made so, and sends output that was asked for."""
+
+    def __init__(
+        self, server: str, sender: ReportSender, jobs: AgentJobs, say: Callable[[str], None]
+    ) -> None:
+        self._server, self._sender, self._jobs, self._say = server, sender, jobs, say
+        self._known = ""
+        self._trouble = ""
+        self._sent: set[str] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpu-jobs-poll", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ask no more; a question that is being held ends with this process."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._stop.is_set():
+            try:
+                self._round()
+                pause_s, trouble = FIRST_PAUSE_S, ""
+            except ReportRefusedError as error:
+                trouble = str(error)
+                self._stop.wait(pause_s * (0.5 + random()))
+                pause_s = min(2 * pause_s, LAST_PAUSE_S)
+            if trouble and trouble != self._trouble:
+                self._say(trouble)
+            self._trouble = trouble
+
+    def _round(self) -> None:
+        query = urlencode(
+            {"server": self._server, "known": self._known, "wait": WAIT_S, "version": __version__}
+        )
+        answer = self._sender.ask("GET", f"/agent/jobs?{query}", timeout_s=WAIT_S + MARGIN_S)
+        if "jobs" not in answer:
+            return
+        self._known = str(answer["known"])
+        self._jobs.take(answer)
+        wanted = {asked["n"]: asked for asked in answer["output"]}
+        for number in wanted.keys() - self._sent:
+            self._send_output(wanted[number])
+        self._sent = set(wanted)
+
+    def _send_output(self, asked: dict[str, Any]) -> None:
+        try:
+            part = self._jobs.output(asked["key"], int(asked["offset"]))
+        except OSError as error:
+            part = {"error": str(error)[:400]}
+        body = {"server": self._server, "key": asked["key"], "n": asked["n"], "part": part}
+        self._sender.ask("POST", "/agent/logs", body)

@@ -1,0 +1,234 @@
+"""Jobs that should be on a server whose agent runs them, from leases and orders, and the ends of stored jobs.
+
+What should be follows from the state alone, level by level: a job of a lease, what was ordered about it, and
+whether the lease still holds. A job that no lease has is ended, and then forgotten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from resource_manager.agent.report_format import Report, RunReport
+from resource_manager.core.changes import JobEnd, Outcome
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import JobPlace, Lease
+from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
+from resource_manager.jobs.job_template import JobTemplate
+from resource_manager.jobs.launchers.local import spec_of
+from resource_manager.jobs.preempting import grace_of
+from resource_manager.jobs.running_job import RunningJob
+from resource_manager.manager import serializers
+from resource_manager.manager.agent_jobs import jobs_on
+from resource_manager.manager.commit.asking import asked_by
+from resource_manager.manager.commit.job_ends import STORED
+from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.results import Allocation
+from resource_manager.manager.stored_jobs import JobEnded
+
+logger = logging.getLogger(__name__)
+
+AGENT = "agent"
+"""Name of the launcher whose jobs agents run."""
+
+END_GRACE_S = 10.0
+
+
+class JobsAnswer(TypedDict):
+    """What should be on a server: jobs, each with what is `want`ed, and output that somebody asked for.
+
+    `known` stands for all of it; `incarnation` and `version` are of the state from which it follows.
+    """
+
+    server: str
+    incarnation: str
+    version: int
+    known: str
+    jobs: list[dict[str, Any]]
+    output: list[dict[str, Any]]
+
+
+class JobBoard:
+    """Jobs of all servers of a manager's store whose agents run jobs; thread-safe."""
+
+    def __init__(self, manager: GPUResourceManager) -> None:
+        self._manager = manager
+
+    # ---- what should be ----
+
+    def mark(self, server: str) -> object:
+        """Return what changes when other jobs should be on a server; quick, on the replica."""
+
+        def view(cluster: ClusterState, now: float) -> object:
+            marks = [
+                (key, bool(lease.places), lease.preempted_by, cluster.gpu_failure(lease) is not None)
+                for key, _, lease in jobs_on(cluster, server)
+            ]
+            return tuple(marks)
+
+        marks = self._manager.look(view)
+        return (marks, self._manager.stored_jobs.bell if marks else "")
+
+    def jobs(self, server: str) -> JobsAnswer:
+        """Return what should be on a server; places the stored jobs of new leases first."""
+        self._place(server)
+        state = self._manager.agent_state(server)
+        wanted = self._manager.look(lambda cluster, now: _jobs_of(cluster, server))
+        version, user = self._manager.look(
+            lambda cluster, now: (cluster.version, cluster.node(server).node.job_user)
+        )
+        keys = [key for key, _, _ in wanted]
+        orders = self._manager.stored_jobs.orders([*keys, *(f"{key}/output" for key in keys)])
+        items = []
+        for key, lease, rank in wanted:
+            token = lease["fencing_token"]
+            for item in (orders.get(key), self._of_stored(lease, rank)):
+                if item is not None:
+                    items.append({"n": "", **item, "key": key, "token": token, "user": user})
+                    break
+        live = {*keys}
+        for key, run in state["runs"].items():
+            if key not in live and not run["ended"]:
+                want = "stop" if run["state"] == "running" else "forget"
+                items.append({"key": key, "want": want, "n": "", "grace_s": END_GRACE_S})
+        output = [{"key": key, **orders[f"{key}/output"]} for key in keys if f"{key}/output" in orders]
+        known = hashlib.sha256(json.dumps([items, output]).encode()).hexdigest()[:16]
+        return {
+            "server": server,
+            "incarnation": self._manager.store.incarnation,
+            "version": version,
+            "known": known,
+            "jobs": items,
+            "output": output,
+        }
+
+    def _of_stored(self, lease: Allocation, rank: int) -> dict[str, Any] | None:
+        """Return what is wanted of the job that is stored with a request; None if it is not placed yet."""
+        if not STORED.items() <= lease["labels"].items() or not lease["job_places"]:
+            return None
+        if lease["gpu_failed"] or self._has_failed(lease):
+            return {"want": "terminate", "grace_s": END_GRACE_S}
+        if lease["preempted_by"] is not None:
+            grace = {"grace_s": round(grace_of(lease), 1), "signal": lease["preempt_signal"]}
+            return {"want": "preempt", "n": str(lease["until"]), **grace}
+        job = self._manager.stored_jobs.job(lease["task_id"])
+        if job is None:
+            return None
+        running = next(each for each in RunningJob.all_of(lease) if each.rank == rank)
+        return {"want": "run", "spec": spec_of(JobTemplate.from_dict(job).job(running, lease))}
+
+    def _has_failed(self, lease: Allocation) -> bool:
+        """Return whether a member of a gang has failed, so that the others are ended."""
+        runs = [] if lease["nodes"] == 1 else list(self._runs(lease).values())
+        return any(run is not None and run["state"] == "finished" and run["exit_code"] != 0 for run in runs)
+
+    # ---- places and ends of stored jobs ----
+
+    def _place(self, server: str) -> None:
+        """Commit the places of stored jobs that wait for one, where the agents of all members tell theirs."""
+
+        def unplaced(cluster: ClusterState, now: float) -> list[Allocation]:
+            return [
+                serializers.allocation(cluster, lease)
+                for _, _, lease in jobs_on(cluster, server)
+                if STORED.items() <= lease.request.labels.items()
+                and not lease.places
+                and not lease.quarantined
+            ]
+
+        for lease in self._manager.look(unplaced):
+            places = [self._place_at(member["server_name"]) for member in lease["members"]]
+            if all(places):
+                known = [place for place in places if place is not None]
+                try:
+                    self._manager.place_job(lease["task_id"], known, fencing_token=lease["fencing_token"])
+                except LeaseNotFoundError:
+                    continue
+
+    def _place_at(self, server: str) -> JobPlace | None:
+        state = self._manager.agent_state(server)
+        if state["place"] is None:
+            return None
+        return JobPlace(AGENT, server, **state["place"])
+
+    def _runs(self, lease: Allocation) -> dict[str, dict[str, Any] | None]:
+        """Return the states of the jobs of a lease as last reported, by key."""
+        return {
+            job.key: self._manager.agent_state(job.server)["runs"].get(job.key)
+            for job in RunningJob.all_of(lease)
+        }
+
+    def settle(self, report: Report) -> None:
+        """Renew the leases of stored jobs that run, and release those whose jobs are over."""
+        if report.place is not None:
+            self._place(report.server)
+        if not report.runs:
+            return
+        runs = {run.key: run for run in report.runs}
+
+        def view(cluster: ClusterState, now: float) -> list[tuple[Allocation, RunReport, bool]]:
+            return [
+                (serializers.allocation(cluster, lease), runs[key], _is_due(lease, now))
+                for key, _, lease in jobs_on(cluster, report.server)
+                if key in runs and lease.places and STORED.items() <= lease.request.labels.items()
+            ]
+
+        for lease, run, is_due in self._manager.look(view):
+            with asked_by(f"agent:{report.server}"):
+                try:
+                    if run.state == "running" and (is_due or lease["state"] == "ERROR"):
+                        self._manager.renew(
+                            lease["task_id"],
+                            fencing_token=lease["fencing_token"],
+                            checkpoint_at=run.checkpoint_at,
+                        )
+                    elif run.state == "finished" or (run.refusal is not None and run.state == "absent"):
+                        self._end(lease)
+                except ResourceManagerError as error:
+                    logger.warning("the job of %s: %s", lease["name"], error)
+
+    def _end(self, lease: Allocation) -> None:
+        """Release a lease whose jobs are all over, with their result."""
+        runs = self._runs(lease)
+        if any(run is None or (run["state"] != "finished" and not run["refusal"]) for run in runs.values()):
+            return
+        ended = [run for run in runs.values() if run is not None]
+        failed = [run for run in ended if run["state"] == "absent"]
+        if failed:
+            outcome, reason = Outcome.NOT_STARTED, str(failed[0]["error"])[:240]
+        elif all(run["exit_code"] == 0 for run in ended):
+            outcome, reason = Outcome.SUCCESS, ""
+        elif lease["preempted_by"] is not None and all(run["preempted"] for run in ended):
+            outcome, reason = Outcome.PREEMPTED, ""
+        else:
+            outcome, reason = Outcome.FAILED, lease["gpu_failed"][:240]
+        first = next((run for run in ended if run["exit_code"] != 0), ended[0])
+        result: JobEnded = {
+            "exit_code": first["exit_code"],
+            "last_line": first["last_line"],
+            "ended_at": first["ended_at"],
+        }
+        self._manager.release(
+            lease["task_id"],
+            fencing_token=lease["fencing_token"],
+            outcome=outcome,
+            job_end=JobEnd.ENDED,
+            reason=reason,
+            failed_nodes=[lease["server_name"]] if failed else (),
+            result=result,
+        )
+
+
+def _is_due(lease: Lease, now: float) -> bool:
+    """Return whether half of a lease's time to live is over."""
+    return lease.expires_at - now < lease.request.ttl_s / 2
+
+
+def _jobs_of(cluster: ClusterState, server: str) -> list[tuple[str, Allocation, int]]:
+    return [
+        (key, serializers.allocation(cluster, lease), rank) for key, rank, lease in jobs_on(cluster, server)
+    ]

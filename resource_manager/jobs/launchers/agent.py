@@ -1,0 +1,162 @@
+"""Launcher whose jobs the agent of a server runs: it says what should be, and reads what the agent reports.
+
+Nothing is called on the server: an agent only connects outward. So the address of a job's place is the name
+of its server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from resource_manager.core.models import JobPlace
+from resource_manager.errors import ResourceManagerError
+from resource_manager.jobs.launchers.base import (
+    ANSWER_TIMEOUT_S,
+    TAIL_BYTES,
+    Job,
+    JobState,
+    JobStatus,
+    LauncherError,
+    LauncherUnreachableError,
+    Output,
+    check_image,
+)
+from resource_manager.jobs.launchers.local import refusal, spec_of, status_of
+from resource_manager.manager.agent_jobs import AgentState, opened_service
+
+T = TypeVar("T")
+
+LOOK_S = 0.05
+ABSENT = {
+    "state": "absent",
+    "exit_code": None,
+    "ended_at": None,
+    "checkpoint_at": None,
+    "preempted": False,
+    "ended": False,
+}
+
+
+class AgentLauncher:
+    """Launcher of jobs by the agent of a server, asked by the lease service that this process opened."""
+
+    def __init__(self, place: JobPlace) -> None:
+        self.server = place.address
+        self._place = place
+
+    def prepare(self, job: Job) -> JobPlace:
+        check_image("agent", job)
+        place = self._state().get("place")
+        assert place is not None
+        self._ordered(job.key, "cannot be started", LauncherError, want="prepare", spec=spec_of(job))
+        self._place = JobPlace("agent", self.server, **place)
+        return self._place
+
+    def start(self, job: Job) -> bool:
+        check_image("agent", job)
+        run = self._ordered(job.key, "could not be started", want="run", spec=spec_of(job))
+        return bool(run["began"])
+
+    def status(self, key: str) -> JobStatus:
+        return status_of(self._run(key))
+
+    def logs(self, key: str, offset: int = 0) -> Output:
+        found = self._output(key, offset)
+        return Output(found["text"], found["offset"], status_of(found["status"]), found["is_all"])
+
+    def tail(self, key: str) -> str:
+        return str(self._output(key, -TAIL_BYTES)["text"])
+
+    def terminate(self, key: str, grace_s: float = 10.0) -> None:
+        self._ordered(key, "could not be ended", want="terminate", grace_s=grace_s)
+
+    def preempt(self, key: str, grace_s: float, signal_name: str = "TERM", wait_s: float = 0.0) -> JobStatus:
+        failed = "could not be told that it is preempted"
+        run = self._ordered(key, failed, want="preempt", grace_s=grace_s, signal=signal_name)
+        ends_at = time.monotonic() + wait_s
+        while run["state"] == JobState.RUNNING and time.monotonic() < ends_at:
+            time.sleep(LOOK_S)
+            run = self._run(key)
+        return status_of(run)
+
+    def stop(self, key: str, grace_s: float = 10.0) -> bool:
+        ran = bool(self._run(key)["state"] == JobState.RUNNING)
+        self._ordered(key, "could not be stopped", want="stop", grace_s=grace_s)
+        return ran
+
+    def running(self) -> list[str]:
+        return [key for key, run in self._state()["runs"].items() if run["state"] == JobState.RUNNING]
+
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
+
+    def _state(self) -> AgentState:
+        """Return what the agent said last; raises `LauncherUnreachableError` if that is not of now."""
+        state = _asked(lambda: opened_service().agent_state(self.server))
+        place = state["place"]
+        if state["is_silent"]:
+            raise LauncherUnreachableError(f"the agent of {self.server} is silent: what it runs is unknown")
+        if place is None:
+            raise LauncherError(
+                f"the agent of {self.server} runs no jobs: start gpu-manager agent --run-jobs there, or set "
+                "another launcher"
+            )
+        there = (place["machine"], place["folder"], place["mark"])
+        if self._place.machine and there != (self._place.machine, self._place.folder, self._place.mark):
+            raise LauncherUnreachableError(
+                f"the job is in {self._place.folder} of {self._place.machine}, but the agent of "
+                f"{self.server} has {place['folder']} of {place['machine']}"
+            )
+        return state
+
+    def _run(self, key: str) -> Mapping[str, Any]:
+        return self._state()["runs"].get(key, ABSENT)
+
+    def _output(self, key: str, offset: int) -> dict[str, Any]:
+        self._state()
+        found = _asked(lambda: opened_service().job_output(self.server, key, offset))
+        if "error" in found:
+            raise LauncherUnreachableError(f"the output of job {key} cannot be read: {found['error']}")
+        return found
+
+    def _ordered(
+        self,
+        key: str,
+        failed: str,
+        kind: type[LauncherError] = LauncherUnreachableError,
+        *,
+        grace_s: float = 0.0,
+        **order: Any,
+    ) -> Mapping[str, Any]:
+        """Have the agent do something, and return the job's state once it has; raises `LauncherError`.
+
+        A later order for the same thing, by another process, does as well.
+        """
+        failed = f"job {key} {failed} on {self.server}"
+        self._state()
+        asked = {**order, "grace_s": grace_s}
+        number = _asked(lambda: opened_service().order_job(self.server, key, asked))
+        ends_at = time.monotonic() + ANSWER_TIMEOUT_S + grace_s
+        while (run := self._run(key)).get("n") is None or run["n"] < number:
+            if time.monotonic() > ends_at:
+                raise LauncherUnreachableError(f"{failed}: its agent does not answer")
+            time.sleep(LOOK_S)
+        if run["want"] != order["want"]:
+            raise LauncherUnreachableError(f"{failed}: another process had it {run['want']}")
+        if run["refusal"]:
+            raise refusal(run["refusal"], str(run["error"]), failed)
+        if run["error"] is not None:
+            raise kind(f"{failed}: {run['error']}")
+        return run
+
+
+def _asked(call: Callable[[], T]) -> T:
+    """Return the service's answer; raises `LauncherUnreachableError` for its errors."""
+    try:
+        return call()
+    except LauncherError:
+        raise
+    except ResourceManagerError as error:
+        raise LauncherUnreachableError(str(error)) from error

@@ -1,0 +1,183 @@
+"""Jobs of an agent: what it starts, and what it refuses whatever a service, or an old answer, says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resource_manager.agent.jobs import AgentJobs, OtherAgentError
+from resource_manager.jobs.launchers import job_key
+from tests.eventually import wait_for
+
+Open = Callable[[], AgentJobs]
+
+
+class Service:
+    """What a service says to an agent: each answer is of a later state, unless a version is given."""
+
+    def __init__(self, jobs: AgentJobs) -> None:
+        self.jobs = jobs
+        self.version = 0
+
+    def say(
+        self, *items: dict[str, Any], version: int = 0, server: str = "here", incarnation: str = "2"
+    ) -> None:
+        self.version = version or self.version + 1
+        answer = {"server": server, "incarnation": incarnation, "version": self.version, "jobs": list(items)}
+        self.jobs.take(answer)
+
+    def run(self, key: str, command: str, **more: Any) -> dict[str, Any]:
+        spec = {"command": ["/bin/sh", "-c", command], "environment": {}}
+        token = int(key.rpartition("-")[2].partition(".")[0])
+        return {
+            "key": key,
+            "want": "run",
+            "n": "",
+            "token": token,
+            "user": self.jobs.user,
+            "spec": spec,
+            **more,
+        }
+
+    def state(self, key: str) -> dict[str, Any]:
+        return next((run for run in self.jobs.report()["runs"] if run["key"] == key), {})
+
+    def wait(self, key: str, **known: Any) -> dict[str, Any]:
+        wait_for(lambda: known.items() <= self.state(key).items(), 10)
+        return self.state(key)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    made: list[AgentJobs] = []
+
+    def open_() -> AgentJobs:
+        made.append(AgentJobs("here", str(tmp_path / "jobs"), changed=lambda: None, say=lambda line: None))
+        return made[-1]
+
+    yield open_
+    made[-1].close()
+
+
+@pytest.fixture
+def service(opened: Open) -> Service:
+    return Service(opened())
+
+
+def test_a_job_runs_once_and_its_end_is_told(service: Service, tmp_path: Path) -> None:
+    key, count = job_key("t", 7), tmp_path / "count"
+    wanted = service.run(key, f"echo x >> {count}; echo last; exit 3")
+    for _ in range(3):  # a lost answer is one more of them
+        service.say(wanted)
+        ended = service.wait(key, state="finished")
+    assert (ended["exit_code"], ended["last_line"]) == (3, "last")
+    assert count.read_text() == "x\n"
+
+
+def test_a_restarted_agent_finds_its_jobs_and_starts_none_again(opened: Open, tmp_path: Path) -> None:
+    first, key, count = Service(opened()), job_key("t", 7), tmp_path / "count"
+    wanted = first.run(key, f"echo x >> {count}; sleep 60")
+    first.say(wanted)
+    first.wait(key, state="running", want="run")
+    first.jobs.close()
+    second = Service(opened())
+    assert second.state(key)["state"] == "running", "silence of the service stops nothing"
+    second.say(wanted)
+    second.wait(key, want="run")
+    assert count.read_text() == "x\n"
+    second.say({"key": key, "want": "stop", "n": "1", "grace_s": 0})
+    second.wait(key, state="absent", ended=True)
+
+
+def test_an_old_answer_and_one_for_another_server_are_not_followed(service: Service) -> None:
+    key, later = job_key("t", 7), job_key("u", 8)
+    service.say(service.run(key, "sleep 60"), version=9)
+    service.wait(key, state="running")
+    for old in ({"version": 8}, {"version": 99, "incarnation": "1"}, {"version": 99, "server": "there"}):
+        service.say({"key": key, "want": "stop", "n": "", "grace_s": 0}, service.run(later, "true"), **old)
+    service.say(service.run(key, "sleep 60"), version=10)
+    service.wait(key, want="run")
+    assert service.state(key)["state"] == "running"
+    assert service.state(later) == {}
+    service.say({"key": key, "want": "stop", "n": "", "grace_s": 0})
+    service.wait(key, state="absent")
+
+
+def test_ended_stays_ended(service: Service) -> None:
+    key = job_key("t", 7)
+    service.say({"key": key, "want": "stop", "n": "", "grace_s": 0})
+    service.wait(key, ended=True, want="stop")
+    service.say(service.run(key, "true"))
+    refused = service.wait(key, want="run")
+    assert (refused["refusal"], refused["state"]) == ("AlreadyEndedError", "absent")
+
+
+def test_no_job_starts_under_a_lower_token_or_another_one(service: Service) -> None:
+    newer, older = job_key("t", 8), job_key("t", 7)
+    service.say(service.run(newer, "true"))
+    service.wait(newer, state="finished")
+    service.say(service.run(newer, "true"), service.run(older, "true"))
+    assert "a later lease than that of job" in service.wait(older, refusal="NotStartedError")["error"]
+    other = job_key("u", 9)
+    service.say(service.run(other, "true", token=10))
+    assert "not of fencing token 10" in service.wait(other, refusal="NotStartedError")["error"]
+
+
+def test_no_job_starts_as_another_user_than_the_cluster_says(service: Service) -> None:
+    key = job_key("t", 7)
+    for user in ("", "somebody"):
+        service.say(service.run(key, "true", user=user, n=user))
+        error = service.wait(key, refusal="NotStartedError", n=user)["error"]
+        assert f"the cluster says job_user = {user!r}" in error
+
+
+def test_a_job_of_a_team_with_another_user_does_not_start(service: Service) -> None:
+    key = job_key("t", 7)
+    wanted = service.run(key, "true")
+    service.say({**wanted, "spec": {**wanted["spec"], "user": "vision"}})
+    error = service.wait(key, refusal="NotStartedError")["error"]
+    assert "jobs of this team run as user vision, but the agent of here runs them as" in error
+
+
+def test_walls_that_must_be_there_and_cannot_keep_a_job_from_starting(service: Service) -> None:
+    key = job_key("t", 7)
+    wanted = service.run(key, "true")
+    program = ["-c", "print('bubblewrap is missing')"]
+    service.say({**wanted, "spec": {**wanted["spec"], "confine": "must", "walls": program}})
+    error = service.wait(key, refusal="NotStartedError")["error"]
+    assert "here confines its jobs (confine = must), but" in error
+
+
+def test_a_second_agent_of_the_folder_is_refused(opened: Open) -> None:
+    opened()
+    with pytest.raises(OtherAgentError, match=r"another agent runs the jobs in .*: stop it first"):
+        opened()
+
+
+def test_a_folder_that_cannot_be_written_starts_nothing(service: Service, tmp_path: Path) -> None:
+    key = job_key("t", 7)
+    os.makedirs(tmp_path / "jobs" / key)
+    (tmp_path / "jobs" / key / "lock").mkdir()
+    service.say(service.run(key, "true"))
+    assert "Is a directory" in service.wait(key, want="run")["error"]
+
+
+def test_a_job_that_is_preempted_has_its_grace(service: Service) -> None:
+    key = job_key("t", 7)
+    service.say(service.run(key, "trap 'echo saved; exit 9' TERM; while :; do sleep 0.1; done"))
+    service.wait(key, state="running")
+    service.say({"key": key, "want": "preempt", "n": "1", "grace_s": 30, "signal": "TERM"})
+    ended = service.wait(key, state="finished")
+    assert (ended["exit_code"], ended["last_line"], ended["preempted"]) == (9, "saved", True)
+
+
+def test_output_is_read_by_parts_and_from_the_end(service: Service) -> None:
+    key = job_key("t", 7)
+    service.say(service.run(key, "echo one; echo two"))
+    service.wait(key, state="finished")
+    assert service.jobs.output(key, 4)["text"] == "two\n"
+    assert service.jobs.output(key, -6)["text"] == "e\ntwo\n"

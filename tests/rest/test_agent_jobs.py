@@ -1,0 +1,184 @@
+"""Routes of jobs that agents run: whose agent may ask, who may have jobs run, who may read their output."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from resource_manager import GPUResourceManager, __version__
+from resource_manager.core.models import Gpu, Node
+from resource_manager.jobs.launchers import job_key
+from resource_manager.jobs.running_job import RunningJob
+from resource_manager.rest import tokens
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import Persistence, standalone
+from resource_manager.rest.client import ServiceClient
+from resource_manager.rest.tokens import Role, TokenError
+from tests.agent.reporting import as_text, gpu, report
+from tests.eventually import wait_for
+from tests.manager.test_service_contract import served
+
+PLACE = {"machine": "gpu-a/1", "folder": "/jobs", "mark": "m", "user": "train"}
+DEMAND = {"task_id": "t", "gpus": 1}
+JOB = {"command": ["true"]}
+
+As = Callable[..., FlaskClient]
+
+
+@pytest.fixture
+def manager() -> Iterator[GPUResourceManager]:
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    nodes = [Node(name, n, {"cpus": 8}, gpus(2), job_user=user) for n, name in enumerate(("gpu-a", "gpu-b"))]
+    with GPUResourceManager.from_url("memory://", inventory=nodes) as manager:
+        yield manager
+
+
+def gpus(count: int) -> tuple[Gpu, ...]:
+    return tuple(Gpu(number, "A100") for number in range(count))
+
+
+@pytest.fixture
+def as_(manager: GPUResourceManager, kept: Persistence) -> Iterator[As]:
+    """Return as_("ada", run_jobs=True): a client with a token of that name and these rights."""
+    service = standalone(manager, kept)
+    app = create_app(service)
+
+    def client(name: str, role: Role = Role.USER, **rights: Any) -> FlaskClient:
+        made = app.test_client()
+        text = tokens.create(kept.tokens, name, role, **rights)
+        made.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {text}"
+        return made
+
+    yield client
+    service.watch.close()
+
+
+def agent(as_: As, server: str = "gpu-a") -> FlaskClient:
+    return as_(f"agent of {server}", Role.AGENT, server=server)
+
+
+def ask(client: FlaskClient, server: str = "gpu-a", **query: Any) -> Any:
+    return client.get("/api/agent/jobs", query_string={"server": server, "version": __version__, **query})
+
+
+def tell(client: FlaskClient, manager: GPUResourceManager) -> None:
+    value = report(manager.store.now(), gpu(0), place=PLACE, runs=[])
+    assert (
+        client.post("/api/reports", data=as_text(value), content_type="application/json").status_code == 200
+    )
+
+
+def test_jobs_are_run_for_holders_of_such_a_token_only(as_: As, kept: Persistence) -> None:
+    refused = as_("ada").post("/api/submit", json={**DEMAND, "job": JOB})
+    assert refused.status_code == 403
+    assert "agents run no jobs for ada: gpu-manager token create ada --run-jobs" in refused.json["detail"]
+    assert as_("bob").post("/api/submit", json=DEMAND).status_code == 200, "without a job"
+    answer = as_("eve", run_jobs=True).post("/api/submit", json={"task_id": "u", "gpus": 1, "job": JOB})
+    assert answer.json["labels"] == {"job": "stored"}
+    with pytest.raises(TokenError, match="a token of role reader runs no jobs"):
+        tokens.create(kept.tokens, "x", Role.READER, run_jobs=True)
+
+
+def test_an_agent_asks_for_its_own_server_only(as_: As, manager: GPUResourceManager) -> None:
+    mine, other = agent(as_), agent(as_, "gpu-b")
+    tell(mine, manager)
+    as_("ada", run_jobs=True).post("/api/submit", json={**DEMAND, "server": "gpu-a", "job": JOB})
+    assert [item["want"] for item in ask(mine).json["jobs"]] == ["run"]
+    assert ask(other).status_code == 403
+    assert ask(as_("eve")).status_code == 403
+    body = {"server": "gpu-a", "key": job_key("t", 1), "n": "1", "part": {}}
+    assert other.post("/api/agent/logs", json=body).status_code == 403
+
+
+def test_an_agent_of_another_version_is_refused_with_both_numbers(as_: As) -> None:
+    for version in ("0.0.9", "99.1.0", ""):
+        answer = ask(agent(as_), version=version)
+        assert answer.status_code == 409
+        assert re.search(rf"{version or 'no version'} and the service {__version__}", answer.json["detail"])
+
+
+def test_nothing_new_is_told_by_the_hash(as_: As, manager: GPUResourceManager) -> None:
+    mine = agent(as_)
+    known = ask(mine).json["known"]
+    assert ask(mine, known=known).json == {"known": known}
+    assert ask(mine, known="other").json["jobs"] == []
+
+
+def test_output_is_for_owner_team_and_operator(as_: As, manager: GPUResourceManager) -> None:
+    tell(agent(as_), manager)
+    body = {**DEMAND, "server": "gpu-a", "team": "vision", "job": JOB}
+    token = as_("ada", run_jobs=True).post("/api/submit", json=body).json["fencing_token"]
+    key = job_key("t", token)
+    manager.stored_jobs.keep_output(key, {"n": "n", "part": {"text": "x"}})
+    query = {"server": "gpu-a", "key": key}
+    answer = as_("eve").get("/api/jobs/output", query_string=query)
+    assert (answer.status_code, answer.json["detail"]) == (
+        403,
+        "a job's output is for its owner, their team and operators",
+    )
+    ended = {"exit_code": 0, "last_line": "", "ended_at": None}
+    manager.release("t", fencing_token=token, job_end="ended", result=ended)
+    result = {"task_id": "t", "fencing_token": token}
+    for client, status in (
+        (as_("eve"), 404),
+        (as_("bob", teams=["vision"]), 200),
+        (as_("ada"), 200),
+        (as_("root", Role.OPERATOR), 200),
+    ):
+        assert client.get("/api/result", query_string=result).status_code == status
+    assert as_("ada").get("/api/jobs/output", query_string=query).status_code == 404
+
+
+def test_orders_are_for_the_owner_of_the_lease(as_: As, manager: GPUResourceManager) -> None:
+    tell(agent(as_), manager)
+    body = {**DEMAND, "server": "gpu-a", "job": JOB}
+    token = as_("ada", run_jobs=True).post("/api/submit", json=body).json["fencing_token"]
+    order = {"server": "gpu-a", "key": job_key("t", token), "order": {"want": "stop"}}
+    assert as_("eve", run_jobs=True).post("/api/jobs/order", json=order).status_code == 403
+    assert as_("ada").post("/api/jobs/order", json=order).status_code == 403, "without --run-jobs"
+    assert as_("ada", run_jobs=True).post("/api/jobs/order", json=order).status_code == 200
+    wrong = {**order, "key": job_key("t", token + 1)}
+    assert as_("ada", run_jobs=True).post("/api/jobs/order", json=wrong).status_code == 404
+
+
+def test_an_agent_runs_a_submitted_job_and_its_output_is_followed(
+    manager: GPUResourceManager, tmp_path: Path
+) -> None:
+    """The agent is a process of its own, and reaches the service over HTTP alone."""
+    with served(manager, tmp_path, 4) as url, ServiceClient(url) as client:
+        environment = {**os.environ, "GPU_MANAGER_JOBS_DIR": str(tmp_path / "jobs"), "HOME": str(tmp_path)}
+        options = ("--server", "gpu-a", "--run-jobs")
+        command = [sys.executable, "-m", "resource_manager.cli", "agent", *options]
+        with subprocess.Popen(
+            [*command, "--url", url], env=environment, stderr=subprocess.DEVNULL
+        ) as process:
+            try:
+                wait_for(lambda: client.agent_state("gpu-a")["place"] is not None)
+                begin = tmp_path / "go"
+                script = f"echo first; while [ ! -e {begin} ]; do sleep 0.05; done; echo last; exit 4"
+                job = {"command": ["/bin/sh", "-c", script]}
+                lease: Any = client.submit("t", 1, server="gpu-a", job=job)
+                wait_for(lambda: client.status_of("t")["job_places"])
+                [running] = RunningJob.all_of(client.status_of("t"))
+                launcher = running.open()
+                wait_for(lambda: launcher.logs(running.key).text == "first\n")
+                begin.touch()
+                asked_at = time.monotonic()
+                wait_for(lambda: client.result_of("t", lease["fencing_token"]) is not None)
+                assert time.monotonic() - asked_at < 10
+                found = client.result_of("t", lease["fencing_token"])
+                assert found is not None
+                assert (found["exit_code"], found["last_line"]) == (4, "last")
+                assert client.status_of("t") is None
+            finally:
+                process.terminate()
