@@ -194,7 +194,9 @@ def test_a_task_leads_to_its_lease_and_stop_job_ends_it(airflow: Stack, chromium
             120.0,
             "the task has no link to its lease",
         )
-        assert len(leases()) == 1
+        wait_until(  # a job that a slow triggerer has not begun cannot be stopped
+            lambda: [lease for lease in leases() if lease["job_places"]], 120.0, "the job does not begin"
+        )
         page = logged_in(chromium, airflow, "olga")
         page.goto(f"{airflow.url}/dags/console_job/runs/{run_id}/tasks/job", timeout=60_000)
         in_log = page.get_by_role("link", name="/gpu/lease?id=")
