@@ -75,9 +75,13 @@ def console(chromium: Any, folder: Path) -> None:
 
 
 def airflow(chromium: Any, folder: Path) -> None:
-    with Stack(
-        folder / "airflow", settings={"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": inside.USERS}
-    ) as stack:
+    servers = folder / "servers.toml"
+    servers.write_text(b.INVENTORY.format(count=4))
+    settings = {
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": inside.USERS,
+        "GPU_MANAGER_INVENTORY": str(servers),
+    }
+    with Stack(folder / "airflow", settings=settings, answer_timeout_s=120.0) as stack:
         with inside.client(stack, "olga") as olga:
             fill(olga)
         page, frame = inside.console(chromium, stack, "olga")
