@@ -124,7 +124,10 @@ class Answering:
 STATUS = (
     b'{"state": "running", "exit_code": null, "ended_at": 1.5, "checkpoint_at": null, "preempted": false}'
 )
-PREPARED = b'{"running": ["gpu-t-00000000-1"], "machine": "m", "folder": "/f", "mark": "1", "user": "u", "walls": ""}'
+PREPARED = (
+    b'{"running": ["gpu-t-00000000-1"], "machine": "m", "folder": "/f", "mark": "1", "user": "u"'
+    b', "walls": ""}'
+)
 ANSWERS = b'%s\n{"text": "x", "offset": 1, "status": %s}\n%s' % (STATUS, STATUS, PREPARED)
 
 
