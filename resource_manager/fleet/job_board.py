@@ -195,6 +195,7 @@ class JobBoard:
         """Release a lease whose jobs are all over, with their result."""
         runs = self._runs(lease)
         if any(run is None or (run["state"] != "finished" and not run["refusal"]) for run in runs.values()):
+            self._manager.stored_jobs.ring()  # the other members may have to end
             return
         ended = [run for run in runs.values() if run is not None]
         failed = [run for run in ended if run["state"] == "absent"]
@@ -206,7 +207,8 @@ class JobBoard:
             outcome, reason = Outcome.PREEMPTED, ""
         else:
             outcome, reason = Outcome.FAILED, lease["gpu_failed"][:240]
-        first = next((run for run in ended if run["exit_code"] != 0), ended[0])
+        bad = [run for run in ended if run["exit_code"] != 0]
+        first = min(bad, key=lambda run: run["ended_at"] or 0.0) if bad else ended[0]
         result: JobEnded = {
             "exit_code": first["exit_code"],
             "last_line": first["last_line"],

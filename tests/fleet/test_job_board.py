@@ -26,7 +26,7 @@ class Fleet:
         self.clock = Clock()
         self.clock.now = 1e6
         nodes = [
-            Node(name, number, {"cpus": 64}, job_user="train")
+            Node(name, number, {"cpus": 64}, address=name, job_user="train")
             for number, name in enumerate(("gpu-a", "gpu-b"))
         ]
         self.manager = GPUResourceManager(
@@ -174,3 +174,21 @@ def test_an_order_about_the_job_of_no_lease_is_refused(fleet: Fleet) -> None:
             fleet.manager.order_job(server, key, {"want": "stop"})
     with pytest.raises(ValueError, match="want must be one of prepare, run, terminate, preempt, stop"):
         fleet.manager.order_job("gpu-a", job_key("t", token), {"want": "reboot"})
+
+
+def test_the_end_of_a_gang_is_that_of_the_member_that_failed_first(fleet: Fleet) -> None:
+    for name in ("gpu-a", "gpu-b"):
+        fleet.report(name=name)
+    token = fleet.manager.submit("t", 0, 8, nodes=2, job=JOB)["fencing_token"]
+    first, second = (job_key("t", token, rank) for rank in (0, 1))
+    assert [fleet.wanted("gpu-a"), fleet.wanted("gpu-b")] == [{first: "run"}, {second: "run"}]
+    fleet.report(run(first), name="gpu-a")
+    before = fleet.board.mark("gpu-a")
+    fleet.report(run(second, "finished", exit_code=5, ended_at=6.0, last_line="boom"), name="gpu-b")
+    assert fleet.board.mark("gpu-a") != before, "its agent is told at once"
+    assert fleet.wanted("gpu-a") == {first: "terminate"}
+    fleet.report(run(first, "finished", exit_code=143, ended_at=7.0), name="gpu-a")
+    assert fleet.manager.leases() == []
+    found = fleet.manager.result_of("t", token)
+    assert found is not None
+    assert (found["exit_code"], found["last_line"]) == (5, "boom")
