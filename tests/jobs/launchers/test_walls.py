@@ -24,7 +24,8 @@ from tests.nvml.standin import gpu, library, mig, state, uuid_of
 __all__ = ["library", "state"]
 
 SAID = "gpu-manager: walls: bubblewrap\n"
-KEY = "gpu-train-0a1b2c3d-7"
+KEY = f"gpu-train-0a1b2c3d-{os.getpid()}"
+"""Job of this process: the path of its folder is one in all namespaces, by which `stop` finds processes."""
 
 
 @pytest.fixture(params=[pytest.param(0, id="root"), pytest.param(ORDINARY, id="ordinary")])
