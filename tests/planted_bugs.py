@@ -286,7 +286,7 @@ BUGS += [
         OF_QUOTAS,
         ("allocated + asked > account.limit", "allocated > account.limit"),
         ("if ledger.rules.preemption and not request.preemptible:", "if not request.preemptible:"),
-        ("account.fixed + asked <= account.guaranteed", "account.fixed <= account.guaranteed"),
+        ("account.fixed + requested_milli <= account.guaranteed", "account.fixed <= account.guaranteed"),
         ("own.by_owner.get(request.owner, 0) + asked >", "own.by_owner.get(request.owner, 0) >"),
     ),
     *of_python(

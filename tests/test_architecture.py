@@ -214,3 +214,21 @@ def test_no_test_asserts_a_private_attribute(path: Path) -> None:
             for part in ast.walk(node.test):
                 if isinstance(part, ast.Attribute) and ast.unparse(part.value) != "self":
                     assert not re.match(r"_[a-z]", part.attr), f"{path}:{node.lineno}: {ast.unparse(part)}"
+
+
+SAID_BY_HOW = {"asked", "found", "held", "kept", "look", "told"}
+"""Words that say how one came by a thing, and not what it is."""
+
+NAMED = ("resource_manager/core", "resource_manager/scheduling", "resource_manager/fleet", "simulator")
+
+
+@pytest.mark.parametrize("folder", NAMED)
+def test_functions_and_parameters_are_named_by_what_they_return_or_hold(folder: str) -> None:
+    names = []
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                names += [(path, name) for name in (node.name, *(each.arg for each in parameters))]
+    assert [f"{path}: {name}" for path, name in names if name.strip("_") in SAID_BY_HOW] == []
+    assert [path for path in (ROOT / folder).rglob("*.py") if path.stem in SAID_BY_HOW] == []

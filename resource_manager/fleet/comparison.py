@@ -67,10 +67,10 @@ def compare(inventory: Iterable[Gpu], report: Report) -> Comparison:
     return Comparison(verdict, missing, unknown, renumbered, changed)
 
 
-def _changes(gpu: Gpu, found: GpuReport) -> Iterable[str]:
+def _changes(gpu: Gpu, report: GpuReport) -> Iterable[str]:
     pairs: list[tuple[str, Any, Any]] = [
-        ("type", gpu.gpu_type, found.type),
-        ("memory_mib", gpu.memory_mib, found.memory_mib),
+        ("type", gpu.gpu_type, report.type),
+        ("memory_mib", gpu.memory_mib, report.memory_mib),
     ]
     for name, before, now in pairs:
         if before and now and before != now:  # what one of the two does not say cannot differ

@@ -173,8 +173,8 @@ class IdleRules:
         return None if ledger is None else ledger.of(lease.request).team
 
 
-def _first(asked: float | None, team: float | None, usual: float) -> float:
-    return asked if asked is not None else team if team is not None else usual
+def _first(of_request: float | None, team: float | None, usual: float) -> float:
+    return of_request if of_request is not None else team if team is not None else usual
 
 
 def idle_leases(

@@ -85,10 +85,10 @@ class Idleness:
     released_in_s: Mapping[str, float]
 
     @classmethod
-    def of(cls, cluster: ClusterState, uses: Uses, now: float, held: Iterable[str]) -> Idleness:
-        """Return that of the leases `held`."""
+    def of(cls, cluster: ClusterState, uses: Uses, now: float, lease_ids: Iterable[str]) -> Idleness:
+        """Return that of these leases."""
         rules = IdleRules(cluster)
-        since = idle_leases(cluster, uses, now, only=held, ahead_s=NOTICE_S)
+        since = idle_leases(cluster, uses, now, only=lease_ids, ahead_s=NOTICE_S)
         ends = {lease_id: at + rules.after_s(cluster.leases[lease_id]) for lease_id, at in since.items()}
         return cls(
             {lease_id: now - at for lease_id, at in since.items() if ends[lease_id] <= now},
@@ -101,12 +101,12 @@ class Idleness:
 
 
 def server_use(
-    state: NodeState, kept: KeptReport | None, table: HealthTable, now: float, idle: Idleness
+    state: NodeState, last: KeptReport | None, table: HealthTable, now: float, idle: Idleness
 ) -> ServerUse:
     """Return the use of one server by its last report, if there is one."""
     by_uuid: dict[str, GpuReport] = {}
     by_index: dict[int, GpuReport] = {}
-    for gpu in () if kept is None else kept.report.gpus:
+    for gpu in () if last is None else last.report.gpus:
         by_index[gpu.index] = gpu
         if gpu.uuid is not None:
             by_uuid[gpu.uuid] = gpu
@@ -117,13 +117,13 @@ def server_use(
         "is_open": state.is_open,
         "drain_reason": closed_because(state),
         "watched": state.watched,
-        "age_s": None if kept is None else max(now - kept.received_at, 0.0),
-        "error": "" if kept is None else kept.report.error or "",
-        "driver": None if kept is None else kept.report.driver,
-        "agent_version": None if kept is None else kept.report.version,
-        "machine": None if kept is None else kept.report.machine,
+        "age_s": None if last is None else max(now - last.received_at, 0.0),
+        "error": "" if last is None else last.report.error or "",
+        "driver": None if last is None else last.report.driver,
+        "agent_version": None if last is None else last.report.version,
+        "machine": None if last is None else last.report.machine,
         "gpus": [
-            _gpu_use(state, gpu, found, table, idle, _sharing(state, gpu, kept))
+            _gpu_use(state, gpu, found, table, idle, _sharing(state, gpu, last))
             for gpu in sorted(state.node.gpus, key=lambda gpu: gpu.gpu_id)
             for found in (by_uuid.get(gpu.uuid) if gpu.uuid else by_index.get(gpu.gpu_id),)
         ],
@@ -131,20 +131,20 @@ def server_use(
 
 
 def _gpu_use(
-    state: NodeState, gpu: Gpu, found: GpuReport | None, table: HealthTable, idle: Idleness, sharing: str
+    state: NodeState, gpu: Gpu, report: GpuReport | None, table: HealthTable, idle: Idleness, sharing: str
 ) -> GpuUse:
     leases = list(leases_on(state, gpu.gpu_id))
     closed = state.closed_gpus.get(gpu.gpu_id)
-    rogue = {process.pid for process in rogue_processes(state, gpu.gpu_id, found)} if found else set()
+    rogue = {process.pid for process in rogue_processes(state, gpu.gpu_id, report)} if report else set()
     return {
         "gpu_id": gpu.gpu_id,
         "uuid": gpu.uuid,
-        "type": gpu.gpu_type or (found.type if found else ""),
-        "memory_mib": gpu.memory_mib or (found.memory_mib if found else None),
-        "memory_used_mib": found.memory_used_mib if found else None,
-        "utilization_percent": found.utilization_percent if found else None,
-        "temperature_c": found.temperature_c if found else None,
-        "power_w": found.power_w if found else None,
+        "type": gpu.gpu_type or (report.type if report else ""),
+        "memory_mib": gpu.memory_mib or (report.memory_mib if report else None),
+        "memory_used_mib": report.memory_used_mib if report else None,
+        "utilization_percent": report.utilization_percent if report else None,
+        "temperature_c": report.temperature_c if report else None,
+        "power_w": report.power_w if report else None,
         "leases": [
             {
                 "task_id": lease.lease_id,
@@ -161,7 +161,7 @@ def _gpu_use(
             for lease in leases
         ],
         "processes": None
-        if found is None or found.processes is None
+        if report is None or report.processes is None
         else [
             {
                 "pid": process.pid,
@@ -171,13 +171,13 @@ def _gpu_use(
                 "lease_id": process.lease_id,
                 "rogue": process.pid in rogue,
             }
-            for process in found.processes
+            for process in report.processes
         ],
         "health": []
-        if found is None
+        if report is None
         else [
             {"condition": each.condition, "action": str(each.action), "text": each.text, "todo": each.todo}
-            for each in findings(found, table)
+            for each in findings(report, table)
         ],
         "closed": "" if closed is None else closed.reason,
         "cleaning": [entry.name for entry in cleaning_on(state, gpu.gpu_id)],
@@ -187,16 +187,16 @@ def _gpu_use(
     }
 
 
-def _sharing(state: NodeState, gpu: Gpu, kept: KeptReport | None) -> str:
+def _sharing(state: NodeState, gpu: Gpu, last: KeptReport | None) -> str:
     """Return whether something keeps the fractions of a GPU to their parts, empty if it has none."""
     if all(lease.request.gpu_milli == MILLI_PER_GPU for lease in leases_on(state, gpu.gpu_id)):
         return ""
-    if kept is not None and gpu.uuid and gpu.uuid in (kept.report.mps or ()):
+    if last is not None and gpu.uuid and gpu.uuid in (last.report.mps or ()):
         return "enforced by MPS"
     if not state.node.mps:
         why = "its server keeps no MPS daemons"
-    elif kept is None or kept.report.mps is None:
+    elif last is None or last.report.mps is None:
         why = "no agent that keeps MPS daemons reports"
     else:
-        why = kept.report.mps_error or "its MPS daemon does not run yet"
+        why = last.report.mps_error or "its MPS daemon does not run yet"
     return f"accounted, not enforced: {why}"

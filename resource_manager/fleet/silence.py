@@ -48,7 +48,7 @@ class SilenceWatch:
         """Time of the first look at each agent: the report that made a server watched may not be kept yet."""
 
     @property
-    def held(self) -> int:
+    def servers_held(self) -> int:
         """The number of servers that fell silent together and have not reported since."""
         return len(self._held)
 

@@ -134,19 +134,21 @@ def next_online(online: int, offline: int, second: int, takes_s: int) -> int:
 
 
 @njit(cache=True)
-def ue_fit(p: Any, t: Any, device: int, task: int, held: int, size: int, best: int) -> tuple[int, int, int]:
-    """Return (held, end, base station) of the earliest end before `best` on a user device; NONE if none.
+def ue_fit(
+    p: Any, t: Any, device: int, task: int, held_from: int, size: int, best: int
+) -> tuple[int, int, int]:
+    """Return (held from, end, base station) of the earliest end before `best` on a user device; NONE if none.
 
-    The device must be long enough online for the task; it is held from `held` on at the earliest.
+    The device must be long enough online for the task; it is held from `held_from` on at the earliest.
     """
     row = device - p.first_ue
     prepare, run = p.prepare[task], p.compute[task] * p.factor[device]
     cpus, memory = p.cpus[task], p.memory[task]
     free_cpus, free_memory = t.free_cpus[device], t.free_memory[device]
     while True:
-        held = next_online(p.online[device], p.offline[device], held, prepare + run)
-        last = held // PERIOD_S * PERIOD_S + p.offline[device]
-        start = held + prepare
+        held_from = next_online(p.online[device], p.offline[device], held_from, prepare + run)
+        last = held_from // PERIOD_S * PERIOD_S + p.offline[device]
+        start = held_from + prepare
         if start + run >= best or last + 1 >= free_cpus.shape[0]:
             return NONE, FAR_S, NONE
         down = wireless_s(p.link_rate, row, start, size, last)
@@ -155,17 +157,17 @@ def ue_fit(p: Any, t: Any, device: int, task: int, held: int, size: int, best: i
         if down != NONE and computed <= last:
             up = wireless_s(p.link_rate, row, computed, p.output[task], last)
         if up == NONE:
-            held = last + 1
+            held_from = last + 1
             continue
         end = computed + up
         second = end - 1
-        while second >= held and free_cpus[second] >= cpus and free_memory[second] >= memory:
+        while second >= held_from and free_cpus[second] >= cpus and free_memory[second] >= memory:
             second -= 1
-        if second < held:
+        if second < held_from:
             if end >= best:
                 return NONE, FAR_S, NONE
-            return held, end, p.link_bs[row, computed % PERIOD_S]
-        held = second + 1
+            return held_from, end, p.link_bs[row, computed % PERIOD_S]
+        held_from = second + 1
 
 
 @njit(cache=True)
@@ -192,8 +194,10 @@ def place(p: Any, t: Any, task: int, price: float, latest_end: int) -> bool:
 
 
 @njit(cache=True)
-def stand(t: Any, task: int, device: int, held: int, start: int, end: int, kept_on: int, before: int) -> None:
-    t.device[task], t.held[task], t.start[task], t.end[task] = device, held, start, end
+def stand(
+    t: Any, task: int, device: int, held_from: int, start: int, end: int, kept_on: int, before: int
+) -> None:
+    t.device[task], t.held[task], t.start[task], t.end[task] = device, held_from, start, end
     t.kept_on[task], t.before[task], t.after[task] = kept_on, before, NONE
 
 

@@ -171,8 +171,8 @@ def _read_fixture(path: Path, seed: int, pods: int, nodes: int) -> tuple[list[in
     return order, rank
 
 
-def _integers(found: Any, key: str, path: Path, seed: int) -> list[int]:
-    value = found.get(key) if isinstance(found, dict) else None
+def _integers(record: Any, key: str, path: Path, seed: int) -> list[int]:
+    value = record.get(key) if isinstance(record, dict) else None
     if not isinstance(value, list) or not value or any(type(item) is not int for item in value):
         raise InputError(f"{key} of seed {seed} is not a list of whole numbers", path=path)
     return value

@@ -98,9 +98,9 @@ def table_of(results: Sequence[Result]) -> Table:
     return Table([Column(named, "text"), *(column for _, column in kinds)], cells, note=_note(found))
 
 
-def _note(found: Sequence[dict[str, Any]]) -> str:
+def _note(rows: Sequence[dict[str, Any]]) -> str:
     """Return what the columns mean that do not say it themselves."""
-    fairness = "" if not any("worst_ftf" in row for row in found) else FAIRNESS
+    fairness = "" if not any("worst_ftf" in row for row in rows) else FAIRNESS
     return f"{NO_USE}{fairness}"
 
 

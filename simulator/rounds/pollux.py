@@ -172,7 +172,8 @@ def read_jobs(folder: Path, load: str, workload: str) -> list[PolluxJob]:
     path = folder / "workloads" / load / f"workload-{workload}.csv"
     if not path.is_file():
         raise InputError(
-            f"no such workload: {path.parent.parent} has {_found(folder / 'workloads')}", path=path
+            f"no such workload: {path.parent.parent} has {_loads_and_workloads(folder / 'workloads')}",
+            path=path,
         )
     applications = Applications(folder)
     jobs: dict[str, PolluxJob] = {}
@@ -186,7 +187,7 @@ def read_jobs(folder: Path, load: str, workload: str) -> list[PolluxJob]:
     return list(jobs.values())
 
 
-def _found(folder: Path) -> str:
+def _loads_and_workloads(folder: Path) -> str:
     found = sorted(
         f"--load {path.parent.name} --workload {path.stem.removeprefix('workload-')}"
         for path in folder.glob("*/workload-*.csv")

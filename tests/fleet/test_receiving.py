@@ -299,7 +299,7 @@ def test_if_over_half_fall_silent_together_none_is_closed_and_one_warning_says_s
     for name, first in names.items():
         service.report(gpu(first), gpu(first + 1), name=name, after_s=3)
     assert service.pass_time(600) == []
-    assert service.receiver.silence.held == 3
+    assert service.receiver.silence.servers_held == 3
     service.allocate("t", 2)
     together = [
         record.getMessage() for record in caplog.records if "fell silent together" in record.getMessage()
@@ -311,14 +311,14 @@ def test_if_over_half_fall_silent_together_none_is_closed_and_one_warning_says_s
     for name in ("gpu-a", "gpu-b"):
         service.report(gpu(names[name]), gpu(names[name] + 1), name=name, after_s=1)
     assert service.pass_time(5) == []
-    assert service.receiver.silence.held == 0, "the others report again"
+    assert service.receiver.silence.servers_held == 0, "the others report again"
 
 
 def test_a_single_watched_server_is_more_than_half_of_all(service: Service) -> None:
     service.report(gpu(0), gpu(1))
     assert service.pass_time(600) == []
     assert service.server["available_gpus"] == 2
-    assert service.receiver.silence.held == 1
+    assert service.receiver.silence.servers_held == 1
 
 
 def test_a_gpu_that_cannot_be_seen_says_nothing_of_its_processes(service: Service) -> None:

@@ -80,7 +80,7 @@ def test_the_last_server_that_reports_is_over_half_of_them() -> None:
     assert fleet.run(150) == ["a"]
     fleet.cut("b")
     assert fleet.run(600) == []
-    assert fleet.watch.held == 1
+    assert fleet.watch.servers_held == 1
 
 
 @pytest.mark.parametrize("down", ["abc", "abcde"])
@@ -91,10 +91,10 @@ def test_over_half_that_fall_silent_together_are_held_for_as_long_as_they_are_si
     fleet.run(100)
     fleet.cut(down)
     assert fleet.run(3600) == []
-    assert fleet.watch.held == len(down)
+    assert fleet.watch.servers_held == len(down)
     fleet.mend(down)
     assert fleet.run(600) == []
-    assert fleet.watch.held == 0
+    assert fleet.watch.servers_held == 0
 
 
 def test_half_is_not_over_half() -> None:
@@ -111,7 +111,7 @@ def test_once_half_of_those_held_report_the_others_count_from_then() -> None:
     fleet.run(300)
     fleet.mend("a")
     assert fleet.run(300) == []
-    assert fleet.watch.held == 3
+    assert fleet.watch.servers_held == 3
     fleet.mend("b")
     assert fleet.run(55) == []
     assert sorted(fleet.run(25)) == ["c", "d"]
@@ -124,7 +124,7 @@ def test_a_server_that_dies_long_after_others_were_held_is_judged_without_them()
     fleet.run(600)
     fleet.cut("e")
     assert fleet.run(120) == ["e"]
-    assert fleet.watch.held == 4
+    assert fleet.watch.servers_held == 4
 
 
 def test_the_hold_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:

@@ -45,7 +45,7 @@ class GpuGauges:
             "agents_silent_together",
             "Servers that fell silent together, over half of those watched, and take leases all the same.",
         )
-        together.add_metric((), self._silence.held)
+        together.add_metric((), self._silence.servers_held)
         yield together
         failed = _family(
             "notice_failed_attempts",

@@ -99,19 +99,19 @@ class Life:
 class Lives:
     """Walk over a history from a state on; `add` takes every change once, in order.
 
-    It knows all lives, or of those that are over the last `kept`. `allocated_milli` of `capacity_milli`
+    It knows all lives, or of those that are over the last `max_ended`. `allocated_milli` of `capacity_milli`
     thousandths of GPUs are allocated now; `pending` waits. Changes of leases that it does not know are older
     than the history.
     """
 
-    def __init__(self, before: Snapshot, kept: int | None = None) -> None:
+    def __init__(self, before: Snapshot, max_ended: int | None = None) -> None:
         self.lives: dict[int, Life] = {}
-        self.waits: deque[Wait] = deque(maxlen=kept)
+        self.waits: deque[Wait] = deque(maxlen=max_ended)
         self.pending: dict[str, Wait] = {}
         self.allocated_milli = 0
         self.capacity_milli = 0
         self._types: dict[tuple[str, int], str] = {}
-        self._kept = math.inf if kept is None else kept
+        self._max_ended = math.inf if max_ended is None else max_ended
         self._over: deque[int] = deque()
         self._take_inventory(before.nodes)
         self.resume((*before.leases, *before.remainders), before.pending)
@@ -206,7 +206,7 @@ class Lives:
         if rest is None:
             life.is_over = True
             self._over.append(change.fencing_token)
-            while len(self._over) > self._kept:
+            while len(self._over) > self._max_ended:
                 self.lives.pop(self._over.popleft(), None)
         else:
             life.lease, life.since, life.quarantined = rest, change.at, True

@@ -435,7 +435,7 @@ def _by_slots(cluster: ClusterState, request: Request) -> list[tuple[int, int]]:
                 found[number] = found.get(number, 0) | mask
         return list(found.items())
 
-    return _kept(cluster, f"slots {key}", count)
+    return _of_inventory(cluster, f"slots {key}", count)
 
 
 def _kinds(cluster: ClusterState) -> list[tuple[NodeState, int]]:
@@ -452,7 +452,7 @@ def _kinds(cluster: ClusterState) -> list[tuple[NodeState, int]]:
             found.setdefault(key, []).append(state.index)
         return [(cluster.nodes[indexes[0]], _mask(indexes)) for indexes in found.values()]
 
-    return _kept(cluster, "kinds", group)
+    return _of_inventory(cluster, "kinds", group)
 
 
 # ---- nodes as masks ----
@@ -468,26 +468,28 @@ def domain_masks(cluster: ClusterState, label: str) -> dict[str, int]:
                 found.setdefault(value, []).append(state.index)
         return {value: _mask(indexes) for value, indexes in found.items()}
 
-    return _kept(cluster, f"label {label}", masks)
+    return _of_inventory(cluster, f"label {label}", masks)
 
 
 def addressed(cluster: ClusterState) -> int:
     """Return the mask of the nodes with an address, which the members of a gang need to meet."""
-    return _kept(
+    return _of_inventory(
         cluster, "address", lambda: _mask([state.index for state in cluster.nodes if state.node.address])
     )
 
 
 def uniform(cluster: ClusterState) -> int:
     """Return the mask of the nodes of which a request accepts all GPUs or none."""
-    return _kept(cluster, "uniform", lambda: _mask([state.index for state in cluster.nodes if state.uniform]))
+    return _of_inventory(
+        cluster, "uniform", lambda: _mask([state.index for state in cluster.nodes if state.uniform])
+    )
 
 
-def _kept(cluster: ClusterState, name: str, compute: Callable[[], T]) -> T:
+def _of_inventory(cluster: ClusterState, name: str, compute: Callable[[], T]) -> T:
     """Return a value that depends on the inventory alone, each of which brings a new `largest`."""
-    known = cluster.policy_cache.get(_kept)
+    known = cluster.policy_cache.get(_of_inventory)
     if known is None or known[0] is not cluster.largest or len(known[1]) > MAX_KEPT:
-        known = cluster.policy_cache[_kept] = (cluster.largest, {})
+        known = cluster.policy_cache[_of_inventory] = (cluster.largest, {})
     values: dict[str, T] = known[1]
     if name not in values:
         values[name] = compute()

@@ -342,7 +342,9 @@ class Rooms:
         changed = cluster.changed_since(self._mark)
         self._mark = cluster.mark
         if changed is None:
-            self._since = {position: self._look(position, timelines) for position in positions(self._could)}
+            self._since = {
+                position: self._room_from(position, timelines) for position in positions(self._could)
+            }
             self._sorted = sorted(
                 (since, position) for position, since in self._since.items() if since < math.inf
             )
@@ -350,7 +352,7 @@ class Rooms:
         for position in set(changed):
             if not self._could >> position & 1:
                 continue
-            before, since = self._since[position], self._look(position, timelines)
+            before, since = self._since[position], self._room_from(position, timelines)
             if since != before:
                 self._since[position] = since
                 if before < math.inf:
@@ -358,7 +360,7 @@ class Rooms:
                 if since < math.inf:
                     insort(self._sorted, (since, position))
 
-    def _look(self, position: int, timelines: LeaseTimelines) -> float:
+    def _room_from(self, position: int, timelines: LeaseTimelines) -> float:
         node = self._cluster.nodes[position]
         if not node.is_open:
             return math.inf

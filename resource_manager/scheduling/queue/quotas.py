@@ -64,20 +64,20 @@ def stop_of(ledger: TeamLedger, request: Request) -> Stop | None:
     return None
 
 
-def _has_guarantee_left(account: Account, request: Request, asked: int) -> bool:
+def _has_guarantee_left(account: Account, request: Request, requested_milli: int) -> bool:
     """Return True if the leases that must not be preempted stay inside the guarantee with this one."""
-    return account.fixed + asked <= account.guaranteed and (
-        not account.team.guaranteed_by_type or bool(types_inside(account, request, asked))
+    return account.fixed + requested_milli <= account.guaranteed and (
+        not account.team.guaranteed_by_type or bool(types_inside(account, request, requested_milli))
     )
 
 
-def types_inside(account: Account, request: Request, asked: int) -> list[str]:
+def types_inside(account: Account, request: Request, requested_milli: int) -> list[str]:
     """Return the types of GPU the request accepts of which the team stays inside its guarantee with it."""
     typed = account.team.guaranteed_by_type
     return [
         gpu_type
         for gpu_type in request.gpu_types or typed
-        if account.by_type.get(gpu_type, 0) + asked <= MILLI_PER_GPU * typed.get(gpu_type, 0)
+        if account.by_type.get(gpu_type, 0) + requested_milli <= MILLI_PER_GPU * typed.get(gpu_type, 0)
     ]
 
 
@@ -135,7 +135,7 @@ def _fact(cluster: ClusterState, request: Request, stop: Stop) -> Fact:
     return OverGuarantee(team, account.guaranteed, tuple(guaranteed), account.fixed, asked)
 
 
-def _over_limit(cluster: ClusterState, account: Account, limit: int, asked: int) -> OverLimit:
+def _over_limit(cluster: ClusterState, account: Account, limit: int, requested_milli: int) -> OverLimit:
     """Return by whom the limit is used, largest first: teams below, else owners, else leases."""
     if account.children:
         used_by = UsedBy.TEAMS
@@ -151,7 +151,7 @@ def _over_limit(cluster: ClusterState, account: Account, limit: int, asked: int)
         }
     largest = sorted(found.items(), key=lambda item: (-item[1], item[0] in ("", UNNAMED), item[0]))
     shown, more = tuple(largest[:MAX_HOLDERS]), max(len(largest) - MAX_HOLDERS, 0)
-    return OverLimit(account.name, limit, account.allocated, asked, used_by, shown, more)
+    return OverLimit(account.name, limit, account.allocated, requested_milli, used_by, shown, more)
 
 
 def shares_by_weight(ledger: TeamLedger) -> dict[str, float]:

@@ -47,10 +47,10 @@ def dominant_share(ledger: Ledger, job: TrainingJob, workers: int) -> float:
     return float(max(share.max() for share in shares))
 
 
-def add_worker(ledger: Ledger, slot: int, job: TrainingJob, held: int) -> bool:
+def add_worker(ledger: Ledger, slot: int, job: TrainingJob, workers: int) -> bool:
     """Allocate one more worker and the PS that its bandwidth needs, or nothing if either does not fit."""
     added: list[Lease] = []
-    for role, count in ((WORKER, 1), (PS, job.ps_for[held + 1] - job.ps_for[held])):
+    for role, count in ((WORKER, 1), (PS, job.ps_for[workers + 1] - job.ps_for[workers])):
         for _ in range(count):
             server = freest_server(ledger.pool(role), job, slot)
             if server is None:

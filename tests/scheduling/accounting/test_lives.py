@@ -67,7 +67,7 @@ def test_a_life_has_its_wait_its_spells_and_an_end_for_each_of_its_members() -> 
 
 
 def test_only_the_last_of_those_that_are_over_are_kept() -> None:
-    lives = Lives(first_state(), kept=2)
+    lives = Lives(first_state(), max_ended=2)
     for token in range(1, 6):
         lease = Lease(Request(f"t{token}", 1), (Placement("gpu-server-0", (0,)),), token, float(token))
         lives.add(Granted(lease, float(token)))

@@ -27,15 +27,15 @@ class Measured:
         if request.required_node is not None:
             node = next(cluster.candidates(request), None)
         else:
-            best = self._kept(cluster, request).best()
+            best = self._measured_for(cluster, request).best()
             node = None if best is None else cluster.nodes[best]
         return None if node is None else node.place(request)
 
     def measures(self, cluster: ClusterState, request: Request) -> list[float]:
         """Return the measure of each node by position, infinite where the request does not fit."""
-        return self._kept(cluster, request).measures
+        return self._measured_for(cluster, request).measures
 
-    def _kept(self, cluster: ClusterState, request: Request) -> _Kept:
+    def _measured_for(self, cluster: ClusterState, request: Request) -> _Kept:
         """Return the measures for the request's class, up to date with the cluster."""
         by_class: dict[object, _Kept] = cluster.policy_cache.setdefault(self, {})
         kept = by_class.get(request.shape)
