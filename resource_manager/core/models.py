@@ -52,6 +52,10 @@ class Gpu:
         return self.uuid.startswith("MIG-")
 
 
+RUNS_JOBS = {"jobs": "agent"}
+"""Label of a server whose agent runs jobs: one with a `job_user`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A server (or NUMA node, base station, device): divisible resources by name, and GPUs.

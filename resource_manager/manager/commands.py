@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from resource_manager.core.changes import Change, JobEnd, MembersReleased, Released, ReleaseResult
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
-from resource_manager.core.models import JobPlace, Lease, Request
+from resource_manager.core.models import RUNS_JOBS, JobPlace, Lease, Request
 from resource_manager.core.names import display_name, name_of, short
 from resource_manager.core.refusal import Grounds, RecoveryWindow, RefusalKind, recovering
 from resource_manager.errors import (
@@ -159,7 +159,8 @@ class Commands:
     ) -> Submission:
         """Queue the request; return an allocation (`state` RUNNING) or a queue entry (WAITING).
 
-        `job` (a `JobTemplate` as plain values) is stored in the same commit, until a day after its lease.
+        `job` (a `JobTemplate` as plain values) is stored in the same commit, until a day after its lease. It
+        goes to servers whose agents run jobs.
 
         `cpus` defaults to 1. Submitting the same request again returns the task's allocation or queue entry.
         Raises as `allocate_resources` does, and `LockTimeoutError`.
@@ -167,7 +168,8 @@ class Commands:
         request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, **options)
         rows = []
         if job is not None:
-            request = replace(request, labels={**request.labels, **STORED})
+            required = {**request.labels_required, **RUNS_JOBS}
+            request = replace(request, labels={**request.labels, **STORED}, labels_required=required)
             rows = [self.stored_jobs.row_of_job(request.lease_id, request.owner, job)]
 
         def step(cluster: ClusterState, now: float) -> list[Change]:

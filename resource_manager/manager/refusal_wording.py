@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from resource_manager.core.fit import UNSTATED, ShortageKind
 from resource_manager.core.maintenance import as_text, to_the_minute
-from resource_manager.core.models import MILLI_PER_GPU, Link, Request, Spread
+from resource_manager.core.models import MILLI_PER_GPU, RUNS_JOBS, Link, Request, Spread
 from resource_manager.core.names import short
 from resource_manager.core.refusal import (
     AddressesMissing,
@@ -258,7 +258,8 @@ def _never(
         case LabelsMissing():
             who = "no server has" if required is None else f"{short(required)} has not"
             labels = plural(len(request.labels_required), "label")
-            return f"{who} {label_words(request)} as its {labels}"
+            hint = ": a server with a job_user has it" if _runs_by_agent(request) else ""
+            return f"{who} {label_words(request)} as its {labels}{hint}"
         case LabelUnknown():
             return Words("{same}={}: no server has that label", short(label))
         case AddressesMissing():
@@ -594,6 +595,10 @@ def describe(request: Request) -> str:
 def label_words(request: Request) -> str:
     """Return the required labels as a phrase, such as `zone=a and rack=7`."""
     return " and ".join(f"{short(name)}={short(value)}" for name, value in request.labels_required.items())
+
+
+def _runs_by_agent(request: Request) -> bool:
+    return RUNS_JOBS.items() <= request.labels_required.items()
 
 
 def gpu_word(request: Request, count: int) -> str:

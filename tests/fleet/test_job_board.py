@@ -9,7 +9,8 @@ import pytest
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.agent.report_format import read_report
-from resource_manager.core.models import Node
+from resource_manager.core.models import RUNS_JOBS, Gpu, Node
+from resource_manager.errors import NeverFitsError
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.jobs.launchers import job_key
 from tests.agent.reporting import as_text, gpu, report
@@ -26,7 +27,7 @@ class Fleet:
         self.clock = Clock()
         self.clock.now = 1e6
         nodes = [
-            Node(name, number, {"cpus": 64}, address=name, job_user="train")
+            Node(name, number, {"cpus": 64}, address=name, labels=RUNS_JOBS, job_user="train")
             for number, name in enumerate(("gpu-a", "gpu-b"))
         ]
         self.manager = GPUResourceManager(
@@ -192,3 +193,17 @@ def test_the_end_of_a_gang_is_that_of_the_member_that_failed_first(fleet: Fleet)
     found = fleet.manager.result_of("t", token)
     assert found is not None
     assert (found["exit_code"], found["last_line"]) == (5, "boom")
+
+
+def test_a_job_goes_to_no_server_whose_agent_runs_none() -> None:
+    nodes = [
+        Node("gpu-a", 0, {"cpus": 8}, (Gpu(0),)),
+        Node("gpu-b", 1, {"cpus": 8}, (Gpu(0),), labels=RUNS_JOBS, job_user="train"),
+    ]
+    with GPUResourceManager.from_url("memory://", inventory=nodes) as manager:
+        assert manager.submit("t", 1, job=JOB)["server_name"] == "gpu-b"
+        assert manager.submit("waits", 1, job=JOB)["state"] == "WAITING"
+        with pytest.raises(
+            NeverFitsError, match=r"gpu-a has not jobs=agent as its label: a server with a job_user has it"
+        ):
+            manager.submit("never", 1, job=JOB, server="gpu-a")

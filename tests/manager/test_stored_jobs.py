@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from cryptography.fernet import Fernet
 
 from resource_manager import GPUResourceManager
+from resource_manager.core.models import RUNS_JOBS
 from resource_manager.errors import CorruptStateError, InvalidRequestError, SettingsError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.stored_jobs import StoredJobs
@@ -14,6 +17,7 @@ from resource_manager.storage import MemoryStore
 from resource_manager.storage.checks import of_job_keys
 from resource_manager.storage.jobs import ENDED_S, RESULT_S, TooManyJobsError, job_name
 
+NODES = tuple(replace(node, labels=RUNS_JOBS) for node in default_inventory(1))
 JOB = {"command": ["python", "train.py"], "env": {"TOKEN": "hush"}}
 ENDED = {"exit_code": 3, "last_line": "boom", "ended_at": 12.0}
 
@@ -37,7 +41,7 @@ def store(clock: Clock) -> MemoryStore:
 
 def opened(store: MemoryStore, *keys: bytes) -> GPUResourceManager:
     settings = Settings(store="memory://", job_keys=" ".join(key.decode() for key in keys))
-    return GPUResourceManager(settings, store=store, inventory=default_inventory(1))
+    return GPUResourceManager(settings, store=store, inventory=NODES)
 
 
 def test_a_job_is_stored_with_its_request_and_in_no_change(store: MemoryStore) -> None:

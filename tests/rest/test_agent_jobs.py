@@ -16,7 +16,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager, __version__
-from resource_manager.core.models import Gpu, Node
+from resource_manager.core.models import RUNS_JOBS, Gpu, Node
 from resource_manager.jobs.launchers import job_key
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.rest import tokens
@@ -38,7 +38,10 @@ As = Callable[..., FlaskClient]
 @pytest.fixture
 def manager() -> Iterator[GPUResourceManager]:
     user = pwd.getpwuid(os.geteuid()).pw_name
-    nodes = [Node(name, n, {"cpus": 8}, gpus(2), job_user=user) for n, name in enumerate(("gpu-a", "gpu-b"))]
+    nodes = [
+        Node(name, n, {"cpus": 8}, gpus(2), labels=RUNS_JOBS, job_user=user)
+        for n, name in enumerate(("gpu-a", "gpu-b"))
+    ]
     with GPUResourceManager.from_url("memory://", inventory=nodes) as manager:
         yield manager
 

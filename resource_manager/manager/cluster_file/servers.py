@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from resource_manager.core.models import GANG_PORTS, Gpu, Node
+from resource_manager.core.models import GANG_PORTS, RUNS_JOBS, Gpu, Node
 from resource_manager.errors import InvalidRequestError
 
 Amount = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -209,7 +209,7 @@ class Server(BaseModel):
             gpus,
             self.address.replace("{id}", str(server_id)),
             self.vendor,
-            dict(self.labels),
+            {**self.labels, **(RUNS_JOBS if self.job_user else {})},
             self.gang_ports,
             self.interface,
             self.joined(gpus),

@@ -10,7 +10,7 @@ from typing import Any
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings, HealthRule
 from resource_manager.core.maintenance import Window, as_text
-from resource_manager.core.models import GANG_PORTS, Gpu, Node
+from resource_manager.core.models import GANG_PORTS, RUNS_JOBS, Gpu, Node
 from resource_manager.core.teams import stated
 from resource_manager.manager.cluster_file import notices
 from resource_manager.manager.cluster_file.positions import dotted, quoted
@@ -81,8 +81,8 @@ def _servers(nodes: Iterable[Node]) -> Iterator[dict[str, Any]]:
             found["islands"] = [list(island) for island in node.islands]
         if resources:
             found["resources"] = resources
-        if node.labels:
-            found["labels"] = dict(node.labels)
+        if stated := dict(node.labels.items() - (RUNS_JOBS.items() if node.job_user else ())):
+            found["labels"] = stated
         if node.gpus:
             found |= _alike(node) or {"gpus": list(_gpus(node.gpus))}
         yield found
