@@ -187,7 +187,7 @@ def _devices(wanted: Mapping[str, Any]) -> list[str]:
         shared = ["/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"]
         found = [*shared, *(f"/dev/davinci{number}" for number in ids)]
     else:
-        found = ["/dev/nvidiactl", *glob.glob("/dev/nvidia-uvm*"), *_of_nvidia(ids, wanted["uuids"])]
+        found = ["/dev/nvidiactl", *glob.glob("/dev/nvidia-uvm*"), *nvidia_files(ids, wanted["uuids"])]
     # Members of a gang meet by InfiniBand; the network is not walled.
     return [path for path in (*found, "/dev/infiniband") if os.path.exists(path)]
 
@@ -203,7 +203,7 @@ def _of_amd(ids: Sequence[int], nodes: str = "/sys/class/kfd/kfd/topology/nodes"
     return [f"/dev/dri/renderD{minors[number]}" for number in ids if number < len(minors)]
 
 
-def _of_nvidia(ids: Sequence[int], uuids: Sequence[str]) -> list[str]:
+def nvidia_files(ids: Sequence[int], uuids: Sequence[str]) -> list[str]:
     """Return the files of NVIDIA's GPUs and MIG devices; without its library their numbers are the files'."""
     try:
         nvml = ctypes.CDLL(os.environ.get("GPU_MANAGER_NVML") or "libnvidia-ml.so.1")

@@ -341,10 +341,10 @@ def test_a_command_of_an_operators_session_has_the_same_walls(launcher, server):
 
 def test_nvidia_gpus_are_found_by_their_uuids(state):
     state.write(gpu(0, "minor 1"), gpu(1, "minor 0"))
-    assert walls._of_nvidia([0], [uuid_of(0)]) == ["/dev/nvidia1"], "the driver numbers the files otherwise"
-    assert walls._of_nvidia([0, 1], []) == ["/dev/nvidia1", "/dev/nvidia0"]
+    assert walls.nvidia_files([0], [uuid_of(0)]) == ["/dev/nvidia1"], "the driver numbers the files otherwise"
+    assert walls.nvidia_files([0, 1], []) == ["/dev/nvidia1", "/dev/nvidia0"]
     with pytest.raises(walls.MissingError, match="knows no device file of GPU-gone"):
-        walls._of_nvidia([0], ["GPU-gone"])
+        walls.nvidia_files([0], ["GPU-gone"])
 
 
 def test_a_mig_device_has_its_gpu_and_two_capabilities(state, tmp_path, monkeypatch):
@@ -352,7 +352,7 @@ def test_a_mig_device_has_its_gpu_and_two_capabilities(state, tmp_path, monkeypa
     known = {"config": 1, "gpu0/gi10/access": 3, "gpu1/gi10/access": 30, "gpu1/gi10/ci0/access": 31}
     (tmp_path / "minors").write_text("".join(f"{part} {minor}\n" for part, minor in known.items()))
     monkeypatch.setattr(walls, "MIG_MINORS", str(tmp_path / "minors"))
-    assert walls._of_nvidia([0], [uuid_of(3, "MIG")]) == [
+    assert walls.nvidia_files([0], [uuid_of(3, "MIG")]) == [
         "/dev/nvidia1",
         "/dev/nvidia-caps/nvidia-cap30",
         "/dev/nvidia-caps/nvidia-cap31",
@@ -361,7 +361,7 @@ def test_a_mig_device_has_its_gpu_and_two_capabilities(state, tmp_path, monkeypa
 
 def test_without_nvidias_library_the_numbers_are_those_of_the_files(monkeypatch):
     monkeypatch.setenv("GPU_MANAGER_NVML", "/no/such/library")
-    assert walls._of_nvidia([3, 1], ["GPU-3", "GPU-1"]) == ["/dev/nvidia3", "/dev/nvidia1"]
+    assert walls.nvidia_files([3, 1], ["GPU-3", "GPU-1"]) == ["/dev/nvidia3", "/dev/nvidia1"]
 
 
 def test_gpus_of_amd_are_numbered_in_the_order_of_the_drivers_nodes(tmp_path):
