@@ -182,7 +182,7 @@ def _devices(wanted: Mapping[str, Any]) -> list[str]:
     if not ids:
         return []
     if vendor == "amd":
-        found = ["/dev/kfd", *_of_amd(ids)]
+        found = ["/dev/kfd", *amd_files(ids)]
     elif vendor == "ascend":
         shared = ["/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"]
         found = [*shared, *(f"/dev/davinci{number}" for number in ids)]
@@ -192,7 +192,7 @@ def _devices(wanted: Mapping[str, Any]) -> list[str]:
     return [path for path in (*found, "/dev/infiniband") if os.path.exists(path)]
 
 
-def _of_amd(ids: Sequence[int], nodes: str = "/sys/class/kfd/kfd/topology/nodes") -> list[str]:
+def amd_files(ids: Sequence[int], nodes: str = "/sys/class/kfd/kfd/topology/nodes") -> list[str]:
     """Return the render nodes of AMD's GPUs, which are numbered in the order of the driver's nodes."""
     minors = []
     for name in sorted(filter(str.isdigit, os.listdir(nodes)) if os.path.isdir(nodes) else [], key=int):

@@ -368,7 +368,7 @@ def test_gpus_of_amd_are_numbered_in_the_order_of_the_drivers_nodes(tmp_path):
     for node, minor in ((0, 0), (1, 128), (10, 136), (2, 129)):
         (tmp_path / str(node)).mkdir()
         (tmp_path / str(node) / "properties").write_text(f"simd_count 9\ndrm_render_minor {minor}\nname\n")
-    assert walls._of_amd([0, 2, 7], str(tmp_path)) == ["/dev/dri/renderD128", "/dev/dri/renderD136"]
+    assert walls.amd_files([0, 2, 7], str(tmp_path)) == ["/dev/dri/renderD128", "/dev/dri/renderD136"]
 
 
 # ---- what is said ----
