@@ -232,7 +232,7 @@ def test_the_page_writes_the_inventory_that_it_shows(servers: Servers, tmp_path:
     servers.states[0].write(gpu(0, link[0]), gpu(1, link[1]))
     servers.states[1].write(gpu(2, "mig_mode 1"), mig(0, "3g.40gb", 40), gpu(3))
     hosts = dict(zip(("gpu-a", "gpu-b"), servers.hosts, strict=False))
-    [inventory], [ask, use, *_] = blocks("toml"), blocks("sh")
+    [inventory, *_], [ask, use, *_] = blocks("toml"), blocks("sh")
     folder = Path(sys.executable).parent
     script = of_the_page(ask, hosts).replace("--user gpu --key ~/.ssh/gpu_key", " ".join(servers.login))
     done = subprocess.run(
