@@ -234,13 +234,15 @@ def test_an_extra_works_alone(wheel: Path, extra: str, tmp_path: Path) -> None:
 class Installed(Stack):
     """A stack with the wheel in its Airflow and nothing of this checkout; its plugins folder is empty."""
 
-    def __init__(self, home: Path, programs: Path, inventory: str, dag: str, key: Path) -> None:
+    def __init__(self, home: Path, programs: Path, inventory: str, dag: str, server: SSHServer) -> None:
         for name in ("dags", "plugins"):
             (home / name).mkdir(parents=True)
         (home / "servers.toml").write_text(inventory)
         (home / "dags" / "readme.py").write_text(dag)
         (home / ".ssh").mkdir(mode=0o700)
-        shutil.copy(key, home / ".ssh" / "id_ed25519")
+        shutil.copy(server.key, home / ".ssh" / "id_ed25519")
+        host_key = (server.home / "host_key.pub").read_text()
+        (home / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{server.port} {host_key}")
         settings = {
             "HOME": str(home),
             "AIRFLOW__CORE__PLUGINS_FOLDER": str(home / "plugins"),
@@ -285,7 +287,7 @@ def test_the_dag_of_the_readme_succeeds_on_an_installed_airflow(
     (extras,) = re.findall(r"^pip install 'gpu_resource_manager-\S+(\[.*\])'$", readme, re.MULTILINE)
     programs = install(tmp_path / "venv", f"{wheel}{extras}")
     inventory = inventory.replace("gpu@gpu-a", f"root@127.0.0.1:{ssh_server.port}")
-    with Installed(tmp_path / "airflow", programs, inventory, dag, ssh_server.key) as stack:
+    with Installed(tmp_path / "airflow", programs, inventory, dag, ssh_server) as stack:
         apply_here = [str(programs / "gpu-manager"), *apply.split(), "--yes"]
         subprocess.run(apply_here, cwd=stack.home, env=stack.environment, check=True)
         run_id = stack.run("train_on_a_gpu")
