@@ -232,9 +232,10 @@ def test_the_commands_of_a_page_run(
     page: Path, embedded_redis: RedisServer, shared_data: Path, tmp_path: Path
 ) -> None:
     store = f"{embedded_redis.url}?namespace={uuid.uuid4().hex}"
-    with GPUResourceManager.from_url(
-        store, inventory=ROOT / "resource_manager" / "deploy" / "servers.toml"
-    ) as manager:
+    servers = (ROOT / "resource_manager" / "deploy" / "servers.toml").read_text()
+    with_agents = tmp_path / "with-agents.toml"
+    with_agents.write_text(servers.replace("[[servers]]", '[[servers]]\njob_user = "ada"'))
+    with GPUResourceManager.from_url(store, inventory=with_agents) as manager:
         manager.submit("earlier", gpus=2)  # so that there is a history
         manager.release_resources("earlier", outcome="SUCCESS")
     (tmp_path / "docs").symlink_to(ROOT / "docs")

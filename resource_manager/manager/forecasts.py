@@ -7,6 +7,7 @@ import random
 import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter
@@ -16,6 +17,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
 from resource_manager.core.refusal import NotEstimated
 from resource_manager.core.runtimes import class_of
+from resource_manager.errors import StoreError
 from resource_manager.manager import serializers
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.queue_view import Age, for_a_while
@@ -261,7 +263,8 @@ class Forecasts:
             starts = {lease_id: record.widened(start, now) for lease_id, start in starts.items()}
             record.give(cluster, starts, now)
             if record.given != before:
-                self._store.reports.put(RECORD, b"{}", RECORDS.dump_json(record), 1.0)
+                with suppress(StoreError):  # who may only read, or finds it full, is answered as well
+                    self._store.reports.put(RECORD, b"{}", RECORDS.dump_json(record), 1.0)
             self._starts = {lease_id: record.answer(start, now) for lease_id, start in starts.items()}
 
     def _forecast(

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from click.testing import CliRunner
+from cryptography.fernet import Fernet
 from waitress.server import create_server
 
 from resource_manager.cli import main
@@ -29,7 +30,8 @@ GPU_MANAGER = [sys.executable, "-m", "resource_manager.cli"]
 def serving(folder: Path, store: str, *options: str) -> Iterator[str]:
     """Run the service on a port of its own and yield its address; it ends on SIGTERM, without an error."""
     command = [*GPU_MANAGER, "--store", store, "serve", "--port", "0", *options]
-    process = subprocess.Popen(command, env=environment_in(folder), stderr=subprocess.PIPE, text=True)
+    environment = {**environment_in(folder), "GPU_MANAGER_JOB_KEYS": Fernet.generate_key().decode()}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         line = json.loads(process.stderr.readline())

@@ -53,7 +53,7 @@ def test_a_check_names_the_rights_that_are_missing(postgresql: Postgres) -> None
     assert "tables: the user lacks INSERT, UPDATE, DELETE: GRANT USAGE" in some.output
     given = [line.partition(": GRANT ")[2] for line in some.output.splitlines() if ": GRANT " in line]
     postgresql.psql("".join(f"GRANT {statement}" for statement in given))
-    assert "9 tables with all rights" in run(url, "store", "check").output
+    assert "10 tables with all rights" in run(url, "store", "check").output
     assert run(f"{url}?namespace=rights", "apply", "--yes", SERVERS).exit_code == 0
     assert run(f"{url}?namespace=rights", "allocate", "t", "--gpus", "2").exit_code == 0
     postgresql.psql("DROP OWNED BY reader; DROP ROLE reader")

@@ -44,6 +44,7 @@ ALLOWED = {
     ("simulator/serverless/env.py", "pickle.loads"),  # snapshots within one process, as documented there
     ("simulator/serverless/raw_env.py", "pickle.loads"),
     ("resource_manager/core/direct_init.py", "exec"),  # of a class's own field names, as `dataclasses` does
+    ("resource_manager/jobs/launchers/standing_program.py", "exec"),  # of the programs that it is sent by ssh
 }
 
 

@@ -29,7 +29,7 @@ from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.running_job import RunningJob
 from tests.eventually import wait_until_ended
 from tests.security import hostile
-from tests.ssh_account import logged_in
+from tests.ssh_account import logged_in, run_command
 
 ALL = (*hostile.NAMES, *hostile.UNPRINTABLE)
 
@@ -150,14 +150,10 @@ def test_ssh_sends_all_arguments_as_data(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     def act(channel: Any, command: str) -> None:
         commands.add(command)
-        given = channel.makefile("rb").read()
-        done = subprocess.run(["/bin/sh", "-c", command], input=given, capture_output=True, cwd=tmp_path)
-        channel.sendall(done.stdout)
-        channel.sendall_stderr(done.stderr)
-        channel.send_exit_status(done.returncode)
-        channel.close()
+        run_command(channel, command)
 
-    launcher._server._connections._connect = lambda: logged_in(act)  # type: ignore[attr-defined]
+    monkeypatch.chdir(tmp_path)
+    launcher._server._connect = lambda: logged_in(act)  # type: ignore[attr-defined]
     launcher.root = str(tmp_path / "jobs")  # type: ignore[attr-defined]
     texts = [text for text in ALL if "\0" not in text] + ["'''", '"""', "\\", "\\'", "é\U0001f600"]
     show = "import sys; print(sys.argv[1:])"
@@ -166,7 +162,9 @@ def test_ssh_sends_all_arguments_as_data(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert said_in_the_end(launcher, job.key).strip() == str(texts)
     launcher.stop(job.key)
     launcher.close()
-    assert commands == {"python3 -I -S -"}
+    [command] = commands
+    assert command.startswith("python3 -I -S -c 'import os, sys; exec(")
+    assert all(text not in command for text in (job.key, *texts) if len(text) > 2)
     assert list(tmp_path.rglob("pwned")) == []
 
 

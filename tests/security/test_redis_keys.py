@@ -10,6 +10,7 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.errors import SettingsError
 from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.forecasts import RECORD
 from resource_manager.storage.redis.client import RedisClient
 from resource_manager.storage.redis.store import PARTS
 from tests.redis_server import embedded_redis
@@ -48,7 +49,8 @@ def test_hostile_task_ids_stay_in_their_fields(embedded_redis: Any, redis: Any) 
         manager.drain(0, reason=hostile.SHELL[0])
     keys = {key.decode() for key in redis.keys("*")} - {"precious"}
     names = {key.removeprefix("{mine}:") for key in keys}
-    assert {name for name in names if not name.startswith("lock")} <= set(PARTS)
+    estimates = {f"report:{RECORD}", f"report-record:{RECORD}"}
+    assert {name for name in names if not name.startswith("lock")} <= {*PARTS, *estimates}
     assert {"meta", "inventory", "changes", "drained"} <= names
 
 

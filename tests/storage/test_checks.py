@@ -77,9 +77,10 @@ def test_a_service_warns_of_each_fault_when_it_starts(
         GPUResourceManager.from_url(url, inventory=default_inventory()) as manager,
     ):
         standalone(manager, persistence_of(manager.settings)).watch.close()
-    [told] = caplog.messages
-    assert "maxmemory-policy volatile-ttl: it may drop leases" in told
-    assert "secret" not in told
+    policy, keys = caplog.messages
+    assert "maxmemory-policy volatile-ttl: it may drop leases" in policy
+    assert "set GPU_MANAGER_JOB_KEYS" in keys
+    assert "secret" not in policy + keys
 
 
 def test_an_account_of_mariadb_is_given_what_the_check_says(mariadb: MariaDB) -> None:
@@ -98,6 +99,6 @@ def test_an_account_of_mariadb_is_given_what_the_check_says(mariadb: MariaDB) ->
 def test_only_missing_tables_name_the_command_that_makes_them(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/state.db"
     assert all("run gpu-manager store create" in fault for fault in faults(url))
-    assert len(faults(url)) == 9
+    assert len(faults(url)) == 10
     CliRunner().invoke(main, ["--store", url, "store", "create"])
     assert faults(url) == []

@@ -71,6 +71,7 @@ def job_dag(name, operator=GPUTrainingOperator, **arguments):
 
 beat = f"{BEAT} {LEDGER} {{{{ params.seconds }}}} {{{{ params.exit_code }}}}"
 local_job = job_dag("local_job", gpu_types="local", command=f"exec {sys.executable} {beat}")
+agent_job = job_dag("agent_job", gpu_types="agent", command=f"exec {sys.executable} {beat}")
 lingering_job = job_dag(
     "lingering_job",
     LingeringOperator,

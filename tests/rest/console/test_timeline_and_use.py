@@ -65,7 +65,7 @@ def test_the_timeline_has_past_running_and_coming_leases(as_role: AsRole) -> Non
     [(_, _, title)] = bars(text, "held [a-z0-9 ]*later")
     assert title.startswith(f"d/r/now {short_id(2)}: expected to end, ")
     [(_, _, title)] = bars(text, "expected")
-    assert title == f"d/r/next {short_id(3)}: should start in 1.0 h (good estimate)"
+    assert title == f"d/r/next {short_id(3)}: should start in 1.0 h (54 min to 1.1 h, few data)"
 
 
 def test_the_timeline_marks_every_end(as_role: AsRole, manager: GPUResourceManager) -> None:
