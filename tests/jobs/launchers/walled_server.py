@@ -71,7 +71,7 @@ def walled_server(folder: Path, uid: int) -> Iterator[WalledServer]:
     (folder / "home").mkdir()
     os.chown(folder / "home", uid, uid)
     for path in (folder, *folder.parents[:2]):
-        path.chmod(0o755)
+        path.chmod(path.stat().st_mode | 0o055)
     command = ["unshare", "--mount", "sh", "-c", BUILD, "sh", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
