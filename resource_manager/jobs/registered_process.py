@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from resource_manager.jobs.launchers.base import job_key
 
-_open: list[int] = []
+registration: list[int] = []
 """The descriptor of this process's registration, if it has one."""
 
 
@@ -23,6 +23,6 @@ def register_process(lease_id: str, fencing_token: int) -> None:
         return
     with suppress(OSError):  # no descriptor is left: the job must run all the same
         descriptor: int = create(job_key(lease_id, fencing_token))
-        while _open:
-            os.close(_open.pop())
-        _open.append(descriptor)
+        while registration:
+            os.close(registration.pop())
+        registration.append(descriptor)

@@ -1,9 +1,20 @@
 """Fixtures of the provider's tests: those for authors of DAGs, with still less waiting."""
 
 import json
+import os
 import threading
 
 import pytest
+
+from resource_manager.jobs.registered_process import registration
+
+
+@pytest.fixture(autouse=True)
+def ends_its_registration():
+    """After each test this process is no job of a lease any more: children of later tests are none, either."""
+    yield
+    while registration:
+        os.close(registration.pop())
 
 
 @pytest.fixture
