@@ -11,7 +11,7 @@ from resource_manager.jobs.registered_process import registration
 
 @pytest.fixture(autouse=True)
 def ends_its_registration():
-    """After each test this process is no job of a lease any more: children of later tests are none, either."""
+    """After each test this process is no job of a lease any more, nor are children of later tests."""
     yield
     while registration:
         os.close(registration.pop())
