@@ -1,6 +1,6 @@
 """Jobs that the agent of a server runs: it makes what the service says should be, and tells what is.
 
-Standard library only. The answer of a service is a list of all jobs that should be here, each with what is
+The answer of a service is a list of all jobs that should be here, each with what is
 wanted of it, so that a lost answer costs a round and nothing else. A job is a `directory_job`, which is found
 again after a restart of the agent, is started at most once, and never after it was ended.
 """
@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from resource_manager.jobs.launchers import directory_job, walls
+from resource_manager.jobs.launchers.base import LauncherError, check_no_other_lease, lease_of_key
 
 TICK_S = 0.1
 KEEP_LOGS_S = 3 * 86400.0
@@ -183,15 +184,10 @@ class AgentJobs:
         missing = directory_job.prepare(self._root, key, port, check)["walls"]
         self._refuse_other_lease(key)
         if confine == "must" and missing:
-            raise directory_job.NotStartedError(
-                f"{self._server} confines its jobs (confine = must), but {missing}"
-            )
+            raise directory_job.NotStartedError(walls.refusal(self._server, missing))
         if confine == "off":
             return []
-        if missing:
-            say = 'echo "gpu-manager: walls: $0" >&2; exec "$@"'
-            return ["/bin/sh", "-c", say, f"{walls.NONE}{missing}"]
-        return [sys.executable, *program]
+        return walls.telling(missing) if missing else [sys.executable, *program]
 
     def _check(self, key: str, item: Mapping[str, Any]) -> None:
         """Raise `NotStartedError` for a job that this agent must not start."""
@@ -205,16 +201,15 @@ class AgentJobs:
         if token != item["token"]:
             raise directory_job.NotStartedError(f"job {key} is not of fencing token {item['token']}")
         names = (*directory_job.jobs_in(self._root), *directory_job.ended_in(self._root))
-        if any(_lease_of(name) == _lease_of(key) and _token_of(name) > token for name in names):
+        if any(lease_of_key(name) == lease_of_key(key) and _token_of(name) > token for name in names):
             raise directory_job.NotStartedError(f"a later lease than that of job {key} was here")
 
     def _refuse_other_lease(self, key: str) -> None:
-        for name, found in self._states.items():
-            is_other = _lease_of(name) == _lease_of(key) and _token_of(name) != _token_of(key)
-            if is_other and found["state"] == "running":
-                raise directory_job.NotStartedError(
-                    f"job {name} of an earlier lease of this task still runs on {self._server}"
-                )
+        running = [name for name, found in self._states.items() if found["state"] == "running"]
+        try:
+            check_no_other_lease(key, running, self._server)
+        except LauncherError as error:
+            raise directory_job.NotStartedError(str(error)) from error
 
     def _look(self) -> bool:
         """Look at all jobs; return whether any is other than at the last look."""
@@ -271,10 +266,6 @@ class AgentJobs:
 def _token_of(key: str) -> int:
     found = re.search(r"-(\d+)(\.\d+)?$", key)
     return int(found[1]) if found else -1
-
-
-def _lease_of(key: str) -> str:
-    return re.sub(r"-\d+(\.\d+)?$", lambda found: found[1] or "", key)
 
 
 def _is_buried(root: str, key: str) -> bool:

@@ -170,10 +170,10 @@ def logs(target: Target, name: str, follow: bool, rank: int) -> None:
     from contextlib import closing
 
     from resource_manager.jobs.launchers import JobState
-    from resource_manager.manager.commit.job_ends import STORED
+    from resource_manager.manager.commit.job_ends import has_stored_job
 
     lease = _lease_of(target.manager, name)
-    while follow and not lease["job_places"] and STORED.items() <= lease["labels"].items():
+    while follow and not lease["job_places"] and has_stored_job(lease["labels"]):
         time.sleep(LOOK_EVERY_S)  # its agent is about to tell where it will be
         lease = _lease_of(target.manager, name)
     job = _running_job(lease, rank)

@@ -25,7 +25,7 @@ from resource_manager.jobs.running_job import RunningJob
 from resource_manager.manager import serializers
 from resource_manager.manager.agent_jobs import jobs_on
 from resource_manager.manager.commit.asking import asked_by
-from resource_manager.manager.commit.job_ends import STORED
+from resource_manager.manager.commit.job_ends import has_stored_job
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Allocation
 from resource_manager.manager.stored_jobs import JobEnded
@@ -108,7 +108,7 @@ class JobBoard:
 
     def _of_stored(self, lease: Allocation, rank: int) -> dict[str, Any] | None:
         """Return what is wanted of the job that is stored with a request; None if it is not placed yet."""
-        if not STORED.items() <= lease["labels"].items() or not lease["job_places"]:
+        if not has_stored_job(lease["labels"]) or not lease["job_places"]:
             return None
         if lease["gpu_failed"] or self._has_failed(lease):
             return {"want": "terminate", "grace_s": END_GRACE_S}
@@ -135,9 +135,7 @@ class JobBoard:
             return [
                 serializers.allocation(cluster, lease)
                 for _, _, lease in jobs_on(cluster, server)
-                if STORED.items() <= lease.request.labels.items()
-                and not lease.places
-                and not lease.quarantined
+                if has_stored_job(lease.request.labels) and not lease.places and not lease.quarantined
             ]
 
         for lease in self._manager.look(unplaced):
@@ -174,7 +172,7 @@ class JobBoard:
             return [
                 (serializers.allocation(cluster, lease), runs[key], _is_due(lease, now))
                 for key, _, lease in jobs_on(cluster, report.server)
-                if key in runs and lease.places and STORED.items() <= lease.request.labels.items()
+                if key in runs and lease.places and has_stored_job(lease.request.labels)
             ]
 
         for lease, run, is_due in self._manager.look(view):

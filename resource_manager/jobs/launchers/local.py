@@ -80,7 +80,7 @@ def walls_of(job: Job, prepared: Mapping[str, Any], server: str) -> str:
     """Return the job's walls there, as its place says; raises `LauncherError` if it must have others."""
     missing = prepared["walls"]
     if job.confine == "must" and missing:
-        raise LauncherError(f"{server} confines its jobs (confine = must), but {missing}")
+        raise LauncherError(walls.refusal(server, missing))
     return "" if job.confine == "off" else f"{walls.NONE}{missing}" if missing else walls.BUBBLEWRAP
 
 
@@ -94,7 +94,7 @@ def before_command(job: Job, place: JobPlace, python: str = sys.executable) -> l
     if job.confine == "off":
         return []
     if place.walls.startswith(walls.NONE):
-        return ["/bin/sh", "-c", 'echo "gpu-manager: walls: $0" >&2; exec "$@"', place.walls]
+        return walls.telling(place.walls.removeprefix(walls.NONE))
     return [python, *_program_of(job)]
 
 

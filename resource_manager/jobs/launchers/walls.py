@@ -63,6 +63,16 @@ class MissingError(Exception):
     """The walls cannot be built, for this reason."""
 
 
+def refusal(server: str, missing: str) -> str:
+    """Return why a job that must have walls is not started."""
+    return f"{server} confines its jobs (confine = must), but {missing}"
+
+
+def telling(reason: str) -> list[str]:
+    """Return the program that a command without walls follows, which says so into the job's output."""
+    return ["/bin/sh", "-c", 'echo "gpu-manager: walls: $0" >&2; exec "$@"', f"{NONE}{reason}"]
+
+
 def program_of(
     gpu_ids: Sequence[int], gpu_uuids: Sequence[str], vendor: str, writable: Sequence[str]
 ) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from resource_manager.core.changes import Cancelled, Change, Expired, MembersReleased, Queued, Released
 from resource_manager.core.cluster import ClusterState
@@ -10,6 +10,11 @@ from resource_manager.storage.jobs import ENDED_S, JobRow, job_name
 
 STORED = {"job": "stored"}
 """Label of a request whose job is stored."""
+
+
+def has_stored_job(labels: Mapping[str, str]) -> bool:
+    """Return whether a request with these labels brought its job."""
+    return STORED.items() <= labels.items()
 
 
 def ends_of_jobs(cluster: ClusterState, changes: Iterable[Change]) -> list[JobRow]:
@@ -20,6 +25,6 @@ def ends_of_jobs(cluster: ClusterState, changes: Iterable[Change]) -> list[JobRo
             ended.pop(change.request.lease_id, None)
         elif isinstance(change, Released | Expired | Cancelled | MembersReleased):
             entry = cluster.leases.get(change.lease_id) or cluster.pending.get(change.lease_id)
-            if entry is not None and STORED.items() <= entry.request.labels.items():
+            if entry is not None and has_stored_job(entry.request.labels):
                 ended[change.lease_id] = None
     return [JobRow(job_name(lease_id), "", "", ENDED_S) for lease_id in ended]
