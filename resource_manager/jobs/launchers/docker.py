@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import socket
 import tarfile
@@ -31,10 +32,13 @@ from resource_manager.jobs.launchers.base import (
     lease_of_key,
 )
 from resource_manager.jobs.launchers.devices import device_files, device_names, job_environment
+from resource_manager.jobs.launchers.docker_engine import TIMEOUT_S, shared_engine
 
 LOCAL_ENGINE = "unix:///var/run/docker.sock"
 LOCAL_ADDRESSES = ("127.0.0.1", "::1", "localhost")
-TIMEOUT_S = 30
+SILENT_S = 60.0
+"""Time without the end of a container after which the engine is asked for ends anew."""
+
 STARTER_TIMEOUT_S = 5.0
 TAIL_LINES = 100
 PREEMPT_FILE = "GPU_PREEMPT_FILE"
@@ -61,30 +65,29 @@ class DockerLauncher:
     """
 
     def __init__(self, place: JobPlace) -> None:
-        try:
-            import docker
-            from airflow.providers.docker.hooks.docker import DockerHook
-        except ImportError as error:
-            raise LauncherError(
-                f"the docker launcher needs Airflow's Docker provider: {how_to_install('docker')}"
-            ) from error
         conn_id = place.conn_id or None
         check_connection(conn_id, "docker")
-        self._docker = docker
         self._place = place
         is_here = place.address in ("", *LOCAL_ADDRESSES)
         self.engine = os.environ.get("DOCKER_HOST", LOCAL_ENGINE) if is_here else place.address
         if "://" not in self.engine:
             self.engine = f"ssh://{self.engine}"
         try:
-            # With version="auto" the hook contacts the engine here, which raises if the engine is down.
-            self._api = DockerHook(conn_id, self.engine, version="auto", timeout=TIMEOUT_S).api_client
+            import docker
+
+            self._docker = docker
+            self._engine = shared_engine(self.engine, conn_id)
+        except ImportError as error:
+            raise LauncherError(
+                f"the docker launcher needs Airflow's Docker provider: {how_to_install('docker')}"
+            ) from error
         except Exception as error:
             if "connection" in str(error).lower() and "isn't defined" in str(error):
                 raise LauncherError(str(error)) from error
             raise LauncherUnreachableError(
                 f"the Docker engine {self.engine} does not answer: {error}"
             ) from error
+        self._api = self._engine.api
 
     def prepare(self, job: Job) -> JobPlace:
         """Pull a missing image; the port is tested only if the engine is this machine's."""
@@ -101,9 +104,11 @@ class DockerLauncher:
                 self._pull(job.image)
             listed = self._api.containers(filters={"label": "gpu-manager.lease"})
         names = [name.lstrip("/") for each in listed for name in each["Names"]]
-        # The engine's list may still have one that has just ended.
-        running = (name for name in names if self._status(name).state is JobState.RUNNING)
-        check_no_other_lease(job.key, running, self.engine)
+        try:
+            check_no_other_lease(job.key, names, self.engine)
+        except LauncherError:  # the engine's list may still have one that has just ended
+            running = (name for name in names if self._status(name).state is JobState.RUNNING)
+            check_no_other_lease(job.key, running, self.engine)
         if job.port and self.engine.startswith("unix://"):
             with closing(socket.socket()) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -116,10 +121,18 @@ class DockerLauncher:
         self._place = replace(self._place, machine=engine["ID"])
         return self._place
 
+    def _check_place(self, key: str) -> None:
+        """Raise `LauncherUnreachableError` unless the engine was that of the job's place when it was asked.
+
+        If another one may answer at its address by now, it has no such job: see `_verified`.
+        """
+        if self._place.machine != self._engine.about["ID"]:
+            self._verified(key)
+
     def _verified(self, key: str) -> Mapping[str, Any]:
-        """Return what the engine says about itself; raises unless it is that of the job's place."""
+        """Return what the engine says of itself now; raises unless it is that of the job's place."""
         with self._reporting(f"job {key} cannot be seen"):
-            engine: Mapping[str, Any] = self._api.info()
+            engine = self._engine.asked()
         if self._place.machine not in ("", engine["ID"]):
             raise LauncherUnreachableError(
                 f"job {key} is in the Docker engine {self._place.machine}, but {self.engine} is the engine "
@@ -251,7 +264,7 @@ class DockerLauncher:
         """Return the host options; all GPUs in one device request, since the engine uses only the first."""
         options: dict[str, Any] = {"init": True}
         if job.cpus:
-            options["nano_cpus"] = int(min(job.cpus, self._api.info()["NCPU"]) * 1e9)
+            options["nano_cpus"] = int(min(job.cpus, self._engine.about["NCPU"]) * 1e9)
         if requests := self.device_requests(job):
             options["device_requests"] = requests
         elif files := device_files(job.vendor, job.gpu_ids):
@@ -259,14 +272,14 @@ class DockerLauncher:
         return options
 
     def device_requests(self, job: Job) -> list[Any]:
-        """Return the request for NVIDIA's GPUs, by CDI names where the engine knows them.
+        """Return the request for NVIDIA's GPUs, by CDI names where the engine, as it said, knows them.
 
         It says so since Docker 28.3; before, those of an engine without a runtime of NVIDIA's are taken for
         known. Containers with CDI names keep their GPUs when systemd reads its units again.
         """
         if not job.gpu_ids or job.vendor not in ("nvidia", ""):
             return []
-        names, engine = device_names(job.vendor, job.gpu_ids, job.gpu_uuids), self._api.info()
+        names, engine = device_names(job.vendor, job.gpu_ids, job.gpu_uuids), self._engine.about
         devices = [f"nvidia.com/gpu={name}" for name in names]
         known = {
             device["ID"] for device in engine.get("DiscoveredDevices") or [] if device["Source"] == "cdi"
@@ -289,8 +302,11 @@ class DockerLauncher:
             ) from error
 
     def status(self, key: str) -> JobStatus:
-        self._verified(key)
-        return self._status(key)
+        self._check_place(key)
+        found = self._status(key)
+        if found.state is JobState.ABSENT:
+            self._verified(key)
+        return found
 
     def _status(self, key: str) -> JobStatus:
         try:
@@ -317,8 +333,10 @@ class DockerLauncher:
         `offset` is a time in nanoseconds: the engine stores the time of every line, not its position.
         """
         status = self.status(key)  # read before the log, so that that of a job that has ended is complete
+        is_over = status.state is not JobState.RUNNING
         whole, line = bytearray(), bytearray()
         following = latest = offset
+        is_all = True
         try:
             with self._reporting(f"the log of job {key} cannot be read"):
                 for at, part in self._log_parts(key, offset):
@@ -329,28 +347,50 @@ class DockerLauncher:
                         line.clear()
                         following = latest
                     if len(whole) + len(line) >= LOG_CHUNK_BYTES:
+                        is_all = False
                         break
         except self._docker.errors.NotFound:
             return Output("", offset, status)
-        if not whole and (status.state is not JobState.RUNNING or len(line) >= LOG_CHUNK_BYTES):
-            whole, following = line, latest
-        return Output(whole.decode("utf-8", "replace"), following, status)
+        if not whole and (is_over or len(line) >= LOG_CHUNK_BYTES):
+            whole, line, following = line, bytearray(), latest
+        return Output(whole.decode("utf-8", "replace"), following, status, is_all and not (line and is_over))
 
-    def _log_parts(self, key: str, offset: int) -> Iterator[tuple[int, bytes]]:
+    def last_output_at(self, key: str) -> int:
+        """Return when the job last logged something, in nanoseconds since the epoch; 0 if it never did."""
+        with suppress(self._docker.errors.NotFound), self._reporting(f"the log of job {key} cannot be read"):
+            return max((at for at, _ in self._log_parts(key, 0, tail="1")), default=0)
+        return 0
+
+    def ends(self) -> Iterator[str]:
+        """Yield an empty text once it is connected, then names of containers that end.
+
+        It is over when none has ended for `SILENT_S`: a connection may be cut without a sign.
+        """
+        import requests
+
+        url = f"{self._api.base_url}/v{self._api.api_version}/events"
+        wanted = {"filters": json.dumps({"type": ["container"], "event": ["die"]})}
+        with (
+            self._reporting("the ends of jobs cannot be seen"),
+            self._streamed(url, wanted, SILENT_S) as response,
+        ):
+            yield ""
+            try:
+                for line in response.iter_lines():
+                    yield json.loads(line)["Actor"]["Attributes"]["name"]
+            except requests.ConnectionError:  # so a read says that its time is over
+                return
+            raise OSError("its events came to an end")
+
+    def _log_parts(self, key: str, offset: int, tail: str = "all") -> Iterator[tuple[int, bytes]]:
         """Yield time and text of each record logged after `offset`: a line, or parts of 16 KiB with one time.
 
         The SDK's `logs` is not used, since it holds the whole log in memory or waits for its end.
         """
-        import requests
-
         url = f"{self._api.base_url}/v{self._api.api_version}/containers/{key}/logs"
         since = f"{offset // 10**9}.{offset % 10**9:09}"
-        wanted = {"stdout": 1, "stderr": 1, "timestamps": 1, "since": since}
-        with self._api.get(url, params=wanted, timeout=TIMEOUT_S, stream=True) as response:
-            try:
-                response.raise_for_status()
-            except requests.HTTPError as error:
-                self._docker.errors.create_api_error_from_http_exception(error)
+        wanted = {"stdout": 1, "stderr": 1, "timestamps": 1, "since": since, "tail": tail}
+        with self._streamed(url, wanted, TIMEOUT_S) as response:
             data = b""
             for piece in response.iter_content(16 * 1024):
                 data += piece
@@ -361,22 +401,38 @@ class DockerLauncher:
                     if at > offset:
                         yield at, text
 
+    @contextmanager
+    def _streamed(self, url: str, wanted: Mapping[str, Any], silent_s: float) -> Iterator[Any]:
+        """Yield the response to a GET, to be read as it comes; `silent_s` is the longest time without any."""
+        import requests
+
+        with self._api.get(url, params=wanted, timeout=(TIMEOUT_S, silent_s), stream=True) as response:
+            try:
+                response.raise_for_status()
+            except requests.HTTPError as error:
+                self._docker.errors.create_api_error_from_http_exception(error)
+            yield response
+
     def tail(self, key: str) -> str:
-        self._verified(key)
+        self._check_place(key)
         try:
             with self._reporting(f"the log of job {key} cannot be read"):
                 text: bytes = self._api.logs(key, tail=TAIL_LINES)
         except self._docker.errors.NotFound:
+            self._verified(key)
             return ""
         return text[-TAIL_BYTES:].decode("utf-8", "replace")
 
     def terminate(self, key: str, grace_s: float = 10.0) -> None:
-        self._verified(key)
-        with suppress(self._docker.errors.NotFound), self._reporting(f"job {key} could not be ended"):
-            self._api.stop(key, timeout=int(grace_s))
+        self._check_place(key)
+        try:
+            with self._reporting(f"job {key} could not be ended"):
+                self._api.stop(key, timeout=int(grace_s))
+        except self._docker.errors.NotFound:
+            self._verified(key)
 
     def preempt(self, key: str, grace_s: float, signal_name: str = "TERM", wait_s: float = 0.0) -> JobStatus:
-        self._verified(key)
+        self._check_place(key)
         failed = f"job {key} could not be told that it is preempted"
         deadline = time.monotonic() + wait_s
         while True:
@@ -384,6 +440,8 @@ class DockerLauncher:
             with suppress(self._docker.errors.NotFound), self._reporting(failed):
                 found = self._status(key)
                 kill_at = self._kill_at(key) if found.state is not JobState.ABSENT else None
+                if found.state is JobState.ABSENT:
+                    self._verified(key)
                 if found.state is not JobState.RUNNING:
                     return replace(found, preempted=kill_at is not None)
                 if kill_at is None:
@@ -439,7 +497,7 @@ class DockerLauncher:
         return ran
 
     def close(self) -> None:
-        self._api.close()
+        """Do nothing: others have the same connection."""
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:

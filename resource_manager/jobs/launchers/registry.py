@@ -86,7 +86,17 @@ def _ssh_signals(place: JobPlace) -> JobSignals:
     return SSHSignals(place)
 
 
-SIGNALS: dict[str, Callable[[JobPlace], JobSignals]] = {"local": _local_signals, "ssh": _ssh_signals}
+def _docker_signals(place: JobPlace) -> JobSignals:
+    from resource_manager.jobs.launchers.docker_signals import DockerSignals
+
+    return DockerSignals(place)
+
+
+SIGNALS: dict[str, Callable[[JobPlace], JobSignals]] = {
+    "local": _local_signals,
+    "ssh": _ssh_signals,
+    "docker": _docker_signals,
+}
 """Functions by launcher that open a standing look at the jobs of a place."""
 
 

@@ -43,7 +43,7 @@ DIRS = ["/etc/cdi"]
 )
 def test_cdi_names_are_used_where_the_engine_knows_all_of_them(engine: dict[str, Any], is_cdi: bool) -> None:
     launcher = DockerLauncher.__new__(DockerLauncher)
-    launcher._docker, launcher._api = docker, SimpleNamespace(info=lambda: engine)
+    launcher._docker, launcher._engine = docker, SimpleNamespace(about=engine)
     job = Job("j", "true", gpu_ids=(0, 1), gpu_uuids=("GPU-0", "GPU-1"))
     [asked] = launcher.device_requests(job)
     assert (asked["Driver"] == "cdi") == is_cdi

@@ -23,9 +23,10 @@ class Engine:
     def __init__(self, fails: str, error: Exception, then: str) -> None:
         self.fails, self.error = fails, error
         self.states = iter(["running", then])
+        self.about = {"ID": "e", "Name": "h"}
 
-    def info(self) -> dict[str, Any]:
-        return {"ID": "e", "Name": "h"}
+    def asked(self) -> dict[str, Any]:
+        return self.about
 
     def inspect_container(self, key: str) -> dict[str, Any]:
         status = next(self.states)
@@ -62,6 +63,6 @@ def test_a_job_that_ends_while_it_is_preempted_has_ended(
     fails: str, error: Exception, then: str, state: JobState
 ) -> None:
     launcher = DockerLauncher.__new__(DockerLauncher)
-    launcher._docker, launcher._engine, launcher._place = docker, "tcp://h", JobPlace("docker", "tcp://h")
-    launcher._api = Engine(fails, error, then)
+    launcher._docker, launcher.engine, launcher._place = docker, "tcp://h", JobPlace("docker", "tcp://h")
+    launcher._api = launcher._engine = Engine(fails, error, then)
     assert launcher.preempt("k", 10.0).state is state

@@ -1,0 +1,56 @@
+"""Docker engines as this process knows them: one client for all who ask the same one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+TIMEOUT_S = 30
+
+MAX_AGE_S = 600.0
+"""Age from which a client is given to nobody else: the registry's credentials may have changed."""
+
+
+class Engine:
+    """Client of an engine, for any number of threads; `about` is what the engine said of itself last.
+
+    `conn_id` names the Airflow connection for the registry. Raises what Airflow's hook and the SDK raise.
+    """
+
+    def __init__(self, url: str, conn_id: str | None) -> None:
+        from airflow.providers.docker.hooks.docker import DockerHook
+
+        # With version="auto" the hook contacts the engine here, which raises if the engine is down.
+        self.api = DockerHook(conn_id, url, version="auto", timeout=TIMEOUT_S).api_client
+        self.about: Mapping[str, Any] = self.api.info()
+        self.opened_at = time.monotonic()
+
+    def asked(self) -> Mapping[str, Any]:
+        """Return what the engine says of itself now."""
+        self.about = self.api.info()
+        return self.about
+
+
+_shared: dict[tuple[str, str | None], Engine] = {}
+
+_of_parent: list[Engine] = []
+"""Engines of the process that this one was forked from, kept so that nothing is sent as they are removed."""
+
+
+def shared_engine(url: str, conn_id: str | None) -> Engine:
+    """Return the engine, whose client all that ask for it in this process share."""
+    found = _shared.get((url, conn_id))
+    if found is None or time.monotonic() - found.opened_at > MAX_AGE_S:
+        found = _shared[url, conn_id] = Engine(url, conn_id)
+    return found
+
+
+def _leave_to_parent() -> None:
+    _of_parent.extend(_shared.values())
+    _shared.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

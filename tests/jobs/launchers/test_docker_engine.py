@@ -1,0 +1,160 @@
+"""One client a Docker engine, and its events instead of looks; the engine is a stand-in that counts calls."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from resource_manager.core.models import JobPlace
+from resource_manager.jobs.launchers import JobState, JobStatus, LauncherUnreachableError, docker_engine
+from resource_manager.jobs.launchers.docker import DockerLauncher
+from resource_manager.jobs.launchers.docker_signals import DockerSignals
+
+pytest.importorskip("docker")
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+class Engine(ThreadingHTTPServer):
+    """Engine with containers by name and their states; an empty event ends a stream of events."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.about: dict[str, Any] = {"ID": "engine-1", "Name": "gpu-a"}
+        self.containers: dict[str, dict[str, Any]] = {}
+        self.calls: Counter[str] = Counter()
+        self.events: SimpleQueue[str] = SimpleQueue()
+
+    def run(self, key: str, status: str = "running") -> None:
+        state = {"Status": status, "Error": "", "ExitCode": 3, "FinishedAt": "2026-01-01T00:00:00Z"}
+        self.containers[key] = {"State": state}
+
+    @property
+    def place(self) -> JobPlace:
+        return JobPlace("docker", f"tcp://127.0.0.1:{self.server_address[1]}", machine=self.about["ID"])
+
+
+class Answer(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Engine
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0].split("/")
+        what = path[-1]
+        self.server.calls[what] += 1
+        if what == "events":
+            self._stream()
+        elif what == "version":
+            self._say({"ApiVersion": "1.45"})
+        elif what == "info":
+            self._say(self.server.about)
+        elif path[2] == "containers":
+            found = self.server.containers.get(path[3])
+            self._say(found or {"message": "no such container"}, 200 if found else 404)
+        else:
+            self._say("OK")
+
+    def _say(self, value: Any, code: int = 200) -> None:
+        text = value.encode() if isinstance(value, str) else json.dumps(value).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def _stream(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        while name := self.server.events.get():
+            line = json.dumps({"Actor": {"Attributes": {"name": name}}}).encode() + b"\n"
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+            self.wfile.flush()
+        self.wfile.write(b"0\r\n\r\n")
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with Engine() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.events.put("")
+        server.shutdown()
+    docker_engine._shared.clear()
+
+
+def test_all_who_look_at_jobs_share_one_client_and_ask_once_who_the_engine_is(engine: Engine) -> None:
+    engine.run("a")
+    for _ in range(5):
+        with closing(DockerLauncher(engine.place)) as launcher:
+            assert launcher.status("a") == JobStatus(JobState.RUNNING)
+    assert engine.calls["version"] == engine.calls["info"] == 1
+    assert engine.calls["json"] == 5
+
+
+def test_a_client_is_replaced_when_it_is_old(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = docker_engine.shared_engine(engine.place.address, None)
+    assert docker_engine.shared_engine(engine.place.address, None) is first
+    monkeypatch.setattr(docker_engine, "MAX_AGE_S", 0.0)
+    assert docker_engine.shared_engine(engine.place.address, None) is not first
+
+
+def test_another_engine_at_the_address_is_noticed_before_a_job_is_taken_for_gone(engine: Engine) -> None:
+    engine.run("a")
+    place = engine.place
+    with closing(DockerLauncher(place)) as launcher:
+        assert launcher.status("a").state is JobState.RUNNING
+        engine.containers.clear()
+        assert launcher.status("a").state is JobState.ABSENT
+        engine.about = {"ID": "engine-2", "Name": "gpu-b"}
+        for look in (launcher.status, launcher.logs, launcher.tail, launcher.terminate):
+            with pytest.raises(LauncherUnreachableError, match="job a is in the Docker engine engine-1"):
+                look("a")
+    with closing(DockerLauncher(engine.place)) as launcher:  # of a job that was prepared there since
+        assert launcher.status("b").state is JobState.ABSENT
+
+
+def told(signals: DockerSignals) -> set[str]:
+    """Return the jobs that are told of next."""
+    deadline = time.monotonic() + 10
+    while not (found := signals.changed(0.2)):
+        assert time.monotonic() < deadline, "nothing was told"
+    return found
+
+
+def test_an_end_is_told_by_an_event_and_one_from_before_the_watch_too(engine: Engine) -> None:
+    for key in ("a", "b", "forgotten"):
+        engine.run(key)
+    engine.run("over", status="exited")
+    with closing(DockerSignals(engine.place)) as signals:
+        for key in ("a", "b", "forgotten"):
+            signals.watch(key)
+        signals.forget("forgotten")
+        assert signals.changed(0.2) == set()
+        for name in ("forgotten", "of somebody else", "a"):
+            engine.events.put(name)
+        assert told(signals) == {"a"}
+        signals.watch("over")
+        assert told(signals) == {"over"}
+
+
+def test_a_stream_of_events_that_ends_is_an_error(engine: Engine) -> None:
+    engine.run("a")
+    with closing(DockerSignals(engine.place)) as signals:
+        signals.watch("a")
+        engine.events.put("")
+        with pytest.raises(LauncherUnreachableError, match="its events came to an end"):
+            told(signals)
