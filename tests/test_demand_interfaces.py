@@ -79,6 +79,7 @@ VALUES: dict[str, Any] = {
     "on_idle": "requeue",
     "max_runtime": 3600.0,
     "requeue_after": 900.0,
+    "deadline": "2030-01-31T18:00:00+01:00",
 }
 ORIGINAL = {name: alias for alias, name in ALIASES.items()}
 NODE = Node(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from airflow.sdk import Param
@@ -37,6 +37,9 @@ FIELDS = tuple(name for name in Demand.model_fields if name not in ("lease_id", 
 
 ATTRIBUTES = {name: name for name in FIELDS} | {"resources": "further_resources"}
 """Parameter -> attribute of an operator, all of them templated; `resources` of an operator are Airflow's."""
+
+RUN_TIMES = {"DagRunLogicalDateDeadline": "logical_date", "DagRunQueuedAtDeadline": "start_date"}
+"""Reference of a deadline of Airflow -> attribute of the run: a worker does not know when it was queued."""
 
 Init = TypeVar("Init", bound=Callable[..., None])
 
@@ -107,7 +110,7 @@ def is_literal(value: Any) -> bool:
         return all(is_literal(part) for pair in value.items() for part in pair)
     if isinstance(value, (list, tuple)):
         return all(map(is_literal, value))
-    return isinstance(value, (int, float, timedelta))
+    return isinstance(value, (int, float, timedelta, datetime))
 
 
 def owner_of(operator: Any, context: Any) -> str:
@@ -124,10 +127,28 @@ def demand_of(operator: Any, given: Mapping[str, Any], context: Any, lease_id: s
     priority = operator.priority_weight if given["priority"] is None else given["priority"]
     own = {"priority": priority, "team": team_of(operator, given["team"], context)}
     own["owner"] = owner_of(operator, context)
+    if given["deadline"] is None:
+        own["deadline"] = deadline_of_run(context)
     try:
         return Demand.of(**from_texts({**given, **own, **instead, "lease_id": lease_id}))
     except InvalidRequestError as error:
         raise AirflowFailException(str(error)) from None
+
+
+def deadline_of_run(context: Any) -> datetime | None:
+    """Return the first deadline that the DAG states for this run, as far as a worker knows them.
+
+    Airflow has them from 3.1 on; that of an average runtime is in its database alone.
+    """
+    run, found = context.get("dag_run"), []
+    for alert in getattr(context.get("dag"), "deadline", None) or ():
+        kind = type(alert.reference).__name__
+        begin = getattr(alert.reference, "_datetime", None)
+        if kind in RUN_TIMES:
+            begin = getattr(run, RUN_TIMES[kind], None)
+        if begin is not None and isinstance(alert.interval, timedelta):
+            found.append(begin + alert.interval)
+    return min(found, default=None)
 
 
 def demand_params(**defaults: Any) -> dict[str, Param]:

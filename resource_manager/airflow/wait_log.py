@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from resource_manager.manager.serializers import duration
+from resource_manager.core.maintenance import as_text
+from resource_manager.manager.serializers import ONE_COURSE, duration
 
 REASON_EVERY_S = 60.0
 """Interval for changed figures within one kind of reason: on a busy cluster they change all the time."""
@@ -45,6 +46,23 @@ class WaitLog:
         return True
 
 
+class DeadlineLog:
+    """One line in a task's log when its deadline is at risk, and one when it is not any more."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._is_late = False
+
+    def see(self, entry: Mapping[str, Any]) -> None:
+        """Look at a pending request or lease as last told."""
+        if (entry["late_end"] is not None) != self._is_late:
+            self._is_late = not self._is_late
+            risk = "is not at risk any more"
+            if self._is_late:
+                risk = f"is at risk: the task should end by {as_text(entry['late_end'])}"
+            self._log.warning("the deadline %s %s", as_text(entry["deadline_at"]), risk)
+
+
 def describe_waiting(status: Mapping[str, Any]) -> str:
     """Return a line with a pending request's queue position, reason and estimated start."""
     line = f"waiting for GPUs: position {status['position']} in the queue, {status['reason']}"
@@ -66,7 +84,9 @@ def describe_start(estimate: Mapping[str, Any] | None) -> str:
     if estimate["at"] is None:
         return f"; start unknown: {estimate['detail']}"
     sure = str(estimate["confidence"])
-    if (earliest := estimate.get("earliest")) is not None and earliest != (latest := estimate["latest"]):
+    if estimate.get("plays") == 1 and sure != "calibrated":
+        sure = ONE_COURSE
+    elif (earliest := estimate.get("earliest")) is not None and earliest != (latest := estimate["latest"]):
         sure = f"{_clock(earliest)} to {'later' if latest is None else _clock(latest)}, {sure}"
     after = f", when {estimate['after']} ends" if estimate.get("after") else ""
     return f"; should start about {_clock(estimate['at'])} ({sure}){after}"

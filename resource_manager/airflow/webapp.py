@@ -28,6 +28,7 @@ from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs.airflow_api import AirflowTaskStates
 from resource_manager.jobs.airflow_instance import publish_instance
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.queue_view import MAX_AGE_S
 from resource_manager.manager.state_marks import CHECK_EVERY_S
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import build, persistence_of
@@ -172,6 +173,7 @@ def _bridge() -> Any:
         embedded=True,
         max_streams=MAX_STREAMS,
     )
+    regularly("deadlines", MAX_AGE_S, service.manager.check_deadlines, threading.Event())
     regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, threading.Event())
     regularly("marks of the state", CHECK_EVERY_S, service.receiver.marks.check, threading.Event())
     path = os.environ.get("GPU_MANAGER_NOTICE_SECRET")

@@ -32,6 +32,7 @@ METAVARS: dict[object, str] = {
     float: "NUMBER",
     dict: "NAME=VALUE",
     "resources": "NAME=AMOUNT",
+    "deadline": "TIME",
 }
 """Values of options in the help, by their type, or by the field where that says more."""
 

@@ -235,6 +235,7 @@ def _serve(
     records: Sequence[Chore],
 ) -> bool:
     """Serve until a signal comes; return False if something still waits for a silent store."""
+    from resource_manager.manager.queue_view import MAX_AGE_S
     from resource_manager.manager.state_marks import CHECK_EVERY_S
     from resource_manager.rest.chores import SILENCE_EVERY_S, regularly
     from resource_manager.rest.http_server import bounded_server
@@ -249,6 +250,7 @@ def _serve(
         stop = threading.Event()
         chores = [
             regularly("expiry", EXPIRE_EVERY_S, service.manager.expire_and_schedule, stop),
+            regularly("deadlines", MAX_AGE_S, service.manager.check_deadlines, stop),
             regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, stop),
             regularly("marks of the state", CHECK_EVERY_S, service.receiver.marks.check, stop),
         ]

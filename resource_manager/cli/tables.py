@@ -14,6 +14,7 @@ from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.manager.plurals import counted, plural
 from resource_manager.manager.serializers import (
     Usage,
+    deadline_in_words,
     duration,
     interval_in_words,
     most_wasted,
@@ -263,6 +264,7 @@ def queue_table(queue: Sequence[Row]) -> Group:
         title=f"{len(queue)} waiting",
     )
     why: dict[str, list[str]] = {}
+    now = time.time()
     for entry in queue:
         expected = entry.get("estimated_start", UNKNOWN_START)
         table.add_row(
@@ -277,7 +279,7 @@ def queue_table(queue: Sequence[Row]) -> Group:
             f"{entry['required_cpus']:g}",
             duration(entry["waited_s"]),
             entry.get("reason", ""),
-            start(expected),
+            "; ".join(filter(None, (start(expected), deadline_in_words(entry, now)))),
         )
         if detail := expected["detail"]:
             why.setdefault(detail, []).append(f"#{entry['position']}")
@@ -343,6 +345,8 @@ def explanation(answer: Row) -> Group:
         after = f", when {estimate['after']} ends" if estimate["after"] else ""
         verdict.append(f" Should start: {start(estimate)}{after}{': ' if estimate['detail'] else ''}")
         verdict.append(f"{estimate['detail']}.")
+    if late := deadline_in_words(answer, time.time()):
+        verdict.append(f" Its {late}.")
     if sooner := answer.get("alternatives"):
         now = time.time()
         found = (f"{each['change']}: in {duration(each['at'] - now)}" for each in sooner)

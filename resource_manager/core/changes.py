@@ -197,6 +197,16 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadlineRisk:
+    """A lease or pending request should end by `ends_by`, after its deadline; None: not any more."""
+
+    lease_id: str
+    at: float
+    ends_by: float | None = None
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """A node takes no new leases; its existing leases continue. `failed` marks a broken server."""
 
@@ -347,6 +357,7 @@ Change = (
     | JobPlaced
     | Queued
     | Cancelled
+    | DeadlineRisk
     | Drained
     | Resumed
     | TeamsChanged

@@ -18,6 +18,7 @@ from resource_manager.core.changes import (
     Cancelled,
     Change,
     ClusterSettingsChanged,
+    DeadlineRisk,
     Drained,
     Expired,
     GpuCleaned,
@@ -104,6 +105,7 @@ class Snapshot:
     failed_starts: tuple[Released, ...] = ()
     runtimes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     attained: Mapping[str, int] = field(default_factory=dict)
+    at_risk: Mapping[str, float] = field(default_factory=dict)
 
 
 class ClusterState(NodeIndex):
@@ -140,6 +142,8 @@ class ClusterState(NodeIndex):
         """How long tasks of each class ran, by the leases that were released as a success."""
         self.attained: Attained = {}
         """The service of unfinished jobs; each change gives a new object."""
+        self.at_risk: Mapping[str, float] = {}
+        """When what may miss its deadline should end, by lease id; each change gives a new object."""
         self._expiry_heap = ExpiryHeap(self.leases)
         self._undo: list[Callable[[], None]] | None = None
         self.preempting: set[str] = set()
@@ -202,6 +206,7 @@ class ClusterState(NodeIndex):
             failed_starts=in_order(self.failed_starts),
             runtimes=self.runtimes.runs,
             attained=dict(self.attained),
+            at_risk=self.at_risk,
         )
 
     @classmethod
@@ -233,6 +238,7 @@ class ClusterState(NodeIndex):
         cluster.failed_starts = by_lease(snapshot.failed_starts)
         cluster.runtimes = LearntRuntimes(snapshot.runtimes)
         cluster.attained = dict(snapshot.attained)
+        cluster.at_risk = snapshot.at_risk
         for name, port in snapshot.last_ports.items():
             cluster.by_name[name].last_port = port
         for lease in held:
@@ -599,6 +605,12 @@ class ClusterState(NodeIndex):
             self._undo.append(partial(setattr, self, "settings", self.settings))
         self.settings = change.settings
 
+    def _deadline_risk(self, change: DeadlineRisk) -> None:
+        if self._undo is not None:
+            self._undo.append(partial(setattr, self, "at_risk", self.at_risk))
+        others = {name: ends_by for name, ends_by in self.at_risk.items() if name != change.lease_id}
+        self.at_risk = others if change.ends_by is None else {**others, change.lease_id: change.ends_by}
+
     def _agent_changed(self, change: AgentSeen | AgentLost) -> None:
         silent = change if isinstance(change, AgentLost) else None
         self._change_agent(self.node(change.node), watched=True, silent=silent)
@@ -788,6 +800,7 @@ _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {
     JobPlaced: ClusterState._job_placed,
     Queued: ClusterState._queued,
     Cancelled: ClusterState._cancelled,
+    DeadlineRisk: ClusterState._deadline_risk,
     Drained: ClusterState._drained,
     Resumed: ClusterState._resumed,
     TeamsChanged: ClusterState._teams_changed,

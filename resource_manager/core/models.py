@@ -152,6 +152,7 @@ class Request:
     `idle_below` (percent) and `idle_after_s` say when the lease counts as idle, and `idle_action` if it is
     then released; None and empty: as the settings say. `on_idle` says whether its request then waits again.
     A lease ends after `max_runtime_s`; after `requeue_after_s` it ends and its request waits again.
+    The task should have ended at `deadline_at`, in seconds of the store's clock.
 
     With `nodes` above 1 it is a gang: the demand is that of each of so many members, on as many nodes or,
     with `spread="pack"`, on fewer. All members must be on nodes of one value of the label `same`, and should
@@ -192,6 +193,7 @@ class Request:
     max_runtime_s: float | None = None
     requeue_after_s: float | None = None
     link: Link = Link.PREFER
+    deadline_at: float | None = None
     shape: tuple[object, ...] = field(init=False, repr=False, compare=False)
     """Hashable key of all fields that decide where the request fits; equal shapes fit the same nodes."""
     is_particular: bool = field(init=False, repr=False, compare=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from contextlib import suppress
+from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import islice
 from typing import Annotated, Any, Literal, Self, TypedDict, Unpack, get_origin
@@ -32,6 +33,7 @@ from resource_manager.manager.arguments import ALIASES, Dumpable, arguments_of
 from resource_manager.manager.cluster_file.durations import as_seconds
 
 MAX_COUNT = 1_000_000
+MAX_DURATION_S = 10 * 365 * 86_400
 _MAX_ERRORS = 100
 """Errors of one demand that are told: a body of 60,000 unknown names costs no second of processor time."""
 PRINTABLE = f"^[^{UNPRINTABLE}]*$"
@@ -78,6 +80,26 @@ def _gpu_memory(value: object) -> object:
         raise PydanticCustomError("gpu_memory", "{reason}", {"reason": str(error)}) from None
 
 
+def _deadline(value: object) -> object:
+    """Return the seconds of a duration, or a time that names its zone."""
+    at = value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            at = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
+    if isinstance(at, datetime) and at.tzinfo is not None:
+        return at
+    with suppress(PydanticCustomError):
+        seconds = as_seconds(value)
+        if isinstance(seconds, int | float) and seconds is not True and 0 < seconds <= MAX_DURATION_S:
+            return float(seconds)
+    raise PydanticCustomError(
+        "deadline",
+        "must be a duration of 10 years at most, such as 6h, or a time with its zone, such as "
+        "2030-01-31T18:00+01:00, got {got}",
+        {"got": f"{value!r:.100}"},
+    )
+
+
 def _one_label(value: object) -> object:
     if isinstance(value, list | tuple) or (isinstance(value, str) and "," in value):
         raise PydanticCustomError("one_label", "must name one label, got {got}", {"got": f"{value!r:.100}"})
@@ -90,10 +112,9 @@ Text = Annotated[str, StringConstraints(max_length=MAX_TEXT, pattern=PRINTABLE)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Whole, Field(ge=0, le=MAX_COUNT)]
 ServerRef = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)] | Name
-Seconds = Annotated[
-    float, BeforeValidator(as_seconds), Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)
-]
-Delay = Annotated[float, BeforeValidator(as_seconds), Field(ge=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
+Seconds = Annotated[float, BeforeValidator(as_seconds), Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)]
+Delay = Annotated[float, BeforeValidator(as_seconds), Field(ge=0, le=MAX_DURATION_S, allow_inf_nan=False)]
+Deadline = Annotated[float | datetime, BeforeValidator(_deadline)]
 Worth = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Quantity = (
     Annotated[int, Field(strict=True, ge=0, le=2**53)]
@@ -217,6 +238,10 @@ class Demand(BaseModel):
         default=None,
         description="Runtime after which the job saves what it did and its request waits again, in seconds.",
     )
+    deadline: Deadline | None = Field(
+        default=None,
+        description="Time by which the task should have ended, with its zone; or seconds after the request.",
+    )
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -323,6 +348,7 @@ class DemandOptions(TypedDict, total=False):
     on_idle: str | None
     max_runtime: float | timedelta | None
     requeue_after: float | timedelta | None
+    deadline: float | timedelta | datetime | str | None
 
 
 class DemandArguments(DemandOptions, total=False):

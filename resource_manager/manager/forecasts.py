@@ -28,7 +28,7 @@ from resource_manager.scheduling.reasons.runtime_quantiles import (
     RuntimeModel,
     RunWalk,
 )
-from resource_manager.scheduling.reasons.start_estimates import DrawnEnds, Start, forecast_starts
+from resource_manager.scheduling.reasons.start_estimates import RISK, DrawnEnds, Start, forecast_starts
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage import Store
 
@@ -126,10 +126,12 @@ class EstimateRecord:
         wait_s = _wait_s(start.at, now)
         low_s = min(_wait_s(start.earliest, now) * math.exp(-below), wait_s)
         high_s = max(_wait_s(start.latest, now) * math.exp(above), wait_s)
+        later_s = 0.0 if math.isinf(high_s) else now + high_s - (start.latest or start.at)
         return replace(
             start,
             earliest=min(now + low_s, start.at),
             latest=None if math.isinf(high_s) else max(now + high_s, start.at),
+            ends_by=None if start.ends_by is None else start.ends_by + later_s,
         )
 
     def give(self, cluster: ClusterState, starts: Mapping[str, Start], now: float) -> None:
@@ -244,6 +246,21 @@ class Forecasts:
         starts = self._forecast(cluster, now, MAX_ESTIMATE_S, extra, request.lease_id)
         record = kept_record(self._store)
         return record.answer(record.widened(starts[request.lease_id], now), now)
+
+    def ends_by(self, cluster: ClusterState, now: float) -> dict[str, float]:
+        """Return when what has a deadline should end, four times of five, by lease id, as far as is known."""
+        found: dict[str, float | None] = {}
+        if waiting := [each for each in cluster.pending.values() if each.request.deadline_at is not None]:
+            start_of = self.shared(cluster, now)
+            found = {each.lease_id: start_of(each.lease_id)["ends_by"] for each in waiting}
+        if running := [each for each in cluster.leases.values() if each.request.deadline_at is not None]:
+            with self._learning:
+                estimate = self._model(cluster).estimate
+            for lease in running:
+                runtime = estimate(lease.request)
+                left = None if runtime is None else runtime.given(now - lease.granted_at)
+                found[lease.lease_id] = None if left is None else lease.granted_at + left.at(1 - RISK)
+        return {lease_id: max(ends_by, now) for lease_id, ends_by in found.items() if ends_by is not None}
 
     def _in_background(self) -> None:
         try:

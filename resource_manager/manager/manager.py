@@ -17,6 +17,7 @@ from resource_manager.manager.commands import Commands
 from resource_manager.manager.commit.asking import checked_by, this_user
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Observer, Transactions
+from resource_manager.manager.deadlines import Deadlines
 from resource_manager.manager.forecasts import Forecasts
 from resource_manager.manager.opening import StatedCluster, open_cluster
 from resource_manager.manager.original import OriginalNames
@@ -29,7 +30,7 @@ from resource_manager.storage import Store, open_store
 CLUSTER_FIELDS = {field.name for field in fields(ClusterSettings)} - {"policy_package"}
 
 
-class GPUResourceManager(Commands, AgentJobCommands, Queries, Administration, OriginalNames):
+class GPUResourceManager(Commands, AgentJobCommands, Queries, Deadlines, Administration, OriginalNames):
     """Leases on named GPUs and CPUs of one server each, kept in a store that many processes share.
 
     `GPUResourceManager()` reads `Settings`; `from_url` takes everything as arguments. The cluster is that of

@@ -352,7 +352,9 @@ class Queries:
     def _explanation_in(self, cluster: ClusterState, now: float, request: Request) -> Explanation:
         answer = serializers.explanation(cluster, request, self._commits.explaining(cluster, now))
         if answer["could_ever_fit"] and answer["kind"] is not None:
-            answer["estimated_start"] = self._forecasts.alone(cluster, now, request)
+            start = answer["estimated_start"] = self._forecasts.alone(cluster, now, request)
+            if request.deadline_at is not None and (start["ends_by"] or now) > request.deadline_at:
+                answer["late_end"] = start["ends_by"] or now
             sooner = alternatives(
                 cluster, self._commits.resuming(cluster, now), request, for_a_while(MAX_ALTERNATIVES_S)
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import fields
+from datetime import datetime
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Unpack
@@ -49,7 +50,12 @@ _SHARED = {
 }
 """Fields of a `Request` -> those of the same meaning in a `Demand`, where a duration has no unit."""
 
-REQUEST_NAMES = {**_SHARED, "target_s": "target", "sensitivity_per_s": "sensitivity"}
+REQUEST_NAMES = {
+    **_SHARED,
+    "target_s": "target",
+    "sensitivity_per_s": "sensitivity",
+    "deadline_at": "deadline",
+}
 """Names of a `Request` and its utility -> those of a `Demand`."""
 
 _CHANGED = {
@@ -79,19 +85,22 @@ def request_of(
     is_operator = any_priority or (who is not None and who.is_operator)
 
     known = commits.known()
-    if known is not None:
+    if known is not None and not isinstance(demand.deadline, float):  # that counts by the store's clock
         try:
             return build_request(demand, known, is_operator=is_operator)
         except InvalidRequestError:  # it may be older than the cluster that takes it
             pass
-    return commits.read(lambda cluster, now: build_request(demand, cluster, is_operator=is_operator))
+    return commits.read(lambda cluster, now: build_request(demand, cluster, now, is_operator=is_operator))
 
 
-def build_request(demand: Demand, cluster: ClusterState, *, is_operator: bool = False) -> Request:
+def build_request(
+    demand: Demand, cluster: ClusterState, now: float = 0.0, *, is_operator: bool = False
+) -> Request:
     """Return the request of this demand on these servers; raises `InvalidRequestError` (a `ValueError`).
 
-    The priority of an operator's is free; others have a `PriorityError` above `max_priority`. `gpus`
-    must be in `gpu_range`, or 1 with a GPU fraction; `cpus` at most those of the largest server.
+    A deadline that is a duration begins `now`. The priority of an operator's is free; others have a
+    `PriorityError` above `max_priority`. `gpus` must be in `gpu_range`, or 1 with a GPU fraction; `cpus` at
+    most those of the largest server.
     """
     if not cluster.nodes:
         raise NoServersError
@@ -115,6 +124,7 @@ def build_request(demand: Demand, cluster: ClusterState, *, is_operator: bool = 
             required_node=None if server is None else server_name(cluster, server, "server"),
             ttl_s=settings.lease_ttl_s if demand.ttl is None else demand.ttl,
             utility=_utility(demand),
+            deadline_at=_deadline_at(demand, now),
             **_gang(demand),
             **dict(zip(_SAME, _same_values(demand), strict=True)),
         )
@@ -136,6 +146,12 @@ def check_limits(demand: Demand) -> None:
     except InvalidRequestError as error:
         error.rename({**REQUEST_NAMES, **demand.names})
         raise
+
+
+def _deadline_at(demand: Demand, now: float) -> float | None:
+    if isinstance(demand.deadline, datetime):
+        return demand.deadline.timestamp()
+    return None if demand.deadline is None else now + demand.deadline
 
 
 def _gang(demand: Demand) -> dict[str, Any]:

@@ -36,6 +36,8 @@ class Requested(TypedDict):
     max_runtime_s: float | None
     requeue_after_s: float | None
     on_idle: str
+    deadline_at: float | None
+    late_end: float | None
     labels: dict[str, str]
 
 
@@ -151,7 +153,7 @@ class ExpectedStart(TypedDict):
 
     Four starts of five should be between `earliest` and `latest`, None without a bound; `confidence` tells
     whether it was so. `after` names the lease whose end it waits for; `plays` is how often the queue was
-    played forward for it.
+    played forward for it. Four times of five the task should end by `ends_by`.
     """
 
     at: float | None
@@ -159,6 +161,7 @@ class ExpectedStart(TypedDict):
     latest: float | None
     after: str
     plays: int
+    ends_by: float | None
     server_name: str | None
     confidence: str
     detail: str
@@ -465,5 +468,7 @@ class Explanation(TypedDict):
     policy: str
     servers: list[ServerVerdict]
     would_preempt: list[str]
+    deadline_at: float | None
+    late_end: float | None
     estimated_start: NotRequired[ExpectedStart]
     alternatives: NotRequired[list[SoonerStart]]

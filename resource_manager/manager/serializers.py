@@ -85,7 +85,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
         "revoked": lease.revoked,
         "reason": _reason(cluster, lease),
         "members": members,
-        **_demand(request),
+        **_demand(request, cluster),
     }
 
 
@@ -197,7 +197,7 @@ def sharing_in_words(request: Request, members: Sequence[Member]) -> str:
     return f"accounted, not enforced: no MPS daemon is kept on {', '.join(dict.fromkeys(without))}"
 
 
-def pending(standing: Standing, now: float) -> QueueEntry:
+def pending(standing: Standing, cluster: ClusterState, now: float) -> QueueEntry:
     """Return a queue entry: position from 1 in queue order; `kind` and `reason` of the wait."""
     entry, request = standing.entry, standing.entry.request
     return {
@@ -213,7 +213,7 @@ def pending(standing: Standing, now: float) -> QueueEntry:
         "waited_s": max(now - entry.queued_at, 0.0),
         "required_gpus": request.gpus,
         "required_cpus": request.resources.get("cpus", 0),
-        **_demand(request),  # type: ignore[typeddict-item]  # it has no `estimated_start`
+        **_demand(request, cluster),  # type: ignore[typeddict-item]  # it has no `estimated_start`
     }
 
 
@@ -222,7 +222,7 @@ def queue(
     current: SchedulingPass,
 ) -> list[QueueEntry]:
     """Return every queue entry in queue order, with the reason of its wait."""
-    return [pending(standing, current.now) for standing in standings(cluster, current)]
+    return [pending(standing, cluster, current.now) for standing in standings(cluster, current)]
 
 
 def estimate(start: Start, confidence: str = "few data") -> ExpectedStart:
@@ -236,6 +236,7 @@ def estimate(start: Start, confidence: str = "few data") -> ExpectedStart:
         "latest": start.latest,
         "after": start.after,
         "plays": start.plays,
+        "ends_by": start.ends_by,
         "server_name": start.node,
         "confidence": "unknown" if start.at is None else confidence,
         "detail": detail_of(start.why),
@@ -244,10 +245,10 @@ def estimate(start: Start, confidence: str = "few data") -> ExpectedStart:
 
 def queue_entry(cluster: ClusterState, lease_id: str, current: SchedulingPass) -> QueueEntry:
     """Return one pending request, with its position and the reason of its wait."""
-    return pending(next(standings(cluster, current, only=(lease_id,))), current.now)
+    return pending(next(standings(cluster, current, only=(lease_id,))), cluster, current.now)
 
 
-def _demand(request: Request) -> Requested:
+def _demand(request: Request, cluster: ClusterState) -> Requested:
     return {
         "gpu_milli": request.gpu_milli,
         "gpu_types": list(request.gpu_types),
@@ -266,6 +267,8 @@ def _demand(request: Request) -> Requested:
         "max_runtime_s": request.max_runtime_s,
         "requeue_after_s": request.requeue_after_s,
         "on_idle": request.on_idle,
+        "deadline_at": request.deadline_at,
+        "late_end": cluster.at_risk.get(request.lease_id),
         "labels": dict(request.labels),
     }
 
@@ -453,10 +456,15 @@ def summary(cluster: ClusterState) -> Summary:
     }
 
 
+ONE_COURSE = "from one simulated course: the interval is not known"
+
+
 def interval_in_words(start: Mapping[str, Any], now: float) -> str:
     """Return how sure an expected start is: `2 min to 1.0 h, calibrated`; few plays are told of."""
     found = [str(start["confidence"])]
     earliest, latest = start.get("earliest"), start.get("latest")
+    if start.get("plays") == 1 and start["confidence"] != "calibrated":
+        return ONE_COURSE
     if earliest is not None and earliest != latest:
         end = "after more than " + duration(earliest - now)
         if latest is not None:
@@ -465,6 +473,17 @@ def interval_in_words(start: Mapping[str, Any], now: float) -> str:
     if 1 < start.get("plays", 1) < MAX_PLAYS:
         found.append(f"{start['plays']} plays only")
     return ", ".join(found)
+
+
+def deadline_in_words(entry: Mapping[str, Any], now: float) -> str:
+    """Return when a demand's deadline is, and when its task should end if that is later; else empty."""
+    if (deadline_at := entry["deadline_at"]) is None:
+        return ""
+    left_s = deadline_at - now
+    found = f"deadline in {duration(left_s)}" if left_s > 0 else f"deadline {duration(-left_s)} ago"
+    if entry["late_end"] is None:
+        return found
+    return f"{found}, at risk: should end in {duration(entry['late_end'] - now)}"
 
 
 def explanation(
@@ -516,6 +535,8 @@ def explanation(
         "policy": cluster.settings.policy,
         "servers": [verdict(answer, request, scores.get(answer.node)) for answer in verdicts],
         "would_preempt": [lease.lease_id for lease in victims],
+        "deadline_at": request.deadline_at,
+        "late_end": None,
     }
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from resource_manager.core.lease_limits import LIMITS
-from resource_manager.core.maintenance import preemptor_in_words
+from resource_manager.core.maintenance import as_text, preemptor_in_words
 from resource_manager.core.models import Gpu
 from resource_manager.core.names import short
 from resource_manager.errors import InvalidRequestError
@@ -34,6 +34,7 @@ class What(StrEnum):
     EXPIRE = "expire"
     QUARANTINE = "quarantine"
     CANCEL = "cancel"
+    DEADLINE = "deadline"
     PREEMPT = "preempt"
     DRAIN = "drain"
     RESUME = "resume"
@@ -54,6 +55,7 @@ KINDS: dict[What, tuple[str, ...]] = {
     What.EXPIRE: ("expired",),
     What.QUARANTINE: ("quarantined",),
     What.CANCEL: ("cancelled",),
+    What.DEADLINE: ("deadlinerisk",),
     What.PREEMPT: ("preempting",),
     What.DRAIN: ("drained", "gpuclosed"),
     What.RESUME: ("resumed", "gpuopened"),
@@ -145,10 +147,19 @@ def content_of(change: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES) -
         told.insert(0, "failed")
     if change["change"] == "quarantined":
         told.append("released by force" if change.get("revoked") else "not ended or renewed in time")
+    if change["change"] == "deadlinerisk":
+        told.append(risk_in_words(change.get("ends_by")))
     if "preemptor" in change:
         by = change["preemptor"]
         told.append(LIMITS.get(by) or (f"for {_name(preemptor_in_words(by), names)}" if by else "taken back"))
     return ": ".join(filter(None, (where, ", ".join(told))))
+
+
+def risk_in_words(ends_by: float | None) -> str:
+    """Return what a change of a deadline's risk says, in a clause."""
+    if ends_by is None:
+        return "is not expected to miss its deadline any more"
+    return f"may miss its deadline: it should end by {as_text(ends_by)}"
 
 
 def _name(lease_id: str, names: Mapping[str, str]) -> str:

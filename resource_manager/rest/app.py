@@ -12,7 +12,12 @@ from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
 
 from resource_manager.manager.commit.asking import Asking
 from resource_manager.manager.plurals import counted, numbered_gpus
-from resource_manager.manager.serializers import duration, interval_in_words, usage_in_words
+from resource_manager.manager.serializers import (
+    deadline_in_words,
+    duration,
+    interval_in_words,
+    usage_in_words,
+)
 from resource_manager.manager.wording import by_whom, describe
 from resource_manager.rest import problems, routes
 from resource_manager.rest.console import pages
@@ -59,6 +64,7 @@ def create_app(service: Service, *, secure_cookies: bool = False) -> flask.Flask
     app.add_template_filter(duration)
     app.add_template_filter(usage_in_words, "usage")
     app.add_template_filter(interval_in_words, "interval")
+    app.add_template_filter(deadline_in_words, "deadline")
     app.add_template_filter(counted)
     app.add_template_filter(numbered_gpus)
     _observe(app, service)

@@ -8,7 +8,7 @@ import time
 from base64 import b64decode
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
@@ -655,7 +655,11 @@ def _is_refused(error: BaseException | None) -> bool:
 def _plain(asked: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given fields of a demand as JSON has them; the service knows the defaults."""
     return {
-        name: value.total_seconds() if isinstance(value, timedelta) else value
+        name: value.total_seconds()
+        if isinstance(value, timedelta)
+        else value.isoformat()
+        if isinstance(value, datetime)
+        else value
         for name, value in arguments_of(asked, options).items()
     }
 

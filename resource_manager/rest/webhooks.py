@@ -25,6 +25,7 @@ from resource_manager.core.changes import (
     AgentLost,
     Change,
     ClusterSettingsChanged,
+    DeadlineRisk,
     GpuClosed,
     Preempting,
     Quarantined,
@@ -37,6 +38,7 @@ from resource_manager.core.names import name_of
 from resource_manager.errors import LockTimeoutError, ResourceManagerError
 from resource_manager.manager.cluster_file.notices import in_words
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.wording import risk_in_words
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.storage import Store
 
@@ -228,6 +230,13 @@ def event_of(cluster: ClusterState, watch: StateFollower, change: Change) -> Eve
                 f"{change.node} has been silent since {to_the_minute(change.since)}: it takes no new leases"
             )
             return Event("server silent", change.node, text)
+        case DeadlineRisk():
+            entry = cluster.leases.get(change.lease_id) or cluster.pending.get(change.lease_id)
+            if entry is None:  # it is over
+                return None
+            name = name_of(entry)
+            text = f"{name} {risk_in_words(change.ends_by)}"
+            return Event("deadline at risk", name, text, entry.request.team)
         case Preempting(preemptor=by) if by:
             kind = "idle" if by == lease_limits.IDLE else "preempted"
             why = f"is {lease_limits.in_words(by, name_in(cluster, preemptor_in_words(by)))}"

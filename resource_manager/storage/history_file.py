@@ -18,6 +18,7 @@ from resource_manager.core.changes import (
     Cancelled,
     Change,
     ClusterSettingsChanged,
+    DeadlineRisk,
     Drained,
     Expired,
     GpuClosed,
@@ -152,6 +153,7 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         failed_starts=tuple(entry for entry in now.failed_starts if entry not in changes),
         runtimes=_runtimes_before(now, leases, changes),
         attained=_attained_before(now, leases, changes),
+        at_risk={} if any(isinstance(c, DeadlineRisk) for c in changes) else now.at_risk,
     )
     return History(before, tuple(kept), forgotten)
 

@@ -14,6 +14,7 @@ from resource_manager.core.changes import (
     Cancelled,
     Change,
     ClusterSettingsChanged,
+    DeadlineRisk,
     Drained,
     Expired,
     GpuCleaned,
@@ -164,8 +165,8 @@ class Operations:
             case Preempting():
                 self._unusual.add(change.fencing_token)
                 self._begin(change.at, Kind.OTHER, dispatches=False).external.append(change)
-            case JobPlaced():
-                pass  # it decides how the lease may end, which is recorded
+            case JobPlaced() | DeadlineRisk():
+                pass  # the one decides how the lease may end, which is recorded; the other nothing
             case Quarantined():
                 self._unusual.add(change.fencing_token)
                 self._begin(change.at, Kind.OTHER).external.append(change)

@@ -2,14 +2,14 @@
 
 import warnings
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from resource_manager.airflow.demand import demand_of, end_lease, owner_of
+    from resource_manager.airflow.demand import asked_by_attributes, demand_of, end_lease, owner_of
     from resource_manager.airflow.operators import GPUAllocateOperator, GPUTrainingOperator
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
@@ -51,6 +51,29 @@ def test_a_request_that_no_server_can_meet_fails_without_retry(manager):
         with pytest.raises(AirflowFailException, match=words):
             ask(manager, TASK, **demand)
     assert manager.leases() == []
+
+
+def test_a_task_without_a_deadline_has_that_of_its_run():
+    airflow = pytest.importorskip("airflow.sdk.definitions.deadline")  # from Airflow 3.1 on
+    began, references = datetime(2030, 1, 31, 18, tzinfo=UTC), airflow.DeadlineReference
+    alerts = [
+        SimpleNamespace(reference=reference, interval=timedelta(hours=hours))
+        for reference, hours in (
+            (references.DAGRUN_QUEUED_AT, 3),
+            (references.FIXED_DATETIME(began), 2),
+            (references.DAGRUN_LOGICAL_DATE, 1),
+            (references.AVERAGE_RUNTIME(3), 0),
+        )
+    ]
+    context = {
+        "dag": SimpleNamespace(deadline=alerts),
+        "dag_run": SimpleNamespace(start_date=began, logical_date=None),
+    }
+    operator = GPUTrainingOperator(task_id="t", gpus=2, command="true")
+    asked = asked_by_attributes(operator)
+    assert demand_of(operator, asked, context, "t").deadline == began + timedelta(hours=2)
+    assert demand_of(operator, {**asked, "deadline": "1h"}, context, "t").deadline == 3600
+    assert demand_of(operator, asked, {}, "t").deadline is None
 
 
 def test_a_required_server_is_waited_for_and_a_preferred_one_is_not(manager):

@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     from resource_manager.airflow.task_trigger.events import EndState, GrantState
     from resource_manager.airflow.task_trigger.waits import GrantTrigger
     from resource_manager.airflow.version_compat import AirflowException
-    from resource_manager.airflow.wait_log import WaitLog, describe_wait, describe_waiting
+    from resource_manager.airflow.wait_log import DeadlineLog, WaitLog, describe_wait, describe_waiting
 
 
 from tests.airflow.asking import ask
@@ -36,6 +36,17 @@ def test_the_log_line_of_a_wait_has_position_reason_and_start():
     )
     status["estimated_start"] = {"at": None, "confidence": "unknown", "detail": "nobody knows"}
     assert describe_waiting(status).endswith("; start unknown: nobody knows")
+
+
+def test_a_deadline_at_risk_is_one_line_and_so_is_its_end():
+    lines = []
+    log = DeadlineLog(SimpleNamespace(warning=lambda text, *values: lines.append(text % values)))
+    for late_end in (None, 7200.0, 7260.0, None, None):
+        log.see({"deadline_at": 3600.0, "late_end": late_end})
+    assert lines == [
+        "the deadline 1970-01-01T01:00Z is at risk: the task should end by 1970-01-01T02:00Z",
+        "the deadline 1970-01-01T01:00Z is not at risk any more",
+    ]
 
 
 def test_a_wait_is_logged_again_only_if_it_changed():

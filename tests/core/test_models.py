@@ -88,6 +88,7 @@ OTHER: dict[str, Any] = {
     "expected_runtime_s": 5.0,
     "quarantine": True,
     "labels": {"a": "b"},
+    "deadline_at": 8.0,
     "utility": Utility(1.0, 2.0),
 }
 GANG: dict[str, Any] = {"nodes": 2, "spread": Spread.PACK, "same": "rack", "prefer_same": "row"}

@@ -214,13 +214,14 @@ def test_an_explanation_agrees_with_the_allocator_and_has_every_server() -> None
 
 
 def test_an_estimate_has_a_time_or_a_reason() -> None:
-    known = serializers.estimate(Start(99.0, "a", None, 90.0, None, "t", 7), "calibrated")
+    known = serializers.estimate(Start(99.0, "a", None, 90.0, None, "t", 7, 120.0), "calibrated")
     assert known == {
         "at": 99.0,
         "earliest": 90.0,
         "latest": None,
         "after": "t",
         "plays": 7,
+        "ends_by": 120.0,
         "server_name": "a",
         "confidence": "calibrated",
         "detail": "",
@@ -228,6 +229,10 @@ def test_an_estimate_has_a_time_or_a_reason() -> None:
     assert serializers.interval_in_words(known, 30.0) == "after more than 60 s, calibrated, 7 plays only"
     assert serializers.interval_in_words({**known, "latest": 330.0, "plays": 40}, 30.0) == (
         "60 s to 5 min, calibrated"
+    )
+    one = {**known, "plays": 1, "confidence": "few data"}
+    assert serializers.interval_in_words(one, 30.0) == (
+        "from one simulated course: the interval is not known"
     )
     unknown = serializers.estimate(Start(None, why=NotEstimated()))
     assert (unknown["at"], unknown["confidence"]) == (None, "unknown")

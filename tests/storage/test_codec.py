@@ -12,6 +12,7 @@ from resource_manager import STORED_FORMAT
 from resource_manager.core.changes import (
     Cancelled,
     Change,
+    DeadlineRisk,
     Drained,
     Expired,
     Granted,
@@ -55,6 +56,7 @@ CHANGES: list[Change] = [
     Quarantined("t", 7, 70.0),
     Queued(REQUEST, 1.0, 1, 1.0),
     Cancelled("t", 1.0, "gave up"),
+    DeadlineRisk("t", 1.0, 9.5),
     Drained("a", 1.0, "maintenance", failed=True),
     Resumed("a", 2.0, by="airflow:prod/etl/train"),
     MaintenanceChanged((Window(1, ("s1",), 100.5, 200.0, 604800.0, "fans", True),), 3.0),

@@ -11,6 +11,7 @@ from resource_manager.core.changes import (
     AgentSeen,
     Change,
     ClusterSettingsChanged,
+    DeadlineRisk,
     Drained,
     GpuCleaned,
     GpuClosed,
@@ -210,7 +211,7 @@ class Walk:
 
     def _node(self, cluster: ClusterState, now: float) -> list[Change]:
         open_nodes = [state for state in cluster.nodes if state.is_open]
-        kind = self.rng.randrange(7)
+        kind = self.rng.randrange(8)
         if kind == 0 and len(open_nodes) > 2:
             return [Drained(open_nodes[-1].name, now, "fans", failed=self.rng.random() < 0.5)]
         if kind == 1:
@@ -233,4 +234,6 @@ class Walk:
             health = (HealthRule("xid 63", self.rng.choice(("note", "ignore"))),)
             settings = ClusterSettings("fgd", order="fifo", min_gpus=0, prices={"A100": 2.5}, health=health)
             return [ClusterSettingsChanged(self.rng.choice((ClusterSettings(), settings)), now)]
+        if kind == 6:
+            return [DeadlineRisk(self.rng.choice("ab"), now, self.rng.choice((None, now + 1.5)))]
         return []

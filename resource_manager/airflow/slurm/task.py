@@ -33,7 +33,7 @@ UNUSED = (
     *("gpu_milli", "vendor", "labels_required", "prefer_server", "server", "spread", "same", "prefer_same"),
     *("link", "types", "gpu_memory", "priority", "preemptible", "preempt_signal", "preemption_delay"),
     *("utility", "target", "sensitivity", "idle_below", "idle_after", "idle_action", "on_idle"),
-    *("max_runtime", "requeue_after"),
+    *("max_runtime", "requeue_after", "deadline"),
 )
 """Fields of a demand that only our own allocator reads; Slurm has options of its own for some."""
 

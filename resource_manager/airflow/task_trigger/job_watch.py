@@ -19,6 +19,7 @@ from resource_manager.airflow.task_trigger.place_watch import PlaceWatch
 from resource_manager.airflow.task_trigger.plan import TaskPlan
 from resource_manager.airflow.use_meter import UseMeter, gpus_of
 from resource_manager.airflow.version_compat import AirflowException
+from resource_manager.airflow.wait_log import DeadlineLog
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import MAX_AT_ONCE, DoneWhen
 from resource_manager.jobs.launchers import LauncherError, LauncherUnreachableError
@@ -66,6 +67,7 @@ class JobWatch:
         self._use = UseMeter()
         self._idle = IdleWarning(lambda line: self._log.warning("%s", line))
         self._warned_of = ""
+        self._deadline = DeadlineLog(self._log)
         # A server that is cut off must not occupy the threads of all triggers.
         self._threads = (
             ThreadPoolExecutor(min(len(self.jobs), MAX_AT_ONCE), "gpu-gang") if len(self.jobs) > 1 else None
@@ -208,6 +210,8 @@ class JobWatch:
     def _taken(self) -> Allocation | None:
         """Return the lease if it is being preempted."""
         lease = self._known()
+        if lease is not None:
+            self._deadline.see(lease)
         return lease if lease is not None and lease["state"] == "PREEMPTING" else None
 
     async def _look(self) -> None:

@@ -15,7 +15,7 @@ from resource_manager.airflow.task_trigger import base
 from resource_manager.airflow.task_trigger.base import PlainTrigger, TaskBoundTrigger
 from resource_manager.airflow.task_trigger.events import Event, GrantEvent, GrantState, Vacancy
 from resource_manager.airflow.version_compat import AirflowException
-from resource_manager.airflow.wait_log import WaitLog, describe_vacancy, describe_waiting
+from resource_manager.airflow.wait_log import DeadlineLog, WaitLog, describe_vacancy, describe_waiting
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import InvalidRequestError, NeverFitsError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob
@@ -33,6 +33,7 @@ class GrantWait:
     ) -> None:
         self._trigger = trigger
         self._log = WaitLog()
+        self._deadline = DeadlineLog(trigger.log)
         self._max_wait_s = max_wait_s
         self.before_s = before_s
         self.waited_s = 0.0
@@ -79,6 +80,7 @@ class GrantWait:
         line = describe_waiting(entry)
         if self._log.due(entry["kind"], entry["reason"], line, asyncio.get_running_loop().time()):
             self._trigger.log.info("%s", line)
+        self._deadline.see(entry)
         return self._max_wait_s is not None and self.waited_s >= self._max_wait_s
 
     def _pause_s(self, *, is_known: bool) -> float:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from resource_manager.core.cluster_settings import Notice
 from resource_manager.manager.demand import Name
 
-Event = Literal["preempted", "idle", "quarantined", "gpu closed", "server silent"]
+Event = Literal["preempted", "idle", "quarantined", "gpu closed", "server silent", "deadline at risk"]
 
 
 class NoticeTable(BaseModel):

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
-from resource_manager.core.changes import Change, Granted, Preempting
+from resource_manager.core.changes import Change, DeadlineRisk, Granted, Preempting
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.direct_init import direct_copy
 from resource_manager.core.identifiers import check_names
@@ -125,7 +125,7 @@ def with_by(changes: Sequence[Change], by: str, sequence: int) -> list[Change]:
         if kind is Granted:
             is_asked = change.lease.sequence > sequence  # type: ignore[union-attr]
         else:
-            is_asked = kind is not Preempting or not stamped
+            is_asked = kind is not DeadlineRisk and (kind is not Preempting or not stamped)
         stamped.append(_COPIES[kind](change, by) if is_asked else change)
     return stamped
 

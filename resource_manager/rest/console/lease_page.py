@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.maintenance import as_text
 from resource_manager.core.models import Link, Request, TypeChoice
 from resource_manager.core.name_lookup import find
 from resource_manager.core.names import short
@@ -40,6 +41,7 @@ WORDS = {
     "jobplaced": "its job is about to start",
     "cancelled": "left the queue",
     "preempting": "is being preempted",
+    "deadlinerisk": "deadline",
 }
 
 
@@ -59,6 +61,8 @@ def asked(request: Request) -> list[tuple[str, str]]:
     rows += [("Expected runtime", "" if runtime is None else serializers.duration(runtime))]
     limits = {"Longest runtime": request.max_runtime_s, "Waits again after": request.requeue_after_s}
     rows += [(name, serializers.duration(limit)) for name, limit in limits.items() if limit is not None]
+    deadline_at = request.deadline_at
+    rows += [("Deadline", "" if deadline_at is None else as_text(deadline_at))]
     rows += [("If idle", request.idle_action)]
     rows += [("Server labels", _pairs(request.labels_required)), ("Labels", _pairs(request.labels))]
     return [(name, value) for name, value in rows if value]

@@ -310,6 +310,11 @@ class _State:
                 "Leases on servers that are in a maintenance window.",
                 len(busy),
             ),
+            GaugeMetricFamily(
+                "gpu_manager_deadlines_at_risk",
+                "Leases and pending requests that may miss their deadline.",
+                len(cluster.at_risk),
+            ),
             *_leases(cluster),
             GaugeMetricFamily("gpu_manager_queue_length", "Pending requests.", len(cluster.pending)),
             GaugeMetricFamily(

@@ -116,6 +116,23 @@ def by_runtime(cluster: ClusterState, now: float) -> list[PendingRequest]:
     return _starved_first(cluster, now, runtime_s)
 
 
+def by_deadline(cluster: ClusterState, now: float) -> list[PendingRequest]:
+    """Return pending requests by slack, the least first: the time to the deadline beyond their runtime.
+
+    Those without a deadline, and those that cannot meet it any more, follow by priority.
+    """
+
+    def slack_s(pending: PendingRequest) -> float:
+        if now - pending.queued_at > STARVATION_LIMIT_S:
+            return -math.inf
+        if (deadline_at := pending.request.deadline_at) is None:
+            return math.inf
+        left_s = deadline_at - now - (cluster.runtimes.runtime_of(pending.request) or 0.0)
+        return left_s if left_s >= 0 else math.inf
+
+    return sorted(by_priority(cluster, now), key=slack_s)
+
+
 def by_service(cluster: ClusterState, now: float) -> list[PendingRequest]:
     """Return pending requests by expected service, the least runtime times GPUs first.
 
@@ -238,6 +255,8 @@ fair_share = QueueDiscipline(
 )
 tiresias = QueueDiscipline(by_attained_service, rule="jobs that used less than 16 GPU-hours first")
 
+deadline = QueueDiscipline(by_deadline, rule="least time to the deadline beyond the runtime first")
+
 fair_usage = QueueDiscipline(
     by_fair_usage,
     rule="the team that used least of its share, with half-life, first",
@@ -256,6 +275,7 @@ ORDERS: dict[str, QueueDiscipline] = {
     "fair_usage": fair_usage,
     "fair_tree": fair_tree,
     "tiresias": tiresias,
+    "deadline": deadline,
 }
 
 

@@ -49,6 +49,9 @@ MAX_PLAYS = 40
 STRATA = MAX_PLAYS + 1
 """Number of parts of the levels, a prime: over the plays, a lease's end is drawn from each but one."""
 
+RISK = 0.2
+"""Probability of missing a deadline from which on it is at risk."""
+
 CLEANING_S = 1.0
 """Assumed time until GPUs whose lease has ended are clean."""
 
@@ -60,9 +63,9 @@ OVERDUE_FRACTION = 0.1
 class Start:
     """Estimated start of a request; `at` is None if it is unknown, on the grounds in `why`.
 
-    Four times of five it should be between `earliest` and `latest`, None without a bound. `plays` is the
-    number of plays that this stands on. In most of them the request starts on `node`, when the lease named
-    `after` ends, if it waits for one.
+    Four times of five it should be between `earliest` and `latest`, None without a bound, and the task should
+    end by `ends_by`. `plays` is the number of plays that this stands on. In most of them the request starts
+    on `node`, when the lease named `after` ends, if it waits for one.
     """
 
     at: float | None
@@ -72,6 +75,7 @@ class Start:
     latest: float | None = None
     after: str = ""
     plays: int = 1
+    ends_by: float | None = None
 
 
 LATER = Start(None, why=NotEstimated())
@@ -82,9 +86,9 @@ Ends = Callable[[Lease, float], float | None]
 
 @dataclass(slots=True)
 class _Play:
-    """One play: time, node and the lease that ended, of each start by lease id, and how far it came."""
+    """One play: how far it came, and of each start by lease id: time, node, lease that ended, own end."""
 
-    starts: dict[str, tuple[float, str, Lease | None]] = field(default_factory=dict)
+    starts: dict[str, tuple[float, str, Lease | None, float | None]] = field(default_factory=dict)
     endless: set[str] = field(default_factory=set)
     at: float = 0.0
     is_cut: bool = False
@@ -115,8 +119,10 @@ def estimate_starts(
         ends_at = partial(expected_end, runtimes=cluster.runtimes)
         running = [(ends_at(lease, current.now), lease) for lease in cluster.leases.values()]
         play = _play(cluster, current, running, ends_at, goes_on, wanted)
-        for lease_id, (at, node, after) in play.starts.items():
-            starts[lease_id] = Start(at, node, None, at, at, "" if after is None else name_of(after))
+        for lease_id, (at, node, after, end) in play.starts.items():
+            starts[lease_id] = Start(
+                at, node, None, at, at, "" if after is None else name_of(after), ends_by=end
+            )
         if wanted and starts.keys() >= set(wanted):
             return starts
         if play.is_cut:
@@ -164,18 +170,20 @@ def forecast_starts(
 def _of_plays(plays: Sequence[_Play], lease_id: str, expected: Start) -> Start:
     """Return the start by the quantiles of the plays."""
     found = [play.starts[lease_id] for play in plays if lease_id in play.starts]
-    times = sorted(at for at, _, _ in found)
+    times = sorted(at for at, _, _, _ in found)
+    ends = sorted(end for _, _, _, end in found if end is not None)
 
-    def at(level: float) -> float | None:
+    def at(level: float, times: Sequence[float] = times) -> float | None:
         place = int(level * len(plays))
         return times[place] if place < len(times) else None
 
     median = at(0.5)
     if median is None:
         return expected if expected.at is None else Start(None, why=TooFar(MAX_STEPS), plays=len(plays))
-    [(node, _)] = Counter(node for _, node, _ in found).most_common(1)
-    [(after, _)] = Counter("" if each is None else name_of(each) for _, _, each in found).most_common(1)
-    return Start(median, node, None, at(MISSED), at(1 - MISSED), after, len(plays))
+    [(node, _)] = Counter(node for _, node, _, _ in found).most_common(1)
+    [(after, _)] = Counter("" if each is None else name_of(each) for _, _, each, _ in found).most_common(1)
+    ends_by = at(1 - RISK, ends)
+    return Start(median, node, None, at(MISSED), at(1 - MISSED), after, len(plays), ends_by)
 
 
 class DrawnEnds:
@@ -270,9 +278,10 @@ def _play(
             current.policy, current.order, play.at, current.suspended, current.limits
         )
         for lease in _grant(cluster, at_that_time):
-            play.starts[lease.lease_id] = (play.at, lease.placement.node, after)
+            end = ends_at(lease, play.at)
+            play.starts[lease.lease_id] = (play.at, lease.placement.node, after, end)
             missing.discard(lease.lease_id)
-            if (end := ends_at(lease, play.at)) is None:
+            if end is None:
                 play.endless.add(lease.lease_id)
             else:
                 heapq.heappush(ends, (end, lease.fencing_token, lease))

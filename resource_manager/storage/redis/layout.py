@@ -19,6 +19,7 @@ from resource_manager.core.changes import (
     Cancelled,
     Change,
     ClusterSettingsChanged,
+    DeadlineRisk,
     Drained,
     Expired,
     GpuCleaned,
@@ -77,6 +78,7 @@ OPERATIONS: dict[type, tuple[str, Callable[[Any], str]]] = {
     JobPlaced: ("place", _ID),
     Queued: ("queue", attrgetter("request.lease_id")),
     Cancelled: ("cancel", _ID),
+    DeadlineRisk: ("rule", lambda change: f"{RISK}{change.lease_id}"),
     Drained: ("drain", _NODE),
     Resumed: ("resume", _NODE),
     TeamsChanged: ("rule", lambda change: TEAMS),
@@ -128,6 +130,9 @@ RUNS = "runs:"
 ATTAINED = "attained:"
 """Beginning of the field of the rules with the service a job attained: when (a version), and GPU ms."""
 
+RISK = "risk:"
+"""Beginning of the field of the rules with the change by which a lease or request may miss its deadline."""
+
 USE = "use:"
 """Beginning of the field of the rules with a team's decayed use."""
 
@@ -135,6 +140,8 @@ USE = "use:"
 def operations(change: Change) -> list[str]:
     """Return the arguments of commit.lua for a change: for each part operation, hash field and text."""
     kind, field = OPERATIONS[type(change)]
+    if isinstance(change, DeadlineRisk) and change.ends_by is None:
+        kind = "unrule"
     itself = [kind, field(change), change_to_json(change)]
     if type(change) not in _WITH_MORE:
         return itself
@@ -197,6 +204,8 @@ def parts_of(snapshot: Snapshot) -> list[str]:
         parts += ("rule", f"{RUNS}{name}", json.dumps([number, *runs]))
     for number, (job, gpu_ms) in enumerate(snapshot.attained.items(), start=-len(snapshot.attained)):
         parts += ("rule", f"{ATTAINED}{job}", json.dumps([number, gpu_ms]))
+    for lease_id, ends_by in snapshot.at_risk.items():
+        parts += ("rule", f"{RISK}{lease_id}", change_to_json(DeadlineRisk(lease_id, 0.0, ends_by)))
     for team, use in snapshot.use.items():
         parts += ("rule", f"{USE}{team}", json.dumps(use))
     for field, text in gpu_layout.fields_of(snapshot).items():
@@ -270,6 +279,7 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
             failed_starts=_failed_starts(rules.get(FAILED_STARTS.encode(), b"")),
             runtimes={name: tuple(map(float, runs)) for name, runs in _in_order(rules, RUNS)},
             attained={job: int(gpu_ms) for job, [gpu_ms] in _in_order(rules, ATTAINED)},
+            at_risk=dict(_at_risk(rules)),
             watched=tuple(known_gpus.watched),
             silent=tuple(known_gpus.silent),
             closed_gpus=tuple(known_gpus.closed),
@@ -361,6 +371,13 @@ def _failed_starts(text: bytes) -> tuple[Released, ...]:
     for line in text.splitlines():
         known = remembered(known, _kept(line, Released, "a release"))
     return in_order(known)
+
+
+def _at_risk(rules: Mapping[bytes, bytes]) -> Iterator[tuple[str, float]]:
+    for name, text in sorted(rules.items()):
+        if name.startswith(RISK.encode()):
+            risk = _kept(text, DeadlineRisk, "a deadline at risk")
+            yield risk.lease_id, risk.ends_by or 0.0
 
 
 def _uses(rules: Mapping[bytes, bytes]) -> dict[str, Use]:

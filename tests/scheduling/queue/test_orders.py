@@ -39,9 +39,17 @@ def ask(
     team: str = "",
     priority: int = 0,
     cpus: int = 1,
+    deadline_at: float | None = None,
 ) -> Request:
     return Request(
-        task_id, gpus, 1000, {"cpus": cpus}, team=team, priority=priority, expected_runtime_s=runtime_s
+        task_id,
+        gpus,
+        1000,
+        {"cpus": cpus},
+        team=team,
+        priority=priority,
+        expected_runtime_s=runtime_s,
+        deadline_at=deadline_at,
     )
 
 
@@ -95,6 +103,26 @@ def test_tiresias_puts_jobs_that_used_16_gpu_hours_behind_the_others() -> None:
     assert served(order, *requests, attained=used) == ["b", "d", "a", "c"]
     assert served(order, *requests, attained=used, now=STARVATION_LIMIT_S + 1) == ["a", "b", "c", "d"]
     assert served(order, *requests) == ["a", "b", "c", "d"]  # nothing is known
+
+
+def test_deadline_puts_the_least_slack_first_and_what_cannot_meet_its_own_back_to_its_priority() -> None:
+    order = get_order("deadline")
+    requests = [
+        ask("plain", 1),
+        ask("weighty", 1, priority=2),
+        ask("late", 1, 500.0, priority=1, deadline_at=400.0),
+        ask("long", 1, 900.0, deadline_at=1000.0),
+        ask("soon", 1, deadline_at=200.0),
+    ]
+    assert served(order, *requests) == ["long", "soon", "weighty", "late", "plain"]
+    assert served(order, *requests, now=150.0) == ["soon", "weighty", "late", "plain", "long"]
+    assert served(order, *requests, now=STARVATION_LIMIT_S + 1) == [
+        "weighty",
+        "late",
+        "plain",
+        "long",
+        "soon",
+    ]
 
 
 def test_the_default_order_is_priority_then_arrival() -> None:
@@ -188,7 +216,8 @@ def test_invented_teams_share_one_remainder() -> None:
 
 def test_an_unknown_order_is_refused_by_name() -> None:
     with pytest.raises(
-        PolicyError, match="unknown queue order 'lifo'; known are fair_share, fair_tree, fair_usage, fifo"
+        PolicyError,
+        match="unknown queue order 'lifo'; known are deadline, fair_share, fair_tree, fair_usage, fifo",
     ):
         get_order("lifo")
 

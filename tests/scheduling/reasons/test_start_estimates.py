@@ -60,6 +60,7 @@ def test_a_ttl_is_not_taken_as_the_end_of_a_lease() -> None:
         "latest": None,
         "after": "",
         "plays": 1,
+        "ends_by": None,
         "server_name": None,
         "confidence": "unknown",
         "detail": "the end of runs0 bbbb and 1 more is unknown; state runtimes: expected_runtime, "
@@ -199,7 +200,8 @@ def crowded(draw: st.DrawFn) -> ClusterState:
     current = SchedulingPass(FIRST_FIT, FIFO, 0.0)
     sizes = draw(st.lists(st.tuples(st.integers(1, 8), st.integers(60, 6000)), min_size=8, max_size=25))
     for number, (gpus, runtime_s) in enumerate(sizes):
-        request = Request(f"t{number}", gpus, expected_runtime_s=float(runtime_s))
+        # No two leases end at once: rounding would decide which comes first.
+        request = Request(f"t{number}", gpus, expected_runtime_s=runtime_s + number / 97)
         for change in allocator.submit(cluster, request, current):
             cluster.apply(change)
     return cluster

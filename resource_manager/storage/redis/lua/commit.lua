@@ -282,12 +282,14 @@ for i = begin, #ARGV, 3 do
     wake(key, json)
   elseif operation == 'rule' then
     -- What teams used so far comes with their rules.
-    for _, name in ipairs(redis.call('HKEYS', rules)) do
-      if key == 'teams' and string.sub(name, 1, 4) == 'use:' then
+    for _, name in ipairs(key == 'teams' and redis.call('HKEYS', rules) or {}) do
+      if string.sub(name, 1, 4) == 'use:' then
         redis.call('HDEL', rules, name)
       end
     end
     redis.call('HSET', rules, key, json)
+  elseif operation == 'unrule' then
+    redis.call('HDEL', rules, key)
   elseif operation == 'learn' then
     local classes, most, at = string.match(json, '^(%d+) (%d+) (.*)$')
     learn(redis.call('HGET', leases, key), tonumber(classes), tonumber(most), tonumber(at))
