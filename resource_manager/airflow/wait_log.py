@@ -55,7 +55,7 @@ class DeadlineLog:
 
     def see(self, entry: Mapping[str, Any]) -> None:
         """Look at a pending request or lease as last told."""
-        if (entry["late_end"] is not None) != self._is_late:
+        if (entry.get("late_end") is not None) != self._is_late:
             self._is_late = not self._is_late
             risk = "is not at risk any more"
             if self._is_late:

@@ -477,7 +477,7 @@ def interval_in_words(start: Mapping[str, Any], now: float) -> str:
 
 def deadline_in_words(entry: Mapping[str, Any], now: float) -> str:
     """Return when a demand's deadline is, and when its task should end if that is later; else empty."""
-    if (deadline_at := entry["deadline_at"]) is None:
+    if (deadline_at := entry.get("deadline_at")) is None:
         return ""
     left_s = deadline_at - now
     found = f"deadline in {duration(left_s)}" if left_s > 0 else f"deadline {duration(-left_s)} ago"
