@@ -54,12 +54,11 @@ class TaskLease:
         """Return whether it is this lease, neither a later one of the task nor its pending request."""
         return entry["state"] != "WAITING" and entry["fencing_token"] == self.token
 
-    async def request(self, attempt: int) -> Submission:
-        """Return the task's lease or pending request; ask again if it was lost.
+    async def request(self, status: Submission | None, attempt: int) -> Submission:
+        """Return the task's lease or pending request, which is `status`; ask again if it was lost.
 
         Raises `AirflowException` if somebody else ended it: the task asked, and is not to come back.
         """
-        status = await self.newest()
         if status is not None and not (status["state"] == "ERROR" and status["revoked"]):
             return status
         if not await in_thread(is_wanted, self._trigger.identity):

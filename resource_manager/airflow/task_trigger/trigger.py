@@ -29,7 +29,7 @@ from resource_manager.jobs.gang_environment import is_gang
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.launchers import AlreadyEndedError, Job, LauncherError, LauncherUnreachableError
 from resource_manager.jobs.preempting import STEP_S, grace_of, is_time_over, waits_again
-from resource_manager.manager.results import QueueEntry
+from resource_manager.manager.results import QueueEntry, Submission
 from resource_manager.scheduling.preemption.preempting import restarts_of
 
 START_PAUSE_S = 10.0
@@ -94,15 +94,15 @@ class TaskTrigger(TaskBoundTrigger):
         if await self._is_known_end():
             return TaskState.ENDING
         wait = GrantWait(self, self.plan.max_wait_s)
-        status = await self._lease.request(self._notes.attempt)
-        while status["state"] == "WAITING":
+        while (status := await self._request()) is not None and status["state"] == "WAITING":
             wait.before_s = await self._before_s(status)
             state = await wait.until_over()
             self._waited = {"waited_s": wait.waited_s, "reasons": wait.reasons}
             if state is GrantState.MAX_WAIT_EXCEEDED and await self._lease.cancel(status):
                 self._end = TaskEnd(state=EndState.MAX_WAIT_EXCEEDED)
                 return TaskState.ENDED
-            status = await self._lease.request(self._notes.attempt)
+        if status is None:
+            return TaskState.ENDING
         self._lease.held = status
         if status["state"] == "ERROR":  # it was not renewed for a while, but its task continues
             self._lease.held = await self._lease.renew()
@@ -124,6 +124,8 @@ class TaskTrigger(TaskBoundTrigger):
                 prepared = await lease.launch(planned.prepare, self._jobs(planned))
                 if prepared.failed:
                     error = next(iter(prepared.failed.values()))
+                    if isinstance(error, AlreadyEndedError):
+                        raise error
                     return await self._not_started(error, tuple(prepared.failed))
                 await lease.place(prepared.places)
                 gang = GangJob.of(lease.held)
@@ -141,8 +143,9 @@ class TaskTrigger(TaskBoundTrigger):
             return TaskState.WAITING
         except LauncherError as error:
             return await self._not_started(error)
-        except LeaseNotFoundError as error:
-            raise AirflowException("the lease was ended by another client before its job started") from error
+        except LeaseNotFoundError:
+            self.log.warning("the lease was ended before its job started")
+            return TaskState.WAITING
         await self._watch_jobs(gang, started_at)
         return TaskState.RUNNING
 
@@ -238,6 +241,13 @@ class TaskTrigger(TaskBoundTrigger):
     }
 
     # ---- what the steps are made of ----
+
+    async def _request(self) -> Submission | None:
+        """Return the task's lease or pending request; None if another trigger has ended it meanwhile."""
+        status = await self._lease.newest()
+        if status is None and await self._is_known_end():  # it was kept before the lease was released
+            return None
+        return await self._lease.request(status, self._notes.attempt)
 
     async def _is_known_end(self) -> bool:
         """Return whether a trigger of this task has kept its end, which then is this one's."""
