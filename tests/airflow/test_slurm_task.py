@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,15 @@ from typing import Any
 import pytest
 
 from resource_manager.airflow import GPUTrainingOperator
+from resource_manager.airflow.slurm.board import SlurmBoard
 from resource_manager.airflow.slurm.task import UNUSED, _asked
+from resource_manager.airflow.slurm.trigger import SlurmTrigger
+from resource_manager.airflow.task_trigger import base
 from resource_manager.airflow.version_compat import AirflowFailException
+from resource_manager.jobs.launchers import JobState, JobStatus
+from resource_manager.jobs.launchers.slurm import Seen
 from resource_manager.manager.demand import Demand
+from tests.airflow.tasks import TASK, fire
 
 SENT = {"gpus", "cpus", "resources", "gpu_types", "nodes", "team", "owner", "expected_runtime"} | {
     "preempt_grace",
@@ -39,3 +46,24 @@ def test_what_slurm_cannot_be_asked_is_refused_by_its_name(name: str, value: obj
     operator = GPUTrainingOperator(task_id="train", launcher="slurm", command="true", gpus=1, **{name: value})
     with pytest.raises(AirflowFailException, match=f"^{name} has no meaning on Slurm: leave it out"):
         _asked(operator, {}, SimpleNamespace())  # type: ignore[arg-type]
+
+
+def test_the_next_triggerer_goes_on_in_the_output_and_fires_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, notes: dict[str, Any]
+) -> None:
+    asked = []
+
+    class Board:
+        async def seen(self, key: str, offset: int) -> Seen:
+            asked.append((key, offset))
+            return Seen("two\nthree\n", offset + 10, JobStatus(JobState.FINISHED, 0), None)
+
+    monkeypatch.setattr(base, "MIN_DEFERRAL_S", 0.0)
+    monkeypatch.setattr(SlurmBoard, "of", lambda *_: Board())
+    trigger = SlurmTrigger(asdict(TASK), "k", {"launcher": "slurm"})
+    path, arguments = trigger.serialize()
+    assert path.endswith(".SlurmTrigger")
+    notes["job_log_place"] = {"job": "k", "offset": 4, "last_line": "one"}
+    event = {"offset": 14, "last_line": "three", "reasons": []}
+    assert fire(SlurmTrigger(**arguments)) == event
+    assert asked == [("k", 4)]

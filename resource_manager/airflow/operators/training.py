@@ -143,7 +143,7 @@ class GPUTrainingOperator(GPUOperator):
                 if self.restart_on_clear:
                     self.log.info("the task was cleared: its job of before ends, and a new one starts")
                     after_token = end_lease(manager, self._identity, self._asked_by)
-            job, labels = self._job(), {}
+            job, labels = self.job_template(), {}
             labels["launcher"] = job.launcher_name
             if self.startup_order is not StartupOrder.TOGETHER:
                 labels[ORDER_LABEL] = self.startup_order.value
@@ -166,7 +166,7 @@ class GPUTrainingOperator(GPUOperator):
             method_name="execute_ended",
         )
 
-    def _job(self) -> JobTemplate:
+    def job_template(self) -> JobTemplate:
         """Return the job; raises `AirflowFailException` if it cannot be handed to the triggerer."""
         # Native rendering turns arguments into numbers, and an empty text into None.
         given = self.command or ()

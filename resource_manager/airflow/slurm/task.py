@@ -17,6 +17,7 @@ from resource_manager.airflow.version_compat import (
 )
 from resource_manager.core.models import MILLI_PER_GPU, JobPlace
 from resource_manager.errors import ResourceManagerError
+from resource_manager.jobs.job_template import JobTemplate
 from resource_manager.jobs.launchers import Job, JobState, LauncherError, LauncherUnreachableError
 from resource_manager.jobs.launchers.base import BatchRequest
 from resource_manager.jobs.launchers.slurm import Seen, SlurmLauncher, arguments_of
@@ -172,8 +173,6 @@ def _asked(operator: Any, context: Any, identity: TaskIdentity) -> BatchRequest:
 
 
 def _job(operator: Any, key: str, asked: BatchRequest) -> Job:
-    given = operator.command or ()
-    command = ("/bin/sh", "-c", given) if isinstance(given, str) else tuple(map(str, given))
-    environment = {name: str(value) for name, value in (operator.env or {}).items()}
+    job: JobTemplate = operator.job_template()
     lease = {"GPU_LEASE_ID": str((asked.about or {})["task_id"])}
-    return Job(key, command, {**environment, **lease}, image=operator.image or "", batch=asked)
+    return Job(key, job.command, {**job.env, **lease}, image=job.image, batch=asked)

@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import closing
 from typing import Any
 
-from airflow.triggers.base import BaseTrigger, TriggerEvent
-from pydantic import BaseModel
+from airflow.triggers.base import TriggerEvent
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.slurm.board import SlurmBoard
-from resource_manager.airflow.task_state import is_wanted, note, noted
+from resource_manager.airflow.task_state import is_wanted
+from resource_manager.airflow.task_trigger.base import PlainTrigger
+from resource_manager.airflow.task_trigger.events import Event
+from resource_manager.airflow.task_trigger.notes import TaskNotes
 from resource_manager.airflow.version_compat import in_thread
 from resource_manager.airflow.wait_log import WaitLog, describe_start
 from resource_manager.core.models import JobPlace
@@ -20,13 +22,10 @@ from resource_manager.jobs.launchers import LauncherError
 from resource_manager.jobs.launchers.slurm import Said, SlurmLauncher
 from resource_manager.jobs.task_identity import TaskIdentity
 
-LOG_PLACE = "slurm_log_place"
-"""XCom with the part of the job's output that is in the task's log."""
-
 NOTE_EVERY_S = 30.0
 
 
-class SlurmEvent(BaseModel):
+class SlurmEvent(Event):
     """Event of the trigger: how far the job's output is in the task's log, and its last line there.
 
     `unreachable` is why Slurm could not be asked, empty if it said that a worker has to go on.
@@ -56,7 +55,7 @@ def end_unless_wanted(identity: TaskIdentity, place: JobPlace) -> bool:
     return True
 
 
-class SlurmTrigger(BaseTrigger):
+class SlurmTrigger(PlainTrigger):
     """Fire when the job does not run or never will, or was out of reach for `unreachable_s`."""
 
     def __init__(
@@ -67,33 +66,25 @@ class SlurmTrigger(BaseTrigger):
         gpu_conn_id: str = DEFAULT_CONNECTION,
         unreachable_s: float = 600.0,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._arguments = {
-            "identity": dict(identity),
-            "key": key,
-            "place": dict(place),
-            "gpu_conn_id": gpu_conn_id,
-            "unreachable_s": unreachable_s,
-        }
+        limits = {"gpu_conn_id": gpu_conn_id, "unreachable_s": unreachable_s}
+        super().__init__(identity=dict(identity), key=key, place=dict(place), **limits)
         self.identity = TaskIdentity(**identity)
         self.key = key
         self.place = JobPlace(**place)
         self.gpu_conn_id = gpu_conn_id
         self.unreachable_s = unreachable_s
+        self._notes = TaskNotes(self.identity, self.log)
         self._waits = WaitLog()
         self._runs = False
         self._offset = 0
         self._last_line = ""
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        return f"{type(self).__module__}.{type(self).__qualname__}", self._arguments
-
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        yield TriggerEvent((await self._watch()).model_dump(mode="json"))
+        yield await self._fire(await self._watch())
 
     async def _watch(self) -> SlurmEvent:
         board, clock = SlurmBoard.of(self.place, self.gpu_conn_id), asyncio.get_running_loop().time
-        await self._recall()
+        self._offset, self._last_line = await self._notes.log_place(self.key)
         reached_at = noted_at = clock()
         while True:
             try:
@@ -112,7 +103,7 @@ class SlurmTrigger(BaseTrigger):
             self._tell(seen.said, clock())
             if clock() - noted_at > NOTE_EVERY_S:
                 noted_at = clock()
-                await self._note()
+                await self._notes.keep_log_place(self.key, self._offset, self._last_line)
 
     def _event(self, unreachable: str = "") -> SlurmEvent:
         return SlurmEvent(
@@ -133,23 +124,6 @@ class SlurmTrigger(BaseTrigger):
         elif not self._runs and said.where:
             self._runs = True
             self.log.info("Slurm runs job %s on %s", said.id, said.where)
-
-    async def _recall(self) -> None:
-        """Go on in the log where an earlier triggerer stopped."""
-        try:
-            place = await noted(self.identity, LOG_PLACE)
-        except Exception as error:  # only the log depends on it
-            self.log.warning("the job's output may appear twice in this log: %s", error)
-            return
-        if place is not None and place["job"] == self.key:
-            self._offset, self._last_line = place["offset"], place["last_line"]
-
-    async def _note(self) -> None:
-        place = {"job": self.key, "offset": self._offset, "last_line": self._last_line}
-        try:
-            await note(self.identity, LOG_PLACE, place)
-        except Exception as error:
-            self.log.warning("log position not saved; a triggerer restart will repeat output: %s", error)
 
     async def on_kill(self) -> None:
         """End the job of a task that a user ended; keep that of a cleared or moved task."""

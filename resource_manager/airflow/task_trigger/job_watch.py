@@ -80,7 +80,7 @@ class JobWatch:
     async def recall(self) -> None:
         """Resume the log where an earlier triggerer stopped; repeats at most `ttl_s` / 3 of output."""
         first = self._watches[0]
-        first.offset, first.last_line = await self._notes.log_place(first.job)
+        first.offset, first.last_line = await self._notes.log_place(first.job.key)
         self._noted_offset = first.offset or -1
         await self._note()
 
@@ -306,7 +306,7 @@ class JobWatch:
     async def _note(self) -> None:
         first = self._watches[0]
         if first.offset != self._noted_offset:
-            await self._notes.keep_log_place(first.job, first.offset, first.last_line)
+            await self._notes.keep_log_place(first.job.key, first.offset, first.last_line)
             self._noted_offset = first.offset
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from resource_manager.airflow.task_state import note, noted
-from resource_manager.jobs.running_job import RunningJob
 from resource_manager.jobs.task_identity import TaskIdentity
 
 ALLOCATION = "allocation"
@@ -63,15 +62,15 @@ class TaskNotes:
         except Exception as error:
             self._log.warning("%s is not stored, which a restart of the triggerer needs: %s", key, error)
 
-    async def log_place(self, job: RunningJob) -> tuple[int, str]:
+    async def log_place(self, key: str) -> tuple[int, str]:
         """Return up to where the job's output is in the log, and the last line before that."""
         place = await self._read(LOG_PLACE)
-        if place is None or place["job"] != job.key:
+        if place is None or place["job"] != key:
             return 0, ""
         return int(place["offset"]), str(place["last_line"])
 
-    async def keep_log_place(self, job: RunningJob, offset: int, last_line: str) -> None:
-        await self.share(LOG_PLACE, {"job": job.key, "offset": offset, "last_line": last_line})
+    async def keep_log_place(self, key: str, offset: int, last_line: str) -> None:
+        await self.share(LOG_PLACE, {"job": key, "offset": offset, "last_line": last_line})
 
     async def _read(self, key: str) -> Any:
         try:
