@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import sys
 import threading
 import time
@@ -18,6 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+from resource_manager.agent import long_logs
+from resource_manager.core.identifiers import token_of_key
 from resource_manager.jobs.launchers import directory_job, walls
 from resource_manager.jobs.launchers.base import LauncherError, check_no_other_lease, lease_of_key
 
@@ -25,6 +26,7 @@ TICK_S = 0.1
 KEEP_LOGS_S = 3 * 86400.0
 MAX_LOGS_BYTES = 4 * 2**30
 PRUNE_EVERY_S = 600.0
+CUT_EVERY_S = 2.0
 LAST_LINE_BYTES = 2000
 AT_ONCE = 16
 
@@ -36,13 +38,21 @@ class OtherAgentError(Exception):
 class AgentJobs:
     """Jobs under `root` of the user of this process; `changed` is called when their states are other ones.
 
+    Of the output of one that runs about the newest `kept_bytes` are kept.
+
     Thread-safe. Raises `OtherAgentError` if another agent runs here.
     """
 
     def __init__(
-        self, server: str, root: str, *, changed: Callable[[], None], say: Callable[[str], None]
+        self,
+        server: str,
+        root: str,
+        *,
+        changed: Callable[[], None],
+        say: Callable[[str], None],
+        kept_bytes: int = long_logs.KEPT_BYTES,
     ) -> None:
-        self._server = server
+        self._server, self._kept_bytes = server, kept_bytes
         self._root = os.path.abspath(os.path.expanduser(root))
         self._changed, self._say = changed, say
         self._lock = threading.Lock()
@@ -51,7 +61,8 @@ class AgentJobs:
         self._done: dict[str, dict[str, Any]] = {}
         self._states: dict[str, dict[str, Any]] = {}
         self._newest: tuple[str, int] = ("", -1)
-        self._pruned_at = time.monotonic()
+        self._pruned_at = self._cut_at = time.monotonic()
+        self._uncuttable: set[str] = set()
         self._stop = threading.Event()
         place = directory_job.prepare(self._root, "probe")
         directory_job.remove(self._root, "probe")
@@ -91,10 +102,15 @@ class AgentJobs:
             return {"place": self._place, "runs": list(shown)}
 
     def output(self, key: str, offset: int) -> dict[str, Any]:
-        """Return a part of a job's output, as `directory_job.logs` does; before 0, the last so many bytes."""
+        """Return a part of a job's output, as `directory_job.logs` does; before 0, from so many bytes on."""
+        first, size = long_logs.kept(self._log_of(key))
         if offset < 0:
-            return {**directory_job.tail(self._root, key, -offset), "offset": 0, "is_all": True, "status": {}}
-        return directory_job.logs(self._root, key, offset)
+            offset = max(size + offset, first)
+        found = directory_job.logs(self._root, key, max(offset, first))
+        if offset < first:
+            said = f"gpu-manager: the first {first:,} bytes of this output are not kept any more\n"
+            found["text"] = said + found["text"]
+        return found
 
     def close(self) -> None:
         """Stop looking; the jobs go on."""
@@ -111,6 +127,9 @@ class AgentJobs:
                 self._converge()
                 if self._look():
                     self._changed()
+                if time.monotonic() - self._cut_at > CUT_EVERY_S:
+                    self._cut_at = time.monotonic()
+                    self._cut()
                 if time.monotonic() - self._pruned_at > PRUNE_EVERY_S:
                     self._pruned_at = time.monotonic()
                     self._prune()
@@ -197,11 +216,11 @@ class AgentJobs:
                 f"this agent runs jobs as {self.user}, and the cluster says job_user = {user!r}: start it as "
                 "that user, or correct the cluster"
             )
-        token = _token_of(key)
+        token = token_of_key(key)
         if token != item["token"]:
             raise directory_job.NotStartedError(f"job {key} is not of fencing token {item['token']}")
         names = (*directory_job.jobs_in(self._root), *directory_job.ended_in(self._root))
-        if any(lease_of_key(name) == lease_of_key(key) and _token_of(name) > token for name in names):
+        if any(lease_of_key(name) == lease_of_key(key) and token_of_key(name) > token for name in names):
             raise directory_job.NotStartedError(f"a later lease than that of job {key} was here")
 
     def _refuse_other_lease(self, key: str) -> None:
@@ -244,6 +263,22 @@ class AgentJobs:
         done = {"want": None, "n": None, "error": None, "refusal": None, "began": None, **done}
         return {**found, **done, "last_line": line, "ended": _is_buried(self._root, key)}
 
+    def _log_of(self, key: str) -> str:
+        return os.path.join(directory_job.directory_of(self._root, key), "log")
+
+    def _cut(self) -> None:
+        """Drop the oldest output of jobs that run and have written too much."""
+        running = {key for key, found in self._states.items() if found["state"] == "running"}
+        self._uncuttable &= running
+        for key in running - self._uncuttable:
+            try:
+                long_logs.cut(self._log_of(key), self._kept_bytes)
+            except FileNotFoundError:
+                continue
+            except OSError as error:  # a file system without holes, or the job put something else there
+                self._uncuttable.add(key)
+                self._say(f"the output of job {key} cannot be kept short: {error}")
+
     def _prune(self) -> None:
         """Remove the folders of jobs that nobody wants here any more, by age, then the oldest by size."""
         with self._lock:
@@ -261,11 +296,6 @@ class AgentJobs:
                 self._say(
                     f"the output of job {key} is removed: {KEEP_LOGS_S / 86400:g} days, or 4 GiB in all"
                 )
-
-
-def _token_of(key: str) -> int:
-    found = re.search(r"-(\d+)(\.\d+)?$", key)
-    return int(found[1]) if found else -1
 
 
 def _is_buried(root: str, key: str) -> bool:

@@ -8,6 +8,7 @@ from resource_manager.cli import (  # noqa: F401 - they add their commands
     converting,
     discovering,
     install_files,
+    job_commands,
     login,
     maintenance,
     reconciling,

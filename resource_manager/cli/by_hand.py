@@ -6,7 +6,6 @@ import getpass
 import re
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -41,12 +40,10 @@ if TYPE_CHECKING:
     from resource_manager.cli import tables
     from resource_manager.jobs.launchers import Job
     from resource_manager.jobs.reconcile import Action
-    from resource_manager.jobs.running_job import RunningJob
     from resource_manager.jobs.task_identity import TaskIdentity
 else:  # loads rich
     tables = lazy_module("resource_manager.cli.tables")
 
-LOOK_EVERY_S = 1.0
 LOOK_AGAIN_S = 5.0
 """Time after which a commit that was on its way when nothing was found has arrived."""
 
@@ -131,7 +128,7 @@ def hold(target: Target, /, for_s: float, as_json: bool, **options: Any) -> None
             print_json(lease)
             return
         click.echo(tables.lease_line(lease))
-        until = _clock(lease["expires_at"])
+        until = clock_time(lease["expires_at"])
         click.echo(f"held until {until}; gpu-manager release {lease['short_id']}", err=True)
 
     hold_once_granted(target, demand, tell)
@@ -157,37 +154,6 @@ def attach(target: Target, name: str, command: tuple[str, ...]) -> NoReturn:
             raise SystemExit(Attended(session, lease, job, None, owns=False).run())
     except Interrupted as interrupted:
         raise SystemExit(interrupted.exit_code) from None
-
-
-@main.command()
-@click.argument("name", shell_complete=completing.leases)
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
-@click.option("--rank", type=click.IntRange(0), default=0, help="Member of a gang.")
-@click.pass_obj
-@exit_codes
-def logs(target: Target, name: str, follow: bool, rank: int) -> None:
-    """Print the output of a lease's job."""
-    from contextlib import closing
-
-    from resource_manager.jobs.launchers import JobState
-    from resource_manager.manager.commit.job_ends import has_stored_job
-
-    lease = _lease_of(target.manager, name)
-    while follow and not lease["job_places"] and has_stored_job(lease["labels"]):
-        time.sleep(LOOK_EVERY_S)  # its agent is about to tell where it will be
-        lease = _lease_of(target.manager, name)
-    job = _running_job(lease, rank)
-    offset = 0
-    with closing(job.open()) as launcher:
-        while True:
-            text, after, status, _ = launcher.logs(job.key, offset)
-            click.echo(harmless(text) if sys.stdout.isatty() else text, nl=False)
-            if after != offset:
-                offset = after
-            elif follow and status.state is JobState.RUNNING:
-                time.sleep(LOOK_EVERY_S)
-            else:
-                return
 
 
 @main.command()
@@ -234,7 +200,7 @@ def _end(target: Target, name: str, airflow: Mapping[str, str | None] | None) ->
     """End a lease or pending request, before it its task by the login of that Airflow, if any."""
     from resource_manager.jobs import reconcile
 
-    entry = _entry_of(target.manager, name)
+    entry = entry_of(target.manager, name)
     identity = reconcile.task_of(entry)
     if airflow is not None:
         _end_task(target, entry, identity, airflow)
@@ -331,27 +297,16 @@ def _job(lease: Mapping[str, Any], command: Sequence[str], key: str | None = Non
     return job_of(lease, key or job_key(lease["task_id"], lease["fencing_token"]), command)
 
 
-def _running_job(lease: Mapping[str, Any], rank: int) -> RunningJob:
-    from resource_manager.jobs.running_job import RunningJob
-
-    jobs = RunningJob.all_of(lease)
-    if not jobs:
-        why = "none was placed yet, or its process took the lease by itself"
-        raise Failure(f"{name_in_words(lease)} has no job: {why}", REFUSED)
-    if rank >= len(jobs):
-        raise Failure(f"--rank must be below {len(jobs)}, got {rank}", BAD_INPUT)
-    return jobs[rank]
-
-
 def _lease_of(manager: Any, name: str) -> Mapping[str, Any]:
-    found = _entry_of(manager, name)
+    found = entry_of(manager, name)
     if found["state"] == "WAITING":
         waits = f"waits at position {found['position']}: {found['reason']}"
         raise Failure(f"{name_in_words(found)} {waits}", REFUSED)
     return found
 
 
-def _entry_of(manager: Any, name: str) -> Mapping[str, Any]:
+def entry_of(manager: Any, name: str) -> Mapping[str, Any]:
+    """Return the lease or pending request of that name; raises `UnknownTaskError`."""
     try:
         found: Mapping[str, Any] = manager.named(name)
     except LeaseNotFoundError as error:
@@ -359,5 +314,6 @@ def _entry_of(manager: Any, name: str) -> Mapping[str, Any]:
     return found
 
 
-def _clock(at: float) -> str:
+def clock_time(at: float) -> str:
+    """Return a time of today as 14:03, another one with its date."""
     return time.strftime("%H:%M" if at - time.time() < DAY_S else "%Y-%m-%d %H:%M", time.localtime(at))

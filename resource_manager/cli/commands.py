@@ -73,13 +73,21 @@ def wide_option(command: F) -> F:
 
 
 @main.command()
+@click.argument("name", required=False, shell_complete=completing.tasks)
 @click.option("--watch", "interval_s", is_flag=False, flag_value=2.0, type=INTERVAL, help="Repeat so often.")
 @wide_option
 @json_option
 @click.pass_obj
 @exit_codes
-def status(target: Target, interval_s: float | None, wide: bool, as_json: bool) -> None:
-    """Show servers, leases and the queue."""
+def status(target: Target, name: str | None, interval_s: float | None, wide: bool, as_json: bool) -> None:
+    """Show servers, leases and the queue; or one lease or pending request, and how its job ended."""
+    if name is not None:
+        from resource_manager.cli.job_commands import show_job
+
+        if interval_s is not None:
+            raise Failure("--watch goes without a name", BAD_INPUT)
+        show_job(target, name, as_json=as_json)
+        return
     if interval_s is None:
         _show_status(target, wide, as_json)
         return

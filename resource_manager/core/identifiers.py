@@ -101,3 +101,9 @@ def job_key(lease_id: str, fencing_token: int, rank: int | None = None) -> str:
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", lease_id).strip("-.")[-60:].lstrip("-.")
     digest = hashlib.sha256(lease_id.encode()).hexdigest()[:8]
     return f"gpu-{readable}-{digest}-{fencing_token}{'' if rank is None else f'.{rank}'}"
+
+
+def token_of_key(key: str) -> int:
+    """Return the fencing token in the name of a lease's job, -1 for another name."""
+    found = re.search(r"-(\d+)(\.\d+)?$", key)
+    return int(found[1]) if found else -1

@@ -18,6 +18,7 @@ from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import JobPlace, Lease
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
+from resource_manager.fleet.doorbell import Doorbell
 from resource_manager.jobs.job_template import JobTemplate
 from resource_manager.jobs.launchers.local import spec_of
 from resource_manager.jobs.preempting import grace_of
@@ -28,7 +29,7 @@ from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.commit.job_ends import has_stored_job
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Allocation
-from resource_manager.manager.stored_jobs import JobEnded
+from resource_manager.manager.stored_jobs import JobEnded, Question
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class JobsAnswer(TypedDict):
     version: int
     known: str
     jobs: list[dict[str, Any]]
-    output: list[dict[str, Any]]
+    output: list[Question]
 
 
 class JobBoard:
@@ -57,21 +58,9 @@ class JobBoard:
 
     def __init__(self, manager: GPUResourceManager) -> None:
         self._manager = manager
+        self.doorbell = Doorbell(manager)
 
     # ---- what should be ----
-
-    def mark(self, server: str) -> object:
-        """Return what changes when other jobs should be on a server; quick, on the replica."""
-
-        def view(cluster: ClusterState, now: float) -> object:
-            marks = [
-                (key, bool(lease.places), lease.preempted_by, cluster.gpu_failure(lease) is not None)
-                for key, _, lease in jobs_on(cluster, server)
-            ]
-            return tuple(marks)
-
-        marks = self._manager.look(view)
-        return (marks, self._manager.stored_jobs.bell if marks else "")
 
     def jobs(self, server: str) -> JobsAnswer:
         """Return what should be on a server; places the stored jobs of new leases first."""
@@ -82,7 +71,7 @@ class JobBoard:
             lambda cluster, now: (cluster.version, cluster.node(server).node.job_user)
         )
         keys = [key for key, _, _ in wanted]
-        orders = self._manager.stored_jobs.orders([*keys, *(f"{key}/output" for key in keys)])
+        orders = self._manager.stored_jobs.orders(keys)
         items = []
         for key, lease, rank in wanted:
             token = lease["fencing_token"]
@@ -95,7 +84,7 @@ class JobBoard:
             if key not in live and not run["ended"]:
                 want = "stop" if run["state"] == "running" else "forget"
                 items.append({"key": key, "want": want, "n": "", "grace_s": END_GRACE_S})
-        output = [{"key": key, **orders[f"{key}/output"]} for key in keys if f"{key}/output" in orders]
+        output = self._manager.stored_jobs.questions(server)
         known = hashlib.sha256(json.dumps([items, output]).encode()).hexdigest()[:16]
         return {
             "server": server,
@@ -193,7 +182,7 @@ class JobBoard:
         """Release a lease whose jobs are all over, with their result."""
         runs = self._runs(lease)
         if any(run is None or (run["state"] != "finished" and not run["refusal"]) for run in runs.values()):
-            self._manager.stored_jobs.ring()  # the other members may have to end
+            self._manager.stored_jobs.ring(*(member["server_name"] for member in lease["members"]))
             return
         ended = [run for run in runs.values() if run is not None]
         failed = [run for run in ended if run["state"] == "absent"]

@@ -6,14 +6,14 @@ import json
 import secrets
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from typing_extensions import TypedDict
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.identifiers import job_key
-from resource_manager.core.models import Lease
+from resource_manager.core.identifiers import job_key, token_of_key
+from resource_manager.core.models import Lease, Request
 from resource_manager.errors import (
     InvalidRequestError,
     LeaseNotFoundError,
@@ -21,10 +21,11 @@ from resource_manager.errors import (
     ResourceManagerError,
 )
 from resource_manager.manager.commit.protocol import Transactions
-from resource_manager.manager.stored_jobs import StoredJobs
+from resource_manager.manager.stored_jobs import JobResult, Question, StoredJobs
 from resource_manager.storage import Store
 
 OUTPUT_TIMEOUT_S = 20.0
+ASK_AGAIN_S = 1.0
 LOOK_S = 0.05
 
 ORDERS = ("prepare", "run", "terminate", "preempt", "stop")
@@ -53,7 +54,7 @@ class AgentService(Protocol):
 
     def agent_state(self, server: str) -> AgentState: ...
 
-    def job_output(self, server: str, key: str, offset: int) -> dict[str, Any]: ...
+    def job_output(self, server: str, key: str, offset: int, *, lease_id: str = "") -> dict[str, Any]: ...
 
 
 _opened: list[weakref.ref[AgentService]] = []
@@ -88,21 +89,33 @@ class AgentJobCommands:
         """
         if order.get("want") not in ORDERS:
             raise InvalidRequestError("{want} must be one of {}", ", ".join(ORDERS), field="want")
-        self._require_job(server, key, owner)
+        request = self._request_of_job(server, key)
+        if request is None:
+            raise LeaseNotFoundError(key)
+        if owner is not None and request.owner != owner:
+            raise OtherOwnerError(request.lease_id, request.owner, owner)
         number = f"{round(self.store.now() * 1e6):017d} {secrets.token_hex(4)}"
         self.stored_jobs.give_order(key, {**order, "n": number})
-        self.stored_jobs.ring()
+        self.stored_jobs.ring(server)
         return number
 
-    def _require_job(self, server: str, key: str, owner: str | None) -> None:
-        def view(cluster: ClusterState, now: float) -> Lease | None:
-            return next((lease for name, _, lease in jobs_on(cluster, server) if name == key), None)
+    def _request_of_job(self, server: str, key: str) -> Request | None:
+        def view(cluster: ClusterState, now: float) -> Request | None:
+            return next((lease.request for name, _, lease in jobs_on(cluster, server) if name == key), None)
 
-        lease = self._commits.read(view)
-        if lease is None:
+        return self._commits.read(view)
+
+    def job_of(self, server: str, key: str, lease_id: str = "") -> Request | JobResult:
+        """Return whose job that is on a server: its request, or by the id of its lease its result.
+
+        Raises `LeaseNotFoundError`.
+        """
+        found = self._request_of_job(server, key) or (
+            self.stored_jobs.result(lease_id, token_of_key(key)) if lease_id else None
+        )
+        if found is None or (isinstance(found, dict) and {"server": server, "key": key} not in found["jobs"]):
             raise LeaseNotFoundError(key)
-        if owner is not None and lease.request.owner != owner:
-            raise OtherOwnerError(lease.lease_id, lease.request.owner, owner)
+        return found
 
     def agent_state(self, server: str) -> AgentState:
         """Return what the agent of a server last said of its jobs."""
@@ -115,39 +128,53 @@ class AgentJobCommands:
             "is_silent": text is None,
         }
 
-    def job_output(self, server: str, key: str, offset: int, *, owner: str | None = None) -> dict[str, Any]:
+    def job_output(
+        self,
+        server: str,
+        key: str,
+        offset: int,
+        *,
+        lease_id: str = "",
+        asked: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
         """Return a part of a job's output, which its agent sends now, as `directory_job.logs` does.
 
-        Raises as `order_job`, and `AgentSilentError` if the agent does not answer.
+        A job that is over is found by the id of its lease. `asked` is called when the agent can hear of it.
+        Raises `LeaseNotFoundError`, and `AgentSilentError` if the agent does not answer.
         """
-        self._require_job(server, key, owner)
-        return self.awaited_output(key, self.ask_output(server, key, offset))
-
-    def ask_output(self, server: str, key: str, offset: int) -> str:
-        """Ask the agent for a part of a job's output; return the number of the question."""
-        number = secrets.token_hex(6)
-        self.stored_jobs.give_order(f"{key}/output", {"offset": offset, "n": number})
-        self.stored_jobs.ring()
-        return number
-
-    def awaited_output(self, key: str, number: str) -> dict[str, Any]:
-        """Return the part that was asked for by that number; raises `AgentSilentError`."""
-        ends_at = time.monotonic() + OUTPUT_TIMEOUT_S
-        while time.monotonic() < ends_at:
-            part = self.stored_jobs.output(key)
-            if part is not None and part["n"] == number:
-                return dict(part["part"])
+        self.job_of(server, key, lease_id)
+        if self.agent_state(server)["is_silent"]:
+            raise AgentSilentError(f"the agent of {server} is silent, and has the output of job {key}")
+        question: Question = {"key": key, "offset": offset, "n": secrets.token_hex(6)}
+        now = time.monotonic()
+        ends_at, ask_at = now + OUTPUT_TIMEOUT_S, now
+        while (now := time.monotonic()) < ends_at:
+            if now >= ask_at:
+                self.stored_jobs.ask(server, question)
+                self.stored_jobs.ring(server)
+                asked()
+                ask_at = now + ASK_AGAIN_S
+            part = self.stored_jobs.output(question)
+            if part is not None:
+                return part
             time.sleep(LOOK_S)
-        raise AgentSilentError(f"the agent sent no output of job {key} within {OUTPUT_TIMEOUT_S:g} s")
+        raise AgentSilentError(
+            f"the agent of {server} sent no output of job {key} within {OUTPUT_TIMEOUT_S:g} s"
+        )
+
+
+def leases_on(cluster: ClusterState, server: str) -> list[Lease]:
+    """Return the leases with a member on a server, those included that are left of a gang."""
+    state = cluster.by_name.get(server)
+    if state is None:
+        return []
+    left = (lease for lease in cluster.remainders.values() if lease.on(server))
+    return list({lease.fencing_token: lease for lease in (*state.leases.values(), *left)}.values())
 
 
 def jobs_on(cluster: ClusterState, server: str) -> Iterator[tuple[str, int, Lease]]:
     """Yield key, rank and lease of the jobs that leases may have on a server."""
-    state = cluster.by_name.get(server)
-    if state is None:
-        return
-    left = (lease for lease in cluster.remainders.values() if lease.on(server))
-    for lease in {lease.fencing_token: lease for lease in (*state.leases.values(), *left)}.values():
+    for lease in leases_on(cluster, server):
         for rank, placed in lease.ranked:
             if placed.node == server:
                 is_gang = lease.request.nodes > 1

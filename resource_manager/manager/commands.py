@@ -224,7 +224,7 @@ class Commands:
                 raise InvalidRequestError("{result} needs {fencing_token} beside it", field="result")
             lease = self._commits.read(lambda cluster, now: cluster.leases.get(lease_id))
             if lease is not None:
-                rows = [self.stored_jobs.row_of_result(lease_id, fencing_token, result, lease.request)]
+                rows = self.stored_jobs.rows_of_result(lease, result, outcome, reason)
         return self._release(
             lease_id,
             lambda cluster, now: allocator.release(
@@ -283,8 +283,11 @@ class Commands:
             logger.info("released %s", _called(lease, lease_id))
         return ReleaseResult.RELEASED
 
-    def result_of(self, lease_id: str, fencing_token: int) -> JobResult | None:
-        """Return the result that was stored as the lease was released, for 7 days."""
+    def result_of(self, lease_id: str, fencing_token: int | None = None) -> JobResult | None:
+        """Return the result that was stored as the lease was released, for 7 days.
+
+        Without its fencing token, that of the newest lease of this id that has one.
+        """
         return self.stored_jobs.result(lease_id, fencing_token)
 
     def release_members(

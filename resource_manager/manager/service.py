@@ -75,8 +75,8 @@ class LeaseService(Protocol):
     ) -> Submission:
         """Grant a lease now, or queue the request; store its job, which an agent runs."""
 
-    def result_of(self, lease_id: str, fencing_token: int) -> JobResult | None:
-        """Return the result of the job of a lease that has ended."""
+    def result_of(self, lease_id: str, fencing_token: int | None = None) -> JobResult | None:
+        """Return the result of the job of a lease that has ended, by default of the newest."""
 
     def order_job(self, server: str, key: str, order: Mapping[str, Any]) -> str:
         """Tell an agent what to do with a job; return the number of the order."""
@@ -84,8 +84,8 @@ class LeaseService(Protocol):
     def agent_state(self, server: str) -> AgentState:
         """Return what an agent last said of its jobs."""
 
-    def job_output(self, server: str, key: str, offset: int) -> dict[str, Any]:
-        """Return a part of a job's output, which its agent sends now."""
+    def job_output(self, server: str, key: str, offset: int, *, lease_id: str = "") -> dict[str, Any]:
+        """Return a part of a job's output, which its agent sends now; of one that is over by its lease."""
 
     def cancel(self, lease_id: str, *, sequence: int | None = None, reason: str = "") -> bool:
         """Remove a pending request; return False if there is none (of that `sequence`)."""

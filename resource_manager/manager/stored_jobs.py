@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypedDict
 
-from resource_manager.core.models import Request
+from resource_manager.core.identifiers import job_key
+from resource_manager.core.models import Lease
 from resource_manager.errors import CorruptStateError, InvalidRequestError, SettingsError, how_to_install
 from resource_manager.storage.jobs import (
     LIVE_S,
@@ -34,6 +36,9 @@ BELL = digest("bell")
 OUTPUT_S = 60.0
 """Time for which a part of a job's output waits for whoever asked for it."""
 
+MAX_QUESTIONS = 256
+"""Most questions about output that wait for the agent of a server; the oldest make room."""
+
 
 class JobEnded(TypedDict):
     """End of a lease's job: exit code (None: it left none), last line of its output, and its time."""
@@ -43,11 +48,30 @@ class JobEnded(TypedDict):
     ended_at: float | None
 
 
+class AgentJob(TypedDict):
+    """Job of a member of a lease that the agent of a server ran, which keeps its output for some days."""
+
+    server: str
+    key: str
+
+
 class JobResult(JobEnded):
-    """Stored end of a job, with whose lease it was."""
+    """Stored end of a job, with whose lease it was; `jobs` are in the order of the ranks."""
 
     owner: str
     team: str
+    fencing_token: int
+    outcome: str
+    reason: str
+    jobs: list[AgentJob]
+
+
+class Question(TypedDict):
+    """Question for a part of the output of a job: its number, and the byte from which it is asked for."""
+
+    key: str
+    offset: int
+    n: str
 
 
 class StoredJobs:
@@ -60,6 +84,7 @@ class StoredJobs:
     def __init__(self, store: JobStore, keys: str) -> None:
         self._store = store
         self._fernet = _fernet(keys)
+        self._asking = threading.Lock()
 
     def row_of_job(self, lease_id: str, owner: str, job: Mapping[str, Any]) -> JobRow:
         """Return what a commit stores; raises `InvalidRequestError` and `TooManyJobsError`."""
@@ -83,24 +108,46 @@ class StoredJobs:
             )
         return JobRow(job_name(lease_id), owner, self._sealed(["job", lease_id, job]), LIVE_S)
 
-    def row_of_result(self, lease_id: str, fencing_token: int, ended: JobEnded, request: Request) -> JobRow:
+    def rows_of_result(self, lease: Lease, ended: JobEnded, outcome: str, reason: str) -> list[JobRow]:
         """Return what the commit that releases the lease stores, with the end of a long last line."""
+        lease_id, token = lease.lease_id, lease.fencing_token
+        is_gang = lease.request.nodes > 1
         result: JobResult = {
             "exit_code": ended["exit_code"],
             "last_line": ended["last_line"][-MAX_LAST_LINE:],
             "ended_at": ended["ended_at"],
-            "owner": request.owner,
-            "team": request.team,
+            "owner": lease.request.owner,
+            "team": lease.request.team,
+            "fencing_token": token,
+            "outcome": outcome,
+            "reason": reason,
+            "jobs": [
+                {"server": member.node, "key": job_key(lease_id, token, rank if is_gang else None)}
+                for (rank, member), place in zip(lease.ranked, lease.places, strict=False)
+                if place.launcher == "agent"
+            ],
         }
-        text = self._sealed([f"result {fencing_token}", lease_id, result])
-        return JobRow(result_name(lease_id, fencing_token), "", text, RESULT_S)
+        text = self._sealed([f"result {token}", lease_id, result])
+        newest = self._sealed(["newest result", lease_id, {"fencing_token": token}])
+        return [
+            JobRow(result_name(lease_id, token), "", text, RESULT_S),
+            JobRow(result_name(lease_id), "", newest, RESULT_S),
+        ]
 
     def job(self, lease_id: str) -> dict[str, Any] | None:
         """Return the job of a request; raises `CorruptStateError` if it is none of ours."""
         return self._found(job_name(lease_id), "job", lease_id)
 
-    def result(self, lease_id: str, fencing_token: int) -> JobResult | None:
-        """Return the result of a lease, for 7 days; raises `CorruptStateError` if it is none of ours."""
+    def result(self, lease_id: str, fencing_token: int | None = None) -> JobResult | None:
+        """Return the result of a lease, by default of the newest of that id, for 7 days.
+
+        Raises `CorruptStateError` if it is none of ours.
+        """
+        if fencing_token is None:
+            newest = self._found(result_name(lease_id), "newest result", lease_id)
+            if newest is None:
+                return None
+            fencing_token = int(newest["fencing_token"])
         name = result_name(lease_id, fencing_token)
         found: Any = self._found(name, f"result {fencing_token}", lease_id)
         return found  # type: ignore[no-any-return]
@@ -125,23 +172,51 @@ class StoredJobs:
             )
         self._store.write([JobRow(digest(f"order {key}"), "", text, RESULT_S)])
 
-    def ring(self) -> None:
-        """Have services look at the orders."""
-        self._store.write([JobRow(BELL, "", secrets.token_hex(6), RESULT_S)])
+    def ring(self, *servers: str) -> None:
+        """Have services look at what the agents of these servers are to do."""
+        text = secrets.token_hex(6)
+        names = (*(digest(f"ring {server}") for server in servers), BELL)
+        self._store.write([JobRow(name, "", text, RESULT_S) for name in names])
 
     @property
     def bell(self) -> str:
         """A text that is another one after each `ring`."""
         return self._store.texts([BELL]).get(BELL, "")
 
-    def output(self, key: str) -> dict[str, Any] | None:
-        """Return the part of a job's output that its agent sent last."""
-        return self._found(digest(f"output {key}"), "output", key)
+    def rings(self, servers: Iterable[str]) -> dict[str, str]:
+        """Return for each of the servers that was rung for a text that is another one after each time."""
+        names = {digest(f"ring {server}"): server for server in servers}
+        return {names[name]: text for name, text in self._store.texts(names).items()}
 
-    def keep_output(self, key: str, part: Mapping[str, Any]) -> None:
-        """Store a part of a job's output for whoever asked for it."""
-        text = self._sealed(["output", key, part])
-        self._store.write([JobRow(digest(f"output {key}"), "", text, OUTPUT_S)])
+    def questions(self, server: str) -> list[Question]:
+        """Return the questions about output that the agent of a server is to answer."""
+        found: Any = self._found(digest(f"questions {server}"), "questions", server)
+        return [] if found is None else found["asked"]
+
+    def ask(self, server: str, question: Question) -> None:
+        """Add a question for the agent of a server, unless it waits there already.
+
+        It may get lost if another process asks at the same time: ask again until there is an answer.
+        """
+        with self._asking:
+            waiting = self.questions(server)
+            if question not in waiting:
+                self._keep_questions(server, [*waiting, question][-MAX_QUESTIONS:])
+
+    def output(self, question: Question) -> dict[str, Any] | None:
+        """Return the part of a job's output that answers a question, once there is one."""
+        return self._found(digest(f"output {question['n']}"), "output", question["key"])
+
+    def keep_output(self, server: str, question: Question, part: Mapping[str, Any]) -> None:
+        """Store the answer of a server's agent to a question, which waits no longer."""
+        text = self._sealed(["output", question["key"], part])
+        self._store.write([JobRow(digest(f"output {question['n']}"), "", text, OUTPUT_S)])
+        with self._asking:
+            self._keep_questions(server, [each for each in self.questions(server) if each != question])
+
+    def _keep_questions(self, server: str, asked: Sequence[Question]) -> None:
+        text = self._sealed(["questions", server, {"asked": asked}])
+        self._store.write([JobRow(digest(f"questions {server}"), "", text, OUTPUT_S)])
 
     def drop(self, lease_id: str) -> None:
         """Forget a job whose result was collected."""

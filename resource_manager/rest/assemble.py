@@ -145,12 +145,13 @@ def build(
     """
     checks.warn(manager.settings)
     watch = StateFollower(manager.store)
+    receiver = ReportReceiver(manager)
+    receiver.board.doorbell.follow(watch.on_look)  # before those who wait for it are asked
     held = HeldRequests(watch)
     metrics = Metrics(watch, on_commit=held.look_soon)
     manager.observer = metrics.manager
     manager.read_from(watch.look)
     manager.read_reports_by(REPORTS)
-    receiver = ReportReceiver(manager)
     metrics.registry.register(GpuGauges(watch, manager, receiver.silence))
     metrics.watch_held(held)
     metrics.watch_state(lambda: bool(manager.store.closed), lambda: receiver.marks.is_behind)

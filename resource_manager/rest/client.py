@@ -212,17 +212,22 @@ class ServiceClient(OriginalNames):
         """Return what the agent of a server last said of the jobs that this client may read."""
         return self._get(AgentState, "/api/jobs", {"server": server})
 
-    def job_output(self, server: str, key: str, offset: int) -> dict[str, Any]:
-        """Return a part of a job's output, which its agent sends now."""
+    def job_output(self, server: str, key: str, offset: int, *, lease_id: str = "") -> dict[str, Any]:
+        """Return a part of a job's output, which its agent sends now.
+
+        The output of a job that is over is found by the id of its lease.
+        """
         query = {"server": server, "key": key, "offset": offset}
+        if lease_id:
+            query["task_id"] = lease_id
         part = self._get(dict[str, Any], "/api/jobs/output", query)
         return {**part, "text": b64decode(part["text"]).decode()}
 
-    def result_of(self, lease_id: str, fencing_token: int) -> JobResult | None:
-        """Return the result that was stored as the lease was released, for 7 days."""
+    def result_of(self, lease_id: str, fencing_token: int | None = None) -> JobResult | None:
+        """Return the result that was stored as the lease was released, for 7 days; by default the newest."""
+        token = {} if fencing_token is None else {"fencing_token": fencing_token}
         try:
-            query = {"task_id": lease_id, "fencing_token": fencing_token}
-            return self._get(JobResult, "/api/result", query)
+            return self._get(JobResult, "/api/result", {"task_id": lease_id, **token})
         except (LeaseNotFoundError, ServiceError) as error:
             if isinstance(error, ServiceError) and error.status != 404:
                 raise

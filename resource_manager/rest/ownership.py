@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from resource_manager.core.models import Request
 from resource_manager.errors import LeaseNotFoundError, OtherOwnerError, ResourceManagerError
+from resource_manager.manager.results import Allocation
 from resource_manager.manager.stored_jobs import JobResult
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.problems import ProblemError
@@ -46,7 +47,7 @@ def require_run_jobs(caller: Identity) -> None:
         )
 
 
-def may_read(caller: Identity, of: Request | JobResult) -> bool:
+def may_read(caller: Identity, of: Request | Allocation | JobResult) -> bool:
     """Return whether a caller may read the output of a job: its owner, one of their team, an operator."""
     owner, team = (of.owner, of.team) if isinstance(of, Request) else (of["owner"], of["team"])
     return caller.is_operator or caller.name == owner or (bool(team) and team in caller.teams)

@@ -46,6 +46,7 @@ from resource_manager.errors import (
     UnknownNodeError,
     Words,
 )
+from resource_manager.manager.agent_jobs import AgentSilentError
 from resource_manager.manager.refusal_wording import Refusal, lock_busy, no_servers
 from resource_manager.rest.schemas import MISMATCHES
 
@@ -199,6 +200,8 @@ def from_manager(error: ResourceManagerError) -> ProblemError:
                 fencing_token=error.fencing_token,
                 is_held=error.is_held,
             )
+        case AgentSilentError():
+            return ProblemError(503, detail, headers={"Retry-After": "5"})
         case StateUnconfirmedError():
             return from_refusal(Refusal(RefusalKind.RECOVERING, detail, error.remaining_s))
         case LockTimeoutError():

@@ -505,13 +505,11 @@ def reports(service: Service, caller: Identity) -> ReportAnswer:
 def agent_jobs(service: Service, caller: Identity, query: AgentJobsQuery) -> Any:
     _require_agent(caller, query.server)
     check_version(query.version)
-    board = service.receiver.board
-    before = board.mark(query.server)
+    board, bell = service.receiver.board, service.receiver.board.doorbell
+    before = bell.mark(query.server)
     answer = board.jobs(query.server)
     if answer["known"] == query.known:
-        if service.held.hold(
-            flask.g.counted_as, lambda: bool(board.mark(query.server) != before), query.wait
-        ):
+        if service.held.hold(flask.g.counted_as, lambda: bool(bell.mark(query.server) != before), query.wait):
             return flask.Response(status=204)  # nobody gets it: this request is carried out again
         return {"known": query.known}
     return answer
@@ -527,9 +525,10 @@ def agent_jobs(service: Service, caller: Identity, query: AgentJobsQuery) -> Any
 )
 def agent_logs(service: Service, caller: Identity, body: LogsBody, once: Once | None = None) -> Done:
     _require_agent(caller, body.server)
-    keys = service.watch.look(lambda cluster, now: {key for key, _, _ in jobs_on(cluster, body.server)})
-    if body.key in keys:
-        service.manager.stored_jobs.keep_output(body.key, {"n": body.n, "part": body.part})
+    jobs = service.manager.stored_jobs
+    for question in jobs.questions(body.server):
+        if (question["key"], question["n"]) == (body.key, body.n):
+            jobs.keep_output(body.server, question, body.part)
     return {"success": True}
 
 
@@ -592,18 +591,16 @@ def agent_state(service: Service, caller: Identity, query: AgentStateQuery) -> A
     tags=("leases",),
 )
 def job_output(service: Service, caller: Identity, query: OutputQuery) -> dict[str, Any]:
-    requests = service.watch.look(
-        lambda cluster, now: [
-            lease.request for key, _, lease in jobs_on(cluster, query.server) if key == query.key
-        ]
-    )
-    if not requests:
-        raise ProblemError(404, f"no lease on {query.server} has the job {query.key}")
-    if not may_read(caller, requests[0]):
+    server, key, lease_id = query.server, query.key, query.task_id or ""
+    try:
+        of = service.manager.job_of(server, key, lease_id)
+    except LeaseNotFoundError:
+        raise ProblemError(404, f"no lease on {server} has the job {key}") from None
+    if not may_read(caller, of):
         raise ProblemError(403, "a job's output is for its owner, their team and operators")
-    number = service.manager.ask_output(query.server, query.key, query.offset)
-    service.held.look_soon()
-    part = service.manager.awaited_output(query.key, number)
+    part = service.manager.job_output(
+        server, key, query.offset, lease_id=lease_id, asked=service.held.look_soon
+    )
     # As clients take it: they escape what would steer a terminal, and this is to be as the job wrote it.
     return {**part, "text": b64encode(str(part.get("text", "")).encode()).decode()}
 

@@ -204,6 +204,9 @@ class OutputQuery(AgentStateQuery):
 
     key: JobKey
     offset: Annotated[int, Field(ge=-16 * 1024, le=2**53)] = 0
+    task_id: LeaseId | None = Field(
+        default=None, description="Lease of the job, by which it is found once it is over."
+    )
 
 
 class OrderBody(Body):
@@ -220,7 +223,7 @@ class ResultQuery(Body):
     """`GET /api/result`."""
 
     task_id: LeaseId
-    fencing_token: Annotated[int, Field(ge=0, le=2**53)]
+    fencing_token: Annotated[int, Field(ge=0, le=2**53)] | None = None
 
 
 class CancelBody(Body):

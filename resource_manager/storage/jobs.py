@@ -63,9 +63,9 @@ def job_name(lease_id: str) -> str:
     return digest(f"job {lease_id}")
 
 
-def result_name(lease_id: str, fencing_token: int) -> str:
-    """Return the name of the result of a lease."""
-    return digest(f"result {fencing_token} {lease_id}")
+def result_name(lease_id: str, fencing_token: int | None = None) -> str:
+    """Return the name of the result of a lease, without its token that of the newest of that id."""
+    return digest(f"result {'newest' if fencing_token is None else fencing_token} {lease_id}")
 
 
 def merged(rows: Iterable[JobRow]) -> list[JobRow]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,28 @@ def test_a_job_that_is_preempted_has_its_grace(service: Service) -> None:
     service.say({"key": key, "want": "preempt", "n": "1", "grace_s": 30, "signal": "TERM"})
     ended = service.wait(key, state="finished")
     assert (ended["exit_code"], ended["last_line"], ended["preempted"]) == (9, "saved", True)
+
+
+def test_of_a_long_output_the_newest_part_is_kept_and_that_is_said(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("resource_manager.agent.jobs.CUT_EVERY_S", 0.1)
+    root, size = str(tmp_path / "jobs"), 4 * 2**20
+    jobs = AgentJobs("here", root, changed=lambda: None, say=print, kept_bytes=size)
+    try:
+        service, key = Service(jobs), job_key("t", 7)
+        service.say(service.run(key, "yes 0123456 | head -c 16777216; echo the end; sleep 60"))
+        wait_for(lambda: jobs.output(key, -8)["text"] == "the end\n")
+        wait_for(lambda: os.stat(tmp_path / "jobs" / key / "log").st_blocks * 512 <= size)
+        found = jobs.output(key, 0)
+        said = r"gpu-manager: the first ([\d,]+) bytes of this output are not kept any more\n0123456\n"
+        first = re.match(said, found["text"])
+        assert first is not None
+        assert 12 * 2**20 <= int(first[1].replace(",", "")) < 14 * 2**20
+        later = jobs.output(key, found["offset"])
+        assert later["text"].startswith("0123456\n"), "what is kept has its place, and nothing is said again"
+        service.say({"key": key, "want": "stop", "n": "", "grace_s": 0})
+        service.wait(key, state="absent")
+    finally:
+        jobs.close()
 
 
 def test_output_is_read_by_parts_and_from_the_end(service: Service) -> None:

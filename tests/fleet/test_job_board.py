@@ -90,14 +90,14 @@ def test_a_job_is_placed_before_it_is_offered(fleet: Fleet) -> None:
 
 def test_what_is_wanted_changes_the_mark_and_the_hash(fleet: Fleet) -> None:
     fleet.report()
-    before, known = fleet.board.mark("gpu-a"), fleet.board.jobs("gpu-a")["known"]
-    assert fleet.board.mark("gpu-a") == before
+    before, known = fleet.board.doorbell.mark("gpu-a"), fleet.board.jobs("gpu-a")["known"]
+    assert fleet.board.doorbell.mark("gpu-a") == before
     fleet.submit("t")
-    assert fleet.board.mark("gpu-a") != before
+    assert fleet.board.doorbell.mark("gpu-a") != before
     assert fleet.board.jobs("gpu-a")["known"] != known
-    placed = fleet.board.mark("gpu-a")
+    placed = fleet.board.doorbell.mark("gpu-a")
     fleet.manager.order_job("gpu-a", job_key("t", 1), {"want": "stop"})
-    assert fleet.board.mark("gpu-a") != placed
+    assert fleet.board.doorbell.mark("gpu-a") != placed
     assert fleet.wanted() == {job_key("t", 1): "stop"}
 
 
@@ -184,9 +184,9 @@ def test_the_end_of_a_gang_is_that_of_the_member_that_failed_first(fleet: Fleet)
     first, second = (job_key("t", token, rank) for rank in (0, 1))
     assert [fleet.wanted("gpu-a"), fleet.wanted("gpu-b")] == [{first: "run"}, {second: "run"}]
     fleet.report(run(first), name="gpu-a")
-    before = fleet.board.mark("gpu-a")
+    before = fleet.board.doorbell.mark("gpu-a")
     fleet.report(run(second, "finished", exit_code=5, ended_at=6.0, last_line="boom"), name="gpu-b")
-    assert fleet.board.mark("gpu-a") != before, "its agent is told at once"
+    assert fleet.board.doorbell.mark("gpu-a") != before, "its agent is told at once"
     assert fleet.wanted("gpu-a") == {first: "terminate"}
     fleet.report(run(first, "finished", exit_code=143, ended_at=7.0), name="gpu-a")
     assert fleet.manager.leases() == []

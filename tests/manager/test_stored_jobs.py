@@ -84,9 +84,12 @@ def test_the_result_is_stored_by_the_release_and_known_for_a_week(store: MemoryS
     lease = manager.submit("t", 2, owner="ada", team="vision", job=JOB)
     token = lease["fencing_token"]
     assert manager.result_of("t", token) is None
-    manager.release("t", fencing_token=token, result={**ENDED, "last_line": "x" * 5000})
+    end = {**ENDED, "last_line": "x" * 5000}
+    manager.release("t", fencing_token=token, outcome="FAILED", reason="late", result=end)
     found = manager.result_of("t", token)
-    assert found == {**ENDED, "last_line": "x" * 2000, "owner": "ada", "team": "vision"}
+    whose = {"owner": "ada", "team": "vision", "fencing_token": token, "jobs": []}
+    assert found == {**ENDED, "last_line": "x" * 2000, "outcome": "FAILED", "reason": "late", **whose}
+    assert manager.result_of("t") == found, "the newest of that id"
     assert manager.result_of("t", token + 1) is None
     clock.now += RESULT_S + 1
     assert manager.result_of("t", token) is None

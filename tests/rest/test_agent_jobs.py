@@ -19,6 +19,7 @@ from resource_manager import GPUResourceManager, __version__
 from resource_manager.core.models import RUNS_JOBS, Gpu, Node
 from resource_manager.jobs.launchers import job_key
 from resource_manager.jobs.running_job import RunningJob
+from resource_manager.manager.stored_jobs import Question
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
@@ -117,12 +118,13 @@ def test_nothing_new_is_told_by_the_hash(as_: As, manager: GPUResourceManager) -
     assert ask(mine, known="other").json["jobs"] == []
 
 
-def test_output_is_for_owner_team_and_operator(as_: As, manager: GPUResourceManager) -> None:
+def test_output_is_for_owner_team_and_operator(
+    as_: As, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tell(agent(as_), manager)
     body = {**DEMAND, "server": "gpu-a", "team": "vision", "job": JOB}
     token = as_("ada", run_jobs=True).post("/api/submit", json=body).json["fencing_token"]
     key = job_key("t", token)
-    manager.stored_jobs.keep_output(key, {"n": "n", "part": {"text": "x"}})
     query = {"server": "gpu-a", "key": key}
     answer = as_("eve").get("/api/jobs/output", query_string=query)
     assert (answer.status_code, answer.json["detail"]) == (
@@ -130,16 +132,41 @@ def test_output_is_for_owner_team_and_operator(as_: As, manager: GPUResourceMana
         "a job's output is for its owner, their team and operators",
     )
     ended = {"exit_code": 0, "last_line": "", "ended_at": None}
-    manager.release("t", fencing_token=token, job_end="ended", result=ended)
-    result = {"task_id": "t", "fencing_token": token}
-    for client, status in (
-        (as_("eve"), 404),
-        (as_("bob", teams=["vision"]), 200),
-        (as_("ada"), 200),
-        (as_("root", Role.OPERATOR), 200),
-    ):
-        assert client.get("/api/result", query_string=result).status_code == status
+    monkeypatch.setattr("resource_manager.manager.agent_jobs.OUTPUT_TIMEOUT_S", 0.0)
+    asked = {**query, "task_id": "t"}
+    for while_it_runs in (True, False):
+        for client, may_read in (
+            (as_("eve"), False),
+            (as_("bob", teams=["vision"]), True),
+            (as_("ada"), True),
+            (as_("root", Role.OPERATOR), True),
+        ):
+            status = 503 if may_read else 403  # no agent answers here
+            assert client.get("/api/jobs/output", query_string=asked).status_code == status
+            if not while_it_runs:
+                result = client.get("/api/result", query_string={"task_id": "t"})
+                assert result.status_code == (200 if may_read else 404)
+        if while_it_runs:
+            manager.release("t", fencing_token=token, job_end="ended", result=ended)
     assert as_("ada").get("/api/jobs/output", query_string=query).status_code == 404
+    other = {**asked, "key": job_key("t", token + 1)}
+    assert as_("ada").get("/api/jobs/output", query_string=other).status_code == 404
+
+
+def test_an_agent_answers_the_questions_of_its_own_server_only(as_: As, manager: GPUResourceManager) -> None:
+    mine, other, jobs = agent(as_), agent(as_, "gpu-b"), manager.stored_jobs
+    question: Question = {"key": job_key("t", 1), "offset": 0, "n": "1"}
+    jobs.ask("gpu-a", question)
+    jobs.ask("gpu-a", question)
+    assert ask(mine).json["output"] == [question]
+    answer = {**question, "server": "gpu-a", "part": {"text": "x"}}
+    del answer["offset"]
+    assert other.post("/api/agent/logs", json={**answer, "server": "gpu-b"}).status_code == 200
+    assert mine.post("/api/agent/logs", json={**answer, "key": job_key("u", 2)}).status_code == 200
+    assert jobs.output(question) is None, "it is not the answer to this question"
+    assert mine.post("/api/agent/logs", json=answer).status_code == 200
+    assert jobs.output(question) == {"text": "x"}
+    assert ask(mine).json["output"] == []
 
 
 def test_orders_are_for_the_owner_of_the_lease(as_: As, manager: GPUResourceManager) -> None:
@@ -183,5 +210,12 @@ def test_an_agent_runs_a_submitted_job_and_its_output_is_followed(
                 assert found is not None
                 assert (found["exit_code"], found["last_line"]) == (4, "last")
                 assert client.status_of("t") is None
+                at_url = [sys.executable, "-m", "resource_manager.cli", "--url", url]
+                for arguments, shown in (
+                    (("logs", "t"), "first\nlast\n"),
+                    (("status", "t"), r"t ended at \d\d:\d\d with exit code 4 \(FAILED\): last\n"),
+                ):
+                    done = subprocess.run([*at_url, *arguments], capture_output=True, text=True)
+                    assert re.fullmatch(shown, done.stdout), done
             finally:
                 process.terminate()

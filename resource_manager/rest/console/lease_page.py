@@ -11,19 +11,23 @@ from resource_manager.core.models import Link, Request, TypeChoice
 from resource_manager.core.name_lookup import find
 from resource_manager.core.names import short
 from resource_manager.errors import LeaseNotFoundError
+from resource_manager.fleet.job_board import AGENT
 from resource_manager.fleet.server_use import use_of
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.airflow_api import AirflowUnavailableError
 from resource_manager.jobs.reconcile import ActionKind
+from resource_manager.jobs.running_job import RunningJob
 from resource_manager.manager import serializers
 from resource_manager.manager.newest_changes import lease_of, names_at
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.results import Recorded
+from resource_manager.manager.stored_jobs import AgentJob
 from resource_manager.manager.use_results import GpuUse
 from resource_manager.manager.wording import by_whom, content_of
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import cells
 from resource_manager.rest.console.history_pages import is_called, newest
+from resource_manager.rest.ownership import may_read
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.service import Service
 from resource_manager.scheduling.reasons.start_estimates import LATER
@@ -124,10 +128,26 @@ def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
     return {
         **found,
         "lease_id": lease_id,
+        "jobs": _jobs_to_read(service, caller, lease_id, found["lease"], found["waiting"]),
         "name": [*shown, short(lease_id)][0],
         "events": [(change["at"], describe_event(change, names_of[change["version"]])) for change in events],
         "uses": _uses(uses, lease_id),
     }
+
+
+def _jobs_to_read(
+    service: Service, caller: Identity, lease_id: str, lease: Any, waiting: Any
+) -> list[AgentJob]:
+    """Return the jobs of a lease, or of the last of that id, whose output an agent has for this caller."""
+    if lease is not None:
+        jobs = RunningJob.all_of(lease)
+        return [
+            {"server": job.server, "key": job.key}
+            for job in jobs
+            if job.place.launcher == AGENT and may_read(caller, lease)
+        ]
+    result = None if waiting is not None else service.manager.result_of(lease_id)
+    return result["jobs"] if result is not None and may_read(caller, result) else []
 
 
 def _id_of(cluster: ClusterState, name: str) -> str:

@@ -47,7 +47,7 @@ class Board:
         runs = {run["key"]: run for run in said["runs"]}
         return {"server": server, "place": said["place"], "runs": runs, "is_silent": False}
 
-    def job_output(self, server, key, offset):
+    def job_output(self, server, key, offset, *, lease_id=""):
         return self.jobs.output(key, offset)
 
 

@@ -10,11 +10,13 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
+from resource_manager.core.identifiers import job_key
 from resource_manager.core.models import JobPlace
 from resource_manager.core.names import short_id
 from resource_manager.jobs.airflow_api import AirflowUnavailableError
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.serializers import name_in_words
+from resource_manager.manager.stored_jobs import JobEnded
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 from tests.manager.test_slurm_jobs import slurm_job
@@ -67,6 +69,20 @@ def test_a_lease_says_which_walls_its_job_has(
     text = html.unescape(page(as_role(Role.READER)))
     assert "Walls around its job" in text
     assert "none: bwrap is missing" in text
+
+
+def test_output_is_followed_by_who_may_read_it_also_after_the_end(
+    granted: int, as_role: AsRole, manager: GPUResourceManager
+) -> None:
+    assert "data-jobs" not in page(as_role(Role.OPERATOR)), "no agent runs it"
+    manager.place_job(NAME, [JobPlace("agent", machine="gpu-a", folder="/jobs")], fencing_token=granted)
+    key = job_key(NAME, granted)
+    for is_over in (False, True):
+        assert f'"key": "{key}"' in html.unescape(page(as_role(Role.OPERATOR)))
+        assert key not in page(as_role(Role.READER))
+        if not is_over:
+            end: JobEnded = {"exit_code": 0, "last_line": "", "ended_at": None}
+            manager.release(NAME, fencing_token=granted, job_end="ended", result=end)
 
 
 def test_a_pending_request_says_why_it_waits(

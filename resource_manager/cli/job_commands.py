@@ -1,0 +1,162 @@
+"""State and output of one job: while it waits, while it runs, and for some days after its end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from resource_manager.cli import completing
+from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, one_line, print_json
+from resource_manager.cli.by_hand import UnknownTaskError, clock_time, entry_of, harmless
+from resource_manager.cli.commands import main
+from resource_manager.cli.target import Target, exit_codes
+from resource_manager.lazy import lazy_module
+from resource_manager.manager.serializers import duration, name_in_words
+
+if TYPE_CHECKING:
+    from resource_manager.cli import tables
+    from resource_manager.jobs.launchers import Launcher
+    from resource_manager.manager.stored_jobs import JobResult
+else:  # loads rich
+    tables = lazy_module("resource_manager.cli.tables")
+
+AGENT = "agent"
+LOOK_EVERY_S = 1.0
+
+
+class Part(NamedTuple):
+    """Part of a job's output: its text, where the next one begins, and the state of the job."""
+
+    text: str
+    after: int
+    state: str
+
+
+Read = Callable[[int], Part]
+
+
+@main.command()
+@click.argument("name", shell_complete=completing.leases)
+@click.option("-f", "--follow", is_flag=True, help="Wait for the job to begin, and go on until it ends.")
+@click.option("--rank", type=click.IntRange(0), default=0, help="Member of a gang.")
+@click.pass_obj
+@exit_codes
+def logs(target: Target, name: str, follow: bool, rank: int) -> None:
+    """Print the output of a lease's job; that of an agent's also after its end, by the lease's full id."""
+    entry, result = _found(target.manager, name)
+    while follow and entry is not None and not entry.get("job_places") and _will_be_placed(entry):
+        time.sleep(LOOK_EVERY_S)
+        entry, result = _found(target.manager, entry["task_id"])
+    if entry is not None and entry["state"] == "WAITING":
+        waits = f"waits at position {entry['position']}: {entry['reason']}"
+        raise Failure(f"{name_in_words(entry)} {waits}", REFUSED)
+    with _reading(target.manager, name, entry, result, rank) as read:
+        offset = 0
+        while True:
+            part = read(offset)
+            if part.state == "absent" and result is not None:
+                raise Failure(f"the output of {name} is not kept any more", REFUSED)
+            click.echo(harmless(part.text) if sys.stdout.isatty() else part.text, nl=False)
+            if part.after != offset:
+                offset = part.after
+            elif follow and part.state == "running":
+                time.sleep(LOOK_EVERY_S)
+            else:
+                return
+
+
+def show_job(target: Target, name: str, *, as_json: bool) -> None:
+    """Print the state of the lease or pending request of that name, or how its job ended."""
+    entry, result = _found(target.manager, name)
+    if as_json:
+        print_json(entry if entry is not None else {"task_id": name, **(result or {})})
+        return
+    if entry is None:
+        assert result is not None
+        click.echo(one_line(f"{name} {_end_in_words(result)}"))
+        return
+    if entry["state"] != "WAITING":
+        click.echo(tables.lease_line(entry))
+        since = duration(time.time() - entry["granted_at"])
+        why = f": {entry['reason']}" if entry["reason"] else ""
+        click.echo(one_line(f"{entry['state']} for {since}{why}"))
+        return
+    click.echo(one_line(f"{name_in_words(entry)} waits at position {entry['position']}: {entry['reason']}"))
+    if (result := target.manager.result_of(entry["task_id"])) is not None:
+        click.echo(one_line(f"before that, it {_end_in_words(result)}"))
+
+
+def _found(manager: Any, name: str) -> tuple[Mapping[str, Any] | None, JobResult | None]:
+    """Return the lease or pending request of that name, or else the result of the lease of that id."""
+    try:
+        return entry_of(manager, name), None
+    except UnknownTaskError:
+        result = manager.result_of(name)
+        if result is None:
+            raise
+        return None, result
+
+
+def _will_be_placed(entry: Mapping[str, Any]) -> bool:
+    from resource_manager.manager.commit.job_ends import has_stored_job
+
+    return has_stored_job(entry["labels"])
+
+
+def _end_in_words(result: JobResult) -> str:
+    """Return `ended at 14:03 with exit code 4 (FAILED): last line`."""
+    if result["outcome"] == "NOT_STARTED":
+        return f"did not start: {result['reason']}"
+    code = result["exit_code"]
+    how = "without an exit code" if code is None else f"with exit code {code}"
+    at = "" if result["ended_at"] is None else f" at {clock_time(result['ended_at'])}"
+    why = " ".join(filter(None, (result["reason"], result["last_line"])))
+    return f"ended{at} {how} ({result['outcome']})" + (f": {why}" if why else "")
+
+
+@contextmanager
+def _reading(
+    manager: Any, name: str, entry: Mapping[str, Any] | None, result: JobResult | None, rank: int
+) -> Iterator[Read]:
+    """Yield what reads a job's output from a byte on: by the agent of its server, or else its launcher."""
+    from resource_manager.jobs.running_job import RunningJob
+
+    jobs: tuple[RunningJob, ...] = ()
+    if entry is None:
+        assert result is not None
+        places = [(job["server"], job["key"]) for job in result["jobs"]]
+        why = "only an agent keeps the output of one that is over"
+        lease_id = name
+    else:
+        jobs = RunningJob.all_of(entry)
+        places = [(job.server, job.key) for job in jobs]
+        why = "none was placed yet, or its process took the lease by itself"
+        lease_id = entry["task_id"]
+    if not places:
+        raise Failure(f"{name if entry is None else name_in_words(entry)} has no job: {why}", REFUSED)
+    if rank >= len(places):
+        raise Failure(f"--rank must be below {len(places)}, got {rank}", BAD_INPUT)
+    server, key = places[rank]
+    if jobs and jobs[rank].place.launcher != AGENT:
+        with closing(jobs[rank].open()) as launcher:
+            yield partial(_by_launcher, launcher, key)
+    else:
+        yield partial(_by_agent, manager, server, key, lease_id)
+
+
+def _by_launcher(launcher: Launcher, key: str, offset: int) -> Part:
+    text, after, status, _ = launcher.logs(key, offset)
+    return Part(text, after, status.state)
+
+
+def _by_agent(manager: Any, server: str, key: str, lease_id: str, offset: int) -> Part:
+    found = manager.job_output(server, key, offset, lease_id=lease_id)
+    if "error" in found:
+        raise Failure(f"the output of {lease_id} cannot be read: {found['error']}", REFUSED)
+    return Part(found["text"], found["offset"], found["status"]["state"])

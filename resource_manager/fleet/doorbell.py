@@ -1,0 +1,65 @@
+"""Marks of servers, by which held questions of agents learn that other jobs may have to be there.
+
+Thousands of agents ask at once: at each look all of them share one read of the state and one of the store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Lease
+from resource_manager.manager.agent_jobs import leases_on
+from resource_manager.manager.manager import GPUResourceManager
+
+
+class Doorbell:
+    """Marks of the servers whose agents ask; thread-safe."""
+
+    def __init__(self, manager: GPUResourceManager) -> None:
+        self._manager = manager
+        self._lock = threading.Lock()
+        self._is_followed = False
+        self._leases: dict[str, tuple[Lease, ...]] = {}
+        self._marks: dict[str, object] = {}
+        self._rings: dict[str, str] = {}
+        self._bell = ""
+
+    def follow(self, on_look: Callable[[Callable[[], None]], None]) -> None:
+        """Look whenever this calls what it is given; `mark` then returns what was seen at the last look."""
+        self._is_followed = True
+        on_look(self.look)
+
+    def mark(self, server: str) -> object:
+        """Return what changes when other jobs should be on a server, or somebody rings for its agent."""
+        if server not in self._marks:
+            with self._lock:
+                self._marks[server] = None
+                self._rings |= self._manager.stored_jobs.rings([server])
+            self.look()
+        elif not self._is_followed:
+            self.look()
+        return self._marks[server], self._rings.get(server, "")
+
+    def look(self) -> None:
+        """Read the state and the store once for all servers of which somebody asked."""
+        jobs = self._manager.stored_jobs
+        with self._lock:
+            if not self._marks:
+                return
+            self._manager.look(self._see)
+            if (bell := jobs.bell) != self._bell:
+                self._bell, self._rings = bell, jobs.rings(self._marks)
+
+    def _see(self, cluster: ClusterState, now: float) -> None:
+        has_failures = any(state.closed_gpus for state in cluster.nodes)
+        for server in self._marks:
+            leases = tuple(leases_on(cluster, server))
+            if has_failures or self._leases.get(server) != leases:  # which compares by identity first
+                self._leases[server] = leases
+                self._marks[server] = tuple(_mark(cluster, lease) for lease in leases)
+
+
+def _mark(cluster: ClusterState, lease: Lease) -> object:
+    return lease.fencing_token, bool(lease.places), lease.preempted_by, cluster.gpu_failure(lease) is not None
