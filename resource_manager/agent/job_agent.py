@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -15,8 +17,15 @@ from resource_manager.errors import InvalidRequestError
 from resource_manager.jobs.launchers.directory_job import DEFAULT_ROOT
 
 TOKEN = "GPU_MANAGER_AGENT_TOKEN"
+PR_SET_DUMPABLE = 4
 SETTLE_S = 0.02
 """Time for which changes are gathered before they are reported."""
+
+
+def _hide() -> None:
+    """Keep the memory and the first environment of this process, and so the token, from its user's jobs."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
 
 
 def run_job_agent(
@@ -33,6 +42,7 @@ def run_job_agent(
                 "{url} {!r}: jobs are run for an https:// service, or one of this machine", url, field="url"
             )
     os.environ.pop(TOKEN, None)  # a job inherits the environment of this process
+    _hide()
     woken = threading.Event()
     try:
         root = os.environ.get("GPU_MANAGER_JOBS_DIR", DEFAULT_ROOT)

@@ -174,7 +174,11 @@ class AgentJobs:
             case "run":
                 if directory_job.status(root, key)["state"] != "absent":
                     return False
-                spec, command = item["spec"], [*self._prepare(key, item), *item["spec"]["command"]]
+                try:
+                    before = self._prepare(key, item)
+                except OSError as error:  # a full disk, a folder that cannot be written
+                    raise directory_job.NotStartedError(f"job {key} cannot be started: {error}") from error
+                spec, command = item["spec"], [*before, *item["spec"]["command"]]
                 files = spec.get("files") or {}
                 started = directory_job.start(root, key, command, spec["environment"], files=files)
                 return bool(started["began"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from typing_extensions import TypedDict
@@ -16,10 +17,12 @@ from typing_extensions import TypedDict
 from resource_manager.agent.report_format import Report, RunReport
 from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.identifiers import MAX_TEXT
 from resource_manager.core.models import JobPlace, Lease
-from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
+from resource_manager.errors import CorruptStateError, LeaseNotFoundError, ResourceManagerError
 from resource_manager.fleet.doorbell import Doorbell
 from resource_manager.jobs.job_template import JobTemplate
+from resource_manager.jobs.launchers.base import LauncherError
 from resource_manager.jobs.launchers.local import spec_of
 from resource_manager.jobs.preempting import grace_of
 from resource_manager.jobs.running_job import RunningJob
@@ -74,6 +77,8 @@ class JobBoard:
         orders = self._manager.stored_jobs.orders(keys)
         items = []
         for key, lease, rank in wanted:
+            if not _is_at(state["place"], lease, rank):
+                continue  # nothing is known there of a job that may have been started
             token = lease["fencing_token"]
             for item in (orders.get(key), self._of_stored(lease, rank)):
                 if item is not None:
@@ -104,11 +109,32 @@ class JobBoard:
         if lease["preempted_by"] is not None:
             grace = {"grace_s": round(grace_of(lease), 1), "signal": lease["preempt_signal"]}
             return {"want": "preempt", "n": str(lease["until"]), **grace}
-        job = self._manager.stored_jobs.job(lease["task_id"])
-        if job is None:
-            return None
         running = next(each for each in RunningJob.all_of(lease) if each.rank == rank)
-        return {"want": "run", "spec": spec_of(JobTemplate.from_dict(job).job(running, lease))}
+        try:
+            job = self._manager.stored_jobs.job(lease["task_id"])
+            if job is None:
+                return None
+            return {"want": "run", "spec": spec_of(JobTemplate.from_dict(job).job(running, lease))}
+        except CorruptStateError as error:  # as of a service with other keys: another one may offer it
+            logger.error("the job of %s is not started: %s", lease["name"], error)
+        except LauncherError as error:
+            self._refuse(lease, str(error))
+        return None
+
+    def _refuse(self, lease: Allocation, why: str) -> None:
+        """End a lease whose job can be started nowhere."""
+        result: JobEnded = {"exit_code": None, "last_line": "", "ended_at": None}
+        try:
+            self._manager.release(
+                lease["task_id"],
+                fencing_token=lease["fencing_token"],
+                outcome=Outcome.FAILED,
+                job_end=JobEnd.ENDED,
+                reason=f"its job cannot be started: {why}"[:MAX_TEXT],
+                result=result,
+            )
+        except ResourceManagerError as error:
+            logger.warning("the job of %s: %s", lease["name"], error)
 
     def _has_failed(self, lease: Allocation) -> bool:
         """Return whether a member of a gang has failed, so that the others are ended."""
@@ -210,6 +236,14 @@ class JobBoard:
             failed_nodes=[lease["server_name"]] if failed else (),
             result=result,
         )
+
+
+def _is_at(place: Mapping[str, str] | None, lease: Allocation, rank: int) -> bool:
+    """Return whether a member's job was not placed yet, or is where the agent of its server has its jobs."""
+    for member, stored in zip(lease["members"], lease["job_places"], strict=False):
+        if member["rank"] == rank and place is not None:
+            return all(stored[name] == place[name] for name in ("machine", "folder", "mark"))
+    return True
 
 
 def _is_due(lease: Lease, now: float) -> bool:

@@ -23,7 +23,7 @@ from resource_manager.fleet.transitions import is_of
 CONFIRMATIONS = 2
 """Number of complete lists of jobs in a row without a job after which it is known to be gone."""
 
-LAUNCHERS = ("local", "ssh", "terminal")
+LAUNCHERS = ("local", "ssh", "terminal", "agent")
 """Launchers whose jobs bear their key in each process; those of others are not looked for."""
 
 _NUMBER = re.compile(r"-(\d+(?:\.\d+)?)$")
@@ -145,6 +145,7 @@ def _number_of(key: str) -> str:
 
 def _keys_in(report: Report) -> Iterator[str]:
     yield from () if report.jobs is None else report.jobs.keys
+    yield from (run.key for run in report.runs or () if run.state == "running")
     for gpu in report.gpus:
         yield from (process.job for process in gpu.processes or () if process.job)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from cryptography.fernet import MultiFernet
 
 MAX_LAST_LINE = 2000
+
+JOB_FIELDS = {"command", "env", "launcher"}
 
 BELL = digest("bell")
 
@@ -101,6 +104,7 @@ class StoredJobs:
                 MAX_JOB_BYTES,
                 field="job",
             )
+        check_job(job)
         if self._store.bytes_of(owner) + size > MAX_BYTES_OF_CALLER:
             raise TooManyJobsError(
                 f"the jobs of {owner or 'this caller'} have {MAX_BYTES_OF_CALLER // 2**20} MiB already: wait "
@@ -244,6 +248,29 @@ class StoredJobs:
         except Exception as error:  # `InvalidToken` of a package that is not always there
             raise CorruptStateError(f"a stored job cannot be decrypted: {from_whom}") from error
         return list(found)
+
+
+def check_job(job: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequestError` for what no agent can run: it has a `command`, and may have an `env`."""
+    if job.get("image") or job.get("container"):
+        raise InvalidRequestError(
+            "{job} has an image, and agents run none: use launcher='docker' in a task", field="job"
+        )
+    if job.get("launcher") not in (None, "", "agent") or job.keys() - JOB_FIELDS:
+        raise InvalidRequestError("{job} may have {} only", ", ".join(sorted(JOB_FIELDS)), field="job")
+    command, env = job.get("command"), job.get("env") or {}
+    if not isinstance(command, list | tuple) or not command or not all(map(_is_word, command)):
+        raise InvalidRequestError("{job}: command must be a list of texts, the first a program", field="job")
+    if not isinstance(env, Mapping) or not all(
+        _is_word(name) and name and not {"=", "\n"} & {*name} and _is_word(value)
+        for name, value in env.items()
+    ):
+        raise InvalidRequestError("{job}: env must have texts by the names of variables", field="job")
+
+
+def _is_word(value: object) -> bool:
+    """Return whether a program can get this as an argument."""
+    return isinstance(value, str) and re.search("[\0\ud800-\udfff]", value) is None
 
 
 def _fernet(keys: str) -> MultiFernet | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from resource_manager.agent.jobs import AgentJobs, OtherAgentError
-from resource_manager.jobs.launchers import job_key
+from resource_manager.jobs.launchers import directory_job, job_key
 from tests.eventually import wait_for
 
 Open = Callable[[], AgentJobs]
@@ -165,6 +166,17 @@ def test_a_folder_that_cannot_be_written_starts_nothing(service: Service, tmp_pa
     (tmp_path / "jobs" / key / "lock").mkdir()
     service.say(service.run(key, "true"))
     assert "Is a directory" in service.wait(key, want="run")["error"]
+
+
+def test_a_full_disk_keeps_a_job_from_starting(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: str, text: str, dated: float | None = None) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+    monkeypatch.setattr(directory_job, "write_file", full)
+    key = job_key("t", 7)
+    service.say(service.run(key, "true"))
+    refused = service.wait(key, refusal="NotStartedError", state="absent")
+    assert "No space left on device" in refused["error"]
 
 
 def test_a_job_that_is_preempted_has_its_grace(service: Service) -> None:

@@ -25,7 +25,8 @@ def test_a_page_shows_the_output_of_a_running_job_and_of_one_that_is_over(tmp_pa
     environment = {**os.environ, "GPU_MANAGER_JOBS_DIR": str(tmp_path / "jobs"), "HOME": str(tmp_path)}
     program = [sys.executable, "-m", "resource_manager.cli", "agent", "--server", "gpu-a", "--run-jobs"]
     go = tmp_path / "go"
-    script = f"echo first; printf '\\033[31mred\\033[0m <b>\\n'; while [ ! -e {go} ]; do sleep 0.05; done; echo last"
+    wait = f"while [ ! -e {go} ]; do sleep 0.05; done"
+    script = f"echo first; printf '\\033[31mred\\033[0m <b>\\n'; {wait}; echo last"
     with (
         b.chromium() as browser,
         GPUResourceManager.from_url("memory://", inventory=[node]) as manager,

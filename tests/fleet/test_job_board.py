@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
-from resource_manager.agent.report_format import read_report
+from resource_manager.agent.report_format import ReportError, read_report
 from resource_manager.core.models import RUNS_JOBS, Gpu, Node
 from resource_manager.errors import NeverFitsError
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.jobs.launchers import job_key
-from tests.agent.reporting import as_text, gpu, report
+from resource_manager.storage.jobs import JobRow, job_name
+from tests.agent.reporting import as_text, gpu, process, report, uuid
 from tests.builders import Clock
 
 PLACE = {"machine": "gpu-a/1", "folder": "/jobs", "mark": "m", "user": "train"}
@@ -23,11 +25,11 @@ JOB = {"command": ["python", "train.py"], "env": {"A": "b"}}
 class Fleet:
     """Manager and receiver, with agents that report what a test says they run."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: tuple[Gpu, ...] = ()) -> None:
         self.clock = Clock()
         self.clock.now = 1e6
         nodes = [
-            Node(name, number, {"cpus": 64}, address=name, labels=RUNS_JOBS, job_user="train")
+            Node(name, number, {"cpus": 64}, gpus, address=name, labels=RUNS_JOBS, job_user="train")
             for number, name in enumerate(("gpu-a", "gpu-b"))
         ]
         self.manager = GPUResourceManager(
@@ -39,9 +41,17 @@ class Fleet:
     def submit(self, task: str, **more: Any) -> Mapping[str, Any]:
         return self.manager.submit(task, 0, 8, job=JOB, owner="ada", server="gpu-a", **more)
 
-    def report(self, *runs: dict[str, Any], name: str = "gpu-a", place: Any = PLACE) -> None:
+    def report(
+        self,
+        *runs: dict[str, Any],
+        name: str = "gpu-a",
+        place: Any = PLACE,
+        gpus: tuple[dict[str, Any], ...] = (gpu(0),),
+        **known: Any,
+    ) -> None:
         self.clock.now += 1
-        said = report(self.clock.now, gpu(0), name=name, place=place, runs=list(runs))
+        known = {"machine": PLACE["machine"], **known}
+        said = report(self.clock.now, *gpus, name=name, place=place, runs=list(runs), **known)
         self.receiver.receive(read_report(as_text(said)))
 
     def wanted(self, name: str = "gpu-a") -> dict[str, str]:
@@ -151,6 +161,19 @@ def test_a_job_that_did_not_start_waits_again_elsewhere(fleet: Fleet) -> None:
     assert fleet.manager.stored_jobs.job("t") == JOB
 
 
+def test_a_job_that_starts_nowhere_ends_with_its_reason_and_keeps_no_other_back(fleet: Fleet) -> None:
+    fleet.report()
+    token = fleet.submit("bad")["fencing_token"]
+    stored = json.dumps(["job", "bad", {**JOB, "env": {"A\nB": "0"}}])  # as another build may have stored it
+    fleet.manager.store.jobs.write([JobRow(job_name("bad"), "", stored, 600.0)])
+    key = job_key("t", fleet.submit("t")["fencing_token"])
+    assert fleet.wanted() == {key: "run"}
+    assert [lease["task_id"] for lease in fleet.manager.leases()] == ["t"]
+    found = fleet.manager.result_of("bad", token)
+    assert found is not None
+    assert "its job cannot be started: env: 'A\\nB' is not a valid variable name" in found["reason"]
+
+
 def test_a_preempted_job_is_told_and_its_request_waits_again(fleet: Fleet) -> None:
     fleet.report()
     token = fleet.submit("t")["fencing_token"]
@@ -193,6 +216,72 @@ def test_the_end_of_a_gang_is_that_of_the_member_that_failed_first(fleet: Fleet)
     found = fleet.manager.result_of("t", token)
     assert found is not None
     assert (found["exit_code"], found["last_line"]) == (5, "boom")
+
+
+def test_a_lying_agent_ends_only_what_is_its_own_and_now(fleet: Fleet) -> None:
+    for name in ("gpu-a", "gpu-b"):
+        fleet.report(name=name)
+    token = fleet.submit("t")["fencing_token"]
+    key, older = job_key("t", token), job_key("t", token - 1)
+    fleet.report(run(key))
+    over = run(key, "finished", exit_code=0)
+    fleet.report(over, name="gpu-b")
+    fleet.report(run(older, "finished", exit_code=0), run(key))
+    assert [lease["state"] for lease in fleet.manager.leases()] == ["RUNNING"]
+    assert fleet.wanted("gpu-b") == {key: "forget"}
+    assert fleet.wanted() == {key: "run", older: "forget"}
+    said = report(fleet.clock.now - 1, gpu(0), place=PLACE, runs=[over])
+    with pytest.raises(ReportError, match="older than the last one of this server"):
+        fleet.receiver.receive(read_report(as_text(said)))
+    assert fleet.manager.leases()[0]["state"] == "RUNNING"
+
+
+def test_a_job_that_is_said_to_have_ended_and_goes_on_closes_its_gpu() -> None:
+    fleet = Fleet((Gpu(0, "A100", uuid=uuid(0)),))
+    fleet.report()
+    token = fleet.manager.submit("t", 1, 8, job=JOB, server="gpu-a")["fencing_token"]
+    key = job_key("t", token)
+    goes_on = gpu(0, processes=[process(job=key, lease_id="t", lease_source="environment")])
+    fleet.report(run(key), gpus=(goes_on,))
+    fleet.report(run(key, "finished"), gpus=(goes_on,))
+    assert fleet.manager.leases() == []
+    fleet.manager.submit("next", 1, 8, job=JOB, server="gpu-a")
+    for _ in range(40):
+        fleet.clock.now += 10
+        fleet.report(gpus=(goes_on,))
+    assert fleet.manager.leases() == [], "its GPU is nobody's while a process is there"
+    assert fleet.manager.server("gpu-a")["closed_gpus"] == 1
+
+
+def test_the_jobs_of_a_server_that_was_started_again_are_gone(fleet: Fleet) -> None:
+    fleet.report()
+    token = fleet.submit("t", ttl=100)["fencing_token"]
+    key = job_key("t", token)
+    fleet.report(run(key))
+    fleet.clock.now += 60
+    fleet.report(run(key, "finished", exit_code=None), boot_id="boot-2", uptime_s=5.0)
+    assert fleet.manager.leases() == []
+    found = fleet.manager.result_of("t", token)
+    assert found is not None
+    assert (found["exit_code"], found["outcome"]) == (None, "FAILED")
+
+
+def test_a_server_that_was_started_again_and_knows_nothing_starts_no_job_twice() -> None:
+    fleet = Fleet((Gpu(0, "A100", uuid=uuid(0)),))
+    fleet.report()
+    token = fleet.manager.submit("t", 1, 8, job=JOB, ttl=100)["fencing_token"]
+    key = job_key("t", token)
+    assert fleet.wanted() == {key: "run"}
+    fleet.report(run(key))
+    fleet.clock.now += 60
+    empty = {**PLACE, "mark": "another"}
+    fleet.report(place=empty)
+    assert fleet.wanted() == {}, "its folder is another one, and its job may run"
+    fleet.clock.now += 100
+    fleet.manager.expire_and_schedule()
+    assert fleet.manager.leases()[0]["state"] == "ERROR"
+    fleet.report(place=empty, boot_id="boot-2", uptime_s=5.0)
+    assert fleet.manager.leases() == [], "no process outlives its server"
 
 
 def test_a_job_goes_to_no_server_whose_agent_runs_none() -> None:

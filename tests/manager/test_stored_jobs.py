@@ -52,6 +52,28 @@ def test_a_job_is_stored_with_its_request_and_in_no_change(store: MemoryStore) -
     assert "hush" not in str(manager.history()) + str(manager.snapshot())
 
 
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        ({**JOB, "image": "pytorch"}, "has an image, and agents run none"),
+        ({**JOB, "launcher": "ssh"}, "may have command, env, launcher only"),
+        ({**JOB, "unknown": 1}, "may have command, env, launcher only"),
+        ({}, "command must be a list of texts"),
+        ({"command": "python train.py"}, "command must be a list of texts"),
+        ({"command": ["echo", "a\0b"]}, "command must be a list of texts"),
+        ({**JOB, "env": {"A=B": "1"}}, "env must have texts by the names of variables"),
+        ({**JOB, "env": {"A": 1}}, "env must have texts by the names of variables"),
+    ],
+)
+def test_what_no_agent_can_run_is_refused_at_once(
+    store: MemoryStore, job: dict[str, object], said: str
+) -> None:
+    manager = opened(store)
+    with pytest.raises(InvalidRequestError, match=said):
+        manager.submit("t", 2, job=job)
+    assert manager.leases() == []
+
+
 def test_a_repeat_of_the_request_keeps_the_job(store: MemoryStore) -> None:
     manager = opened(store)
     manager.submit("t", 2, job=JOB)

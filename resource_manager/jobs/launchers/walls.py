@@ -3,7 +3,8 @@
 In the walls are the device files of the job's own GPUs and no others, a PID namespace that ends with the
 command, and a read-only system. Writable are the job's own directory, a `/tmp` of its own and what the
 cluster file names. Sockets in `/run` and the folders of other jobs are not there, no program gains rights,
-and there are no capabilities. The network, and CPUs and memory, are not walled.
+and there are no capabilities. A job cannot type into the terminal that it may have. The network, and CPUs
+and memory, are not walled.
 
 The source of this module is the program that a walled command begins with: it becomes `bwrap`, and that
 becomes the command. `--check` in place of the command tries the same and prints what is missing.
@@ -17,6 +18,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -57,6 +59,20 @@ except OSError as error:
     print(f"{sys.argv[1]}: {error.strerror}", file=sys.stderr)
     sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
 """
+
+
+IOCTLS = {
+    0xC000003E: (16, 0x40000000 | 514),  # x86-64, x32
+    0x40000003: (54,),  # i386
+    0xC00000B7: (29,),  # AArch64
+    0x40000028: (54,),  # Arm
+    0xC00000F3: (29,),  # RISC-V
+    0xC0000015: (54,),  # POWER
+}
+"""Numbers of the system call `ioctl`, by the `AUDIT_ARCH` of linux/audit.h."""
+
+TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+"""Requests that type characters into a terminal, which the shell would carry out that comes after the job."""
 
 
 class MissingError(Exception):
@@ -106,7 +122,7 @@ def main(wanted: Mapping[str, Any], command: Sequence[str]) -> None:
         if list(command) == [CHECK]:
             _try(wanted)
             return
-        arguments = [*_bubblewrap(wanted), *_beginning(), *command]
+        arguments = [*_bubblewrap(wanted), "--seccomp", str(_filter()), *_beginning(), *command]
         print(f"gpu-manager: walls: {BUBBLEWRAP}", file=sys.stderr, flush=True)
         for number in FORWARDED:
             signal.signal(number, signal.SIG_IGN)
@@ -122,9 +138,11 @@ def main(wanted: Mapping[str, Any], command: Sequence[str]) -> None:
 
 def _try(wanted: Mapping[str, Any]) -> None:
     """Raise `MissingError` unless a command runs within these walls."""
-    arguments = [*_bubblewrap(wanted), *_beginning(), "true"]
+    descriptor = _filter()
+    arguments = [*_bubblewrap(wanted), "--seccomp", str(descriptor), *_beginning(), "true"]
     found = subprocess.run(
         arguments,
+        pass_fds=(descriptor,),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=CHECK_TIMEOUT_S,
@@ -141,6 +159,23 @@ def _try(wanted: Mapping[str, Any]) -> None:
         except OSError:  # this kernel has no such setting
             pass
     raise MissingError(f"bwrap fails: {said[-1]}")
+
+
+def _filter() -> int:
+    """Return a descriptor with the program by which the kernel refuses `TIOCSTI` and `TIOCLINUX` (EPERM)."""
+    load, equal, leave = 0x20, 0x15, 0x06
+    allow, refuse = (leave, 0, 0, 0x7FFF0000), (leave, 0, 0, 0x00050000 | 1)
+    steps = [(load, 0, 0, 4)]  # the architecture; the number is at 0, the request of ioctl at 24
+    for architecture, numbers in IOCTLS.items():
+        own = [(load, 0, 0, 0)]
+        own += [(equal, len(numbers) - place, 0, number) for place, number in enumerate(numbers)]
+        own += [allow, (load, 0, 0, 24), (equal, 2, 0, TIOCSTI), (equal, 1, 0, TIOCLINUX), allow, refuse]
+        steps += [(equal, 0, len(own), architecture), *own]
+    reading, writing = os.pipe()
+    os.write(writing, b"".join(struct.pack("=HBBI", *step) for step in [*steps, allow]))
+    os.close(writing)
+    os.set_inheritable(reading, True)
+    return reading
 
 
 def _beginning() -> list[str]:

@@ -1,9 +1,11 @@
 """Walls around plain jobs: what a job within them reaches, what holds as without, and what is said."""
 
 import os
+import pty
 import shutil
 import socket
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,36 @@ def test_a_job_writes_to_its_own_folder_and_where_the_cluster_lets_it(launcher, 
     assert launcher.status(KEY).checkpoint_at
     assert (server.home / "data/new").exists()
     assert not Path("/tmp/new").exists()
+
+
+def test_a_job_types_nothing_into_the_terminal_of_its_caller(tmp_path, monkeypatch):
+    if walls.shutil.which("bwrap") is None:
+        pytest.skip("needs bubblewrap")
+    monkeypatch.setenv("GPU_JOB_LOCK", str(tmp_path / "job" / "lock"))
+    (tmp_path / "job").mkdir()
+    tried = """
+import errno, fcntl, sys, termios
+for request, argument in ((termios.TIOCSTI, b"x"), (0x541C, b"\\3"), (termios.TIOCGPGRP, bytes(4))):
+    try:
+        fcntl.ioctl(0, request, argument)
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+    else:
+        print("done")
+"""
+    program = ["/usr/bin/python3", *walls.program_of((), (), "", ()), "/usr/bin/python3", "-c", tried]
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(program[0], program)
+    said = b""
+    with suppress(OSError):  # the other end is closed
+        while part := os.read(terminal, 1024):
+            said += part
+    os.close(terminal)
+    os.waitpid(process, 0)
+    if b"cannot have its walls" in said:
+        pytest.skip(said.decode())
+    assert said.decode().split()[-3:] == ["EPERM", "EPERM", "done"], said
 
 
 @pytest.mark.e2e

@@ -1,0 +1,134 @@
+"""A submitted job from its grant to its end, with agent, service or answers lost at every step."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resource_manager import GPUResourceManager
+from resource_manager.agent.jobs import AgentJobs
+from resource_manager.agent.report_format import read_report
+from resource_manager.core.models import RUNS_JOBS, Gpu, Node
+from resource_manager.fleet.receiving import ReportReceiver
+from resource_manager.jobs.launchers import job_key
+from tests.agent.reporting import as_text, gpu, report
+from tests.eventually import wait_for
+
+STEPS = ("granted", "placed", "offered", "started", "seen", "ended", "told", "forgotten")
+"""Points of the life of a job after which something breaks."""
+
+
+class World:
+    """One server with its agent, and the service; every call between them is made by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self._root = str(folder / "jobs")
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        node = Node("gpu-a", 0, {"cpus": 8}, (Gpu(0),), labels=RUNS_JOBS, job_user=user)
+        self.manager = GPUResourceManager.from_url("memory://", inventory=[node])
+        self._uptime_s = 0.0
+        self._last_answer: Any = None
+        self.start_agent()
+        self.start_service()
+
+    def start_agent(self) -> None:
+        self.agent = AgentJobs("gpu-a", self._root, changed=lambda: None, say=print)
+
+    def start_service(self) -> None:
+        self.receiver = ReportReceiver(self.manager)
+
+    def kill_agent(self) -> None:
+        self.agent.close()
+        self.start_agent()
+
+    def report(self) -> None:
+        self._uptime_s += 1.0
+        known = {**self.agent.report(), "uptime_s": self._uptime_s}
+        said = report(self.manager.store.now(), gpu(0), **known)
+        self.receiver.receive(read_report(as_text(said)))
+
+    def poll(self, *, is_lost: bool = False) -> None:
+        answer = self.receiver.board.jobs("gpu-a")
+        if not is_lost:
+            self._last_answer = answer
+            self.agent.take(answer)
+
+    def repeat_an_old_answer(self) -> None:
+        if self._last_answer is not None:
+            self.agent.take(self._last_answer)
+
+    def state(self, key: str) -> str:
+        runs = {run["key"]: run for run in self.agent.report()["runs"]}
+        return str(runs.get(key, {}).get("state"))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.agent.close()
+    made.manager.close()
+
+
+BREAKS: dict[str, Callable[[World], None]] = {
+    "agent": World.kill_agent,
+    "service": World.start_service,
+    "answer": lambda world: world.poll(is_lost=True),
+    "old answer": World.repeat_an_old_answer,
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "step"),
+    [
+        *(("agent", step) for step in STEPS),
+        *((what, step) for what in BREAKS if what != "agent" for step in ("offered", "seen", "told")),
+    ],
+)
+def test_a_job_runs_once_and_frees_its_gpus_whatever_breaks(
+    world: World, tmp_path: Path, what: str, step: str
+) -> None:
+    count, go = tmp_path / "count", tmp_path / "go"
+
+    def passed(name: str) -> None:
+        if name == step:
+            BREAKS[what](world)
+
+    script = f"echo x >> {count}; while [ ! -e {go} ]; do sleep 0.02; done; echo last; exit 4"
+    world.report()
+    lease: Any = world.manager.submit("t", 1, job={"command": ["/bin/sh", "-c", script]})
+    token = lease["fencing_token"]
+    key = job_key("t", token)
+    passed("granted")
+    world.report()
+    passed("placed")
+    world.poll()
+    passed("offered")
+    world.poll()
+    wait_for(count.exists)
+    passed("started")
+    world.poll()
+    wait_for(lambda: world.state(key) == "running")
+    world.report()
+    passed("seen")
+    go.touch()
+    wait_for(lambda: world.state(key) == "finished")
+    passed("ended")
+    world.report()
+    passed("told")
+    world.report()
+    world.poll()
+    passed("forgotten")
+    world.poll()
+    world.report()
+    assert world.manager.leases() == []
+    found = world.manager.result_of("t", token)
+    assert found is not None
+    assert (found["exit_code"], found["last_line"]) == (4, "last")
+    assert count.read_text() == "x\n", "it began once"
+    assert world.agent.output(key, 0)["text"] == "last\n"
