@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -19,8 +18,6 @@ from resource_manager import STORED_FORMAT, __version__
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, OneLineErrors, print_json
 from resource_manager.cli.demand import DemandCommand, demand_of, owned
-from resource_manager.cli.session import Session
-from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.cli.waiting import hold_once_granted
 from resource_manager.core.changes import JobEnd, ReleaseResult
@@ -70,64 +67,6 @@ def wide_option(command: F) -> F:
     return click.option("--wide", is_flag=True, help="Print every column, however wide the terminal is.")(
         command
     )
-
-
-@main.command()
-@click.argument("name", required=False, shell_complete=completing.tasks)
-@click.option("--watch", "interval_s", is_flag=False, flag_value=2.0, type=INTERVAL, help="Repeat so often.")
-@wide_option
-@json_option
-@click.pass_obj
-@exit_codes
-def status(target: Target, name: str | None, interval_s: float | None, wide: bool, as_json: bool) -> None:
-    """Show servers, leases and the queue; or one lease or pending request, and how its job ended."""
-    if name is not None:
-        from resource_manager.cli.job_commands import show_job
-
-        if interval_s is not None:
-            raise Failure("--watch goes without a name", BAD_INPUT)
-        show_job(target, name, as_json=as_json)
-        return
-    if interval_s is None:
-        _show_status(target, wide, as_json)
-        return
-    from rich.live import Live
-
-    with suppress(Interrupted), Session(target) as session:
-        if as_json or not tables.console().is_terminal:
-            while True:
-                session.ask(lambda manager: _show_status(target, wide, as_json))
-                session.signals.pause(interval_s)
-        shown = session.ask(lambda manager: _status(target))
-        with Live(shown, console=tables.console(), screen=True) as live:
-            while True:
-                session.signals.pause(interval_s)
-                live.update(session.ask(lambda manager: _status(target)))
-
-
-def _show_status(target: Target, wide: bool, as_json: bool) -> None:
-    if as_json:
-        print_json(target.manager.summary())
-    else:
-        shown = _status(target)  # before rich is loaded, since this may fail
-        _show_notices(target)
-        tables.console(wide=wide).print(shown)
-
-
-def _status(target: Target) -> Any:
-    manager = target.manager
-    return tables.status(manager.summary(), manager.leases(), manager.queue())
-
-
-def _show_notices(target: Target) -> None:
-    """Print on standard error what is wrong with the cluster, or with the file that this process names."""
-    summary, path = target.manager.summary(), target.configured().inventory
-    if path is None and not summary.get("misconfigured"):
-        return
-    from resource_manager.manager.notices import notices_of
-
-    for line in notices_of(summary, path, target.manager.diff):
-        click.echo(line, err=True)
 
 
 mine_option = click.option("--mine", is_flag=True, help="Only yours: of the token's holder, or your user.")

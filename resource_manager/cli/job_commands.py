@@ -1,20 +1,22 @@
-"""State and output of one job: while it waits, while it runs, and for some days after its end."""
+"""State of all, or of one job while it waits, while it runs and after its end; and the output of a job."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from resource_manager.cli import completing
-from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, one_line, print_json
+from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, one_line, print_json
 from resource_manager.cli.by_hand import UnknownTaskError, clock_time, entry_of, harmless
-from resource_manager.cli.commands import main
+from resource_manager.cli.commands import json_option, main, wide_option
+from resource_manager.cli.session import Session
+from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.lazy import lazy_module
 from resource_manager.manager.serializers import duration, name_in_words
@@ -39,6 +41,62 @@ class Part(NamedTuple):
 
 
 Read = Callable[[int], Part]
+
+
+@main.command()
+@click.argument("name", required=False, shell_complete=completing.tasks)
+@click.option("--watch", "interval_s", is_flag=False, flag_value=2.0, type=INTERVAL, help="Repeat so often.")
+@wide_option
+@json_option
+@click.pass_obj
+@exit_codes
+def status(target: Target, name: str | None, interval_s: float | None, wide: bool, as_json: bool) -> None:
+    """Show servers, leases and the queue; or one lease or pending request, and how its job ended."""
+    if name is not None:
+        if interval_s is not None:
+            raise Failure("--watch goes without a name", BAD_INPUT)
+        _show_job(target, name, as_json=as_json)
+        return
+    if interval_s is None:
+        _show_status(target, wide, as_json)
+        return
+    from rich.live import Live
+
+    with suppress(Interrupted), Session(target) as session:
+        if as_json or not tables.console().is_terminal:
+            while True:
+                session.ask(lambda manager: _show_status(target, wide, as_json))
+                session.signals.pause(interval_s)
+        shown = session.ask(lambda manager: _status(target))
+        with Live(shown, console=tables.console(), screen=True) as live:
+            while True:
+                session.signals.pause(interval_s)
+                live.update(session.ask(lambda manager: _status(target)))
+
+
+def _show_status(target: Target, wide: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(target.manager.summary())
+    else:
+        shown = _status(target)  # before rich is loaded, since this may fail
+        _show_notices(target)
+        tables.console(wide=wide).print(shown)
+
+
+def _status(target: Target) -> Any:
+    manager = target.manager
+    return tables.status(manager.summary(), manager.leases(), manager.queue())
+
+
+def _show_notices(target: Target) -> None:
+    """Print on standard error what is wrong with the cluster, or with the file that this process names."""
+    summary, path = target.manager.summary(), target.configured().inventory
+    if path is None and not summary.get("misconfigured"):
+        return
+    from resource_manager.manager.notices import notices_of
+
+    for line in notices_of(summary, path, target.manager.diff):
+        click.echo(line, err=True)
 
 
 @main.command()
@@ -71,7 +129,7 @@ def logs(target: Target, name: str, follow: bool, rank: int) -> None:
                 return
 
 
-def show_job(target: Target, name: str, *, as_json: bool) -> None:
+def _show_job(target: Target, name: str, *, as_json: bool) -> None:
     """Print the state of the lease or pending request of that name, or how its job ended."""
     entry, result = _found(target.manager, name)
     if as_json:

@@ -222,10 +222,6 @@ class StoredJobs:
         text = self._sealed(["questions", server, {"asked": asked}])
         self._store.write([JobRow(digest(f"questions {server}"), "", text, OUTPUT_S)])
 
-    def drop(self, lease_id: str) -> None:
-        """Forget a job whose result was collected."""
-        self._store.drop([job_name(lease_id)])
-
     def _found(self, name: str, about: str, lease_id: str) -> dict[str, Any] | None:
         text = self._store.texts([name]).get(name)
         if text is None:

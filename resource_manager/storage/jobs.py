@@ -51,9 +51,6 @@ class JobStore(Protocol):
     def write(self, rows: Sequence[JobRow]) -> None:
         """Store rows that hang on no commit."""
 
-    def drop(self, names: Iterable[str]) -> None:
-        """Forget these names."""
-
     def bytes_of(self, caller: str) -> int:
         """Return how many bytes the texts of a caller have, about."""
 
@@ -102,11 +99,6 @@ class MemoryJobs:
             found = {name: self._rows[name] for name in names if name in self._rows}
         return {name: row.text for name, (row, until) in found.items() if row.text and until > now}
 
-    def drop(self, names: Iterable[str]) -> None:
-        with self._lock:
-            for name in names:
-                self._rows.pop(name, None)
-
     def bytes_of(self, caller: str) -> int:
         now = self._clock()
         with self._lock:
@@ -133,11 +125,6 @@ class RedisJobs:
             for row in rows:
                 life_ms = round(1000 * row.keep_s)
                 self._client.ask(("SET", self._key(row.name), row.text, "PX", life_ms))
-
-    def drop(self, names: Iterable[str]) -> None:
-        if keys := list(map(self._key, names)):
-            with self._client.reporting():
-                self._client.ask(("DEL", *keys))
 
     def bytes_of(self, caller: str) -> int:
         sizes_key = self._client.key(f"jobs:of:{digest(caller)}")

@@ -97,8 +97,6 @@ def test_a_job_goes_a_day_after_the_end_of_its_lease_or_request(store: MemorySto
     clock.now += ENDED_S
     assert manager.stored_jobs.job("ends") is None
     assert manager.stored_jobs.job("waits") == JOB
-    manager.stored_jobs.drop("waits")
-    assert manager.stored_jobs.job("waits") is None
 
 
 def test_the_result_is_stored_by_the_release_and_known_for_a_week(store: MemoryStore, clock: Clock) -> None:

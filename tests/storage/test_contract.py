@@ -52,7 +52,7 @@ from resource_manager.scheduling.accounting.decayed_use import uses_after
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import fifo, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
-from resource_manager.storage import Store, VariableStore
+from resource_manager.storage import Store
 from resource_manager.storage.base import NO_SUSPENSION
 from resource_manager.storage.clock import ClockJump
 from resource_manager.storage.incarnation import new_incarnation
@@ -1069,14 +1069,10 @@ def test_jobs_end_by_time_which_an_empty_text_changes(open_client: OpenStore) ->
     assert texts(store, other) == {other: "job"}
 
 
-def test_jobs_are_counted_for_their_caller_and_dropped(open_client: OpenStore) -> None:
+def test_jobs_are_counted_for_their_caller(open_client: OpenStore) -> None:
     store, reader = open_client(), open_client()
     cluster = started(store)
     assert store.jobs.bytes_of("me") == 0
     store_jobs(store, cluster, "a", JobRow("a" * 32, "me", "12345", 60), JobRow("b" * 32, "you", "1", 60))
     store_jobs(store, cluster, "b", JobRow("c" * 32, "me", "123", 60), JobRow("d" * 32, "me", "12", 0.05))
     wait_for(lambda: reader.jobs.bytes_of("me") == 8)
-    store.jobs.drop(["a" * 32])
-    assert texts(reader, "a" * 32, "c" * 32) == {"c" * 32: "123"}
-    if not isinstance(store, VariableStore):  # which counts a dropped one until the next is stored
-        assert reader.jobs.bytes_of("me") == 3

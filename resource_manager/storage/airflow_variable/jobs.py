@@ -54,11 +54,6 @@ class VariableJobs:
         }
         return {name: text for name, text in found.items() if text}
 
-    def drop(self, names: Iterable[str]) -> None:
-        """Delete the Variables; the list of them is shortened by the next commit that stores one."""
-        for name in names:
-            self._access.delete(self._prefix + name)
-
     def bytes_of(self, caller: str) -> int:
         listed, _ = self._listed()
         now = self._clock()

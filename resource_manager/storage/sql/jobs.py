@@ -9,6 +9,8 @@ from resource_manager.storage.once import digest
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import JOB_COLUMNS, Connection, job_values
 
+NAMES_AT_ONCE = 200
+
 
 class SqlJobs:
     """`JobStore` in a database."""
@@ -21,15 +23,16 @@ class SqlJobs:
 
         def work(connection: Connection) -> dict[str, str]:
             found: dict[str, str] = {}
-            for name in asked:
-                row = self._database.execute(
+            for start in range(0, len(asked), NAMES_AT_ONCE):
+                names = {f"name_{n}": name for n, name in enumerate(asked[start : start + NAMES_AT_ONCE])}
+                rows = self._database.execute(
                     connection,
-                    "SELECT body FROM {job} WHERE namespace = :namespace AND name = :name "
+                    "SELECT name, body FROM {job} WHERE namespace = :namespace "
+                    f"AND name IN ({', '.join(f':{name}' for name in names)}) "
                     "AND expires_at > {now} AND body <> ''",
-                    name=name,
-                ).fetchone()
-                if row is not None:
-                    found[name] = row[0]
+                    **names,
+                )
+                found.update(rows.fetchall())
             return found
 
         return self._database.run(work) if asked else {}
@@ -48,15 +51,6 @@ class SqlJobs:
                     connection,
                     f"INSERT INTO {{job}} {JOB_COLUMNS} VALUES (:namespace, {job_values(0)})",
                     **values,
-                )
-
-        self._database.write(work)
-
-    def drop(self, names: Iterable[str]) -> None:
-        def work(connection: Connection) -> None:
-            for name in names:
-                self._database.execute(
-                    connection, "DELETE FROM {job} WHERE namespace = :namespace AND name = :name", name=name
                 )
 
         self._database.write(work)
