@@ -29,7 +29,7 @@ class Doorbell:
     def follow(self, on_look: Callable[[Callable[[], None]], None]) -> None:
         """Look whenever this calls what it is given; `mark` then returns what was seen at the last look."""
         self._is_followed = True
-        on_look(self.look)
+        on_look(self.read)
 
     def mark(self, server: str) -> object:
         """Return what changes when other jobs should be on a server, or somebody rings for its agent."""
@@ -37,12 +37,12 @@ class Doorbell:
             with self._lock:
                 self._marks[server] = None
                 self._rings |= self._manager.stored_jobs.rings([server])
-            self.look()
+            self.read()
         elif not self._is_followed:
-            self.look()
+            self.read()
         return self._marks[server], self._rings.get(server, "")
 
-    def look(self) -> None:
+    def read(self) -> None:
         """Read the state and the store once for all servers of which somebody asked."""
         jobs = self._manager.stored_jobs
         with self._lock:
