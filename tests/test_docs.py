@@ -80,7 +80,11 @@ SMALLER = {
     "tasks:120,160,190": "tasks:20,30",
     "limit_threshold:1,1.05,1.2": "limit_threshold:1,1.2",
     "decay:0.01,0.02,0.04": "decay:0.01,0.04 --duration 40",
-    "edge --seed 3": "edge --seed 3 --jobs 4",
+    "edge --seed 3": "edge --seed 3 --jobs 2",
+    "--pods default --seed 42 --policy fgd": "--pods default --seed 42 --policy best_fit",
+    "--load 1 --algorithms": "--jobs 4 --load 1 --algorithms",
+    "--load 1 --calibrate": "--jobs 4 --load 1 --calibrate",
+    "--load 1 --save": "--jobs 4 --load 1 --save",
     "--jobs trace1": "--jobs trace3",
     "jobs:5,10,20": "jobs:5,10",
 }
@@ -133,7 +137,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
     token = tokens.create(kept.tokens, "reader-of-the-pages", Role.USER)
     app = create_app(standalone(manager, kept))
     server = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.port}", token
     server.shutdown()

@@ -61,6 +61,7 @@ with DAG("slow", schedule=None) as slow:
 """
 
 
+@pytest.mark.e2e
 def test_the_page_is_true_in_a_project_of_its_own(tmp_path: Path) -> None:
     for name, text in {
         "dags/train.py": DAG,

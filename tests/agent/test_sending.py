@@ -52,7 +52,7 @@ class Service:
 @pytest.fixture
 def service() -> Iterator[Service]:
     made = Service()
-    thread = threading.Thread(target=made.server.serve_forever)
+    thread = threading.Thread(target=made.server.serve_forever, args=(0.01,))
     thread.start()
     yield made
     made.server.shutdown()

@@ -25,7 +25,7 @@ from tests.sql_servers import Postgres
 PAGE = (Path(__file__).parents[2] / "docs" / "restore.md").read_text()
 BACKUP, RESTORE, RESUME = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 TTL_S = 3.0
-OWNERS = 9
+OWNERS = 5
 SERVERS = tuple(replace(each, name=f"gpu-{each.name}") for each in nodes("ab", gpus=8, cpus=64))
 
 OWNER = """

@@ -83,7 +83,7 @@ def older(tmp_path: Path) -> Path:
     return older_build(tmp_path)
 
 
-@pytest.fixture(params=["embedded_redis", "postgresql", "sqlite"])
+@pytest.fixture(params=["embedded_redis", pytest.param("postgresql", marks=pytest.mark.e2e), "sqlite"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL of an empty store."""
     if request.param == "sqlite":

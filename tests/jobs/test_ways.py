@@ -640,13 +640,11 @@ def on_machines(test: Callable[..., None]) -> Callable[..., None]:
 
 HERE = {
     "training here": {"its job is killed": True},
-    "gpu_lease": {"its job is killed": True},
     "@task.gpu": {"its job is killed": True},
     "run here": {"stopped with another JOBS_DIR and home": True},
-    "hold": {"an operator releases it": True},
     "REST": {"its job is killed": True},
 }
-"""One quick cell of each way that needs no other machine."""
+"""A quick cell of ways that need no other machine; `make test-e2e` plays the whole table."""
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ if dies:
     RedisStore.commit = commit_and_die
 server = make_server("127.0.0.1", 0, app, threaded=True)
 print(server.port, flush=True)
-server.serve_forever()
+server.serve_forever(0.01)
 """
 
 

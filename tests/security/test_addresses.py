@@ -115,7 +115,7 @@ class Redirecting(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def redirecting() -> Iterator[str]:
     with http.server.HTTPServer(("127.0.0.1", 0), Redirecting) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()

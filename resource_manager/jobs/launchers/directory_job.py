@@ -45,6 +45,7 @@ ANY = "of any lease"
 LOG_CHUNK_BYTES = 256 * 1024
 MAX_SHORT_BYTES = 256
 TICK_S = 0.1
+BEGINNING_S = 0.2
 GROWTH_EVERY_S = 1.0
 STARTER_TIMEOUT_S = 10.0
 KILL_TIMEOUT_S = 10.0
@@ -767,6 +768,10 @@ def _signal(directory: str, signal_number: int) -> bool:
     if group is not None and (group <= 1 or group == os.getpgrp()):
         group = None  # the job wrote it, to end others
     if group is not None:
+        if signal_number != signal.SIGKILL:
+            # Between a shell's fork and its program's start a signal is lost: the job would last for its grace.
+            age_s = time.time() - (modified_at(os.path.join(directory, "group")) or 0.0)
+            time.sleep(min(max(BEGINNING_S - age_s, 0.0), BEGINNING_S))
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal_number)
     if signal_number == signal.SIGKILL:

@@ -43,7 +43,7 @@ read_once = lru_cache(maxsize=1)(read_trace)
 
 @pytest.mark.parametrize("policy", DETERMINISTIC)
 @pytest.mark.parametrize(
-    "seed", [SEEDS[0], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[1:])]
+    "seed", [SEEDS[0], *(pytest.param(seed, marks=pytest.mark.e2e) for seed in SEEDS[1:])]
 )
 @pytest.mark.parametrize(
     "trace", [TRACES[0], *(pytest.param(trace, marks=pytest.mark.slow) for trace in TRACES[1:])]
