@@ -26,7 +26,7 @@ from demo.stack import REPOSITORY, Stack, StackError, next_free_port
 from demo.timeline import Holding, draw, holdings, live_view
 from resource_manager import GPUResourceManager, ResourceManagerError
 from resource_manager.cli.tables import usage
-from resource_manager.manager.serializers import name_in_words, ranges
+from resource_manager.manager.answer_words import name_in_words, ranges
 from resource_manager.storage.history_file import collect, write_file
 
 DAG_ID = "train_digits"

@@ -14,7 +14,7 @@ from rich.text import Text
 from resource_manager.cli import tables
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.core.names import display_name
-from resource_manager.manager.serializers import name_in_words
+from resource_manager.manager.answer_words import name_in_words
 from resource_manager.rest.console.colours import Holder, assign
 
 

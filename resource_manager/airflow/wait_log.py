@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from resource_manager.core.maintenance import as_text
-from resource_manager.manager.serializers import ONE_COURSE, duration
+from resource_manager.manager.answer_words import duration
+from resource_manager.manager.serializers import ONE_COURSE
 
 REASON_EVERY_S = 60.0
 """Interval for changed figures within one kind of reason: on a busy cluster they change all the time."""

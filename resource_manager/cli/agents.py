@@ -199,7 +199,7 @@ def list_agents(target: Target, as_json: bool, wide: bool) -> None:
     """List the servers with the version of their agents and the time since the last report."""
     from resource_manager.cli import tables
     from resource_manager.cli.fitting import Column, FittedTable
-    from resource_manager.manager.serializers import duration
+    from resource_manager.manager.answer_words import duration
 
     uses: Sequence[Mapping[str, Any]] = target.manager.gpus()
     shown = ("server_id", "server_name", "watched", "age_s", "agent_version", "driver", "error")

@@ -34,8 +34,8 @@ from resource_manager.jobs.launchers import (
 from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.launchers.terminal import TerminalLauncher
 from resource_manager.jobs.preempting import grace_of, is_time_over
+from resource_manager.manager.answer_words import duration, name_in_words
 from resource_manager.manager.plurals import counted
-from resource_manager.manager.serializers import duration, name_in_words
 from resource_manager.manager.use_results import IdleWarning
 
 TTL_S = 60.0

@@ -34,7 +34,7 @@ from resource_manager.cli.target import Target, exit_codes
 from resource_manager.cli.waiting import hold_once_granted, wait_for_grant
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.lazy import lazy_module
-from resource_manager.manager.serializers import duration, name_in_words
+from resource_manager.manager.answer_words import duration, name_in_words
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables

@@ -24,8 +24,8 @@ from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.errors import LockTimeoutError
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.lazy import lazy_module
+from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.plurals import counted, numbered_gpus
-from resource_manager.manager.serializers import name_in_words
 from resource_manager.manager.wording import What, matches, what_of
 
 if TYPE_CHECKING:

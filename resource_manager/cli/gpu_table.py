@@ -11,7 +11,7 @@ from rich.text import Text
 
 from resource_manager.cli.tables import STATE_STYLES, Row
 from resource_manager.core.models import MILLI_PER_GPU
-from resource_manager.manager.serializers import duration, name_in_words
+from resource_manager.manager.answer_words import duration, name_in_words
 from resource_manager.rest.console.colours import Colour, Holder, assign
 
 BAR = 8

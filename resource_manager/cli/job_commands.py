@@ -19,7 +19,7 @@ from resource_manager.cli.session import Session
 from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.lazy import lazy_module
-from resource_manager.manager.serializers import duration, name_in_words
+from resource_manager.manager.answer_words import duration, name_in_words
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables

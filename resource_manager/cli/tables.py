@@ -11,17 +11,19 @@ from rich.text import Text
 
 from resource_manager.cli.fitting import WIDE, Column, FittedTable
 from resource_manager.core.models import MILLI_PER_GPU
-from resource_manager.manager.plurals import counted, plural
-from resource_manager.manager.serializers import (
-    Usage,
-    deadline_in_words,
+from resource_manager.manager.answer_words import (
     duration,
-    interval_in_words,
-    most_wasted,
     name_in_words,
     ranges,
     short_id_in_words,
     short_uuid,
+)
+from resource_manager.manager.plurals import counted, plural
+from resource_manager.manager.serializers import (
+    Usage,
+    deadline_in_words,
+    interval_in_words,
+    most_wasted,
     usage_in_words,
     wasted,
 )

@@ -144,7 +144,7 @@ def token_list(target: Target, tokens_file: Path | None, wide: bool, as_json: bo
         return
     from resource_manager.cli import tables
     from resource_manager.cli.fitting import Column, FittedTable
-    from resource_manager.manager.serializers import duration
+    from resource_manager.manager.answer_words import duration
 
     table = FittedTable(
         Column("id"),

@@ -12,7 +12,7 @@ from resource_manager.cli.signals import Interrupted
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import ResourceManagerError
 from resource_manager.lazy import lazy_module
-from resource_manager.manager.serializers import name_in_words
+from resource_manager.manager.answer_words import name_in_words
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables

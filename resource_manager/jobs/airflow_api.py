@@ -12,7 +12,7 @@ import httpx
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
 from resource_manager.jobs.airflow_instance import VARIABLE, instance_in_variable
 from resource_manager.jobs.task_identity import TaskIdentity
-from resource_manager.manager.serializers import duration
+from resource_manager.manager.answer_words import duration
 
 ENDED_TASK_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 ENDED_RUN_STATES = frozenset({"success", "failed"})

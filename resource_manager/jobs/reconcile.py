@@ -18,8 +18,8 @@ from resource_manager.jobs.preempting import STEP_S, grace_of, queue_again, wait
 from resource_manager.jobs.running_job import is_remainder
 from resource_manager.jobs.searching import jobs_on
 from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.results import Allocation, ServerSummary, Submission
-from resource_manager.manager.serializers import name_in_words
 from resource_manager.manager.service import LeaseService
 
 logger = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from resource_manager.manager.answer_words import recorded_name
 from resource_manager.manager.results import Recorded
-from resource_manager.manager.serializers import recorded_name
 
 PAGE = 1000
 

@@ -14,9 +14,10 @@ from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Gpu, JobPlace, Lease, Node, Placement, Request
 from resource_manager.core.name_lookup import name_in
-from resource_manager.core.names import display_name, full_name, listed, name_of, short, short_id
+from resource_manager.core.names import display_name, listed, name_of, short_id
 from resource_manager.core.node_state import Cleaning
 from resource_manager.core.refusal import RefusalKind
+from resource_manager.manager.answer_words import duration
 from resource_manager.manager.refusal_wording import detail_of, reasons_of, right_words, silence_of
 from resource_manager.manager.results import (
     Allocation,
@@ -318,37 +319,6 @@ def usage_in_words(usage: Usage) -> str:
     return f"{usage.free:g} free, {usage.used:g} used, {usage.closed:g} closed of {usage.total:g}"
 
 
-def name_in_words(entry: Mapping[str, Any]) -> str:
-    """Return display name and short id of an allocation or queue entry, as `names.name_of` of a lease."""
-    return f"{short(entry['name'])} {short_id_in_words(entry)}"
-
-
-def short_id_in_words(entry: Mapping[str, Any]) -> str:
-    """Return the short id, with the ranks of the remainder of a gang."""
-    members = entry.get("members", ())
-    ranks = ranges(member["rank"] for member in members) if members and len(members) < entry["nodes"] else ""
-    return f"{entry['short_id']} rank {ranks}" if ranks else str(entry["short_id"])
-
-
-def recorded_name(change: Mapping[str, Any]) -> str:
-    """Return display name and short id of the lease or request that a change brings, empty if it does not."""
-    entry = change.get("lease", change)
-    if (request := entry.get("request")) is None:
-        return ""
-    return full_name(request["lease_id"], request.get("labels", {}), entry.get("sequence", 0))
-
-
-def ranges(ids: Iterable[int]) -> str:
-    """Return numbers with neighbours joined: `0–3, 6`."""
-    runs: list[list[int]] = []
-    for number in sorted(ids):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
-
-
 def wasted(row: Mapping[str, Any]) -> float:
     """Return the GPU-hours of a report's row that gave nothing."""
     return float(sum(row[name] for name in WASTED))
@@ -357,11 +327,6 @@ def wasted(row: Mapping[str, Any]) -> float:
 def most_wasted(rows: Iterable[RowT]) -> RowT | None:
     """Return the row of a report that wasted most, None if nothing is known to be wasted."""
     return max((row for row in rows if wasted(row)), key=wasted, default=None)
-
-
-def short_uuid(uuid: str) -> str:
-    """Return the first two parts of a GPU's UUID, for tables: `GPU-8f6a2c1e`."""
-    return "-".join(uuid.split("-")[:2])
 
 
 def gpu_usage(state: NodeState) -> Usage:
@@ -573,14 +538,6 @@ def quotes(
         "covered": None if chosen is None else chosen.covered,
         "servers": {state.name: admission.price_per_hour(state, request) for state in cluster.nodes},
     }
-
-
-def duration(seconds: float) -> str:
-    """Format seconds as `45 s`, `12 min`, `3.5 h`, `2.0 d`."""
-    for unit, size in (("d", 86_400.0), ("h", 3600.0)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{max(seconds, 0):.0f} s"
 
 
 def _percent(used: float, total: float) -> str:

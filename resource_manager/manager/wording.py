@@ -14,8 +14,8 @@ from resource_manager.core.maintenance import as_text, preemptor_in_words
 from resource_manager.core.models import Gpu
 from resource_manager.core.names import short
 from resource_manager.errors import InvalidRequestError
+from resource_manager.manager.answer_words import recorded_name
 from resource_manager.manager.plurals import counted, numbered_gpus
-from resource_manager.manager.serializers import recorded_name
 
 MAX_LINES = 50
 """The most lines of a change, which stay in the history; a last one says that there are more."""

@@ -10,14 +10,10 @@ from urllib.parse import quote
 import flask
 from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
 
+from resource_manager.manager.answer_words import duration
 from resource_manager.manager.commit.asking import Asking
 from resource_manager.manager.plurals import counted, numbered_gpus
-from resource_manager.manager.serializers import (
-    deadline_in_words,
-    duration,
-    interval_in_words,
-    usage_in_words,
-)
+from resource_manager.manager.serializers import deadline_in_words, interval_in_words, usage_in_words
 from resource_manager.manager.wording import by_whom, describe
 from resource_manager.rest import problems, routes
 from resource_manager.rest.console import pages

@@ -41,6 +41,7 @@ from resource_manager.errors import (
     redact,
 )
 from resource_manager.manager.agent_jobs import AgentState, note_opened
+from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.arguments import Dumpable, arguments_of
 from resource_manager.manager.original import OriginalNames
 from resource_manager.manager.refusal_wording import Refusal
@@ -62,7 +63,6 @@ from resource_manager.manager.results import (
     TeamsView,
     WindowView,
 )
-from resource_manager.manager.serializers import name_in_words
 from resource_manager.manager.stored_jobs import JobResult
 from resource_manager.rest.answers import (
     MAX_HOLD_S,

@@ -25,8 +25,8 @@ from resource_manager.core.models import JobPlace
 from resource_manager.errors import NewerFormatError
 from resource_manager.jobs.launchers import terminal
 from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.manager.serializers import name_in_words
 from resource_manager.manager.use_results import IdleWarning
 from tests.cli.programs import MARK, begun, environment_of, left_of, manager_of, piped
 from tests.eventually import wait_for

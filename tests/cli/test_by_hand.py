@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from resource_manager import GPUResourceManager
-from resource_manager.manager.serializers import name_in_words
+from resource_manager.manager.answer_words import name_in_words
 from tests.cli.programs import GPU_MANAGER, begun, environment_of, manager_of, piped
 from tests.e2e.gang_servers import GangServer, GangServers
 from tests.e2e.servers import SSHD, SSHServer, ssh_server

@@ -15,7 +15,7 @@ from demo import __main__ as demo
 from demo import compose
 from demo.stack import AirflowApi, Stack
 from resource_manager import GPUResourceManager
-from resource_manager.manager.serializers import name_in_words
+from resource_manager.manager.answer_words import name_in_words
 
 
 def test_an_unwritable_file_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

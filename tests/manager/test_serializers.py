@@ -13,7 +13,7 @@ from resource_manager.core.changes import Drained, Granted, InventoryChanged, Qu
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.core.refusal import NotEstimated
-from resource_manager.manager import serializers
+from resource_manager.manager import answer_words, serializers
 from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import get_order
@@ -252,7 +252,7 @@ def test_an_estimate_has_a_time_or_a_reason() -> None:
     ],
 )
 def test_a_duration_is_told_in_its_own_unit(seconds: float, text: str) -> None:
-    assert serializers.duration(seconds) == text
+    assert answer_words.duration(seconds) == text
 
 
 def test_words_for_people() -> None:

@@ -146,13 +146,16 @@ def test_random_headers_and_methods_cause_no_server_error(
 
 @pytest.mark.parametrize(
     ("paths", "rounds"),
-    [("^/api/(queue|history|leases)$", 10), pytest.param(".", 30, marks=[pytest.mark.e2e, pytest.mark.timeout(1800)])],
+    [
+        ("^/api/(queue|history|leases)$", 10),
+        pytest.param(".", 30, marks=[pytest.mark.e2e, pytest.mark.timeout(1800)]),
+    ],
     ids=["a few paths", "all paths"],
 )
 def test_schemathesis_finds_no_server_error(
     manager: GPUResourceManager, kept: Persistence, monkeypatch: pytest.MonkeyPatch, paths: str, rounds: int
 ) -> None:
-    """Inputs are drawn by the shape of each operation. A pattern of names, as of changes, takes seconds each: e2e."""
+    """Inputs are drawn by the shape of each operation; a name, as changes have it, takes seconds to make."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         import schemathesis

@@ -18,8 +18,8 @@ from resource_manager.jobs.launchers.devices import job_environment
 from resource_manager.jobs.launchers.plain_ssh import parts_of
 from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.jobs.running_job import RunningJob, job_of
+from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.results import Allocation
-from resource_manager.manager.serializers import name_in_words
 from resource_manager.manager.service import LeaseService
 
 AIRFLOW = "airflow.providers"

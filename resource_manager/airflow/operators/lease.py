@@ -23,8 +23,8 @@ from resource_manager.jobs.launchers.devices import device_environment
 from resource_manager.jobs.reconcile import RUN_SCOPE
 from resource_manager.jobs.registered_process import register_process
 from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.results import Allocation
-from resource_manager.manager.serializers import name_in_words
 
 MEMBERS = "members"
 """XCom of `GPUAllocateOperator` with the members of its lease."""

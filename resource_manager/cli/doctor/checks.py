@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from resource_manager import __version__
 from resource_manager.errors import ResourceManagerError
+from resource_manager.manager.answer_words import duration
 from resource_manager.manager.plurals import counted
-from resource_manager.manager.serializers import duration
 from resource_manager.storage.finding import Finding
 
 if TYPE_CHECKING:

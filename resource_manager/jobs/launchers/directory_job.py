@@ -769,7 +769,7 @@ def _signal(directory: str, signal_number: int) -> bool:
         group = None  # the job wrote it, to end others
     if group is not None:
         if signal_number != signal.SIGKILL:
-            # Between a shell's fork and its program's start a signal is lost: the job would last for its grace.
+            # Between a shell's fork and its program's start a signal is lost: the job lasts for its grace.
             age_s = time.time() - (modified_at(os.path.join(directory, "group")) or 0.0)
             time.sleep(min(max(BEGINNING_S - age_s, 0.0), BEGINNING_S))
         with suppress(ProcessLookupError, PermissionError):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import takewhile
 
+from resource_manager.manager.answer_words import recorded_name
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.newest_changes import MAX_LOOKED_AT, newest_changes
 from resource_manager.manager.results import Recorded
-from resource_manager.manager.serializers import recorded_name
 
 
 def newest(manager: GPUResourceManager, version: int) -> Iterator[Recorded]:

@@ -17,7 +17,7 @@ from resource_manager.jobs import reconcile
 from resource_manager.jobs.airflow_api import AirflowUnavailableError
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.jobs.running_job import RunningJob
-from resource_manager.manager import serializers
+from resource_manager.manager import answer_words, serializers
 from resource_manager.manager.newest_changes import lease_of, names_at
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.results import Recorded
@@ -62,9 +62,9 @@ def asked(request: Request) -> list[tuple[str, str]]:
     rows += [("Link of its GPUs", "" if request.link is Link.PREFER else str(request.link))]
     rows += [("Only on", request.required_node or ""), ("Rather on", request.preferred_node or "")]
     runtime = request.expected_runtime_s
-    rows += [("Expected runtime", "" if runtime is None else serializers.duration(runtime))]
+    rows += [("Expected runtime", "" if runtime is None else answer_words.duration(runtime))]
     limits = {"Longest runtime": request.max_runtime_s, "Waits again after": request.requeue_after_s}
-    rows += [(name, serializers.duration(limit)) for name, limit in limits.items() if limit is not None]
+    rows += [(name, answer_words.duration(limit)) for name, limit in limits.items() if limit is not None]
     deadline_at = request.deadline_at
     rows += [("Deadline", "" if deadline_at is None else as_text(deadline_at))]
     rows += [("If idle", request.idle_action)]
@@ -123,8 +123,8 @@ def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
     names_of = names_at(events, changes)
     names = [] if found["lease"] is None else [member["server_name"] for member in found["lease"]["members"]]
     uses = use_of(service.manager, names) if names else []
-    shown = [serializers.name_in_words(entry) for entry in (found["lease"], found["waiting"]) if entry]
-    shown += filter(None, map(serializers.recorded_name, events))
+    shown = [answer_words.name_in_words(entry) for entry in (found["lease"], found["waiting"]) if entry]
+    shown += filter(None, map(answer_words.recorded_name, events))
     return {
         **found,
         "lease_id": lease_id,
@@ -211,7 +211,7 @@ def end_task(
 def _require_owner(caller: Identity, entry: Mapping[str, Any]) -> None:
     if not caller.is_operator and entry["owner"] != caller.name:
         raise ProblemError(
-            403, f"{serializers.name_in_words(entry)} is not yours: only its owner or an operator stops it"
+            403, f"{answer_words.name_in_words(entry)} is not yours: only its owner or an operator stops it"
         )
 
 
@@ -233,5 +233,5 @@ def stop_job(service: Service, caller: Identity, lease_id: str, fencing_token: i
     _require_owner(caller, entry)
     done = reconcile.end(service.manager, entry)
     if done.action is ActionKind.KEPT:
-        raise ProblemError(409, f"{serializers.name_in_words(entry)} keeps its lease: {done.detail}")
-    return f"{serializers.name_in_words(entry)} is released: {done.detail}."
+        raise ProblemError(409, f"{answer_words.name_in_words(entry)} keeps its lease: {done.detail}")
+    return f"{answer_words.name_in_words(entry)} is released: {done.detail}."

@@ -13,7 +13,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.name_lookup import contains, name_in
 from resource_manager.errors import ResourceManagerError, StoreError
 from resource_manager.fleet.server_use import KeptReport, kept_reports, use_of
-from resource_manager.manager import serializers
+from resource_manager.manager import answer_words
 from resource_manager.manager.demand import LeaseId, Text
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.report import ReportQuery
@@ -292,7 +292,7 @@ def what_if(service: Service, caller: Identity) -> Any:
 @routes.add("POST", "/act/hold", Role.USER, "Take GPUs for a time, or wait for them", page=True)
 def act_hold(service: Service, caller: Identity) -> Any:
     done = rest.submit(service, caller, demand_form.held_for(flask.request.form, caller))
-    name = serializers.name_in_words(done)
+    name = answer_words.name_in_words(done)
     flask.flash(f"{name} waits: {done['reason']}." if done["state"] == "WAITING" else f"{name} is yours.")
     return flask.redirect(flask.url_for("gpu.page_lease", id=done["task_id"]), 303)
 
@@ -368,8 +368,8 @@ def act_stop(service: Service, caller: Identity) -> Any:
 def act_preempt(service: Service, caller: Identity) -> Any:
     form = _form(TaskForm)
     done = rest.preempt(service, caller, PreemptBody(task_id=form.task_id, fencing_token=form.fencing_token))
-    grace = serializers.duration(done["preempt_grace_s"])
-    name = serializers.name_in_words(done)
+    grace = answer_words.duration(done["preempt_grace_s"])
+    name = answer_words.name_in_words(done)
     flask.flash(f"{name} is {done['reason']}: its job has {grace} to save what it did.")
     return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
 

@@ -11,7 +11,8 @@ from resource_manager.core.changes import Outcome
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.names import name_of
 from resource_manager.core.runtimes import LearntRuntimes
-from resource_manager.manager.serializers import duration, interval_in_words, name_in_words
+from resource_manager.manager.answer_words import duration, name_in_words
+from resource_manager.manager.serializers import interval_in_words
 from resource_manager.rest.console import cells
 from resource_manager.rest.console.colours import Colour
 from resource_manager.rest.service import Service

@@ -9,10 +9,11 @@ from time import gmtime, strftime
 from typing import Any
 
 from resource_manager.fleet.measured_hours import measures_of
+from resource_manager.manager.answer_words import duration
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.report import Accounts, ReportQuery
-from resource_manager.manager.serializers import duration, most_wasted, wasted
+from resource_manager.manager.serializers import most_wasted, wasted
 from resource_manager.scheduling.accounting.gpu_hours import CATEGORIES
 
 HEIGHT = 180

@@ -15,7 +15,7 @@ from resource_manager.core.models import JobPlace
 from resource_manager.core.names import short_id
 from resource_manager.jobs.airflow_api import AirflowUnavailableError
 from resource_manager.jobs.task_identity import TaskIdentity
-from resource_manager.manager.serializers import name_in_words
+from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.stored_jobs import JobEnded
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
