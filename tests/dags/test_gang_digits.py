@@ -13,7 +13,7 @@ from demo.stack import free_ports
 JOB = Path(__file__).parents[2] / "dags" / "jobs" / "gang_digits.py"
 
 
-@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("members", [pytest.param(1, marks=pytest.mark.e2e), 3])
 def test_all_members_of_the_example_train_one_model(members):
     [port] = free_ports(1)
     processes = [

@@ -237,7 +237,7 @@ def test_memory_store() -> None:
     class Machine(ManagerMachine):
         make_stores = staticmethod(stores)
 
-    run(Machine, 120)
+    run(Machine, 60)
 
 
 @pytest.mark.parametrize("server", ["embedded_redis", "system_redis"])
@@ -252,4 +252,4 @@ def test_redis_store(server: str, request: pytest.FixtureRequest) -> None:
         make_stores = staticmethod(stores)
         has_fake_clock = False
 
-    run(Machine, 30)
+    run(Machine, 15)

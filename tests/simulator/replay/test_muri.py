@@ -29,7 +29,9 @@ def test_trace3_gives_the_published_figures(shared_data: Path, order: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["srtf", "srsf"])
-@pytest.mark.parametrize("trace", ["trace1", "trace1_pr", "trace3_pr"])
+@pytest.mark.parametrize(
+    "trace", ["trace3_pr", *(pytest.param(trace, marks=pytest.mark.e2e) for trace in ("trace1", "trace1_pr"))]
+)
 def test_every_trace_gives_the_published_figures(shared_data: Path, trace: str, order: str) -> None:
     assert_published(shared_data, trace, order)
 
