@@ -41,10 +41,16 @@ from resource_manager.scheduling.reasons.runtime_quantiles import MISSED, POINTS
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 MAX_STEPS = 500
-"""Maximum number of simulated lease ends; a request that starts later gets no estimate."""
+"""Maximum number of steps of a play, each a lease's end; a request that starts later gets no estimate."""
 
 MAX_PLAYS = 40
 """Maximum number of plays with drawn runtimes."""
+
+LONG_QUEUE = 100
+"""Number of pending requests above which leases that end at about the same time end together in a play."""
+
+TOGETHER = 0.05
+"""Part of the time until an end within which others end with it: little beside what runtimes vary by."""
 
 STRATA = MAX_PLAYS + 1
 """Number of parts of the levels, a prime: over the plays, a lease's end is drawn from each but one."""
@@ -269,6 +275,7 @@ def _play(
             ends.append((end, lease.fencing_token, lease))
     heapq.heapify(ends)
     after: Lease | None = None
+    together = TOGETHER if len(cluster.pending) > LONG_QUEUE else 0.0
     dirty = any(state.cleaning for state in cluster.nodes)
     for _ in range(MAX_STEPS):
         if not goes_on():
@@ -278,13 +285,13 @@ def _play(
             current.policy, current.order, play.at, current.suspended, current.limits
         )
         for lease in _grant(cluster, at_that_time):
-            end = ends_at(lease, play.at)
-            play.starts[lease.lease_id] = (play.at, lease.placement.node, after, end)
+            own_end = ends_at(lease, play.at)
+            play.starts[lease.lease_id] = (play.at, lease.placement.node, after, own_end)
             missing.discard(lease.lease_id)
-            if end is None:
+            if own_end is None:
                 play.endless.add(lease.lease_id)
             else:
-                heapq.heappush(ends, (end, lease.fencing_token, lease))
+                heapq.heappush(ends, (own_end, lease.fencing_token, lease))
         is_over = not cluster.pending or bool(wanted and not missing)
         if dirty and not is_over:
             play.at, dirty = now + CLEANING_S, False
@@ -295,6 +302,13 @@ def _play(
         play.at, _, after = heapq.heappop(ends)
         if after is not None:  # else a server opens to requests
             _apply_end(cluster, after, play.at)
+        last, total, count = play.at + together * (play.at - now), play.at, 1
+        while together and ends and ends[0][0] <= last:
+            end, _, ended = heapq.heappop(ends)
+            if ended is not None:
+                _apply_end(cluster, ended, end)
+            total, count = total + end, count + 1
+        play.at = total / count
     play.too_far = True
     return play
 

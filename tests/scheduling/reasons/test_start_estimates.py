@@ -23,6 +23,7 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.scheduling.queue.price_admission import PriceAdmission
+from resource_manager.scheduling.reasons import start_estimates
 from resource_manager.scheduling.reasons.runtime_quantiles import RuntimeQuantiles
 from resource_manager.scheduling.reasons.start_estimates import (
     MAX_PLAYS,
@@ -281,6 +282,33 @@ def test_plays_for_one_request_end_with_its_start() -> None:
         cluster.apply(Queued(Request(f"w{number}", 8, expected_runtime_s=9.0), 1.0, number + 1, 1.0))
     found = forecast(cluster, lambda request: between(100.0, 1000.0), wanted=["w0"])
     assert (found["w0"].plays, found["w1"].plays) == (MAX_PLAYS, 1)
+
+
+@pytest.mark.parametrize("order", ["priority", "priority+backfill"])
+def test_in_a_long_queue_ends_at_about_the_same_time_are_one_step_and_starts_stay_about_the_same(
+    order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw, cluster = random.Random(0), ClusterState(default_inventory(20))
+    current = SchedulingPass(FIRST_FIT, get_order(order), 0.0)
+    while len(cluster.pending) <= start_estimates.LONG_QUEUE:
+        number = cluster.sequence
+        request = Request(f"t{number}", draw.choice((1, 2, 4)), expected_runtime_s=draw.lognormvariate(8, 1))
+        for change in allocator.submit(cluster, request, current):
+            cluster.apply(change)
+    steps: list[float] = []
+    schedule_pass = start_estimates.SchedulingPass
+    monkeypatch.setattr(
+        start_estimates, "SchedulingPass", lambda *given: steps.append(given[2]) or schedule_pass(*given)
+    )
+    found = estimate_starts(cluster, current)
+    few = len(steps)
+    monkeypatch.setattr(start_estimates, "TOGETHER", 0.0)
+    exact = estimate_starts(cluster, current)
+    assert 2 * few < len(steps) - few
+    ratios = sorted((found[each].at or 0.0) / (exact[each].at or 0.0) for each in exact)
+    assert ratios[len(ratios) // 2] == pytest.approx(1.0, abs=0.03)
+    assert ratios[len(ratios) // 10] > 0.9
+    assert ratios[-len(ratios) // 10] < 1.1
 
 
 @pytest.fixture
