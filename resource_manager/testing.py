@@ -32,18 +32,22 @@ def gpu_manager(
 ) -> Iterator[GPUResourceManager]:
     """Manager on `memory://`, to which every GPU manager connection of the test's operators leads.
 
-    Triggers fire without their usual pauses. The Airflow instance is called `test`.
+    Triggers fire without their usual pauses. The Airflow instance is called `test`. Every server counts as
+    this machine, whatever its address.
     """
     from resource_manager.airflow import listener
     from resource_manager.airflow.hook import GPUManagerHook
     from resource_manager.airflow.task_trigger import base
     from resource_manager.jobs.airflow_instance import instance_id
+    from resource_manager.jobs.launchers import terminal
     from resource_manager.manager import lease_changes
     from resource_manager.manager.manager import GPUResourceManager
 
     with GPUResourceManager.from_url("memory://", inventory=gpu_inventory) as manager:
         monkeypatch.setattr(GPUManagerHook, "get_conn", lambda hook: manager)
         monkeypatch.setenv("GPU_MANAGER_INSTANCE", "test")
+        is_here = terminal.is_here
+        monkeypatch.setattr(terminal, "is_here", lambda address, *named: is_here("", *named))
         monkeypatch.setattr(base, "MIN_DEFERRAL_S", 0.0)
         monkeypatch.setattr(base, "POLL_S", 0.01)
         monkeypatch.setattr(base, "OUTAGE_POLL_S", 0.01)

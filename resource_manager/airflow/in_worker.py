@@ -22,15 +22,15 @@ from resource_manager.airflow.version_compat import AirflowException, AirflowFai
 from resource_manager.airflow.worker_guard import guarded
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, LockTimeoutError, ResourceManagerError
+from resource_manager.jobs.launchers import terminal
 from resource_manager.jobs.launchers.devices import await_share, device_environment, lease_environment
+from resource_manager.jobs.launchers.terminal import OWN_SERVER
 from resource_manager.jobs.preempting import grace_of
 from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.jobs.registered_process import register_process
 from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.results import Allocation
 from resource_manager.manager.service import LeaseService
-
-SERVER_VARIABLE = "GPU_MANAGER_SERVER"
 
 _EXIT_CODE = re.compile(r"(?:exit code|exit status =|exit status|'StatusCode':) (-?\d+)")
 
@@ -50,6 +50,8 @@ class RunsInWorker(HoldsLease):
     preemptible_by_default = False  # what works in a worker cannot go on where it stopped
     default_ttl = timedelta(minutes=1)
     name_in_errors: str
+    on_worker = True
+    """Whether the work uses the GPUs of the worker's own machine."""
 
     def work(self, context: Any) -> Any:
         """Do what the lease is for; its devices are in the environment of this process."""
@@ -85,16 +87,12 @@ class RunsInWorker(HoldsLease):
         if not granted_to_this_try and status["labels"].get(TRY_LABEL) != this_try:
             self.end_earlier_try(manager, plain_identity, status)
             return self._granted(context, manager, granted_to_this_try)
-        here = where.get("server", status["server_name"])
-        if here != status["server_name"]:
+        if self.on_worker and (elsewhere := _elsewhere(status)):
             with suppress(LockTimeoutError):  # it will expire
                 manager.release(
                     identity.lease_id, fencing_token=status["fencing_token"], outcome=Outcome.FAILED
                 )
-            raise AirflowException(
-                f"the GPUs were granted on {status['server_name']}, but this worker is on {here} "
-                f"({SERVER_VARIABLE}): give the task the Airflow queue of one server's workers"
-            )
+            raise AirflowException(elsewhere)
         if self.gives_back(manager, status):
             return self._granted(context, manager, granted_to_this_try=True)
         self.log.info("allocated GPUs %s of %s", status["gpu_devices"], status["server_name"])
@@ -124,8 +122,8 @@ class RunsInWorker(HoldsLease):
 
         Raises `AirflowFailException` if the task requires another server.
         """
-        here, wanted = os.environ.get(SERVER_VARIABLE), self.asked()["server"]
-        if here is None:
+        here, wanted = os.environ.get(OWN_SERVER), self.asked()["server"]
+        if here is None or not self.on_worker:
             return {}
         if wanted is None or str(wanted) == here:
             return {"server": here}
@@ -133,7 +131,7 @@ class RunsInWorker(HoldsLease):
             if row["server_name"] == here and str(row["server_id"]) == str(wanted):
                 return {"server": here}
         raise AirflowFailException(
-            f"the task requires server {wanted!r}, but this worker is on {here!r} ({SERVER_VARIABLE}): give "
+            f"the task requires server {wanted!r}, but this worker is on {here!r} ({OWN_SERVER}): give "
             "the task the Airflow queue of that server's workers"
         )
 
@@ -194,6 +192,18 @@ class RunsInWorker(HoldsLease):
             )
         except ResourceManagerError as error:  # a failed release must not hide the work's own result
             self.log.warning("the lease was not released and will expire: %s", error)
+
+
+def _elsewhere(allocation: Allocation) -> str:
+    """Return why this worker is not on the granted server; empty if it is."""
+    granted, address = allocation["server_name"], allocation["members"][0]["address"]
+    if terminal.is_here(address, granted):
+        return ""
+    return (
+        f"the GPUs were granted on {granted} (address {address or 'none'}), but this worker is on "
+        f"{terminal.own_name()}: give the task the Airflow queue of one server's workers, each with "
+        f"{OWN_SERVER}, or run its command by SSHOperator or GPUTrainingOperator(launcher='ssh')"
+    )
 
 
 def reason_of(error: BaseException) -> str:

@@ -7,7 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from resource_manager.core.models import MILLI_PER_GPU, JobPlace
-from resource_manager.jobs.launchers import Job, Launcher, job_key, open_at, open_launcher
+from resource_manager.jobs.launchers import (
+    Job,
+    Launcher,
+    LauncherError,
+    job_key,
+    open_at,
+    open_launcher,
+    terminal,
+)
 from resource_manager.jobs.launchers.devices import with_share
 
 
@@ -54,8 +62,6 @@ def job_of(
 
 def address_of(launcher: str, member: Mapping[str, Any]) -> str:
     """Return how a launcher reaches the server of a member: an agent by its name, as it is never called."""
-    if launcher == "local":
-        return ""
     return str(member["server_name" if launcher == "agent" else "address"])
 
 
@@ -122,7 +128,13 @@ class RunningJob:
         return asdict(self)
 
     def open(self) -> Launcher:
-        """Open the job's launcher at its place; raises `LauncherError`."""
+        """Open the job's launcher at its place; raises `LauncherError`, also where `local` is elsewhere."""
         if self.place.machine:
             return open_at(self.place)
+        if self.place.launcher == "local" and not terminal.is_here(self.place.address, self.server):
+            raise LauncherError(
+                f"server {self.server} (address {self.place.address or 'none'}) is not this machine, "
+                f"{terminal.own_name()}, where launcher 'local' would run the job: set launcher='ssh', or "
+                f"{terminal.OWN_SERVER}={self.server} if this is that server"
+            )
         return open_launcher(self.place.launcher, self.place.address, self.place.conn_id or None)

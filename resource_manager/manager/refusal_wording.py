@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from resource_manager.core.fit import UNSTATED, ShortageKind
 from resource_manager.core.maintenance import as_text, to_the_minute
-from resource_manager.core.models import MILLI_PER_GPU, RUNS_JOBS, Link, Request, Spread
+from resource_manager.core.models import MILLI_PER_GPU, RUNS_JOBS, Amount, Link, Request, Spread
 from resource_manager.core.names import short
 from resource_manager.core.refusal import (
     AddressesMissing,
@@ -359,11 +359,11 @@ def _lack(lack: Lack | FreeShort, request: Request) -> str:
             return f"{lack.most}{_unit(request)} free"
         case AmountShort():
             free = " free" if lack.free else ""
-            return f"the most {short(lack.name)}{free} is {lack.most:g} on {short(lack.node)}"
+            return f"the most {amount_word(lack.name)}{free} is {lack.most:g} on {short(lack.node)}"
         case FreeShort() if lack.unit == "gpus":
             return f"{counted(lack.has, 'GPU')}{_of_island(request)} free"
         case FreeShort():
-            return f"{max(lack.has, 0):g} {short(lack.unit)} free"
+            return f"{max(lack.has, 0):g} {amount_word(lack.unit, lack.has)} free"
     return f"no server has {'both' if _parts(request) == 2 else 'all of it'} free at once"
 
 
@@ -387,8 +387,8 @@ def _server_short(fact: ServerShort, request: Request) -> str:
         case ShortageKind.GPUS:
             return f"{has} of {counted(total, 'GPU')}{_of_island(request)} free, {wants} requested"
     if ever:
-        return f"has {has:g} {name} in total, {wants:g} requested"
-    return f"{max(has, 0):g} of {total:g} {name} free, {wants:g} requested"
+        return f"has {has:g} {amount_word(name, has)} in total, {wants:g} requested"
+    return f"{max(has, 0):g} of {total:g} {amount_word(name, total)} free, {wants:g} requested"
 
 
 # ---- it fits, and may not start ----
@@ -424,10 +424,8 @@ def _free_now(fact: FreeNow, request: Request) -> str:
         return f"{needed(request)} are free {request.nodes} times"
     where = f"free on {short(fact.node)}"
     if not request.gpus:
-        name = next(iter(request.resources), "cpus")
-        if name == "cpus" and fact.amount == 1:
-            return f"1 cpu is {where}"
-        return f"{fact.amount:g} {name} are {where}"
+        name = amount_word(next(iter(request.resources), "cpus"), fact.amount)
+        return f"{fact.amount:g} {name} {'is' if fact.amount == 1 else 'are'} {where}"
     if request.gpu_milli != MILLI_PER_GPU:
         return f"{fact.amount} milli of a GPU are {where}"
     gpus = gpu_word(request, int(fact.amount))
@@ -557,7 +555,7 @@ def right_words(right: PreemptionRight) -> str:
 
 
 def needed(request: Request) -> str:
-    """Return the demand as a phrase, such as `4 A100 and 32 cpus`."""
+    """Return the demand as a phrase, such as `4 A100 and 32 CPUs`."""
     parts = []
     if request.gpus:
         parts.append(
@@ -566,7 +564,7 @@ def needed(request: Request) -> str:
             else f"{request.gpu_milli} milli of one {gpu_word(request, 1)}"
         )
     for name, amount in list(request.resources.items())[:MAX_SHOWN]:
-        parts.append(f"{amount:g} {'cpu' if name == 'cpus' and amount == 1 else short(name)}")
+        parts.append(f"{amount:g} {amount_word(name, amount)}")
     return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
@@ -585,11 +583,16 @@ def describe(request: Request) -> str:
         parts[0] += f" with {request.gpu_memory}"
     if request.link is not Link.PREFER:
         parts[0] += f" of {'one island' if request.is_linked else 'any island'}"
-    parts += [f"{amount} {name}" for name, amount in request.resources.items()]
+    parts += [f"{amount} {amount_word(name, amount)}" for name, amount in request.resources.items()]
     if request.required_node is not None:
         parts.append(f"on {request.required_node}")
     parts += [f"with label {name}={value}" for name, value in request.labels_required.items()]
     return f"{request.nodes} times {', '.join(parts)}" if request.nodes != 1 else ", ".join(parts)
+
+
+def amount_word(name: str, amount: Amount = 2) -> str:
+    """Return the noun for so much of a resource: `CPU`, `CPUs`, or the name of any other."""
+    return plural(amount, "CPU") if name == "cpus" else short(name)
 
 
 def label_words(request: Request) -> str:

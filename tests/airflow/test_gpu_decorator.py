@@ -64,7 +64,7 @@ def test_a_function_for_one_server_is_not_run_by_the_worker_of_another(monkeypat
         return made(here, server=wanted).execute(context_of())
 
     assert [server_of(wanted) for wanted in (None, "gpu-server-3")] == ["gpu-server-0", "gpu-server-3"]
-    monkeypatch.setenv(in_worker.SERVER_VARIABLE, "gpu-server-2")
+    monkeypatch.setenv(in_worker.OWN_SERVER, "gpu-server-2")
     assert [server_of(one) for one in (None, "gpu-server-2", 2, " 2 ")] == ["gpu-server-2"] * 4
     with pytest.raises(AirflowFailException, match="requires server 1, but this worker is on 'gpu-server-2'"):
         server_of(1)

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 import threading
 import time
 import warnings
@@ -20,12 +21,14 @@ with warnings.catch_warnings():
 
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.maintenance import as_text as utc
+from resource_manager.core.models import Gpu, Node
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import StoreUnavailableError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.gang_job import GangJob
-from resource_manager.jobs.launchers import JobState
+from resource_manager.jobs.launchers import JobState, terminal
 from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.jobs.launchers.terminal import is_here
 from resource_manager.jobs.preempting import queue_again
 from resource_manager.manager.maintenance import WindowForm
 from tests.agent.reporting import server
@@ -555,3 +558,21 @@ def test_an_idle_job_is_told_and_ended_and_waits_again_if_it_asked_for_that(asks
         assert event["state"] == EndState.IDLE
         assert event["detail"] == "the job was ended, preempted: its GPUs computed nothing for too long"
     assert outcomes(manager) == ["IDLE"] + ["SUCCESS"] * (on_idle == "requeue")
+
+
+@pytest.mark.parametrize(
+    "gpu_inventory", [[Node("gpu-a", 0, {"cpus": 8}, (Gpu(0), Gpu(1)), address="192.0.2.7")]]
+)
+def test_the_launcher_local_starts_no_job_of_a_server_that_is_another_machine(asks, manager, monkeypatch):
+    monkeypatch.setattr(terminal, "is_here", is_here)
+    monkeypatch.delenv("GPU_MANAGER_SERVER", raising=False)
+    event = fire(asks("echo begun"))
+    assert event == {
+        "state": EndState.NOT_STARTED,
+        "detail": f"server gpu-a (address 192.0.2.7) is not this machine, {socket.gethostname()}, where "
+        "launcher 'local' would run the job: set launcher='ssh', or GPU_MANAGER_SERVER=gpu-a if this is "
+        "that server",
+    }
+    assert manager.leases() == []
+    monkeypatch.setenv("GPU_MANAGER_SERVER", "gpu-a")
+    assert fire(asks("echo begun"))["last_line"] == "begun"

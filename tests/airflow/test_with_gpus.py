@@ -25,6 +25,7 @@ with warnings.catch_warnings():
         gpu_lease,
         with_gpus,
     )
+    from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
     from resource_manager.airflow.in_worker import reason_of
     from resource_manager.airflow.leased_operators import lease_keeping
     from resource_manager.airflow.leased_operators.kinds import kind_of
@@ -32,6 +33,9 @@ with warnings.catch_warnings():
     from resource_manager.airflow.version_compat import AirflowException, TaskDeferred
     from tests.airflow.any_operators import OPERATORS
 
+from resource_manager.core.models import Gpu, Node
+from resource_manager.jobs.launchers import terminal
+from resource_manager.jobs.launchers.terminal import is_here
 from tests.airflow.tasks import TASK, context_of
 
 LEASE = "test:d/r/t"
@@ -419,6 +423,25 @@ def test_a_pod_goes_to_the_node_and_leaves_its_devices_to_kubernetes(manager, mo
     variables, node = operator.execute(context_of())
     assert variables == {"GPU_LEASE_ID": LEASE, "GPU_LEASE_GPUS": "0,1", "GPU_SERVER": "gpu-server-0"}
     assert node == {"zone": "a", "kubernetes.io/hostname": "gpu-server-0"}
+
+
+@pytest.mark.parametrize(
+    "gpu_inventory", [[Node("gpu-a", 0, {"cpus": 8}, (Gpu(0), Gpu(1)), address="192.0.2.7")]]
+)
+@pytest.mark.parametrize("operator", ["with_gpus", "@task.gpu"])
+def test_a_worker_of_another_machine_does_not_use_its_own_gpus(manager, monkeypatch, operator):
+    monkeypatch.setattr(terminal, "is_here", is_here)
+    monkeypatch.delenv("GPU_MANAGER_SERVER", raising=False)
+    if operator == "with_gpus":
+        work = made(PythonOperator, python_callable=lambda: "worked")
+    else:
+        work = GPUDecoratedOperator(task_id="t", gpus=2, python_callable=lambda: "worked")
+    words = r"on gpu-a \(address 192.0.2.7\), but this worker is on .*GPU_MANAGER_SERVER.*SSHOperator"
+    with pytest.raises(AirflowException, match=words):
+        work.execute(context_of())
+    assert manager.leases() == []
+    monkeypatch.setenv("GPU_MANAGER_SERVER", "gpu-a")
+    assert work.execute(context_of()) == "worked"
 
 
 @pytest.mark.parametrize("form", [dict, list])

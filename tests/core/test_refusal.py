@@ -94,15 +94,15 @@ def test_no_capacity_names_the_short_resource_besides_gpus() -> None:
     hold(cluster, "b", "s2", 1, 60)
     assert reason(cluster, Request("t", 4, resources={"cpus": 8})) == (
         "no_capacity",
-        "no server with 4 GPUs and 8 cpus: the most cpus free is 4 on s2",
+        "no server with 4 GPUs and 8 CPUs: the most CPUs free is 4 on s2",
     )
     assert reason(cluster, Request("t", 4, resources={"cpus": 8}, required_node="s1")) == (
         "no_capacity",
-        "s1 cannot fit 4 GPUs and 8 cpus now: 1 free",
+        "s1 cannot fit 4 GPUs and 8 CPUs now: 1 free",
     )
     assert reason(cluster, Request("t", resources={"cpus": 64})) == (
         "no_capacity",
-        "no server with 64 cpus: the most cpus free is 63 on s1",
+        "no server with 64 CPUs: the most CPUs free is 63 on s1",
     )
 
 
@@ -252,7 +252,7 @@ def test_the_short_resource_of_the_request_ahead_is_named() -> None:
     hold(cluster, "runs", "s1", 2, 8)
     cluster.apply(Queued(Request("train_a", 2, resources={"cpus": 30}), 1.0, 1, 1.0))
     assert reason(cluster, Request("t", 1, resources={"cpus": 1}))[1] == (
-        "6 GPUs are free on s1; reserved for train_a vnpm (position 1, needs 2 GPUs and 30 cpus), first come"
+        "6 GPUs are free on s1; reserved for train_a vnpm (position 1, needs 2 GPUs and 30 CPUs), first come"
         ", first served"
     )
     hold(cluster, "more", "s1", 5, 8)
@@ -351,10 +351,10 @@ def test_a_request_that_never_fits_names_the_largest_server() -> None:
         assert reason(cluster, request) == ("never_fits", detail)
     cluster = cluster_of(server("s1", 1, 8, cpus=16), server("s2", 2, 2, cpus=64))
     for request, detail in (
-        (Request("t", 8, resources={"cpus": 60}), "no server has both 8 GPUs and 60 cpus"),
+        (Request("t", 8, resources={"cpus": 60}), "no server has both 8 GPUs and 60 CPUs"),
         (
             Request("t", 8, resources={"cpus": 60, "ram": 0}),
-            "no server has 8 GPUs, 60 cpus and 0 ram",
+            "no server has 8 GPUs, 60 CPUs and 0 ram",
         ),
     ):
         assert reason(cluster, request) == ("never_fits", detail)

@@ -487,7 +487,7 @@ class TestServersAndHistory:
         assert answer["fits"]
         assert answer["server_name"] == "gpu-server-2"
         reasons = [server["reasons"] for server in answer["servers"]]
-        assert reasons[0] == ["2 of 8 GPUs free, 4 requested", "4 of 64 cpus free, 8 requested"]
+        assert reasons[0] == ["2 of 8 GPUs free, 4 requested", "4 of 64 CPUs free, 8 requested"]
         assert reasons[1] == ["drained: fan"]
         assert reasons[2] == []
         assert manager.status_of("b") is None

@@ -17,7 +17,7 @@ from resource_manager.manager.refusal_wording import describe
         (Request("t", 2, gpu_types=("A100", "H100")), "2 GPUs of type A100 or H100"),
         (
             Request("t", 2, gpu_types=("A100",), vendor="amd", resources={"cpus": 4, "fpga": 1}),
-            "2 GPUs of type A100 by amd, 4 cpus, 1 fpga",
+            "2 GPUs of type A100 by amd, 4 CPUs, 1 fpga",
         ),
         (Request("t", 1, required_node="a"), "1 GPU, on a"),
     ],

@@ -51,8 +51,9 @@ class LeasedOperator(RunsInWorker):
     def labels_of_lease(self) -> dict[str, str]:
         return self.gpu_kind.labels
 
-    def server_of_worker(self, manager: LeaseService) -> dict[str, str]:
-        return super().server_of_worker(manager) if self.gpu_kind.on_worker else {}
+    @property
+    def on_worker(self) -> bool:  # type: ignore[override]
+        return self.gpu_kind.on_worker
 
     def work(self, context: Any) -> Any:
         return self.own_execute(context)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers.base import (
@@ -17,12 +17,7 @@ from resource_manager.jobs.launchers.base import (
 def _local(place: JobPlace) -> Launcher:
     from resource_manager.jobs.launchers.local import LocalLauncher
 
-    if not place.machine and place.address not in ("", socket.gethostname()):
-        raise LauncherUnreachableError(
-            f"the job is on {place.address}, not on this machine {socket.gethostname()}: launcher 'local' "
-            "needs worker, triggerer and reconciler on one machine; use 'ssh' or 'docker' for several"
-        )
-    return LocalLauncher(place=place)
+    return LocalLauncher(place=replace(place, address=""))
 
 
 def _ssh(place: JobPlace) -> Launcher:

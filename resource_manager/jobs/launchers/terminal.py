@@ -196,6 +196,12 @@ def is_here(
     return host == socket.gethostname() or any(map(_is_own, _addresses(host)))
 
 
+def own_name() -> str:
+    """Return the name of the server that this machine is said to be, else its host name."""
+    own_server = os.environ.get(OWN_SERVER)
+    return f"{own_server} ({OWN_SERVER})" if own_server else socket.gethostname()
+
+
 def _is_own(address: str) -> bool:
     """Return whether an interface of this machine has the address: only then a socket can be bound to it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

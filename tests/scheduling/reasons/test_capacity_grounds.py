@@ -73,7 +73,7 @@ def test_a_gang_that_waits_knows_how_many_servers_fit_and_what_the_next_lacks() 
     )
     start(cluster, Request("cpus", 0, resources={"cpus": 5}))
     assert detail_of(no_capacity(cluster, gang("g", 5, 1, resources={"cpus": 8}))) == (
-        "4 of 5 servers have 1 GPU and 8 cpus free; the next, a: 3 cpus free"
+        "4 of 5 servers have 1 GPU and 8 CPUs free; the next, a: 3 CPUs free"
     )
 
 

@@ -119,7 +119,7 @@ def test_all_reasons_of_a_server_are_named_at_once() -> None:
     hold(cluster, "x", "a", 1, cpus=6)
     short = Request("t", 2, resources={"cpus": 4})
     reasons = verdict(cluster.by_name["a"], short).reasons
-    assert reasons_of(reasons, short)[-1] == "2 of 8 cpus free, 4 requested"
+    assert reasons_of(reasons, short)[-1] == "2 of 8 CPUs free, 4 requested"
     cluster.apply(Drained("a", 1.0, "new fan"))
     asked = Request("t", 1, resources={"cpus": 9}, gpu_types=("A100",), required_node="b")
     answer = verdict(cluster.by_name["a"], asked)
@@ -128,7 +128,7 @@ def test_all_reasons_of_a_server_are_named_at_once() -> None:
         "drained: new fan",
         "the request is for b only",
         "has no GPU of A100",
-        "has 8 cpus in total, 9 requested",
+        "has 8 CPUs in total, 9 requested",
     ]
 
 
