@@ -125,6 +125,7 @@ docs: install
 	test -x $(VENV)-docs/bin/python || $(BIN)/python -m venv $(VENV)-docs
 	$(BIN)/uv pip install --quiet --python $(VENV)-docs/bin/python --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
+	@echo "the site: file://$(CURDIR)/site/index.html"
 
 # A wheel and a source archive in dist/, with their parts (SBOM) and checksums; the same bytes at every build of a
 # commit. `pip install 'dist/gpu_resource_manager-….whl[airflow]'` takes an extra.

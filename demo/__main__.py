@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.table import Table
 
 from demo.evidence import problems_of, reports_of
-from demo.stack import REPOSITORY, Stack, StackError, next_free_port
+from demo.stack import DAGS_READ_EVERY_S, REPOSITORY, Stack, StackError, next_free_port
 from demo.timeline import Holding, draw, holdings, live_view
 from resource_manager import GPUResourceManager, ResourceManagerError
 from resource_manager.cli.tables import usage
@@ -86,6 +86,7 @@ def up(store: str) -> None:
             print(f"Airflow      {stack.url}   user {user}, password {password}")
             print(f"GPU console  {stack.service_url}   and in Airflow, {stack.url}/gpu/")
             print(f"store        {stack.store_url}")
+            print(f"DAGs         {stack.dags}, read every {DAGS_READ_EVERY_S} s")
             print(f"logs         {stack.home}")
             if not docker_answers():
                 print("the DAG docker_step needs a Docker engine; none answers here")

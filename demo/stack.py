@@ -26,6 +26,8 @@ START_TIMEOUT_S = 240.0
 ANSWER_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 8.0
 TASK_SLOTS = 4
+
+DAGS_READ_EVERY_S = 10
 BUSY_RETRIES = 5
 
 
@@ -75,6 +77,7 @@ class Stack:
             "PYTHONPATH": str(REPOSITORY),
             "AIRFLOW_HOME": str(self.home),
             "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": str(DAGS_READ_EVERY_S),
             "AIRFLOW__CORE__PLUGINS_FOLDER": str(REPOSITORY / "plugins"),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__PARALLELISM": str(TASK_SLOTS),

@@ -386,6 +386,11 @@ def test_every_page_is_in_the_navigation() -> None:
     assert set(re.findall(r"- (\S+\.md)$", settings, re.MULTILINE)) == pages
 
 
+def test_the_site_asks_no_other_host_for_fonts() -> None:
+    """A built site was looked through, too: `make docs` brings all else of it."""
+    assert "\n  font: false" in (ROOT / "mkdocs.yml").read_text()
+
+
 SPEED = re.compile(r"\bp(?:50|9\d) (?:of )?\d|\d (?:pairs|pods|requests|steps|functions|calls)/s|\bµs\b")
 PRIVATE = re.compile(r"\b(whoever|room|rests|rested|resting|anew|settle|he|his|him|wish|held)\b")
 """Words of an older dialect, for which docs/glossary.md has a term."""

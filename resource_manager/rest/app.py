@@ -16,7 +16,7 @@ from resource_manager.manager.plurals import counted, numbered_gpus
 from resource_manager.manager.serializers import deadline_in_words, interval_in_words, usage_in_words
 from resource_manager.manager.wording import by_whom, describe
 from resource_manager.rest import problems, routes
-from resource_manager.rest.console import pages
+from resource_manager.rest.console import cells, pages
 from resource_manager.rest.limits import MAX_BODY_BYTES
 from resource_manager.rest.observability.tracing import request_span
 from resource_manager.rest.service import EXTENSION, Service
@@ -63,6 +63,7 @@ def create_app(service: Service, *, secure_cookies: bool = False) -> flask.Flask
     app.add_template_filter(deadline_in_words, "deadline")
     app.add_template_filter(counted)
     app.add_template_filter(numbered_gpus)
+    app.add_template_filter(cells.joints)
     _observe(app, service)
     return app
 

@@ -150,8 +150,10 @@ def from_validation(error: ValidationError) -> ProblemError:
         return ProblemError(
             400, f"missing: {', '.join(missing)}", error=MISSING_PARAMETERS, errors=complaints
         )
-    first = complaints[0]
+    first, named = complaints[0], error.errors(include_url=False)[0].get("ctx", {}).get("words")
     where, words = first["field"], Words("{}", first["message"])
+    if named is not None and str(named) == first["message"]:
+        words = named
     if where:
         words = Words("{}: {}", Words.parameter(where), words)
     return ProblemError(400, str(words), errors=complaints, template=words.template)

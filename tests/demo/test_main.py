@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from contextlib import nullcontext
 from pathlib import Path
@@ -70,6 +71,20 @@ def test_one_gpu_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_a_stack_without_a_service_has_no_address_of_one(tmp_path: Path) -> None:
     assert Stack(tmp_path).service_url is None
     assert Stack(tmp_path, service_port=5000).service_url == "http://localhost:5000"
+
+
+def test_up_says_where_dags_go_and_reads_that_folder_every_10_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stack = Stack(tmp_path, dags=tmp_path / "dags", service_port=5000)
+    assert stack.environment["AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL"] == "10"
+    (stack.home / "simple_auth_manager_passwords.json.generated").write_text('{"admin": "word"}')
+    monkeypatch.setattr(demo, "_stack", lambda *_, **__: nullcontext(stack))
+    monkeypatch.setattr(demo, "port_near", lambda what, wanted: wanted)
+    monkeypatch.setattr(demo, "docker_answers", lambda: True)
+    monkeypatch.setattr(demo.time, "sleep", signal.default_int_handler)
+    said = CliRunner().invoke(demo.main, ["up"]).stdout
+    assert f"DAGs         {tmp_path / 'dags'}, read every 10 s\n" in said
 
 
 def test_a_docker_engine_that_hangs_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -115,5 +115,5 @@ def test_the_what_if_form_reports_errors_under_its_own_names(open_client: FlaskC
     page = open_client.get("/what-if?gpus=2&cpus=4").get_data(as_text=True)
     assert "<strong>Yes, now</strong>" in page
     page = open_client.get("/what-if?gpus=0.5&cpus=4").get_data(as_text=True)
-    assert "gpu_milli=500" in page
-    assert "gpus must be between 2 and 8" in open_client.get("/what-if?gpus=9&cpus=4").get_data(as_text=True)
+    assert "GPU fraction (‰)=500" in page
+    assert "GPUs must be between 2 and 8" in open_client.get("/what-if?gpus=9&cpus=4").get_data(as_text=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, TypeVar
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
+
+from markupsafe import Markup
 
 from resource_manager.agent.report_format import GpuReport
 from resource_manager.core.changes import GpuClosed
@@ -31,6 +34,15 @@ from resource_manager.rest.service import Service
 from resource_manager.scheduling.queue import windows as maintenance
 
 T = TypeVar("T")
+
+JOINT = re.compile(r"(?<=[._/])")
+"""Places at which a name may be broken into lines."""
+
+
+def joints(name: str) -> Markup:
+    """Return the name as HTML that breaks between its words, and nowhere else if a line has room for them."""
+    return Markup("<wbr>").join(JOINT.split(name))
+
 
 LEVELS = 8
 CELLS_PER_LINE = 8

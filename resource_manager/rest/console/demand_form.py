@@ -18,12 +18,24 @@ FIRST = ("gpus", "cpus", "gpu_milli", "gpu_types", "nodes", "server", "team", "p
 
 OMITTED = ("lease_id", "ttl")
 
+IN_CAPITALS = {"gpu": "GPU", "gpus": "GPUs", "cpus": "CPUs"}
+
+
+def _label(name: str) -> str:
+    first, *others = (IN_CAPITALS.get(word, word) for word in name.split("_"))
+    return " ".join([first[0].upper() + first[1:], *others])
+
+
+LABELS = {name: _label(name) for name in Demand.model_fields} | {"gpu_milli": "GPU fraction (‰)"}
+"""Fields of a demand -> their names for people, as the form and its errors have them."""
+
 
 @dataclass(frozen=True, slots=True)
 class FormField:
     """Field of the form; `choices` are those of a list, else any text or number from `least` to `most`."""
 
     name: str
+    label: str
     help: str
     is_number: bool
     choices: tuple[str, ...] = ()
@@ -39,8 +51,8 @@ def fields() -> tuple[list[FormField], list[FormField]]:
         kind, about = Demand.model_fields[name].annotation, schema[name]
         choices = get_args(kind) if get_origin(kind) is Literal else ("true", "false") if kind is bool else ()
         limits = about.get("minimum"), about.get("maximum")
-        text = Demand.model_fields[name].description or ""
-        return FormField(name, text, KINDS[name] is int, choices, *limits)
+        text = f"{Demand.model_fields[name].description} In code: {name}."
+        return FormField(name, LABELS[name], text, KINDS[name] is int, choices, *limits)
 
     return (
         [field(name) for name in FIRST],

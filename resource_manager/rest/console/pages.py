@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.name_lookup import contains, name_in
-from resource_manager.errors import ResourceManagerError, StoreError
+from resource_manager.errors import InvalidRequestError, ResourceManagerError, StoreError, Words
 from resource_manager.fleet.server_use import KeptReport, kept_reports, use_of
 from resource_manager.manager import answer_words
 from resource_manager.manager.demand import LeaseId, Text
@@ -512,7 +512,11 @@ def _waiting(
 
 def _plain(wrong: Exception) -> str:
     """Return the error of a form in one sentence."""
-    return from_validation(wrong).detail if isinstance(wrong, ValidationError) else str(wrong)
+    words = wrong.words if isinstance(wrong, InvalidRequestError) else Words("{}", wrong)
+    if isinstance(wrong, ValidationError):
+        problem = from_validation(wrong)
+        words = Words(problem.members.get("template", problem.detail.replace("{", "{{").replace("}", "}}")))
+    return words.named(demand_form.LABELS)
 
 
 def _pretty(value: Any) -> str:

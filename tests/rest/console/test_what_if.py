@@ -32,6 +32,15 @@ def test_the_form_has_every_field_of_a_demand(as_role: AsRole) -> None:
     assert named - {"for"} == set(Demand.model_fields) - {"lease_id", "ttl"}
 
 
+def test_the_form_and_its_errors_name_the_fields_in_words(as_role: AsRole) -> None:
+    text = page(as_role(Role.USER), gpus="0.5")
+    labels = re.findall(r"<label>([^<]+)<", text)
+    assert labels[:4] == ["GPUs", "CPUs", "GPU fraction (‰)", "GPU types"]
+    assert not any("_" in label for label in labels)
+    assert "that GPU fraction is GPUs=1, GPU fraction (‰)=500" in text
+    assert "In code: expected_runtime." in text
+
+
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
@@ -40,7 +49,8 @@ def test_the_form_has_every_field_of_a_demand(as_role: AsRole) -> None:
         ("labels_required", "zone=a", "Never:"),
         ("team", "vision", "Yes, now"),
         ("priority", "7", "Yes, now"),
-        ("spread", "sideways", "spread: must be"),
+        ("spread", "sideways", "Spread: must be"),
+        ("expected_runtime", "soon", "Expected runtime: must be"),
     ],
 )
 def test_what_if_takes_the_whole_demand(as_role: AsRole, field: str, value: str, said: str) -> None:
