@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 
@@ -19,3 +20,30 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 def mean(values: Sequence[float]) -> float | None:
     """Return the mean; None without values."""
     return sum(values) / len(values) if values else None
+
+
+def over_seeds(values: Sequence[float | None]) -> dict[str, float | None]:
+    """Return the mean over seeds with its 95 % confidence interval (Student's t); None below two seeds."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return {"mean": None, "low": None, "high": None}
+    import numpy as np
+
+    mean = float(np.mean(known))
+    if len(known) < 2:
+        return {"mean": mean, "low": None, "high": None}
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(len(known) - 1, 0.975) * np.std(known, ddof=1) / math.sqrt(len(known)))
+    return {"mean": mean, "low": mean - half, "high": mean + half}
+
+
+def is_above(values: Sequence[float], others: Sequence[float]) -> bool:
+    """Return whether the mean is above the others' beyond chance: their confidence intervals do not overlap.
+
+    Single values are compared as they are.
+    """
+    of, than = over_seeds(values), over_seeds(others)
+    low = of["mean"] if of["low"] is None else of["low"]
+    high = than["mean"] if than["high"] is None else than["high"]
+    return low is not None and high is not None and low > high

@@ -14,6 +14,7 @@ from simulator.present.figures import drawing, picture, same_together, save_png
 from simulator.present.page import Page, Section, render
 from simulator.present.tables import Cell, Column, Table
 from simulator.present.units import duration, number, share
+from simulator.stats import is_above
 
 Summary = Mapping[str, Any]
 """Value of `experiment.summarise`, with `sweeps` and `calibration` where asked for."""
@@ -52,14 +53,21 @@ def verdict(summary: Summary) -> list[str]:
     means = sorted(((fmean(each), name) for name, each in online.items()), reverse=True)
     if means:
         (most, best), *others = means
+        equal = [name for _, name in others if not is_above(online[best], online[name])]
         rest = ", ".join(
             f"{most / mean:.2f} times that of {name}" if mean > 0 else f"{name} none" for mean, name in others
         )
         runs = len(summary["seeds"])
+        what = "the most utility:" if others and not equal else "a utility of"
         lines.append(
-            f"{best} brings {'the most' if rest else 'a'} utility{':' if rest else ' of'} {number(most, 1)}"
+            f"{best} brings {what} {number(most, 1)}"
             f"{f' on average over {runs} instances' if runs > 1 else ''}{f', {rest}' if rest else ''}."
         )
+        if equal:
+            lines.append(
+                f"That is no more than chance gives beside {', '.join(equal)}: the 95 % confidence intervals "
+                "overlap; compare over more seeds."
+            )
     optimal = algorithms.get("optimal")
     if optimal:
         for name, each in algorithms.items():

@@ -9,6 +9,7 @@ from typing import Any
 
 from resource_manager.scheduling.queue.orders import ORDERS
 from simulator.present.units import duration, instead_of
+from simulator.stats import is_above
 
 BY_RUNTIME = [name for name, order in ORDERS.items() if order.uses_runtimes]
 """Queue orders that have nothing to go by where no request states its runtime."""
@@ -88,11 +89,17 @@ def _live_verdict(results: Sequence[dict[str, Any]]) -> list[str]:
         return [f"{_varied(results)} no difference on this {_workload(results)}: {_why_alike(results)}."]
     best = _best(results, table)
     wait, before = best["mean_wait_s"], first["mean_wait_s"]
-    if best["started"] == first["started"] and wait >= before * (1 - SAME_WAIT):
-        return [
-            f"Keep {first['name']}: nothing compared here makes jobs wait noticeably less than "
-            f"{duration(before)} on average."
-        ]
+    if best["started"] == first["started"]:
+        if wait >= before * (1 - SAME_WAIT):
+            return [
+                f"Keep {first['name']}: nothing compared here makes jobs wait noticeably less than "
+                f"{duration(before)} on average."
+            ]
+        if not is_above(_waits(results, first), _waits(results, best)):
+            return [
+                f"Keep {first['name']}: under {best['name']} jobs would wait {instead_of(wait, before)} on "
+                "average, but the 95 % confidence intervals overlap: compare over more seeds."
+            ]
     lines = [
         f"Change from {first['name']} to {best['name']}: on this {_workload(results)} jobs would wait "
         f"{instead_of(wait, before)} on average{_percent_less(wait, before)}, and "
@@ -251,6 +258,11 @@ def _best(results: Sequence[dict[str, Any]], table: Sequence[Row]) -> Row:
     least = min(row["mean_wait_s"] for row in able)
     near = [row for row in able if row["mean_wait_s"] <= least * (1 + SAME_WAIT)]
     return min(near, key=lambda row: len(_changes(results, row["name"])))
+
+
+def _waits(results: Sequence[dict[str, Any]], row: Row) -> list[float]:
+    """Return the mean wait of each seed of a run."""
+    return [each["summary"]["mean_wait_s"] for each in results if each["case"]["name"] == row["name"]]
 
 
 def _changes(results: Sequence[dict[str, Any]], name: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.stats import percentile
+from simulator.stats import over_seeds, percentile
 from simulator.vgpu.results import GATES, ScenarioRun, TaskOutcome
 
 IR_LIMITS = {"over_1_25": 1.25, "over_1_5": 1.5, "over_2": 2.0}
@@ -91,20 +91,6 @@ def histogram(values: Sequence[float], bucket: float) -> list[dict[str, float]]:
         {"from": round(i * bucket, 9), "to": round((i + 1) * bucket, 9), "tasks": counts[i]}
         for i in range(min(counts), max(counts) + 1)
     ]
-
-
-def over_seeds(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Return the mean over seeds with its 95 % confidence interval (Student's t); None below two seeds."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return {"mean": None, "low": None, "high": None}
-    mean = float(np.mean(known))
-    if len(known) < 2:
-        return {"mean": mean, "low": None, "high": None}
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(len(known) - 1, 0.975) * np.std(known, ddof=1) / math.sqrt(len(known)))
-    return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
 HEADLINES = {

@@ -18,7 +18,8 @@ from simulator.present.figures import (
     show_shares,
 )
 from simulator.present.palette import light
-from simulator.vgpu.metrics import STATES, over_seeds, values_of
+from simulator.stats import over_seeds
+from simulator.vgpu.metrics import STATES, values_of
 from simulator.vgpu.page import FIGURES, SWEPT, Collected, spread
 from simulator.vgpu.results import GATES, ScenarioRun
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from simulator.cli import main
 from simulator.oasis.instance_file import to_document
 from simulator.oasis.random_instances import draw_instance
+from simulator.oasis.report import verdict
 
 
 def simulate(*arguments: object) -> Result:
@@ -93,6 +94,21 @@ def test_the_command_says_first_what_came_out() -> None:
     result = simulate("--seed", 3, "--jobs", 4, "--slots", 10, "--servers", 2, "--algorithms", "oasis,drf")
     assert result.exit_code == 0, result.output
     assert "brings the most utility" in result.stdout.splitlines()[0]
+
+
+def test_no_algorithm_is_named_best_where_the_intervals_overlap() -> None:
+    def said(**utility: list[float]) -> list[str]:
+        algorithms = {name: {"utility": each} for name, each in utility.items()}
+        return verdict({"algorithms": algorithms, "seeds": [1, 2, 3]})
+
+    assert said(oasis=[9.0, 9.1, 9.2], drf=[3.0, 3.1, 3.2])[0].startswith(
+        "oasis brings the most utility: 9.1"
+    )
+    first, doubt = said(oasis=[9.0, 2.0, 9.2], drf=[3.0, 8.0, 3.2])
+    assert first.startswith("oasis brings a utility of 6.7 on average over 3 instances")
+    assert doubt.startswith(
+        "That is no more than chance gives beside drf: the 95 % confidence intervals overlap"
+    )
 
 
 def test_calibration_reports_its_training_instances() -> None:

@@ -234,6 +234,16 @@ def test_a_verdict_names_the_change_that_asks_for_the_fewest_settings() -> None:
     assert verdict.cautions(results) == []
 
 
+def test_no_change_is_advised_where_the_intervals_over_the_seeds_overlap() -> None:
+    first = [timed("random, fifo", mean_wait_s=wait) for wait in (7000.0, 7400.0)]
+    unsure = [timed("random, sjf", mean_wait_s=wait) for wait in (2000.0, 7000.0)]
+    [keep] = verdict.verdict([*first, *unsure])
+    assert keep.startswith("Keep random, fifo: under random, sjf jobs would wait 1.2")
+    assert keep.endswith("but the 95 % confidence intervals overlap: compare over more seeds.")
+    clear = [timed("random, sjf", mean_wait_s=wait) for wait in (2000.0, 2050.0)]
+    assert verdict.verdict([*first, *clear])[0].startswith("Change from random, fifo to random, sjf")
+
+
 def test_winners_and_losers_stand_before_the_advice() -> None:
     before = {"jobs of up to 1 GPU": [300, 7200.0], "team a": [200, 9000.0], "team b": [200, 5400.0]}
     now = {"jobs of up to 1 GPU": [300, 600.0], "team a": [200, 0.0], "team b": [200, 5460.0]}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from simulator.stats import over_seeds
 from simulator.vgpu.metrics import histogram, summarise
+from simulator.vgpu.page import _contrast
 from simulator.vgpu.results import ScenarioRun, TaskOutcome
 from tests.simulator.vgpu.small import profile, scenario
 
@@ -54,3 +56,11 @@ def test_a_bucket_begins_with_its_lower_edge() -> None:
         {"from": round(k / 10, 9), "to": round((k + 1) / 10, 9), "tasks": {3: 2, 6: 1, 11: 1}.get(k, 0)}
         for k in range(3, 12)
     ]
+
+
+def test_no_scenario_is_named_best_where_the_confidence_intervals_overlap() -> None:
+    def said(first: list[float], second: list[float]) -> str:
+        return _contrast("slo", {"A1": over_seeds(first), "A3": over_seeds(second)}, max, min, "en")
+
+    assert "and the confidence intervals overlap" in said([0.43, 0.509, 0.58], [0.44, 0.512, 0.59])
+    assert said([0.50, 0.51, 0.52], [0.80, 0.81, 0.82]).startswith("Most tasks meet their deadline in A3")
