@@ -92,6 +92,10 @@ def run(
     Its exit code is the command's; 74 if a GPU failed, 75 if it was preempted, 124 if its time was over.
     Ctrl-C, SIGTERM and a closed terminal end it and free the GPUs.
     """
+    if command[0].startswith("-"):  # options of the command itself follow it, so this is one of ours
+        is_runtime = command[0].partition("=")[0] == "--expected-runtime"
+        hint = "it is --time here" if is_runtime else "the command comes after all options"
+        raise click.UsageError(f"no such option {command[0]}: {hint}.")
     if folder is not None:
         from resource_manager.cli.syncing import check_folder
 

@@ -244,6 +244,8 @@ def test_gpus_are_held_for_a_time_without_a_job(
     [
         (["run", "--gpus", "3", "--", "true"], 2, "gpus"),
         (["run", "--gpus", "1"], 2, "COMMAND"),
+        (["run", "--expected-runtime", "2h", "--", "true"], 2, "--expected-runtime: it is --time here"),
+        (["run", "--gpu-tpe", "A100", "true"], 2, "no such option --gpu-tpe"),
         (
             ["run", "--gpus", "1", "--time", "soon", "--", "true"],
             2,
