@@ -111,9 +111,14 @@ def reports_of(server: int, lease: str | None, jobs: Sequence[str] | None) -> by
     return as_text(report(now, *gpus, name=f"gpu-{server}", **known))
 
 
-async def send(port: int, token: str, body: bytes) -> float:
+def address_of(server: int) -> tuple[str, int]:
+    """Return the address of a server's agent: the service lets each have some connections."""
+    return f"127.1.{server // 250}.{server % 250 + 1}", 0
+
+
+async def send(port: int, token: str, server: int, body: bytes) -> float:
     begin = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=address_of(server))
     head = (
         "POST /api/reports HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer {token}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -131,7 +136,7 @@ async def poll(port: int, token: str, server: int, answers: Counter[str]) -> Non
     """Ask which jobs should be on a server, again and again, as its agent does."""
     known = ""
     while True:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=address_of(server))
         query = f"server=gpu-{server}&known={known}&wait=25&version={__version__}"
         head = f"GET /api/agent/jobs?{query} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
         writer.write(f"{head}Connection: close\r\n\r\n".encode())
@@ -170,7 +175,7 @@ async def play_agents(
             body = reports_of(server, held, None if jobs is None else jobs[server])
             if jobs is not None and len(polls) < len(keys):
                 polls.append(asyncio.create_task(poll(port, keys[server], server, answers)))
-            task = asyncio.create_task(send(port, keys[server], body))
+            task = asyncio.create_task(send(port, keys[server], server, body))
             tasks.add(task)
             task.add_done_callback(done)
             sent += 1

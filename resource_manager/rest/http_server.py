@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import socket
 import time
 from contextlib import suppress
 from typing import Any
@@ -20,7 +22,10 @@ REQUEST_S = 60.0
 """Longest time until the body of a request is there too."""
 
 MAX_CONNECTIONS = 512
-"""Connections that no thread works on."""
+"""Connections that no thread works on, without those whose request is held."""
+
+MAX_OPEN_FILES = 2**20
+"""Limits above this are those of a system that has none."""
 
 MAX_PER_ADDRESS = 128
 
@@ -92,15 +97,30 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
             self._resume()
 
     def park(self, request: Any) -> Parked:
-        """Keep the request without an answer until it is resumed, and the thread that serves it is done."""
+        """Keep the request without an answer until it is resumed, and the thread that serves it is done.
+
+        Meanwhile the loop of all connections does not ask about this one: it does so for each one by one
+        whenever something happens on any, and thousands are held.
+        """
         self.held_request, self._awaited = request, 2
-        return Parked(self._resume, lambda: not self.connected)
+        self._map.pop(self._fileno, None)
+        return Parked(self._resume, self._is_gone)
+
+    def _is_gone(self) -> bool:
+        """Return whether the client of a held request has left."""
+        try:
+            return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _resume(self) -> None:
         with self.requests_lock:
             self._awaited -= 1
             is_due = self._awaited == 0
         if is_due:
+            self._map[self._fileno] = self
             self.server.add_task(self)
 
     def received(self, data: bytes) -> bool:
@@ -149,6 +169,13 @@ class HealthApart(ThreadedTaskDispatcher):  # type: ignore[misc]
         return bool(super().shutdown(cancel_pending, timeout))
 
 
+def _allow_open_files() -> None:
+    """Let this process have as many open files as it may: each held request has one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard <= MAX_OPEN_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def bounded_server(
     app: object,
     host: str,
@@ -159,6 +186,7 @@ def bounded_server(
     trusted_proxy: str | None = None,
 ) -> Any:
     """Return a waitress server that listens; connections of the `trusted_proxy` are not counted."""
+    _allow_open_files()
     server = create_server(
         app,
         _dispatcher=HealthApart(threads),

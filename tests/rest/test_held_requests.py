@@ -67,6 +67,19 @@ def test_more_requests_than_threads_are_held_while_others_are_answered(
     wait_until_held(url, 0)
 
 
+def test_held_requests_take_no_place_among_the_connections_that_a_service_has(
+    manager: GPUResourceManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource_manager.rest.http_server.MAX_CONNECTIONS", 4)
+    with served(manager, tmp_path, THREADS) as url, ThreadPoolExecutor(HELD) as pool:
+        version = waits(url, -1, 0.0).json()["version"]
+        held = [pool.submit(waits, url, version) for _ in range(HELD)]
+        wait_until_held(url, HELD)
+        assert httpx.get(f"{url}/api/status", timeout=5).is_success
+        manager.release("holds")
+        assert all(each.result(30).json()["ended"] == ["holds"] for each in held)
+
+
 def test_what_another_process_does_is_told_too(embedded_redis: RedisServer, tmp_path: Path) -> None:
     store = embedded_redis.fresh_url()
     with (
