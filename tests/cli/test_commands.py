@@ -52,6 +52,23 @@ def test_a_lease_is_granted_renewed_and_released(run: Run) -> None:
     assert run("release", "t1").exit_code == 1
 
 
+def test_a_deadline_at_risk_is_said_in_queue_explain_and_history(
+    run: Run, manager: GPUResourceManager
+) -> None:
+    for server in manager.servers():
+        manager.allocate(f"nightly_{server['server_id']}", server["total_gpus"], expected_runtime=7200)
+    asked = ("--gpus", "8", "--expected-runtime", "1h", "--deadline", "90min")
+    assert run("submit", "report", *asked).exit_code == 0
+    manager.check_deadlines()
+    for words in (("queue",), ("explain", "report"), ("history", "--what", "deadline")):
+        said = " ".join(run(*words).stdout.split())
+        assert "deadline" in said, words
+        assert "should end" in said, said
+    wrong = run("submit", "x", "--gpus", "8", "--deadline", "2030-01-31T18:00")
+    assert wrong.exit_code == 2
+    assert "must be a duration of 10 years at most, such as 6h, or a time with its zone" in wrong.stderr
+
+
 def test_jobs_on_slurm_are_listed_after_leases(run: Run, manager: GPUResourceManager) -> None:
     now = manager.store.now()
     waits = {"state": "PENDING", "where": "", "wait": "others are before it (Priority)", "started_at": None}

@@ -74,3 +74,17 @@ def test_gpus_are_held_for_a_time_with_the_demand_that_was_asked_about(
     assert manager.queue()[0]["owner"] == "ursula"
     assert hold(ursula, text, **{"for": "soon"})[0] == 400
     assert hold(ursula, text, **{"for": ""})[0] == 400
+
+
+def test_a_deadline_at_risk_is_said_in_queue_lease_and_what_if(
+    as_role: AsRole, manager: GPUResourceManager
+) -> None:
+    for server in range(4):
+        manager.allocate(f"nightly_{server}", 8, expected_runtime=7200)
+    manager.submit("report", 8, expected_runtime=3600, deadline=5400)
+    manager.check_deadlines()
+    client = as_role(Role.READER)
+    risk = re.compile(r"deadline in 1\.5 h, at risk: should end in 3\.\d h")
+    assert risk.search(client.get("/queue").get_data(as_text=True))
+    assert risk.search(client.get("/lease", query_string={"id": "report"}).get_data(as_text=True))
+    assert risk.search(page(client, gpus="8", cpus="1", expected_runtime="1h", deadline="90min"))
