@@ -42,6 +42,8 @@ def test_a_check_names_the_rights_that_are_missing(postgresql: Postgres) -> None
         nothing.output
     )
     assert "store create" not in nothing.output, "the tables are there"
+    doctor = [line for line in run(url, "doctor").output.splitlines() if line.startswith("FAULT")]
+    assert any("GRANT USAGE ON SCHEMA gpu_manager TO reader" in line for line in doctor), doctor
     refused = run(url, "allocate", "t", "--gpus", "2")
     assert refused.exit_code == 3
     assert "lacks rights" in refused.output

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from resource_manager.cli import main
+from resource_manager.scheduling.placement import policies
 from tests.redis_server import RedisServer
 
 CLUSTER = '[[servers]]\nname = "gpu-a"\ngpus = 2\ncpus = 8\n'
@@ -81,3 +82,19 @@ def test_what_cannot_be_reached_is_one_line_and_the_rest_is_looked_at(tmp_path: 
         ("airflow", False),
     ]
     assert found[0]["text"].endswith("start it, or correct GPU_MANAGER_STORE")
+
+
+def test_a_policy_whose_package_is_missing_here_is_a_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store, file = f"sqlite:///{tmp_path}/state.db", tmp_path / "cluster.toml"
+    file.write_text(f'[cluster]\npolicy = "ours"\n{CLUSTER}')
+    monkeypatch.setitem(policies.POLICIES, "ours", policies.get_policy("first_fit"))
+    assert run(store, "store", "create").exit_code == 0
+    assert run(store, "apply", "--yes", str(file)).exit_code == 0
+    monkeypatch.delitem(policies.POLICIES, "ours")
+    done = run(store, "doctor")
+    [fault] = faults(done)
+    assert done.exit_code == 1
+    assert "unknown policy 'ours'" in fault
+    assert "install" in fault
