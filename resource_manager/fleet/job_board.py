@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from resource_manager.core.identifiers import MAX_TEXT
 from resource_manager.core.models import JobPlace, Lease
 from resource_manager.errors import CorruptStateError, LeaseNotFoundError, ResourceManagerError
 from resource_manager.fleet.doorbell import Doorbell
+from resource_manager.jobs.gang_job import StartupOrder, order_of
 from resource_manager.jobs.job_template import JobTemplate
 from resource_manager.jobs.launchers.base import LauncherError
 from resource_manager.jobs.launchers.local import spec_of
@@ -109,6 +111,8 @@ class JobBoard:
         if lease["preempted_by"] is not None:
             grace = {"grace_s": round(grace_of(lease), 1), "signal": lease["preempt_signal"]}
             return {"want": "preempt", "n": str(lease["until"]), **grace}
+        if rank == 0 and self._has_to_wait(lease):
+            return None
         running = next(each for each in RunningJob.all_of(lease) if each.rank == rank)
         try:
             job = self._manager.stored_jobs.job(lease["task_id"])
@@ -135,6 +139,16 @@ class JobBoard:
             )
         except ResourceManagerError as error:
             logger.warning("the job of %s: %s", lease["name"], error)
+
+    def _has_to_wait(self, lease: Allocation) -> bool:
+        """Return whether rank 0 of a gang starts after the others, and one of them has not begun."""
+        return self._first_is_late(lease) and any(map(_has_not_begun, [*self._runs(lease).values()][1:]))
+
+    def _first_is_late(self, lease: Allocation) -> bool:
+        """Return whether rank 0 of a gang starts after the others, and has not begun."""
+        if lease["nodes"] == 1 or order_of(lease) is StartupOrder.TOGETHER:
+            return False
+        return _has_not_begun(next(iter(self._runs(lease).values())))
 
     def _has_failed(self, lease: Allocation) -> bool:
         """Return whether a member of a gang has failed, so that the others are ended."""
@@ -191,6 +205,8 @@ class JobBoard:
             ]
 
         for lease, run, is_due in self._manager.look(view):
+            if run.state == "running" and self._first_is_late(lease):
+                self._manager.stored_jobs.ring(lease["server_name"])
             with asked_by(f"agent:{report.server}"):
                 try:
                     if run.state == "running" and (is_due or lease["state"] == "ERROR"):
@@ -207,11 +223,11 @@ class JobBoard:
     def _end(self, lease: Allocation) -> None:
         """Release a lease whose jobs are all over, with their result."""
         runs = self._runs(lease)
-        if any(run is None or (run["state"] != "finished" and not run["refusal"]) for run in runs.values()):
+        if not all(run is not None and _is_over(run) for run in runs.values()):
             self._manager.stored_jobs.ring(*(member["server_name"] for member in lease["members"]))
             return
         ended = [run for run in runs.values() if run is not None]
-        failed = [run for run in ended if run["state"] == "absent"]
+        failed = [run for run in ended if run["refusal"] and run["state"] == "absent"]
         if failed:
             outcome, reason = Outcome.NOT_STARTED, str(failed[0]["error"])[:240]
         elif all(run["exit_code"] == 0 for run in ended):
@@ -221,7 +237,7 @@ class JobBoard:
         else:
             outcome, reason = Outcome.FAILED, lease["gpu_failed"][:240]
         bad = [run for run in ended if run["exit_code"] != 0]
-        first = min(bad, key=lambda run: run["ended_at"] or 0.0) if bad else ended[0]
+        first = min(bad, key=lambda run: run["ended_at"] or math.inf) if bad else ended[0]
         result: JobEnded = {
             "exit_code": first["exit_code"],
             "last_line": first["last_line"],
@@ -244,6 +260,17 @@ def _is_at(place: Mapping[str, str] | None, lease: Allocation, rank: int) -> boo
         if member["rank"] == rank and place is not None:
             return all(stored[name] == place[name] for name in ("machine", "folder", "mark"))
     return True
+
+
+def _is_over(run: Mapping[str, Any]) -> bool:
+    """Return whether a job has ended, was refused, or was ended before it began, as its gang failed."""
+    if run["state"] != "absent":
+        return bool(run["state"] == "finished")
+    return bool(run["refusal"]) or (run["want"] == "terminate" and run["error"] is None)
+
+
+def _has_not_begun(run: Mapping[str, Any] | None) -> bool:
+    return run is None or run["state"] == "absent"
 
 
 def _is_due(lease: Lease, now: float) -> bool:

@@ -218,6 +218,28 @@ def test_the_end_of_a_gang_is_that_of_the_member_that_failed_first(fleet: Fleet)
     assert (found["exit_code"], found["last_line"]) == (5, "boom")
 
 
+def test_rank_0_of_a_gang_that_starts_its_workers_first_is_offered_once_they_have_begun(fleet: Fleet) -> None:
+    for name in ("gpu-a", "gpu-b"):
+        fleet.report(name=name)
+    order = {"startup_order": "workers_first"}
+    lease = fleet.manager.submit("t", 0, 8, nodes=2, job=JOB, labels=order)
+    first, second = (job_key("t", lease["fencing_token"], rank) for rank in (0, 1))
+    assert [fleet.wanted("gpu-a"), fleet.wanted("gpu-b")] == [{}, {second: "run"}]
+    before = fleet.board.doorbell.mark("gpu-a")
+    fleet.report(run(second), name="gpu-b")
+    assert fleet.board.doorbell.mark("gpu-a") != before, "its agent is told at once"
+    assert fleet.wanted("gpu-a") == {first: "run"}
+    over = run(second, "finished", exit_code=5, ended_at=6.0)
+    fleet.report(over, name="gpu-b")
+    assert fleet.wanted("gpu-a") == {first: "terminate"}
+    fleet.report(run(first, "absent", want="terminate", began=None), name="gpu-a")
+    fleet.report(over, name="gpu-b")
+    assert fleet.manager.leases() == [], "rank 0 has not begun, and never does"
+    found = fleet.manager.result_of("t")
+    assert found is not None
+    assert (found["exit_code"], found["outcome"]) == (5, "FAILED")
+
+
 def test_a_lying_agent_ends_only_what_is_its_own_and_now(fleet: Fleet) -> None:
     for name in ("gpu-a", "gpu-b"):
         fleet.report(name=name)
