@@ -139,17 +139,21 @@ class Bench(Stack):
 
     def kill(self, name):
         """Kill a component and then its children with SIGKILL; some children may have ended by themselves."""
-        roots = self.of_component(name)
-        assert roots, f"no {name} runs"
-        for victim in [*roots, *(child for root in roots for child in children_of(root))]:
+        victims = self.with_children(name)
+        assert victims, f"no {name} runs"
+        for victim in victims:
             with suppress(psutil.NoSuchProcess):
                 victim.kill()
 
+    def with_children(self, name):
+        """Return the processes of a component, and then their children."""
+        roots = self.of_component(name)
+        return [*roots, *(child for root in roots for child in children_of(root))]
+
     def ports_of(self, name):
         """Return the local ports of a component's connections as strings."""
-        roots = self.of_component(name)
         found = set()
-        for process in [*roots, *(child for root in roots for child in children_of(root))]:
+        for process in self.with_children(name):
             with suppress(psutil.NoSuchProcess):
                 found |= {str(connection.laddr.port) for connection in process.net_connections("tcp")}
         return found

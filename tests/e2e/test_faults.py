@@ -108,6 +108,26 @@ def test_the_triggerer_is_killed(bench):
     assert trains.log().count("the job begins") == 1
 
 
+def test_a_triggerer_sleeps_until_another_has_taken_its_tasks_and_wakes(bench):
+    """Then both run the triggers of the same tasks, until Airflow takes them from the one that slept."""
+    trains, waits = bench.one_trains_one_waits(seconds=2)
+    sleepers = bench.with_children("triggerer")
+    for process in sleepers:
+        process.suspend()
+    bench.start("triggerer", "--skip-serve-logs")
+
+    def state():
+        return bench.manager.status_of(trains.lease_id)["state"]
+
+    wait_for(lambda: state() == "ERROR", what="a lease that nobody renews")
+    wait_for(lambda: state() == "RUNNING", 180, "a triggerer that renews it")
+    for process in sleepers:
+        process.resume()
+    bench.both_end_well(trains, waits)
+    bench.kill("triggerer")
+    bench.start("triggerer")
+
+
 def test_the_scheduler_is_killed(bench):
     trains, waits = bench.one_trains_one_waits(seconds=2)
     bench.kill("scheduler")
