@@ -98,7 +98,9 @@ _spread = random.Random()
 TIMEOUT_S = 70.0
 """Timeout of a request, longer than the manager's wait for its lock."""
 
-RETRY_S = 0.1
+RETRY_S, MAX_RETRY_S = 0.1, 1.0
+"""Shortest and longest pause before a call is sent again, unless the service names a longer one."""
+
 BUSY_S = 10.0
 """Time for which a call that is one too many is sent again."""
 
@@ -603,7 +605,7 @@ class ServiceClient(OriginalNames):
 
         So too, for `BUSY_S`, where the service refuses the call as one too many of its caller's at once.
         """
-        began = time.monotonic()
+        began, patience_s = time.monotonic(), RETRY_S
         while True:
             pause_s = RETRY_S
             try:
@@ -612,7 +614,8 @@ class ServiceClient(OriginalNames):
                 left_s = began + BUSY_S - time.monotonic()
                 if response.status_code != 429 or not wait_s.isdecimal() or float(wait_s) >= left_s:
                     return response
-                pause_s = float(wait_s) * (0.5 + _spread.random())  # nosec B311  # so that callers spread
+                pause_s = max(float(wait_s), patience_s) * (0.5 + _spread.random())  # nosec B311  # they spread
+                patience_s = min(2 * patience_s, MAX_RETRY_S)
             except httpx.ConnectError as error:
                 if not _is_refused(error) or time.monotonic() >= began + self._connect_timeout_s:
                     raise

@@ -114,7 +114,7 @@ class Limits:
                 raise ProblemError(
                     429,
                     f"{at_once} of your calls are being answered, the most at once: try again",
-                    headers={"Retry-After": "1"},
+                    headers={"Retry-After": "0"},  # most calls take milliseconds
                 )
             self._running[caller] = at_once + 1
         try:
