@@ -328,18 +328,18 @@ class StoreFullError(StoreUnavailableError):
 class StaleStateError(StoreError):
     """The state changed since it was read; nothing was written.
 
-    `missed` holds the changes from version `expected` to `found` if the store had them available: applying
+    `missed` holds the changes from version `expected` to `actual` if the store had them available: applying
     them to the replica saves a read.
     """
 
     def __init__(
-        self, expected: int, found: int | None, detail: str = "", *, missed: tuple[Any, ...] = ()
+        self, expected: int, actual: int | None, detail: str = "", *, missed: tuple[Any, ...] = ()
     ) -> None:
         super().__init__(
-            detail or f"the state changed: expected version {expected}, found {found}; read again and retry"
+            detail or f"the state changed: expected version {expected}, found {actual}; read again and retry"
         )
         self.expected = expected
-        self.found = found
+        self.actual = actual
         self.missed = missed
 
 

@@ -49,7 +49,7 @@ class Administration:
     _stated: StatedCluster
 
     def add_maintenance(
-        self, asked: WindowForm, *, dry_run: bool = False, once: Once | None = None
+        self, form: WindowForm, *, dry_run: bool = False, once: Once | None = None
     ) -> WindowView:
         """Keep servers free in a window of time; return it, with `dry_run` without adding it.
 
@@ -57,7 +57,7 @@ class Administration:
         """
 
         def plan(cluster: ClusterState, now: float) -> Window:
-            return maintenance.window_of(cluster, asked, now)
+            return maintenance.window_of(cluster, form, now)
 
         if dry_run:
             return self._commits.read(

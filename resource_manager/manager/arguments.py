@@ -26,15 +26,18 @@ ALIASES = {
 ORIGINAL_NAMES = {name: alias for alias, name in ALIASES.items()}
 
 
-def arguments_of(asked: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given fields by name: `asked` are those of `POSITIONAL`, or a whole `Demand` first.
+def arguments_of(positional: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given fields by name: `positional` are those of `POSITIONAL`, or a whole `Demand` first.
 
     Raises `TypeError` for one given twice.
     """
-    if asked and hasattr(asked[0], "model_dump"):
-        asked, options = (None, *asked[1:]), {**asked[0].model_dump(exclude_unset=True), **options}
+    if positional and hasattr(positional[0], "model_dump"):
+        positional, options = (
+            (None, *positional[1:]),
+            {**positional[0].model_dump(exclude_unset=True), **options},
+        )
     given = {name: value for name, value in options.items() if value is not None}
-    for name, value in zip(POSITIONAL, asked, strict=False):
+    for name, value in zip(POSITIONAL, positional, strict=False):
         if value is not None:
             if name in given:
                 raise TypeError(f"{name} is given twice")

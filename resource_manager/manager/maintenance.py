@@ -85,11 +85,11 @@ class WindowForm(BaseModel):
             raise InvalidRequestError("{}{} {}", Words.parameter(field), colon, message) from None
 
 
-def window_of(cluster: ClusterState, asked: WindowForm, now: float) -> Window:
+def window_of(cluster: ClusterState, form: WindowForm, now: float) -> Window:
     """Return the window, numbered; raises `InvalidRequestError`."""
-    names = tuple(dict.fromkeys(server_name(cluster, ref, "servers") for ref in asked.servers))
-    begin, end = asked.begin.timestamp(), asked.until.timestamp()
-    every_s = None if asked.every is None else WEEK_S
+    names = tuple(dict.fromkeys(server_name(cluster, ref, "servers") for ref in form.servers))
+    begin, end = form.begin.timestamp(), form.until.timestamp()
+    every_s = None if form.every is None else WEEK_S
     if end <= begin:
         raise InvalidRequestError("{until} ({}) must be after its begin ({})", as_text(end), as_text(begin))
     if every_s is None and end <= now:
@@ -100,7 +100,7 @@ def window_of(cluster: ClusterState, asked: WindowForm, now: float) -> Window:
         raise InvalidRequestError("there are {} windows already: remove some", MAX_WINDOWS)
     # Never given again, so that a removal that is repeated cannot meet another window.
     number = cluster.version + 1
-    return Window(number, names, begin, end, every_s, asked.reason, asked.preempt)
+    return Window(number, names, begin, end, every_s, form.reason, form.preempt)
 
 
 def replaced(cluster: ClusterState, windows: Iterable[Window], now: float) -> MaintenanceChanged:

@@ -507,8 +507,8 @@ def _quota(fact: OverRuntime | OverLimit | OverOwnersLimit | OverGuarantee) -> s
     )
 
 
-def _exceed(asked: int) -> str:
-    return f"{number(asked)} more {'exceeds' if asked <= MILLI_PER_GPU else 'exceed'}"
+def _exceed(amount: int) -> str:
+    return f"{number(amount)} more {'exceeds' if amount <= MILLI_PER_GPU else 'exceed'}"
 
 
 def _users(fact: OverLimit) -> str:

@@ -232,7 +232,7 @@ class LeaseService(Protocol):
     def maintenance(self) -> list[WindowView]:
         """Return the maintenance windows."""
 
-    def add_maintenance(self, asked: WindowForm, *, dry_run: bool = False) -> WindowView:
+    def add_maintenance(self, form: WindowForm, *, dry_run: bool = False) -> WindowView:
         """Keep servers free in a window of time."""
 
     def remove_maintenance(self, window_id: int, *, dry_run: bool = False) -> WindowView | None:

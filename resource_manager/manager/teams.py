@@ -93,7 +93,7 @@ def view(cluster: ClusterState) -> TeamsView:
     }
 
 
-def _view(account: Account, waiting: int, asked: int) -> TeamView:
+def _view(account: Account, waiting: int, requested_gpus: int) -> TeamView:
     team = account.team
     return {
         "team": team.name,
@@ -115,7 +115,7 @@ def _view(account: Account, waiting: int, asked: int) -> TeamView:
         "allocated_by_type": {name: _gpus(milli) for name, milli in account.by_type.items() if milli},
         "allocated_by_owner": {name: _gpus(milli) for name, milli in sorted(account.by_owner.items())},
         "waiting": waiting,
-        "waiting_gpus": _gpus(asked),
+        "waiting_gpus": _gpus(requested_gpus),
     }
 
 

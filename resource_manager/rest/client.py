@@ -438,8 +438,8 @@ class ServiceClient(OriginalNames):
     def maintenance(self) -> list[WindowView]:
         return self._get(MaintenanceAnswer, "/api/maintenance")["windows"]
 
-    def add_maintenance(self, asked: WindowForm, *, dry_run: bool = False) -> WindowView:
-        body = {**asked.model_dump(mode="json", by_alias=True), "dry_run": dry_run}
+    def add_maintenance(self, form: WindowForm, *, dry_run: bool = False) -> WindowView:
+        body = {**form.model_dump(mode="json", by_alias=True), "dry_run": dry_run}
         return self._post(WindowView, "/api/maintenance", body)
 
     def remove_maintenance(self, window_id: int, *, dry_run: bool = False) -> WindowView | None:

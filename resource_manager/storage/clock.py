@@ -78,13 +78,13 @@ class ServerClock:
             at = self.steady()
         return at + self._offset_s
 
-    def learn(self, told: float, begin: float) -> None:
+    def learn(self, server_time: float, begin: float) -> None:
         """Take the server's time from its answer to a question sent at `begin` by the steady clock."""
         end = self.steady()
         gap_s = begin - self._learnt_at
         if gap_s < 0:  # another thread's answer is newer, or as new
             return
-        offset_s, error_s = told - (begin + end) / 2, (end - begin) / 2
+        offset_s, error_s = server_time - (begin + end) / 2, (end - begin) / 2
         moved_s = offset_s - self._told_s
         if abs(moved_s) > JUMP_S + error_s + self._error_s + MAX_DRIFT * gap_s:
             earliest_s = self._learnt_at - 2 * self._error_s + offset_s - error_s

@@ -164,12 +164,12 @@ def as_stored(request: Request) -> Request:
     return again
 
 
-def check_format(found: object, where: str) -> None:
+def check_format(version: object, where: str) -> None:
     """Raise `CorruptStateError` unless this version of the software can read that format."""
     try:
-        number = int(str(found))
+        number = int(str(version))
     except ValueError:
-        raise CorruptStateError(f"{where} names no format version (found {found!r})") from None
+        raise CorruptStateError(f"{where} names no format version (found {version!r})") from None
     if number > STORED_FORMAT:
         raise NewerFormatError(
             f"{where} was written in format {number}; this software reads up to {STORED_FORMAT}: upgrade it"

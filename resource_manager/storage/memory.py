@@ -127,7 +127,7 @@ class MemoryStore:
 
     def recall(self, once: Once) -> str | None:
         with self._mutex:
-            stored = self._kept(once)
+            stored = self._answer_to(once)
             if stored is None and len(self._once.get(once.caller, ())) >= MAX_KEYS:
                 raise KeysFullError(MAX_KEYS)
         return None if stored is None else once.reference_in(stored)
@@ -241,7 +241,7 @@ class MemoryStore:
         if self._closed:
             raise StateClosedError("the memory store", self._closed)
 
-    def _kept(self, once: Once) -> str | None:
+    def _answer_to(self, once: Once) -> str | None:
         kept = self._once.get(once.caller, {})
         while kept and next(iter(kept.values()))[0] <= self._clock():
             del kept[next(iter(kept))]
@@ -250,7 +250,7 @@ class MemoryStore:
     def _keep(self, once: Sequence[tuple[Once, str]]) -> None:
         """Keep all keys, or raise `RepeatedError` and keep none."""
         for key, _ in once:
-            if (stored := self._kept(key)) is not None:
+            if (stored := self._answer_to(key)) is not None:
                 raise RepeatedError(key, stored)
         for key, reference in once:
             keys = self._once.setdefault(key.caller, {})

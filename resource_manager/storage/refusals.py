@@ -44,9 +44,9 @@ def unconfirmed(window_s: float, left_s: float, clock_jump_s: float) -> StateUnc
     return StateUnconfirmedError(text, remaining_s=left_s, clock_jump_s=clock_jump_s)
 
 
-def lost(where: str, version: int, found: object) -> StateLostError:
+def lost(where: str, version: int, present: object) -> StateLostError:
     """Return the error for a state that is gone, or older than the version read from it before."""
     return StateLostError(
-        f"{where} has lost the state that was read from it before (version {version}; now: {found}); "
+        f"{where} has lost the state that was read from it before (version {version}; now: {present}); "
         "restore its data, or check which jobs still run and start over with a reset"
     )

@@ -147,7 +147,7 @@ class Transactions:
         exclusive: bool = False,
         once: Repeatable[T] | None = None,
         refused: Callable[[ClusterState], bool] | None = None,
-        held: str | None = None,
+        of_lease: str | None = None,
         max_age_s: float = 0.0,
         jobs: Sequence[JobRow] = (),
     ) -> T:
@@ -156,7 +156,7 @@ class Transactions:
         `exclusive` keeps a step out of groups that cannot be applied on trial (an inventory). With `once`
         the changes are made only if none were made under that key. A step without changes that `refused`
         confirms is decided again for `LOOK_AGAIN_S` under contention; that there are none may be decided on a
-        state of `max_age_s` ago. A step about the lease `held` alone, whose fencing token the caller has, is
+        state of `max_age_s` ago. A step about `of_lease` alone, whose fencing token the caller has, is
         carried out on a state that a newer version wrote, too. `jobs` are stored with the changes.
         Raises the step's errors,
         `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
@@ -171,9 +171,9 @@ class Transactions:
             if isinstance(operation.error, NewerFormatError):
                 raise operation.error
         except NewerFormatError:
-            if held is None:
+            if of_lease is None:
                 raise
-            return self._run_on_known(operation, held)
+            return self._run_on_known(operation, of_lease)
         if who is not None and operation.error is None:
             who.changes += operation.changes
         if once is None:
@@ -185,7 +185,7 @@ class Transactions:
             return self._answer_again(once, reference)
         return _answer(operation)
 
-    def _run_on_known(self, operation: Operation[T], held: str) -> T:
+    def _run_on_known(self, operation: Operation[T], lease_id: str) -> T:
         """Commit what an operation does to one lease, on what is known of a state that a newer version wrote.
 
         Nothing is granted for it, and nothing else ends.
@@ -200,8 +200,8 @@ class Transactions:
             changes: list[Change] = [
                 change
                 for change in operation.changes
-                if (isinstance(change, of_lease) and change.lease_id == held)
-                or (isinstance(change, Queued) and change.request.lease_id == held)  # it was preempted
+                if (isinstance(change, of_lease) and change.lease_id == lease_id)
+                or (isinstance(change, Queued) and change.request.lease_id == lease_id)  # it was preempted
             ]
             keys = [] if once is None else [(once.key, json.dumps(once.refer(changes)))]
             try:

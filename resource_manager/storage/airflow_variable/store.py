@@ -176,7 +176,7 @@ class VariableStore:
 
     def recall(self, once: Once) -> str | None:
         stored = self._read(self._text())
-        text = None if stored is None else self._kept(stored, once)
+        text = None if stored is None else self._answer_to(stored, once)
         if stored is not None and text is None and len(self._live(stored)) >= KEYS_KEPT:
             raise KeysFullError(KEYS_KEPT)
         return None if text is None else once.reference_in(text)
@@ -330,7 +330,7 @@ class VariableStore:
         if stored.closed:
             raise StateClosedError(self._where, stored.closed)
 
-    def _kept(self, stored: Document, once: Once) -> str | None:
+    def _answer_to(self, stored: Document, once: Once) -> str | None:
         for caller, key, text, until in reversed(stored.once):
             if (caller, key) == (once.caller, once.key) and until > self.now():
                 return text
@@ -342,7 +342,7 @@ class VariableStore:
         """Return the idempotency keys of the document and these; raises `RepeatedError`."""
         if stored is not None:
             for key, _ in once:
-                if (text := self._kept(stored, key)) is not None:
+                if (text := self._answer_to(stored, key)) is not None:
                     raise RepeatedError(key, text)
         until = self.now() + KEEP_S
         added = tuple((key.caller, key.key, key.stored(reference), until) for key, reference in once)

@@ -291,7 +291,7 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
     )
 
 
-def _kept(text: bytes, kind: type[ChangeT], name: str) -> ChangeT:
+def _read_as(text: bytes, kind: type[ChangeT], name: str) -> ChangeT:
     change = change_from_json(text)
     if not isinstance(change, kind):
         raise CorruptStateError(f"not {name}: {text[:120]!r}")
@@ -301,7 +301,7 @@ def _kept(text: bytes, kind: type[ChangeT], name: str) -> ChangeT:
 def _lease(text: bytes, renewal: bytes | None, preempting: bytes | None, quarantine: bytes | None) -> Lease:
     lease = _placed(text)
     if renewal is not None:
-        renewed = _kept(renewal, Renewed, "a renewal")
+        renewed = _read_as(renewal, Renewed, "a renewal")
         lease = replace(
             lease,
             expires_at=renewed.expires_at,
@@ -309,12 +309,12 @@ def _lease(text: bytes, renewal: bytes | None, preempting: bytes | None, quarant
             checkpoint_at=renewed.checkpoint_at,
         )
     if preempting is not None:
-        taken = _kept(preempting, Preempting, "a preemption")
+        taken = _read_as(preempting, Preempting, "a preemption")
         lease = replace(lease, preempted_by=taken.preemptor, preempt_until=taken.until)
         if renewal is not None and taken.preemptor and renewed.at > taken.until:
             lease = replace(lease, quarantined=True)
     if quarantine is not None:
-        revoked = _kept(quarantine, Quarantined, "a quarantine").revoked
+        revoked = _read_as(quarantine, Quarantined, "a quarantine").revoked
         lease = replace(lease, quarantined=True, revoked=lease.revoked or revoked)
     return lease
 
@@ -322,15 +322,17 @@ def _lease(text: bytes, renewal: bytes | None, preempting: bytes | None, quarant
 def _placed(text: bytes) -> Lease:
     """Return a lease with the places of its jobs, which are on a second line if there are any."""
     granted, _, placed = text.partition(b"\n")
-    lease = _kept(granted, Granted, "a lease").lease
-    return replace(lease, places=_kept(placed, JobPlaced, "the places of jobs").places) if placed else lease
+    lease = _read_as(granted, Granted, "a lease").lease
+    return (
+        replace(lease, places=_read_as(placed, JobPlaced, "the places of jobs").places) if placed else lease
+    )
 
 
 def _remainder(text: bytes, released: bytes) -> Lease:
     """Return what is left of a lease after the releases of members, one a line."""
     lease = _placed(text)
     for line in released.splitlines():
-        ended = _kept(line, MembersReleased, "a release of members")
+        ended = _read_as(line, MembersReleased, "a release of members")
         if (rest := lease.without(ended.ranks)) is None:
             raise CorruptStateError(f"a remainder without members: {text[:120]!r}")
         lease = rest
@@ -344,39 +346,39 @@ def _last_ports(meta: dict[bytes, bytes]) -> Iterator[tuple[str, int]]:
 
 
 def _pending(text: bytes) -> PendingRequest:
-    change = _kept(text, Queued, "a pending request")
+    change = _read_as(text, Queued, "a pending request")
     return PendingRequest(change.request, change.queued_at, change.sequence)
 
 
 def _teams(text: bytes | None) -> Teams:
     if text is None:
         return Teams()
-    return _kept(text, TeamsChanged, "rules of teams").teams
+    return _read_as(text, TeamsChanged, "rules of teams").teams
 
 
 def _windows(text: bytes | None) -> tuple[Window, ...]:
     if text is None:
         return ()
-    return _kept(text, MaintenanceChanged, "maintenance windows").windows
+    return _read_as(text, MaintenanceChanged, "maintenance windows").windows
 
 
 def _settings(text: bytes | None) -> ClusterSettings:
     if text is None:
         return ClusterSettings()
-    return _kept(text, ClusterSettingsChanged, "settings of the cluster").settings
+    return _read_as(text, ClusterSettingsChanged, "settings of the cluster").settings
 
 
 def _failed_starts(text: bytes) -> tuple[Released, ...]:
     known: FailedStarts = {}
     for line in text.splitlines():
-        known = remembered(known, _kept(line, Released, "a release"))
+        known = remembered(known, _read_as(line, Released, "a release"))
     return in_order(known)
 
 
 def _at_risk(rules: Mapping[bytes, bytes]) -> Iterator[tuple[str, float]]:
     for name, text in sorted(rules.items()):
         if name.startswith(RISK.encode()):
-            risk = _kept(text, DeadlineRisk, "a deadline at risk")
+            risk = _read_as(text, DeadlineRisk, "a deadline at risk")
             yield risk.lease_id, risk.ends_by or 0.0
 
 

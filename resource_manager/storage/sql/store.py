@@ -264,7 +264,7 @@ class SqlStore:
         return stored == incarnation
 
     def recall(self, once: Once) -> str | None:
-        kept = self.database.run(lambda connection: self._kept(connection, once))
+        kept = self.database.run(lambda connection: self._answer_to(connection, once))
         if kept is None and self._has_all_keys(once.caller):
             raise KeysFullError(MAX_KEYS)
         return None if kept is None else once.reference_in(kept)
@@ -285,7 +285,7 @@ class SqlStore:
                 check_format(row.format, f"the state in {self.database.address}")
             self._refuse_closed(row)
             for key, _ in once:
-                if (text := self._kept(connection, key)) is not None:
+                if (text := self._answer_to(connection, key)) is not None:
                     raise RepeatedError(key, text)
             # The earlier state may be lost, and with it the numbers it had reached: the time in ms is above
             # them. With `operator_reset` set, clients that saw another state before accept this one.
@@ -528,7 +528,7 @@ class SqlStore:
             connection, "DELETE FROM {change} WHERE namespace = :namespace AND version > :until", until=until
         )
 
-    def _kept(self, connection: Connection, key: Once) -> str | None:
+    def _answer_to(self, connection: Connection, key: Once) -> str | None:
         row = self.database.execute(
             connection,
             "SELECT answer FROM {once} WHERE namespace = :namespace AND caller = :caller AND name = :name "
@@ -630,7 +630,7 @@ class SqlStore:
         if abs(row.now - commit.decided_at) > CLOCK_TOLERANCE_S:
             raise refusals.off_the_clock(commit.version, row.version)
         for key, _ in once:
-            kept = self.database.run(lambda connection, key=key: self._kept(connection, key))  # type: ignore[misc]
+            kept = self.database.run(lambda connection, key=key: self._answer_to(connection, key))  # type: ignore[misc]
             if kept is not None:
                 raise RepeatedError(key, kept)
         left_s = row.suspended_until - row.now
@@ -642,8 +642,8 @@ class SqlStore:
         if row.closed:
             raise StateClosedError(self.database.address, row.closed)
 
-    def _lost(self, version: int, found: object) -> StateLostError:
-        return refusals.lost(self.database.address, version, found)
+    def _lost(self, version: int, present: object) -> StateLostError:
+        return refusals.lost(self.database.address, version, present)
 
 
 def _changes(stored: Sequence[StoredChange]) -> list[Change]:

@@ -299,7 +299,7 @@ def test_a_decision_off_the_clock_is_refused(store: VariableStore) -> None:
     for now in (store.now() - 5, store.now() + 5):
         with pytest.raises(StaleStateError, match="decided more than 1 s off the clock; retry") as caught:
             store.commit(0, [], now=now)
-        assert caught.value.found == 0
+        assert caught.value.actual == 0
 
 
 def test_a_commit_before_the_first_state_reports_that_it_is_missing(store: VariableStore) -> None:
