@@ -150,18 +150,20 @@ def forecast_starts(
 ) -> dict[str, Start]:
     """Estimate starts as `estimate_starts`, with intervals: by plays in which runtimes are drawn.
 
-    There are `MAX_PLAYS`, or as many as end while `goes_on` returns True; one if all runtimes are certain. A
-    play ends once those `wanted` have started, by default all.
+    There are `MAX_PLAYS`, or as many as end while `goes_on` returns True. If all runtimes are certain, one
+    counts for all, which would be equal. A play ends once those `wanted` have started, by default all.
     """
     extra = list(extra)
     starts = estimate_starts(cluster, current, extra, goes_on)
     if LATER in starts.values():
         return starts
+    if not drawn.vary:
+        return {lease_id: replace(start, plays=MAX_PLAYS) for lease_id, start in starts.items()}
     plays: list[_Play] = []
     with cluster.trial():
         for change in allocator.enqueue(cluster, extra, current.now):
             cluster.apply(change)
-        while drawn.vary and len(plays) < MAX_PLAYS:
+        while len(plays) < MAX_PLAYS:
             with cluster.trial():
                 play = _play(cluster, current, drawn.running(), drawn, goes_on, wanted)
             if play.is_cut:
