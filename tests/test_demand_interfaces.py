@@ -134,7 +134,7 @@ def client(manager: GPUResourceManager, tmp_path: Path) -> Iterator[ServiceClien
 
 
 def requested(manager: GPUResourceManager, demand: Demand) -> Request:
-    return manager.look(lambda cluster, now: requests.build_request(demand, cluster))
+    return manager.read(lambda cluster, now: requests.build_request(demand, cluster))
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_any_operator_takes_every_field_but_several_servers(
     operator = with_gpus(PythonOperator, **{**own(), "nodes": 1})(
         task_id="x", owner=VALUES["owner"], python_callable=print
     )
-    manager.submit(demand_of(operator, operator.asked(), {}, VALUES["lease_id"]))
+    manager.submit(demand_of(operator, operator.given_fields(), {}, VALUES["lease_id"]))
     assert asked == [expected]
 
 

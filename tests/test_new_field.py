@@ -29,7 +29,7 @@ store, = sys.argv[1:]
 with GPUResourceManager.from_url(store, inventory=default_inventory(1)) as manager:
     manager.submit("t", 1, cooling="2min")
 with GPUResourceManager.from_url(store) as manager:
-    [stored] = manager.look(lambda cluster, now: [lease.request for lease in cluster.leases.values()])
+    [stored] = manager.read(lambda cluster, now: [lease.request for lease in cluster.leases.values()])
     assert stored.cooling_s == 120.0, stored
     try:
         manager.submit("u", 1, cooling=-1)

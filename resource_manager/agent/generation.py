@@ -32,18 +32,18 @@ class KnownGeneration:
                 self._told = path.read_text(encoding="utf-8").strip()
 
     @property
-    def told(self) -> str | None:
-        """The mark as it was told; None if there is none."""
+    def mark(self) -> str | None:
+        """The mark as a service told it; None if there is none."""
         return self._told or None
 
-    def take(self, told: object) -> bool:
+    def take(self, mark: object) -> bool:
         """Remember what a service told if it is newer; return False if it is of an earlier incarnation."""
-        if not isinstance(told, str) or not 0 < len(told) <= MAX_TEXT:
+        if not isinstance(mark, str) or not 0 < len(mark) <= MAX_TEXT:
             return True
-        if _key(told)[0] < _key(self._told)[0]:
+        if _key(mark)[0] < _key(self._told)[0]:
             return False
-        if _key(told) > _key(self._told):
-            self._told = told
+        if _key(mark) > _key(self._told):
+            self._told = mark
             self._write()
         return True
 

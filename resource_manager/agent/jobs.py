@@ -76,7 +76,7 @@ class AgentJobs:
             raise OtherAgentError(f"another agent runs the jobs in {self._root}: stop it first") from None
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gpu-job")
         self._thread = threading.Thread(target=self._run, name="gpu-jobs", daemon=True)
-        self._look()
+        self._has_changed()
         self._thread.start()
 
     # ---- the service's side ----
@@ -103,7 +103,7 @@ class AgentJobs:
 
     def output(self, key: str, offset: int) -> dict[str, Any]:
         """Return a part of a job's output, as `directory_job.logs` does; before 0, from so many bytes on."""
-        first, size = long_logs.kept(self._log_of(key))
+        first, size = long_logs.kept_part(self._log_of(key))
         if offset < 0:
             offset = max(size + offset, first)
         found = directory_job.logs(self._root, key, max(offset, first))
@@ -125,7 +125,7 @@ class AgentJobs:
         while not self._stop.wait(TICK_S):
             try:
                 self._converge()
-                if self._look():
+                if self._has_changed():
                     self._changed()
                 if time.monotonic() - self._cut_at > CUT_EVERY_S:
                     self._cut_at = time.monotonic()
@@ -234,8 +234,8 @@ class AgentJobs:
         except LauncherError as error:
             raise directory_job.NotStartedError(str(error)) from error
 
-    def _look(self) -> bool:
-        """Look at all jobs; return whether any is other than at the last look."""
+    def _has_changed(self) -> bool:
+        """Return whether any job is other than it was at the last call."""
         with self._lock:
             keys = {*directory_job.jobs_in(self._root)}
             for key in self._done.keys() - keys - self._items.keys():

@@ -39,7 +39,7 @@ def cut(path: str, kept_bytes: int = KEPT_BYTES) -> bool:
         return True
 
 
-def kept(path: str) -> tuple[int, int]:
+def kept_part(path: str) -> tuple[int, int]:
     """Return the place of the first byte that is kept of a file, and its length."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

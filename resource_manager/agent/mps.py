@@ -86,7 +86,7 @@ def _start(folder: str, uuid: str) -> str:
 def _end(folder: str) -> str:
     """End the daemon of a GPU without shares and remove its folder; return why it still runs."""
     if is_running(folder):
-        _control(folder, told=b"quit\n")
+        _control(folder, commands=b"quit\n")
         if is_running(folder):
             return f"{CONTROL} of {os.path.basename(folder)} does not quit"
     shutil.rmtree(folder, ignore_errors=True)
@@ -94,12 +94,12 @@ def _end(folder: str) -> str:
 
 
 def _control(
-    folder: str, *options: str, uuid: str = "", told: bytes = b""
+    folder: str, *options: str, uuid: str = "", commands: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
     own = {"CUDA_MPS_PIPE_DIRECTORY": pipe_folder(folder), "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
     return subprocess.run(
         [CONTROL, *options],
-        input=told,
+        input=commands,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={**os.environ, **own, **({"CUDA_VISIBLE_DEVICES": uuid} if uuid else {})},

@@ -66,10 +66,10 @@ class JobPoll:
             self._send_output(wanted[number])
         self._sent = set(wanted)
 
-    def _send_output(self, asked: dict[str, Any]) -> None:
+    def _send_output(self, question: dict[str, Any]) -> None:
         try:
-            part = self._jobs.output(asked["key"], int(asked["offset"]))
+            part = self._jobs.output(question["key"], int(question["offset"]))
         except OSError as error:
             part = {"error": str(error)[:400]}
-        body = {"server": self._server, "key": asked["key"], "n": asked["n"], "part": part}
+        body = {"server": self._server, "key": question["key"], "n": question["n"], "part": part}
         self._sender.ask("POST", "/agent/logs", body)

@@ -162,7 +162,7 @@ def run_agent(
         while True:
             pause_s = interval_s
             daemons = mps.keep(wanted)
-            report = {**probe.report(with_jobs=with_jobs), **own, **daemons, "generation": generation.told}
+            report = {**probe.report(with_jobs=with_jobs), **own, **daemons, "generation": generation.mark}
             report |= jobs()
             try:
                 answer = sender.send(report)

@@ -71,17 +71,17 @@ def asked_by_attributes(operator: Any) -> dict[str, Any]:
     return {name: given_value(getattr(operator, attribute)) for name, attribute in ATTRIBUTES.items()}
 
 
-def check_at_parse(operator: str, asked: Mapping[str, Any]) -> None:
+def check_at_parse(operator: str, given: Mapping[str, Any]) -> None:
     """Raise `InvalidRequestError` for a wrong field, where its value is known while the DAG is parsed.
 
     Templates, and what other tasks return, are known in the task alone. `operator` begins the error.
     """
-    known = {name: value for name, value in asked.items() if value is not None and is_literal(value)}
+    known = {name: value for name, value in given.items() if value is not None and is_literal(value)}
     try:
         if "team" in known:
             known["team"] = str(known["team"])  # as `team_of` does
         demand = Demand.of(**from_texts({"gpus": 1, **known, "lease_id": operator}))
-        if "preempt_grace" in known or asked.get("preempt_grace") is None:
+        if "preempt_grace" in known or given.get("preempt_grace") is None:
             check_limits(demand)
     except InvalidRequestError as error:
         raise InvalidRequestError("{}: {}", operator, error.words, field=error.field) from None

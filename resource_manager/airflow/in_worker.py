@@ -60,7 +60,7 @@ class RunsInWorker(HoldsLease):
     def execute(self, context: Any) -> Any:
         """Request the lease; work if it is granted and no other try may still use it."""
         try:
-            self.require_one_server(self.asked()["nodes"])
+            self.require_one_server(self.given_fields()["nodes"])
         except ValueError as error:
             raise AirflowFailException(str(error)) from None
         return self.execute_request(context, {})
@@ -122,7 +122,7 @@ class RunsInWorker(HoldsLease):
 
         Raises `AirflowFailException` if the task requires another server.
         """
-        here, wanted = os.environ.get(OWN_SERVER), self.asked()["server"]
+        here, wanted = os.environ.get(OWN_SERVER), self.given_fields()["server"]
         if here is None or not self.on_worker:
             return {}
         if wanted is None or str(wanted) == here:
@@ -171,7 +171,7 @@ class RunsInWorker(HoldsLease):
             with (
                 environment(devices),
                 guarded(lease_id, token) if ends_in_time else nullcontext(),
-                kept(manager, lease_id, token, seconds_of(self._ttl), ends_in_time=ends_in_time),
+                kept_alive(manager, lease_id, token, seconds_of(self._ttl), ends_in_time=ends_in_time),
             ):
                 if words := await_share(devices):
                     self.log.warning(words)
@@ -251,7 +251,7 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def kept(
+def kept_alive(
     manager: LeaseService, lease_id: str, token: int, ttl_s: float, *, ends_in_time: bool = True
 ) -> Iterator[None]:
     """Renew the lease while the block runs; kill this process and its children before it expires.

@@ -211,22 +211,24 @@ class SharedManager:
             self._expired_at = time.monotonic()
         return manager.lease_changes(after, EXPIRE_EVERY_S, prefix)
 
-    def _take(self, found: LeaseChanges, after: int, prefix: str) -> None:
+    def _take(self, changes: LeaseChanges, after: int, prefix: str) -> None:
         """Take over the answer to a question; that to another one may have been quicker and known more."""
         had_problem, self._problem = self._problem is not None, None
-        if prefix == self._prefix and (after == self._version or found["version"] >= self._version):
-            if found["is_whole"]:
+        if prefix == self._prefix and (after == self._version or changes["version"] >= self._version):
+            if changes["is_whole"]:
                 self._leases, self._pending = {}, set()
-            self._version = found["version"]
-            for lease_id in (*found["ended"], *found["pending"]):
+            self._version = changes["version"]
+            for lease_id in (*changes["ended"], *changes["pending"]):
                 self._leases.pop(lease_id, None)
-            self._pending.difference_update(found["ended"], (each["task_id"] for each in found["leases"]))
-            self._pending.update(found["pending"])
-            self._leases.update((each["task_id"], each) for each in found["leases"])
-        if found["is_whole"] or had_problem:
+            self._pending.difference_update(changes["ended"], (each["task_id"] for each in changes["leases"]))
+            self._pending.update(changes["pending"])
+            self._leases.update((each["task_id"], each) for each in changes["leases"])
+        if changes["is_whole"] or had_problem:
             self._tell(self._watching)
         else:
-            self._tell([*found["ended"], *found["pending"], *(each["task_id"] for each in found["leases"])])
+            self._tell(
+                [*changes["ended"], *changes["pending"], *(each["task_id"] for each in changes["leases"])]
+            )
 
     def _tell(self, lease_ids: Iterable[str]) -> None:
         for lease_id in lease_ids:

@@ -219,7 +219,7 @@ class Attended:
         if self._asked is None:
             if now - self._asked_at >= (ASK_EVERY_S if self._owns else LOOK_EVERY_S):
                 self._asked_at = now
-                self._asked = self._session.begin(self._look)
+                self._asked = self._session.begin(self._current_lease)
                 self._session.begin(self._look_at_gpus)
             return None
         if not self._asked.done():
@@ -240,7 +240,7 @@ class Attended:
         self._is_silent = False
         return self._heard(found)
 
-    def _look(self, manager: Any) -> Mapping[str, Any] | None:
+    def _current_lease(self, manager: Any) -> Mapping[str, Any] | None:
         """Return the lease, renewed where it is due.
 
         A state that a newer version wrote is not read, but the lease is renewed there.
@@ -268,17 +268,17 @@ class Attended:
             gpus = (gpu for server in manager.gpus([self._server]) for gpu in server["gpus"])
             self._idle.see(gpus, self._lease["task_id"])
 
-    def _heard(self, found: Mapping[str, Any] | None) -> Ending | None:
+    def _heard(self, lease: Mapping[str, Any] | None) -> Ending | None:
         """Tell what the lease says of itself; return the end if that is one."""
-        if found is None or found.get("fencing_token") != self._lease["fencing_token"] or found["revoked"]:
+        if lease is None or lease.get("fencing_token") != self._lease["fencing_token"] or lease["revoked"]:
             say(self._ended())
             return Ending(TERMINATED, Outcome.CANCELLED, "its lease was ended")
-        if found["gpu_failed"]:
-            say(f"a GPU of the lease failed: {found['gpu_failed']}; its job is ended")
-            return Ending(GPU_FAILED, Outcome.FAILED, f"a GPU failed: {found['gpu_failed']}")
-        if found["preempted_by"] and not self._preemption:
-            self._preemption, self._lease = found["reason"], found
-            left_s = grace_of(found)
+        if lease["gpu_failed"]:
+            say(f"a GPU of the lease failed: {lease['gpu_failed']}; its job is ended")
+            return Ending(GPU_FAILED, Outcome.FAILED, f"a GPU failed: {lease['gpu_failed']}")
+        if lease["preempted_by"] and not self._preemption:
+            self._preemption, self._lease = lease["reason"], lease
+            left_s = grace_of(lease)
             say(f"{self._preemption}; the job has {left_s:.0f} s to save what it did")
         return None
 

@@ -125,6 +125,6 @@ def _diff(target: Target, read: ClusterFiles, options: ApplyOptions) -> ClusterD
     return found
 
 
-def _show(found: ClusterDiff) -> None:
-    for line in found["lines"] or ["no difference"]:
+def _show(diff: ClusterDiff) -> None:
+    for line in diff["lines"] or ["no difference"]:
         click.echo(line)

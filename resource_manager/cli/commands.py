@@ -111,12 +111,12 @@ def queue(target: Target, mine: bool, wide: bool, as_json: bool) -> None:
     print_json(found) if as_json else tables.console(wide=wide).print(tables.queue_table(found))
 
 
-def _own(target: Target, found: list[T], mine: bool) -> list[T]:
+def _own(target: Target, entries: list[T], mine: bool) -> list[T]:
     """Return what belongs to this caller if only that is asked for."""
     if not mine:
-        return found
+        return entries
     name = target.manager.caller_name()
-    return [each for each in found if cast("Mapping[str, Any]", each)["owner"] == name]
+    return [each for each in entries if cast("Mapping[str, Any]", each)["owner"] == name]
 
 
 @main.command(cls=DemandCommand)

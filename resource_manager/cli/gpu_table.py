@@ -22,16 +22,16 @@ STALE_S = 60.0
 HIGH_PERCENT, HOT_C = 90, 85
 
 
-def servers(found: Sequence[Row]) -> Group:
+def servers(rows: Sequence[Row]) -> Group:
     """Return one table for each server, each at most 80 columns wide."""
-    colours = _colours(found)
-    return Group(*(part for server in found for part in (_head(server), _table(server, colours))))
+    colours = _colours(rows)
+    return Group(*(part for server in rows for part in (_head(server), _table(server, colours))))
 
 
-def _colours(found: Sequence[Row]) -> dict[str, Colour]:
+def _colours(rows: Sequence[Row]) -> dict[str, Colour]:
     """Return the colour of each lease, as in the console, whose GPUs are all shown."""
     holders: dict[str, Holder] = {}
-    for server in found:
+    for server in rows:
         for gpu in server["gpus"]:
             for lease in gpu["leases"]:
                 name, milli, token = lease["task_id"], lease["gpu_milli"], lease["fencing_token"]

@@ -107,10 +107,10 @@ def _show_notices(target: Target) -> None:
 @exit_codes
 def logs(target: Target, name: str, follow: bool, rank: int) -> None:
     """Print the output of a lease's job; that of an agent's also after its end, by the lease's full id."""
-    entry, result = _found(target.manager, name)
+    entry, result = _entry_or_result(target.manager, name)
     while follow and entry is not None and not entry.get("job_places") and _will_be_placed(entry):
         time.sleep(LOOK_EVERY_S)
-        entry, result = _found(target.manager, entry["task_id"])
+        entry, result = _entry_or_result(target.manager, entry["task_id"])
     if entry is not None and entry["state"] == "WAITING":
         waits = f"waits at position {entry['position']}: {entry['reason']}"
         raise Failure(f"{name_in_words(entry)} {waits}", REFUSED)
@@ -131,7 +131,7 @@ def logs(target: Target, name: str, follow: bool, rank: int) -> None:
 
 def _show_job(target: Target, name: str, *, as_json: bool) -> None:
     """Print the state of the lease or pending request of that name, or how its job ended."""
-    entry, result = _found(target.manager, name)
+    entry, result = _entry_or_result(target.manager, name)
     if as_json:
         print_json(entry if entry is not None else {"task_id": name, **(result or {})})
         return
@@ -150,7 +150,7 @@ def _show_job(target: Target, name: str, *, as_json: bool) -> None:
         click.echo(one_line(f"before that, it {_end_in_words(result)}"))
 
 
-def _found(manager: Any, name: str) -> tuple[Mapping[str, Any] | None, JobResult | None]:
+def _entry_or_result(manager: Any, name: str) -> tuple[Mapping[str, Any] | None, JobResult | None]:
     """Return the lease or pending request of that name, or else the result of the lease of that id."""
     try:
         return entry_of(manager, name), None

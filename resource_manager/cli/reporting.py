@@ -78,11 +78,11 @@ def _report(target: Target, by: str, since: str) -> Any:
     return target.manager.report(query.by, query.since)
 
 
-def _print_csv(found: Any) -> None:
+def _print_csv(report: Any) -> None:
     columns = [*FIELDS, "leases", "cost", "energy_kwh"]
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([*found["by"], *columns])
-    for row in found["rows"]:
+    writer.writerow([*report["by"], *columns])
+    for row in report["rows"]:
         values = ("" if row[name] is None else row[name] for name in columns)
         writer.writerow([*map(_inert, row["group"].values()), *values])
 

@@ -140,7 +140,7 @@ def serve(
     if example:
         _add_example(settings)
     manager = target.on_store()
-    has_sign_on = manager.look(lambda cluster, now: cluster.settings.sign_on is not None)
+    has_sign_on = manager.read(lambda cluster, now: cluster.settings.sign_on is not None)
     opening = "" if has_sign_on else _opening(kept.tokens, host, insecure)
     records: list[Chore] = []
     if archive is not None:

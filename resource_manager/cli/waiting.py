@@ -42,7 +42,9 @@ def wait_for_grant(session: Session, demand: Any) -> Any:
             session.signals.pause(LOOK_EVERY_S)
             looks += 1
             try:
-                found = session.ask(partial(_look, lease_id=lease_id, schedules=looks % SCHEDULE_EVERY == 0))
+                found = session.ask(
+                    partial(_entry_now, lease_id=lease_id, schedules=looks % SCHEDULE_EVERY == 0)
+                )
             except ResourceManagerError as error:
                 if not is_silent(error):
                     raise
@@ -72,7 +74,7 @@ def _wait_of(entry: Mapping[str, Any]) -> str:
     return f"waits at position {entry['position']}: {entry['reason']}{expected}"
 
 
-def _look(manager: LeaseService, *, lease_id: str, schedules: bool) -> Any:
+def _entry_now(manager: LeaseService, *, lease_id: str, schedules: bool) -> Any:
     """Return what became of a request; with the store itself, other requests' leases expire meanwhile."""
     if schedules:
         manager.expire_and_schedule()

@@ -48,7 +48,7 @@ class Doorbell:
         with self._lock:
             if not self._marks:
                 return
-            self._manager.look(self._see)
+            self._manager.read(self._see)
             if (bell := jobs.bell) != self._bell:
                 self._bell, self._rings = bell, jobs.rings(self._marks)
 

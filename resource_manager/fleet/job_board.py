@@ -71,8 +71,8 @@ class JobBoard:
         """Return what should be on a server; places the stored jobs of new leases first."""
         self._place(server)
         state = self._manager.agent_state(server)
-        wanted = self._manager.look(lambda cluster, now: _jobs_of(cluster, server))
-        version, user = self._manager.look(
+        wanted = self._manager.read(lambda cluster, now: _jobs_of(cluster, server))
+        version, user = self._manager.read(
             lambda cluster, now: (cluster.version, cluster.node(server).node.job_user)
         )
         keys = [key for key, _, _ in wanted]
@@ -167,7 +167,7 @@ class JobBoard:
                 if has_stored_job(lease.request.labels) and not lease.places and not lease.quarantined
             ]
 
-        for lease in self._manager.look(unplaced):
+        for lease in self._manager.read(unplaced):
             places = [self._place_at(member["server_name"]) for member in lease["members"]]
             if all(places):
                 known = [place for place in places if place is not None]
@@ -204,7 +204,7 @@ class JobBoard:
                 if key in runs and lease.places and has_stored_job(lease.request.labels)
             ]
 
-        for lease, run, is_due in self._manager.look(view):
+        for lease, run, is_due in self._manager.read(view):
             if run.state == "running" and self._first_is_late(lease):
                 self._manager.stored_jobs.ring(lease["server_name"])
             with asked_by(f"agent:{report.server}"):

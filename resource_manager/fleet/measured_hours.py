@@ -14,7 +14,7 @@ def measures_of(manager: Queries) -> Mapping[int, Measure]:
 
     What they measured of those that have ended is in the history.
     """
-    servers = manager.look(lambda cluster, now: [state.name for state in cluster.nodes if state.watched])
+    servers = manager.read(lambda cluster, now: [state.name for state in cluster.nodes if state.watched])
     found: dict[int, list[tuple[float, float | None]]] = {}
     for record in records_of(manager.store, servers).values() if servers else ():
         for token, use in record.leases.items():

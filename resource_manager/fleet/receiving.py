@@ -117,7 +117,7 @@ class ReportReceiver:
         for lease_id, limit_s in judged[-1].became_idle.items():
             logger.warning("lease %s computes nothing on %s for %.0f s", lease_id, report.server, limit_s)
         _log(asking.changes, asking.names())
-        return {**answer, "generation": told} if (told := self.marks.told) else answer
+        return {**answer, "generation": told} if (told := self.marks.mark) else answer
 
     def _records_elsewhere(self, server: str, before: Record | None) -> dict[str, Record]:
         """Return those of the servers of other members, while gangs on this one are not seen or idle."""
@@ -130,7 +130,7 @@ class ReportReceiver:
             others = {member.node for lease in leases for member in lease.members} - {server}
             return others | set(partners(cluster.node(server), before.jobs))
 
-        found = self._manager.look(names, STATE_MAX_AGE_S)
+        found = self._manager.read(names, STATE_MAX_AGE_S)
         return records_of(self._store, found) if found else {}
 
     def _answer(self, cluster: ClusterState, report: Report, record: Record) -> ReportAnswer:
@@ -174,7 +174,7 @@ class ReportReceiver:
         """
         if not self._has_received:
             return []
-        names = self._manager.look(
+        names = self._manager.read(
             lambda cluster, now: [s.name for s in cluster.nodes if s.watched and s.silent is None]
         )
         records = records_of(self._store, names)
@@ -185,7 +185,7 @@ class ReportReceiver:
             else LastReport(record.received_at, record.interval_s)
             for name in names
         }
-        self.silence.silent_after_s = self._manager.look(
+        self.silence.silent_after_s = self._manager.read(
             lambda cluster, now: cluster.settings.silent_after_s, STATE_MAX_AGE_S
         )
         lost = self.silence.lost(agents, now)

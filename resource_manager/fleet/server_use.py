@@ -61,10 +61,10 @@ def use_of(manager: Queries, servers: Sequence[str] | None = None) -> list[Serve
         held = chain.from_iterable(state.leases.values() for state in states)
         return {member.node for lease in held for member in lease.members} - set(wanted)
 
-    wanted = manager.look(names)
+    wanted = manager.read(names)
     kept = kept_reports(manager.store, wanted)
     uses = {name: report.leases for name, report in kept.items()}
-    if others := manager.look(elsewhere):  # of gangs
+    if others := manager.read(elsewhere):  # of gangs
         uses |= {name: record.leases for name, record in records_of(manager.store, others).items()}
 
     def view(cluster: ClusterState, now: float) -> list[ServerUse]:
@@ -74,7 +74,7 @@ def use_of(manager: Queries, servers: Sequence[str] | None = None) -> list[Serve
         table = health_table(cluster.settings.health)
         return [server_use(state, kept.get(state.name), table, now, idle) for state in states]
 
-    return manager.look(view)
+    return manager.read(view)
 
 
 @dataclass(frozen=True, slots=True)

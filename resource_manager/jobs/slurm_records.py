@@ -29,7 +29,7 @@ class Manager(Protocol):
 
 def publish(launcher: SlurmLauncher, manager: Manager) -> None:
     """Let the manager know of the jobs; raises `LauncherError` or what the manager raises."""
-    found = launcher.look({}, since=time.time() - KEPT_S)
+    found = launcher.read_all({}, since=time.time() - KEPT_S)
     manager.keep_slurm_jobs(found.cluster, found.records)
 
 

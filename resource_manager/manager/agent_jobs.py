@@ -135,11 +135,11 @@ class AgentJobCommands:
         offset: int,
         *,
         lease_id: str = "",
-        asked: Callable[[], None] = lambda: None,
+        on_question: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
         """Return a part of a job's output, which its agent sends now, as `directory_job.logs` does.
 
-        A job that is over is found by the id of its lease. `asked` is called when the agent can hear of it.
+        A job that is over is found by the id of its lease. `on_question` is called when its agent can hear.
         Raises `LeaseNotFoundError`, and `AgentSilentError` if the agent does not answer.
         """
         self.job_of(server, key, lease_id)
@@ -152,7 +152,7 @@ class AgentJobCommands:
             if now >= ask_at:
                 self.stored_jobs.ask(server, question)
                 self.stored_jobs.ring(server)
-                asked()
+                on_question()
                 ask_at = now + ASK_AGAIN_S
             part = self.stored_jobs.output(question)
             if part is not None:

@@ -45,7 +45,7 @@ class AuditTrail:
 
     def follow(self) -> int:
         """Write what changed since the last call and return the number of changes."""
-        now_at = self._manager.look(lambda cluster, now: cluster.version)
+        now_at = self._manager.read(lambda cluster, now: cluster.version)
         incarnation = self._manager.store.incarnation
         written, last = 0, self._version
         if self._incarnation and incarnation != self._incarnation:

@@ -29,7 +29,7 @@ class Deadlines:
         """
         if not self._commits.read(_risks):
             return 0
-        ends_by = self._queue.look(self._forecasts.ends_by)
+        ends_by = self._queue.read(self._forecasts.ends_by)
         told: list[Change] = []
 
         def step(cluster: ClusterState, now: float) -> list[Change]:

@@ -112,9 +112,9 @@ class GPUResourceManager(Commands, AgentJobCommands, Queries, Deadlines, Adminis
     def observer(self, observer: Observer | None) -> None:
         self._commits.observer = observer
 
-    def read_from(self, look: Callable[[Reader[Any]], Any]) -> None:
+    def read_from(self, read: Callable[[Reader[Any]], Any]) -> None:
         """Have reads answered by that function of a reader, with a replica of its own."""
-        self._commits.look = look
+        self._commits.read_elsewhere = read
 
     def read_reports_by(self, reports: ServerReports) -> None:
         """Have `gpus` and `report` answered from what the servers reported."""

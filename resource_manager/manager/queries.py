@@ -212,7 +212,7 @@ class Queries:
     ) -> Explanation:
         """Explain if and where the request would be granted now, or why not and when; changes nothing."""
         request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, any_priority=True, **options)
-        return self._queue.look(lambda cluster, now: self._explanation_in(cluster, now, request))
+        return self._queue.read(lambda cluster, now: self._explanation_in(cluster, now, request))
 
     def explain_named(self, name: str) -> Explanation:
         """Explain why the pending request of that name waits, and when it should start.
@@ -224,7 +224,7 @@ class Queries:
         def view(cluster: ClusterState, now: float) -> Explanation:
             return self._explanation_in(cluster, now, find(cluster, name).request)
 
-        return self._queue.look(view)
+        return self._queue.read(view)
 
     def history(self, after: int = 0, limit: int = 1000, *, by: str = "", what: str = "") -> list[Recorded]:
         """Return the changes after version `after`, oldest first: `version` and the change's own keys.
@@ -307,7 +307,7 @@ class Queries:
 
         return self._commits.read(view, self.settings.cache_ttl_s)
 
-    def look(self, reader: Reader[T], max_age_s: float = 0.0) -> T:
+    def read(self, reader: Reader[T], max_age_s: float = 0.0) -> T:
         """Return the reader's answer on the state as of now, or of at most `max_age_s` ago."""
         return self._commits.read(reader, max_age_s)
 

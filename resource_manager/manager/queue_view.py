@@ -77,7 +77,7 @@ class QueueView:
                     self._entries = self._compute(cluster, now)
             return [entry.copy() for entry in self._entries]
 
-    def look(self, reader: Reader[T]) -> T:
+    def read(self, reader: Reader[T]) -> T:
         """Return the answer of a reader that costs much, on the newest state."""
         with self._mutex, self._replica:
             return reader(self._replica.refresh(), self._store.now())

@@ -39,7 +39,7 @@ class StateMarks:
         return self._is_behind
 
     @property
-    def told(self) -> str:
+    def mark(self) -> str:
         """The mark for others to remember; empty if there is none, or the state lacks it."""
         return "" if self._known is None or self._is_behind else str(self._known)
 
@@ -59,7 +59,7 @@ class StateMarks:
         """Compare the state with the newest mark, and take the mark of a while ago; call it regularly."""
         with self._lock:
             store, known = self._manager.store, self._known
-            version = self._manager.look(lambda cluster, now: cluster.version)
+            version = self._manager.read(lambda cluster, now: cluster.version)
             if known is not None and is_behind(store, version, known):
                 if not self._is_behind:
                     logger.error("%s", self._manager.distrust(known))

@@ -140,7 +140,7 @@ class StoredJobs:
 
     def job(self, lease_id: str) -> dict[str, Any] | None:
         """Return the job of a request; raises `CorruptStateError` if it is none of ours."""
-        return self._found(job_name(lease_id), "job", lease_id)
+        return self._stored_value(job_name(lease_id), "job", lease_id)
 
     def result(self, lease_id: str, fencing_token: int | None = None) -> JobResult | None:
         """Return the result of a lease, by default of the newest of that id, for 7 days.
@@ -148,12 +148,12 @@ class StoredJobs:
         Raises `CorruptStateError` if it is none of ours.
         """
         if fencing_token is None:
-            newest = self._found(result_name(lease_id), "newest result", lease_id)
+            newest = self._stored_value(result_name(lease_id), "newest result", lease_id)
             if newest is None:
                 return None
             fencing_token = int(newest["fencing_token"])
         name = result_name(lease_id, fencing_token)
-        found: Any = self._found(name, f"result {fencing_token}", lease_id)
+        found: Any = self._stored_value(name, f"result {fencing_token}", lease_id)
         return found  # type: ignore[no-any-return]
 
     def orders(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -194,7 +194,7 @@ class StoredJobs:
 
     def questions(self, server: str) -> list[Question]:
         """Return the questions about output that the agent of a server is to answer."""
-        found: Any = self._found(digest(f"questions {server}"), "questions", server)
+        found: Any = self._stored_value(digest(f"questions {server}"), "questions", server)
         return [] if found is None else found["asked"]
 
     def ask(self, server: str, question: Question) -> None:
@@ -209,7 +209,7 @@ class StoredJobs:
 
     def output(self, question: Question) -> dict[str, Any] | None:
         """Return the part of a job's output that answers a question, once there is one."""
-        return self._found(digest(f"output {question['n']}"), "output", question["key"])
+        return self._stored_value(digest(f"output {question['n']}"), "output", question["key"])
 
     def keep_output(self, server: str, question: Question, part: Mapping[str, Any]) -> None:
         """Store the answer of a server's agent to a question, which waits no longer."""
@@ -218,11 +218,11 @@ class StoredJobs:
         with self._asking:
             self._keep_questions(server, [each for each in self.questions(server) if each != question])
 
-    def _keep_questions(self, server: str, asked: Sequence[Question]) -> None:
-        text = self._sealed(["questions", server, {"asked": asked}])
+    def _keep_questions(self, server: str, questions: Sequence[Question]) -> None:
+        text = self._sealed(["questions", server, {"asked": questions}])
         self._store.write([JobRow(digest(f"questions {server}"), "", text, OUTPUT_S)])
 
-    def _found(self, name: str, about: str, lease_id: str) -> dict[str, Any] | None:
+    def _stored_value(self, name: str, about: str, lease_id: str) -> dict[str, Any] | None:
         text = self._store.texts([name]).get(name)
         if text is None:
             return None

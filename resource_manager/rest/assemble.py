@@ -89,7 +89,7 @@ def default_tokens_file() -> Path:
 
 def standalone(
     manager: GPUResourceManager,
-    kept: Persistence,
+    persistence: Persistence,
     *,
     open_to: str = "",
     rate: str = DEFAULT_RATE,
@@ -109,17 +109,17 @@ def standalone(
     if open_to:
         authenticator = OpenAuthenticator(loopback_only=open_to == "loopback")
     else:
-        authenticator = TokenAuthenticator(kept.tokens, kept.sessions)
+        authenticator = TokenAuthenticator(persistence.tokens, persistence.sessions)
         sign_on = SignOnDesk(
             authenticator,
-            lambda: manager.look(lambda cluster, now: cluster.settings.sign_on, SIGN_ON_AGE_S),
-            kept.secret,
+            lambda: manager.read(lambda cluster, now: cluster.settings.sign_on, SIGN_ON_AGE_S),
+            persistence.secret,
             client_secret,
         )
     return build(
         manager,
         authenticator,
-        kept.secret,
+        persistence.secret,
         rate=rate,
         airflow_url=airflow_url,
         airflow_api=airflow_api,
@@ -150,7 +150,7 @@ def build(
     held = HeldRequests(watch)
     metrics = Metrics(watch, on_commit=held.look_soon)
     manager.observer = metrics.manager
-    manager.read_from(watch.look)
+    manager.read_from(watch.read)
     manager.read_reports_by(REPORTS)
     metrics.registry.register(GpuGauges(watch, manager, receiver.silence))
     metrics.watch_held(held)

@@ -351,7 +351,7 @@ class ServiceClient(OriginalNames):
     def cancel(self, lease_id: str, *, sequence: int | None = None, reason: str = "") -> bool:
         """Remove a pending request; return False if the task has none (of that `sequence`)."""
         body = {"task_id": lease_id, "sequence": sequence, "reason": reason}
-        return self._found("/api/cancel", body | EXACT)
+        return self._is_done("/api/cancel", body | EXACT)
 
     def expire_and_schedule(self) -> list[Recorded]:
         """Do nothing: the service expires and schedules by itself."""
@@ -574,7 +574,7 @@ class ServiceClient(OriginalNames):
                 return int(row["server_id"])
         raise UnknownNodeError(server, [row["server_name"] for row in servers])
 
-    def _found(self, path: str, body: dict[str, Any]) -> bool:
+    def _is_done(self, path: str, body: dict[str, Any]) -> bool:
         try:
             self._post(Done, path, body)
         except LeaseNotFoundError:
@@ -660,7 +660,7 @@ def _is_refused(error: BaseException | None) -> bool:
     return False
 
 
-def _plain(asked: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(positional: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given fields of a demand as JSON has them; the service knows the defaults."""
     return {
         name: value.total_seconds()
@@ -668,7 +668,7 @@ def _plain(asked: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
         else value.isoformat()
         if isinstance(value, datetime)
         else value
-        for name, value in arguments_of(asked, options).items()
+        for name, value in arguments_of(positional, options).items()
     }
 
 

@@ -63,7 +63,7 @@ class HeldRequests:
         park = environ.get(PARK) or environ.get("asgi.scope", {}).get(PARK)
         if park is None or timeout_s <= 0:
             return False
-        self._watch.look(lambda cluster, now: None)
+        self._watch.read(lambda cluster, now: None)
         if is_due():
             return False
         with self._lock:

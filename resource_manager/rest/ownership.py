@@ -35,7 +35,7 @@ def owned(service: Service, body: AllocateBody, caller: Identity) -> AllocateBod
 
 
 def _has_longest_runtime(service: Service, name: str) -> bool:
-    teams = service.watch.look(lambda cluster, now: cluster.teams.teams)
+    teams = service.watch.read(lambda cluster, now: cluster.teams.teams)
     return any(team.name == name and team.max_runtime_s is not None for team in teams)
 
 

@@ -573,7 +573,7 @@ def agent_state(service: Service, caller: Identity, query: AgentStateQuery) -> A
     state = service.manager.agent_state(query.server)
     if caller.is_operator:
         return state
-    readable = service.watch.look(
+    readable = service.watch.read(
         lambda cluster, now: {
             key for key, _, lease in jobs_on(cluster, query.server) if may_read(caller, lease.request)
         }
@@ -599,7 +599,7 @@ def job_output(service: Service, caller: Identity, query: OutputQuery) -> dict[s
     if not may_read(caller, of):
         raise ProblemError(403, "a job's output is for its owner, their team and operators")
     part = service.manager.job_output(
-        server, key, query.offset, lease_id=lease_id, asked=service.held.look_soon
+        server, key, query.offset, lease_id=lease_id, on_question=service.held.look_soon
     )
     # As clients take it: they escape what would steer a terminal, and this is to be as the job wrote it.
     return {**part, "text": b64encode(str(part.get("text", "")).encode()).decode()}
@@ -632,7 +632,7 @@ def result(service: Service, caller: Identity, query: ResultQuery) -> JobResult:
 def gpus(service: Service, caller: Identity, query: GpusQuery) -> Page[ServerUse]:
     if query.servers:
         return {"items": use_of(service.manager, query.servers), "next": None}
-    names = service.watch.look(lambda cluster, now: [state.name for state in cluster.nodes])
+    names = service.watch.read(lambda cluster, now: [state.name for state in cluster.nodes])
     end = query.after + query.limit
     page = use_of(service.manager, names[query.after : end])
     return {"items": page, "next": end if end < len(names) else None}
@@ -890,7 +890,7 @@ def _meant(
     if exact or number is not None:
         return name, number
     try:
-        entry = service.manager.look(lambda cluster, now: find(cluster, name, pending=pending))
+        entry = service.manager.read(lambda cluster, now: find(cluster, name, pending=pending))
     except LeaseNotFoundError:
         return name, None
     return entry.lease_id, entry.fencing_token if isinstance(entry, Lease) else entry.sequence

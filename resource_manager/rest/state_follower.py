@@ -74,7 +74,7 @@ class StateFollower:
         self._stop = threading.Event()
         self._soon = threading.Event()
 
-    def look(self, reader: Callable[[ClusterState, float], T]) -> T:
+    def read(self, reader: Callable[[ClusterState, float], T]) -> T:
         """Return the reader's result for the newest state, which it must not change, and the store's time."""
         with self._lock:
             cluster = self._refresh()
@@ -82,7 +82,7 @@ class StateFollower:
 
     def usage_history(self, hours: float) -> Trend:
         """Return what was in use and waited in the last hours."""
-        return self.look(lambda cluster, now: self._usage_history.series(self.lives, hours, now))
+        return self.read(lambda cluster, now: self._usage_history.series(self.lives, hours, now))
 
     def check(self) -> None:
         """Raise `StoreError` if the store cannot be read; do not wait for who reads the replica.

@@ -109,7 +109,7 @@ class NoticeSender:
 
     def send(self) -> None:
         """Send what is due; an address that hangs keeps its own thread only."""
-        for notice in self._watch.look(lambda cluster, now: cluster.settings.notices):
+        for notice in self._watch.read(lambda cluster, now: cluster.settings.notices):
             busy = self._threads.get(notice)
             if busy is None or not busy.is_alive():
                 thread = threading.Thread(target=self._try, args=(notice,), name=THREAD, daemon=True)
@@ -127,7 +127,7 @@ class NoticeSender:
 
     def serve(self, notice: Notice) -> None:
         """Send to one address what is due, unless another service does."""
-        version = self._watch.look(lambda cluster, now: cluster.version)
+        version = self._watch.read(lambda cluster, now: cluster.version)
         cursor = self._claim(notice, version)
         if cursor is None:
             return
@@ -196,7 +196,7 @@ class NoticeSender:
         return version
 
     def _event(self, change: Change) -> Event | None:
-        return self._watch.look(lambda cluster, now: event_of(cluster, self._watch, change))
+        return self._watch.read(lambda cluster, now: event_of(cluster, self._watch, change))
 
     def _message(self, version: int, change: Change, event: Event) -> tuple[bytes, dict[str, str]]:
         """Return the event as JSON of CloudEvents 1.0, whose `text` Slack shows, and its headers."""

@@ -20,14 +20,14 @@ from tests.fleet.test_receiving import Service
 def test_newer_states_are_remembered_by_the_next_agent_and_older_ones_refused(tmp_path: Path) -> None:
     path = tmp_path / "kept" / "agent.mark"
     known = KnownGeneration(path)
-    assert known.told is None
+    assert known.mark is None
     for told in ("0b/7/1.0", "0b/9/1.0", "0c/1/1.0"):
         assert known.take(told)
     assert known.take("0c/0/1.0"), "another service of the same state may know less"
     again = KnownGeneration(path)
-    assert again.told == "0c/1/1.0"
+    assert again.mark == "0c/1/1.0"
     assert not again.take("0b/99/1.0")
-    assert again.told == "0c/1/1.0"
+    assert again.mark == "0c/1/1.0"
 
 
 @pytest.mark.parametrize("told", [None, 7, "", "x" * 500])

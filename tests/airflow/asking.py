@@ -26,7 +26,7 @@ def ask(
     operator = GPUAllocateOperator(task_id="t", owner=more.pop("owner", ""), gpus="{{ params.gpus }}")
     values = {"ttl": timedelta(minutes=2), "priority": 0, "gpus": gpus, "cpus": cpus, **more}
     vars(operator).update({ATTRIBUTES[name]: value for name, value in values.items()})
-    demand = demand_of(operator, operator.asked(), {}, task.lease_id, quarantine=True)
+    demand = demand_of(operator, operator.given_fields(), {}, task.lease_id, quarantine=True)
     return submit(manager, demand.model_copy(update={"labels": {**task.labels, **(labels or {})}}), task)
 
 

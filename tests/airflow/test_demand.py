@@ -151,4 +151,6 @@ def test_what_a_template_leaves_empty_has_the_operators_default(manager, empty):
 def test_who_triggered_the_run_owns_the_lease_else_the_tasks_owner(run, owner):
     operator = GPUAllocateOperator(task_id="t", owner="dagmar", gpus=1)
     assert owner_of(operator, {"dag_run": SimpleNamespace(**run)}) == owner
-    assert demand_of(operator, operator.asked(), {"dag_run": SimpleNamespace(**run)}, "t").owner == owner
+    assert (
+        demand_of(operator, operator.given_fields(), {"dag_run": SimpleNamespace(**run)}, "t").owner == owner
+    )

@@ -113,7 +113,7 @@ def test_a_process_ends_before_its_lease_if_a_renewal_hangs(manager, monkeypatch
     lease = ask(manager, TASK, 2, ttl=timedelta(seconds=2))
     answers, hangs = iter(["renewed"]), threading.Event()
     monkeypatch.setattr(manager, "renew", lambda *_, **__: next(answers, None) or hangs.wait(20))
-    with in_worker.kept(manager, TASK.lease_id, lease["fencing_token"], 2.0):
+    with in_worker.kept_alive(manager, TASK.lease_id, lease["fencing_token"], 2.0):
         assert ends.get(timeout=10) == "the lease could not be renewed: no answer"
     hangs.set()
 
@@ -130,13 +130,13 @@ def test_a_process_ends_if_renewals_fail(manager, monkeypatch, ends):
 
     monkeypatch.setattr(in_worker, "time", clock)
     monkeypatch.setattr(manager, "renew", renew)
-    with in_worker.kept(manager, "t", 1, 0.2):
+    with in_worker.kept_alive(manager, "t", 1, 0.2):
         assert ends.get(timeout=30) == "the lease could not be renewed: no file is left"
 
 
 def test_a_process_ends_if_one_of_its_gpus_failed(manager, monkeypatch, ends):
     monkeypatch.setattr(manager, "renew", lambda *_, **__: {"gpu_failed": "xid 79"})
-    with in_worker.kept(manager, "t", 1, 0.2):
+    with in_worker.kept_alive(manager, "t", 1, 0.2):
         assert ends.get(timeout=30) == "one of its GPUs failed: xid 79"
 
 
@@ -145,7 +145,7 @@ def test_a_process_that_is_preempted_runs_to_its_end_as_docs_teams_has_it(manage
     manager.submit("urgent", 8, 1, server=lease["server_name"], priority=9, expected_runtime=60)
     manager.preempt(TASK.lease_id, preemptor="urgent")
     before = manager.status_of(TASK.lease_id)["expires_at"]
-    with in_worker.kept(manager, TASK.lease_id, lease["fencing_token"], 0.2):
+    with in_worker.kept_alive(manager, TASK.lease_id, lease["fencing_token"], 0.2):
         wait_for(lambda: manager.status_of(TASK.lease_id)["expires_at"] > before)
     assert ends.empty()
     assert manager.status_of(TASK.lease_id)["state"] == "PREEMPTING"
@@ -165,7 +165,7 @@ def test_a_pending_renewal_does_not_end_a_process_that_released_its_lease(manage
         in_worker, "time", SimpleNamespace(monotonic=lambda: 0.0)
     )  # the lease does not run out
     monkeypatch.setattr(manager, "renew", renew)
-    with in_worker.kept(manager, "t", 1, 0.2):
+    with in_worker.kept_alive(manager, "t", 1, 0.2):
         assert asked.wait(30)
     released.set()
     assert answered.wait(30)

@@ -26,7 +26,7 @@ def service() -> Service:
 
 def idle(service: Service) -> dict[str, float]:
     uses = {name: record.leases for name, record in records_of(service.manager.store, ["gpu-a"]).items()}
-    return service.manager.look(lambda cluster, now: idle_leases(cluster, uses, now))
+    return service.manager.read(lambda cluster, now: idle_leases(cluster, uses, now))
 
 
 def shown_idle(service: Service) -> list[tuple[bool, list[float | None]]]:

@@ -47,7 +47,7 @@ class Service:
         return self.send(report(self.clock.now, *gpus, **known))
 
     def send(self, value: dict[str, Any]) -> dict[str, Any]:
-        self.manager.look(lambda cluster, now: None)  # a test is faster than the age that a replica may have
+        self.manager.read(lambda cluster, now: None)  # a test is faster than the age that a replica may have
         text = as_text(value)
         return self.receiver.receive(read_report(text))
 

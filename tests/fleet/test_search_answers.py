@@ -64,7 +64,7 @@ def test_a_server_is_closed_until_its_agent_has_listed_all_jobs_and_each_has_a_l
 
 def test_jobs_that_the_state_knows_keep_no_server_closed(fleet: Restored) -> None:
     fleet.look("gpu-a", fleet.key(), gpus=(gpu(0, processes=[process(job=fleet.key())]), gpu(1)))
-    state = fleet.manager.look(lambda cluster, now: cluster.node("gpu-a").is_open)
+    state = fleet.manager.read(lambda cluster, now: cluster.node("gpu-a").is_open)
     assert state
 
 
@@ -79,21 +79,21 @@ def test_a_process_on_a_gpu_with_the_mark_of_an_unknown_lease_keeps_its_server_c
 
 def test_a_process_without_a_mark_is_no_job_of_a_lease(fleet: Restored) -> None:
     fleet.look("gpu-b", gpus=(gpu(8, processes=[process()]), gpu(9)))
-    assert not fleet.manager.look(lambda cluster, now: cluster.node("gpu-b").drained)
+    assert not fleet.manager.read(lambda cluster, now: cluster.node("gpu-b").drained)
 
 
 def test_a_search_in_the_recovery_window_says_nothing_of_jobs_that_owners_still_stop(tmp_path: Path) -> None:
     fleet = Restored(tmp_path)
     fleet.look("gpu-b", after_s=WINDOW_S - 1.0)
-    assert fleet.manager.look(lambda cluster, now: cluster.node("gpu-b").drained)
+    assert fleet.manager.read(lambda cluster, now: cluster.node("gpu-b").drained)
     fleet.look("gpu-b", after_s=2.0)
-    assert not fleet.manager.look(lambda cluster, now: cluster.node("gpu-b").drained)
+    assert not fleet.manager.read(lambda cluster, now: cluster.node("gpu-b").drained)
 
 
 def test_a_server_that_an_operator_had_drained_stays_so_after_its_search(tmp_path: Path) -> None:
     fleet = Restored(tmp_path, drained="RMA, do not use")
     fleet.look("gpu-b", after_s=WINDOW_S + 1.0)
-    drained = fleet.manager.look(lambda cluster, now: cluster.node("gpu-b").drained)
+    drained = fleet.manager.read(lambda cluster, now: cluster.node("gpu-b").drained)
     assert drained is not None
     assert drained.reason == "RMA, do not use"
 
@@ -108,10 +108,10 @@ def test_a_fault_that_is_over_opens_no_server_that_was_not_searched(fleet: Resto
     fleet.look("gpu-b", fleet.lost, gpus=tuple(strange))
     for _ in range(4):
         fleet.look("gpu-b", fleet.lost)
-    drained = fleet.manager.look(lambda cluster, now: cluster.node("gpu-b").drained)
+    drained = fleet.manager.read(lambda cluster, now: cluster.node("gpu-b").drained)
     assert drained is not None
     assert drained.failed, "the fault is over, but not the search"
     fleet.look("gpu-b", after_s=WINDOW_S)
     for _ in range(4):
         fleet.look("gpu-b")
-    assert not fleet.manager.look(lambda cluster, now: cluster.node("gpu-b").drained)
+    assert not fleet.manager.read(lambda cluster, now: cluster.node("gpu-b").drained)

@@ -73,7 +73,7 @@ class Restored:
 
     @property
     def reason(self) -> str:
-        drained = self.manager.look(lambda cluster, now: cluster.node("gpu-a").drained)
+        drained = self.manager.read(lambda cluster, now: cluster.node("gpu-a").drained)
         return "" if drained is None else drained.reason
 
 

@@ -84,7 +84,7 @@ def test_a_running_job_past_its_expected_end_is_at_risk_before_its_deadline(
     assert manager.check_deadlines() == 1
     manager.release("train_2", outcome="SUCCESS")
     assert manager.check_deadlines() == 1, "nothing is left of what is over"
-    assert manager.look(lambda cluster, now: dict(cluster.at_risk)) == {}
+    assert manager.read(lambda cluster, now: dict(cluster.at_risk)) == {}
 
 
 def test_without_a_known_runtime_only_a_deadline_that_has_passed_is_told(
@@ -108,7 +108,7 @@ def test_a_webhook_hears_of_both(manager: GPUResourceManager) -> None:
     [risk] = manager.history(what="deadline")
     change = change_from_dict({name: value for name, value in risk.items() if name != "version"})
     try:
-        event = watch.look(lambda cluster, now: event_of(cluster, watch, change))
+        event = watch.read(lambda cluster, now: event_of(cluster, watch, change))
     finally:
         watch.close()
     assert event is not None

@@ -262,7 +262,7 @@ def test_a_request_of_a_demand_is_as_it_will_be_read_back(**demand: Any) -> None
     """Also one that is not converted to find that out."""
     with GPUResourceManager.from_url("memory://") as manager:
         try:
-            request = manager.look(lambda cluster, now: build_request(Demand.of(**demand), cluster))
+            request = manager.read(lambda cluster, now: build_request(Demand.of(**demand), cluster))
         except InvalidRequestError:
             return
         assert checked(request) == request
@@ -272,5 +272,5 @@ def test_the_longest_names_that_are_not_converted_are_below_the_limit_of_a_reque
     quotes = dict.fromkeys(("team", "owner", "vendor", "same", "prefer_same"), '"' * 250)
     with GPUResourceManager.from_url("memory://") as manager:
         demand = Demand.of('"' * 1000, 2, 1, **quotes, nodes=2)  # type: ignore[arg-type]
-        request = manager.look(lambda cluster, now: build_request(demand, cluster))
+        request = manager.read(lambda cluster, now: build_request(demand, cluster))
     assert checked(request) == request

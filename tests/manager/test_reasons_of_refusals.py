@@ -32,7 +32,7 @@ def asked(manager: GPUResourceManager) -> Iterator[list[bool]]:
     def look(reader: Callable[..., Any]) -> Any:
         mutex = manager._commits._groups.mutex
         free.append(not mutex.locked())
-        return follower.look(reader)
+        return follower.read(reader)
 
     manager.read_from(look)
     yield free
@@ -59,7 +59,7 @@ def test_a_request_that_could_start_by_now_says_so(
         manager.release("holder")
         manager.read_from(follower.look)
         manager.allocate("next", 8)
-        return follower.look(reader)
+        return follower.read(reader)
 
     follower = StateFollower(manager.store)
     manager.read_from(look)
@@ -72,7 +72,7 @@ def test_a_request_that_could_start_by_now_says_so(
 def test_a_request_that_was_cancelled_meanwhile_is_not_found(manager: GPUResourceManager) -> None:
     def look(reader: Callable[..., Any]) -> Any:
         manager.cancel("next")
-        return follower.look(reader)
+        return follower.read(reader)
 
     follower = StateFollower(manager.store)
     manager.read_from(look)

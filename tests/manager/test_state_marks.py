@@ -157,8 +157,8 @@ def test_a_restore_ends_it(place: Place, tmp_path: Path) -> None:
         assert granted.fencing_token > 2**32
         for _ in range(3):
             marks.check()
-        assert Mark.parse(place.file.read_text()) == Mark.parse(marks.told)
-        assert marks.told.startswith(manager.store.incarnation)
+        assert Mark.parse(place.file.read_text()) == Mark.parse(marks.mark)
+        assert marks.mark.startswith(manager.store.incarnation)
 
 
 def test_a_state_that_goes_on_is_trusted_through_restarts_resets_and_trimmed_history(place: Place) -> None:
@@ -172,7 +172,7 @@ def test_a_state_that_goes_on_is_trusted_through_restarts_resets_and_trimmed_his
         assert not isinstance(manager.allocate("last", 2), Refusal)
         marks.check()
         marks.check()
-        assert marks.told.startswith(manager.store.incarnation)
+        assert marks.mark.startswith(manager.store.incarnation)
 
 
 def test_a_mark_is_as_old_as_one_check_so_that_no_crash_has_lost_it(
@@ -183,7 +183,7 @@ def test_a_mark_is_as_old_as_one_check_so_that_no_crash_has_lost_it(
         marks.keep_in([place.file])
         manager.allocate("second", 2)
         marks.check()
-        told = Mark.parse(marks.told)
+        told = Mark.parse(marks.mark)
         assert told is not None
         assert told.version == 1, "of the state before"
 
@@ -197,4 +197,4 @@ def test_marks_of_others_count_too_and_those_that_are_none_do_not(place: Place) 
             manager.release("t")
         marks.hear(str(Mark("f" * 24, 1, 2.0)))
         assert refusal(manager).kind is RefusalKind.MISCONFIGURED
-        assert marks.told == ""
+        assert marks.mark == ""

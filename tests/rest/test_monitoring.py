@@ -295,7 +295,7 @@ def test_a_lost_state_is_exposed_as_such(
         raise StateLostError("the state went back")
 
     with monkeypatch.context() as patched:
-        patched.setattr(service.watch, "look", lost)
+        patched.setattr(service.watch, "read", lost)
         text = reader.get("/metrics").get_data(as_text=True)
     assert ('reason="lost"} 1.0' in text, "gpu_manager_gpus_free" in text) == (True, False)
     assert 'reason="lost"} 0.0' in reader.get("/metrics").get_data(as_text=True)

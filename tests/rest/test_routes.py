@@ -394,7 +394,7 @@ def test_a_reset_removes_its_leases_from_the_metrics(manager: GPUResourceManager
     manager.reset_resources()
     manager.allocate_resources("another", 2, 1)
     assert b'gpu_manager_leases{state="running"} 1.0' in metrics.text()
-    known = watch.look(lambda cluster, now: [life.lease.lease_id for life in watch.lives.lives.values()])
+    known = watch.read(lambda cluster, now: [life.lease.lease_id for life in watch.lives.lives.values()])
     assert known == ["another"]
     watch.close()
 

@@ -142,7 +142,7 @@ def test_an_address_that_fails_is_tried_again_later_and_keeps_nothing_from_other
     hook.answers = lambda path: (200, {})
     one.send()
     assert len(hook.got) == 1, "it is not tried again at once"
-    notices = manager.look(lambda cluster, now: cluster.settings.notices)
+    notices = manager.read(lambda cluster, now: cluster.settings.notices)
     assert failed_attempts(manager.store, notices) == {("127.0.0.1", ""): 1}
     clock.now += 6
     one.send()
@@ -229,7 +229,7 @@ def test_an_address_is_shown_by_its_host_alone_and_kept_where_it_is_applied_so(h
     for unchanged in (entry, stated):
         assert not manager.diff(ClusterForm.model_validate({"notices": [unchanged]}))["changed"]
     manager.apply(ClusterForm.model_validate({"notices": [{**stated, "team": "vision"}]}))
-    [kept] = manager.look(lambda cluster, now: cluster.settings.notices)
+    [kept] = manager.read(lambda cluster, now: cluster.settings.notices)
     assert (kept.to, kept.team) == (entry["to"], "vision")
     before = manager.cluster()["revision"]
     manager.apply(ClusterForm.model_validate({"notices": [{**entry, "to": f"{hook.url}/other"}]}))
@@ -263,7 +263,7 @@ def test_over_deaths_of_two_services_each_event_is_sent_at_least_once_and_none_t
 ) -> None:
     clock = Clock()
     manager = manager_of(clock, {"on": ["quarantined"], "to": "http://127.0.0.1:1/"})
-    [notice] = manager.look(lambda cluster, now: cluster.settings.notices)
+    [notice] = manager.read(lambda cluster, now: cluster.settings.notices)
     got: list[str] = []
     dies = {"before": False, "after": False}
 

@@ -96,7 +96,7 @@ def test_the_docker_command_of_a_lease_keeps_its_words_apart(text: str) -> None:
 def demand_rendered_as(gpus: str) -> Any:
     operator = GPUAllocateOperator(task_id="t", gpus="{{ params.gpus }}")
     operator.gpus = gpus
-    return demand_of(operator, operator.asked(), {}, "t")
+    return demand_of(operator, operator.given_fields(), {}, "t")
 
 
 @pytest.mark.parametrize("gpus", ["2; touch pwned", "{{ 2 }}", "2\x1b[2J", "0x2", "٢"])

@@ -400,7 +400,7 @@ def test_a_server_that_a_final_backup_does_not_know_is_open(store: Store, url: s
     with GPUResourceManager.from_url(url, inventory=(first,)) as manager:
         restore(store, backup_of(store, tmp_path, "gone"))
         manager.apply(ClusterDefinition(nodes=(first, second)))
-        assert manager.look(lambda cluster, now: cluster.node(second.name).is_open)
+        assert manager.read(lambda cluster, now: cluster.node(second.name).is_open)
 
 
 # ---- files ----

@@ -45,7 +45,7 @@ class LeasedOperator(RunsInWorker):
     gpu_demand: Mapping[str, Any]
     task_id: str
 
-    def asked(self) -> dict[str, Any]:
+    def given_fields(self) -> dict[str, Any]:
         return {name: given_value(self.gpu_demand.get(name)) for name in FIELDS}
 
     def labels_of_lease(self) -> dict[str, str]:

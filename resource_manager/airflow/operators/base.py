@@ -51,7 +51,7 @@ class HoldsLease:
     defer: Callable[..., NoReturn]
     execute: Callable[..., Any]
 
-    def asked(self) -> dict[str, Any]:
+    def given_fields(self) -> dict[str, Any]:
         """Return the fields of the demand that the author gave, rendered; None where one was left out."""
         return asked_by_attributes(self)
 
@@ -64,7 +64,7 @@ class HoldsLease:
     @property
     def _ttl(self) -> float | str | timedelta:
         """`ttl`, or the operator's own default where a template left it out."""
-        ttl: float | str | timedelta | None = self.asked()["ttl"]
+        ttl: float | str | timedelta | None = self.given_fields()["ttl"]
         return self.default_ttl if ttl is None else ttl
 
     def request(
@@ -75,7 +75,7 @@ class HoldsLease:
         `instead` are fields of the demand that replace those of the parameters.
         """
         identity, _ = identity_of(context)
-        asked = self.asked()
+        asked = self.given_fields()
         if asked["quarantine"] is None:
             instead["quarantine"] = self.quarantined_by_default
         if asked["preemptible"] is None:
@@ -92,7 +92,7 @@ class HoldsLease:
     @property
     def has_weight(self) -> bool:
         """Return whether the request has Airflow's own priority."""
-        return self.asked()["priority"] is None
+        return self.given_fields()["priority"] is None
 
     @property
     def max_wait_s(self) -> float | None:
@@ -188,5 +188,5 @@ class GPUOperator(HoldsLease, BaseOperator):
         vars(self).update(asked)
         self.max_wait = self.wait_limit = max_wait
         self.gpu_conn_id = gpu_conn_id
-        check_at_parse(self.task_id, self.asked())
+        check_at_parse(self.task_id, self.given_fields())
         check_duration(self.task_id, "max_wait", max_wait)

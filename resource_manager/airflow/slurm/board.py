@@ -73,7 +73,7 @@ class SlurmBoard:
                 try:
                     if launcher is None:
                         launcher = await in_thread(SlurmLauncher, self._place, executor=self._thread)
-                    found = await in_thread(launcher.look, offsets, since, executor=self._thread)
+                    found = await in_thread(launcher.read_all, offsets, since, executor=self._thread)
                 except ResourceManagerError as error:
                     found = error
                 for key, (_, future) in wanted.items():
@@ -89,10 +89,10 @@ class SlurmBoard:
             if launcher is not None:
                 launcher.close()
 
-    async def _publish(self, found: Look) -> None:
+    async def _publish(self, seen: Look) -> None:
         """Let the manager know of the jobs; what is shown must not stop the watching."""
         self._published_at = time.monotonic()
         try:
-            await self._manager.call(lambda manager: manager.keep_slurm_jobs(found.cluster, found.records))
+            await self._manager.call(lambda manager: manager.keep_slurm_jobs(seen.cluster, seen.records))
         except (ResourceManagerError, AirflowException) as error:
             logger.warning("the jobs on Slurm are not shown: %s", error)

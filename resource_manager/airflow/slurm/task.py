@@ -47,7 +47,7 @@ def place_of(operator: Any) -> JobPlace:
 def begin(operator: Any, context: Any) -> Any:
     """Submit the task's job, unless it is there already, and wait for its end in the triggerer."""
     identity, plain_identity = identity_of(context)
-    asked = _asked(operator, context, identity)
+    asked = _batch_request(operator, context, identity)
     place = place_of(operator)
     try:
         with closing(SlurmLauncher(place)) as launcher:
@@ -113,7 +113,7 @@ def _rest_of_output(operator: Any, launcher: SlurmLauncher, key: str, end: Slurm
     """Write what is left of the output to the log; return what was seen then, and the last line."""
     offset, last_line = end.offset, end.last_line
     while True:
-        seen = launcher.look({key: offset}).jobs[key]
+        seen = launcher.read_all({key: offset}).jobs[key]
         if not seen.text:
             return seen, last_line
         offset, last_line = seen.offset, copy_output(seen.text, operator.log) or last_line
@@ -126,7 +126,7 @@ def _publish(operator: Any, launcher: SlurmLauncher) -> None:
         operator.log.warning("what became of the job is not shown yet: %s", error)
 
 
-def _asked(operator: Any, context: Any, identity: TaskIdentity) -> BatchRequest:
+def _batch_request(operator: Any, context: Any, identity: TaskIdentity) -> BatchRequest:
     """Return what is asked of Slurm; raises `AirflowFailException` for what it cannot be asked."""
     if str(operator.done_when) != "all" or str(operator.startup_order) != "together":
         raise AirflowFailException("on Slurm all members start together, and all must succeed")
@@ -172,7 +172,7 @@ def _asked(operator: Any, context: Any, identity: TaskIdentity) -> BatchRequest:
     return asked
 
 
-def _job(operator: Any, key: str, asked: BatchRequest) -> Job:
+def _job(operator: Any, key: str, request: BatchRequest) -> Job:
     job: JobTemplate = operator.job_template()
-    lease = {"GPU_LEASE_ID": str((asked.about or {})["task_id"])}
-    return Job(key, job.command, {**job.env, **lease}, image=job.image, batch=asked)
+    lease = {"GPU_LEASE_ID": str((request.about or {})["task_id"])}
+    return Job(key, job.command, {**job.env, **lease}, image=job.image, batch=request)

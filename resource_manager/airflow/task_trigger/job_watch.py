@@ -92,7 +92,7 @@ class JobWatch:
                 watching.enter_context(place.watching(job.key, self._changed))
             while True:
                 self._changed.clear()
-                await self._look()
+                await self._look_at_all()
                 end = await self._ended() or await self._out_of_reach() or await self._gpu_failed()
                 if end is None:
                     await self.renew_if_due()
@@ -120,7 +120,7 @@ class JobWatch:
 
     async def copy_rest(self) -> str:
         """Copy the output that is not in the log yet, of jobs that have ended; return its last line."""
-        await self._look()
+        await self._look_at_all()
         return self._watches[0].last_line
 
     async def renew_if_due(self) -> None:
@@ -214,7 +214,7 @@ class JobWatch:
             self._deadline.see(lease)
         return lease if lease is not None and lease["state"] == "PREEMPTING" else None
 
-    async def _look(self) -> None:
+    async def _look_at_all(self) -> None:
         """Look at all members that run, for at most `LOOK_S`: a server may be slow to answer."""
         for watch in self._watches:
             watch.begin_look()
@@ -238,7 +238,7 @@ class JobWatch:
 
     async def _failed(self) -> TaskEnd:
         """End the other members after one has failed; return the failure that came first, with its output."""
-        await self._look()  # another member may have failed before this one
+        await self._look_at_all()  # another member may have failed before this one
         failed = [watch for watch in self._watches if watch.has_failed]
         cause = min(failed, key=_order_of_failure)
         self._log.error("rank %s on %s failed; ending the others", cause.job.rank, cause.job.server)

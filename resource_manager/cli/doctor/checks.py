@@ -101,11 +101,11 @@ def of_server(server: Mapping[str, Any], use: Mapping[str, Any]) -> list[Finding
 
 
 def of_agent_tokens(
-    held: Iterable[Token], last_uses: Mapping[str, float], ages: Mapping[str, float | None], now: float
+    tokens: Iterable[Token], last_uses: Mapping[str, float], ages: Mapping[str, float | None], now: float
 ) -> list[Finding]:
     """Return the tokens of servers that somebody uses while no report of the server comes, by its age."""
     found = []
-    for token in held:
+    for token in tokens:
         age = ages.get(token.server)
         is_used = now - last_uses.get(token.token_id, float("-inf")) < SILENT_S
         if token.server in ages and is_used and (age is None or age > SILENT_S):

@@ -94,7 +94,7 @@ class AgentLauncher:
 
     def _state(self) -> AgentState:
         """Return what the agent said last; raises `LauncherUnreachableError` if that is not of now."""
-        state = _asked(lambda: opened_service().agent_state(self.server))
+        state = _answer_of(lambda: opened_service().agent_state(self.server))
         place = state["place"]
         if state["is_silent"]:
             raise LauncherUnreachableError(f"the agent of {self.server} is silent: what it runs is unknown")
@@ -116,7 +116,7 @@ class AgentLauncher:
 
     def _output(self, key: str, offset: int) -> dict[str, Any]:
         self._state()
-        found = _asked(lambda: opened_service().job_output(self.server, key, offset))
+        found = _answer_of(lambda: opened_service().job_output(self.server, key, offset))
         if "error" in found:
             raise LauncherUnreachableError(f"the output of job {key} cannot be read: {found['error']}")
         return found
@@ -137,7 +137,7 @@ class AgentLauncher:
         failed = f"job {key} {failed} on {self.server}"
         self._state()
         asked = {**order, "grace_s": grace_s}
-        number = _asked(lambda: opened_service().order_job(self.server, key, asked))
+        number = _answer_of(lambda: opened_service().order_job(self.server, key, asked))
         ends_at = time.monotonic() + ANSWER_TIMEOUT_S + grace_s
         while (run := self._run(key)).get("n") is None or run["n"] < number:
             if time.monotonic() > ends_at:
@@ -152,7 +152,7 @@ class AgentLauncher:
         return run
 
 
-def _asked(call: Callable[[], T]) -> T:
+def _answer_of(call: Callable[[], T]) -> T:
     """Return the service's answer; raises `LauncherUnreachableError` for its errors."""
     try:
         return call()

@@ -132,7 +132,7 @@ class DockerLauncher:
     def _verified(self, key: str) -> Mapping[str, Any]:
         """Return what the engine says of itself now; raises unless it is that of the job's place."""
         with self._reporting(f"job {key} cannot be seen"):
-            engine = self._engine.asked()
+            engine = self._engine.current_info()
         if self._place.machine not in ("", engine["ID"]):
             raise LauncherUnreachableError(
                 f"job {key} is in the Docker engine {self._place.machine}, but {self.engine} is the engine "
@@ -446,7 +446,7 @@ class DockerLauncher:
                     return replace(found, preempted=kill_at is not None)
                 if kill_at is None:
                     now = time.time()
-                    self._api.create_volume(_told(key), labels={KILL_AT_LABEL: str(now + grace_s)})
+                    self._api.create_volume(_told_volume(key), labels={KILL_AT_LABEL: str(now + grace_s)})
                     self._write_grace(key, grace_s)
                     self._signal(key, f"SIG{signal_name}")
                 elif time.time() >= kill_at:
@@ -470,7 +470,7 @@ class DockerLauncher:
     def _kill_at(self, key: str) -> float | None:
         """Return when the grace is over that the job was given, None if the job was not told."""
         try:
-            return float(self._api.inspect_volume(_told(key))["Labels"][KILL_AT_LABEL])
+            return float(self._api.inspect_volume(_told_volume(key))["Labels"][KILL_AT_LABEL])
         except self._docker.errors.NotFound:
             return None
 
@@ -490,7 +490,7 @@ class DockerLauncher:
                     raise
                 self._api.wait(key, timeout=TIMEOUT_S, condition="removed")  # another process removes it
             with suppress(self._docker.errors.NotFound):
-                self._api.remove_volume(_told(key))
+                self._api.remove_volume(_told_volume(key))
             if has_succeeded:  # nothing has to go on from there, unless a later lease of the id does
                 with self._in_use():
                     self._api.remove_volume(_volume(key), force=True)
@@ -530,7 +530,7 @@ def _tombstone(key: str) -> str:
     return f"{key}-ended"
 
 
-def _told(key: str) -> str:
+def _told_volume(key: str) -> str:
     """Return the name of the volume that says that the job was told of its preemption."""
     return f"{key}-told"
 

@@ -27,7 +27,7 @@ class Engine:
         self.about: Mapping[str, Any] = self.api.info()
         self.opened_at = time.monotonic()
 
-    def asked(self) -> Mapping[str, Any]:
+    def current_info(self) -> Mapping[str, Any]:
         """Return what the engine says of itself now."""
         self.about = self.api.info()
         return self.about

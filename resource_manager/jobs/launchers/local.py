@@ -35,14 +35,14 @@ LOCAL = JobPlace("local")
 """Place of jobs on this machine before one was prepared."""
 
 
-def status_of(found: Mapping[str, Any]) -> JobStatus:
+def status_of(answer: Mapping[str, Any]) -> JobStatus:
     """Return the status of a job in a directory."""
     return JobStatus(
-        JobState(found["state"]),
-        found["exit_code"],
-        found["ended_at"],
-        found["checkpoint_at"],
-        found["preempted"],
+        JobState(answer["state"]),
+        answer["exit_code"],
+        answer["ended_at"],
+        answer["checkpoint_at"],
+        answer["preempted"],
     )
 
 
@@ -249,7 +249,7 @@ class LocalLauncher:
         failed = f"job {key} {failed} on {socket.gethostname()}"
         answer: Future[T] = Future()
 
-        def asked() -> None:
+        def act_there() -> None:
             try:
                 if self._place.machine:
                     directory_job.verify(key, asdict(self._place))
@@ -257,7 +257,7 @@ class LocalLauncher:
             except BaseException as error:
                 answer.set_exception(error)
 
-        Thread(target=asked, daemon=True, name=f"look at {key}").start()
+        Thread(target=act_there, daemon=True, name=f"look at {key}").start()
         try:
             return answer.result(ANSWER_TIMEOUT_S + takes_s)
         except directory_job.RefusedError as error:

@@ -121,24 +121,24 @@ class Look(NamedTuple):
     records: list[SlurmJob]
 
 
-def arguments_of(asked: BatchRequest) -> list[str]:
+def arguments_of(request: BatchRequest) -> list[str]:
     """Return the arguments of sbatch; raises `LauncherError` for an option that is not of `OPTIONS`."""
-    given = {name: str(value) for name, value in (asked.options or {}).items() if value not in (None, "")}
+    given = {name: str(value) for name, value in (request.options or {}).items() if value not in (None, "")}
     for name, value in given.items():
         if name not in OPTIONS:
             raise LauncherError(f"slurm: unknown option {name!r}; known are {', '.join(OPTIONS)}")
         if "\n" in value or "\0" in value:
             raise LauncherError(f"slurm: {name} is not one line")
     found = [f"--{name}={value}" for name, value in given.items()]
-    found.append(f"--nodes={asked.nodes}")
-    found.append(f"--cpus-per-task={max(1, math.ceil(asked.cpus))}")
-    if asked.gpus:
-        found.append(f"--gpus-per-node={f'{asked.gpu_type}:' if asked.gpu_type else ''}{asked.gpus}")
-    if asked.memory_mib:
-        found.append(f"--mem={asked.memory_mib}M")
-    if asked.time_s is not None:
-        found.append(f"--time={max(1, math.ceil(asked.time_s / 60))}")
-    return [*found, f"--signal=TERM@{max(1, round(asked.grace_s))}"]
+    found.append(f"--nodes={request.nodes}")
+    found.append(f"--cpus-per-task={max(1, math.ceil(request.cpus))}")
+    if request.gpus:
+        found.append(f"--gpus-per-node={f'{request.gpu_type}:' if request.gpu_type else ''}{request.gpus}")
+    if request.memory_mib:
+        found.append(f"--mem={request.memory_mib}M")
+    if request.time_s is not None:
+        found.append(f"--time={max(1, math.ceil(request.time_s / 60))}")
+    return [*found, f"--signal=TERM@{max(1, round(request.grace_s))}"]
 
 
 class LocalPython:
@@ -166,7 +166,7 @@ class SlurmLauncher(SSHLauncher):
     answers: ClassVar[dict[str, type[Answer]]] = {
         **ANSWERS,
         **dict.fromkeys(("status", "preempt"), _Status),
-        "look": _Look,
+        "read_all": _Look,
         "current": _Current,
     }
 
@@ -201,12 +201,12 @@ class SlurmLauncher(SSHLauncher):
         )
         return bool(found["began"])
 
-    def look(self, offsets: Mapping[str, int], since: float | None = None) -> Look:
+    def read_all(self, offsets: Mapping[str, int], since: float | None = None) -> Look:
         """Return what `logs` would, for many jobs by one question to Slurm; an offset below 0: no output.
 
         With `since` also the records of the jobs that are there or have ended since.
         """
-        found = self.ask("look", offsets=dict(offsets), since=since)
+        found = self.ask("read_all", offsets=dict(offsets), since=since)
         jobs = {
             key: Seen(each["text"], each["offset"], status_of(each["status"]), _said(each["status"]["slurm"]))
             for key, each in found["jobs"].items()
@@ -236,5 +236,5 @@ def _check(job: Job) -> BatchRequest:
     return asked
 
 
-def _said(found: Mapping[str, Any] | None) -> Said | None:
-    return None if found is None else Said(**found)
+def _said(entry: Mapping[str, Any] | None) -> Said | None:
+    return None if entry is None else Said(**entry)

@@ -88,7 +88,7 @@ def status(root: str, key: str) -> dict[str, Any]:
     return _status(root, key, slurm.queue(key))
 
 
-def look(root: str, offsets: Mapping[str, int], since: float | None) -> dict[str, Any]:
+def read_all(root: str, offsets: Mapping[str, int], since: float | None) -> dict[str, Any]:
     """Return {"jobs": {key: as `logs` does}, "cluster": its name, "records": of all jobs here}.
 
     All comes of one question to Slurm. An offset below 0: no text. The records are those of jobs that are
@@ -271,4 +271,4 @@ def _id_of(directory: str) -> str | None:
     return None
 
 
-ACTS = (prepare, start, status, look, logs, folder.tail, terminate, preempt, stop, running, current)
+ACTS = (prepare, start, status, read_all, logs, folder.tail, terminate, preempt, stop, running, current)

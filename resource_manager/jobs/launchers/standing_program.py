@@ -127,7 +127,7 @@ def serve(names: dict[str, Any]) -> None:
         elif number in lookouts:
             lookouts[number].forget(message["forget"])
 
-    def look(number: int) -> None:
+    def report_change(number: int) -> None:
         try:
             changed = lookouts[number].changed()
         except OSError as error:
@@ -151,7 +151,7 @@ def serve(names: dict[str, Any]) -> None:
         now = time.monotonic()
         if now - looked_at >= TICK_S:
             for number in list(lookouts):
-                look(number)
+                report_change(number)
             looked_at = now
         if now - told_at >= HEARTBEAT_S:
             say()

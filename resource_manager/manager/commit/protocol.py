@@ -89,7 +89,7 @@ class Transactions:
         self.store = store
         self.by = by
         self.observer = observer
-        self.look: Callable[[Reader[Any]], Any] | None = None
+        self.read_elsewhere: Callable[[Reader[Any]], Any] | None = None
         """Answers reads of the newest state with another replica: so they delay no decision."""
         self.distrusted: Grounds | None = None
         """The reason for which this process grants nothing on the state as it is; None if it trusts it."""
@@ -227,8 +227,8 @@ class Transactions:
 
     def read(self, reader: Reader[T], max_age_s: float = 0.0) -> T:
         """Return the answer of `reader` on the state as of now, or of at most `max_age_s` ago."""
-        if self.look is not None and not max_age_s:
-            return cast(T, self.look(reader))
+        if self.read_elsewhere is not None and not max_age_s:
+            return cast(T, self.read_elsewhere(reader))
         with self._groups.mutex, self._replica:
             return reader(self._replica.as_of(max_age_s), self.store.now())
 
@@ -237,8 +237,8 @@ class Transactions:
 
         Where a service has another replica for readers it delays no decision.
         """
-        if self.look is not None:
-            return cast(T, self.look(reader))
+        if self.read_elsewhere is not None:
+            return cast(T, self.read_elsewhere(reader))
         with self._groups.mutex, self._replica:
             return reader(self._replica.as_of(math.inf), self.store.now())
 
@@ -310,7 +310,7 @@ class Transactions:
                     decided = self._attempt(group, None)
                 else:
                     if self._replica.cluster is not None:  # a jump back makes the lock of the dead live on
-                        self._look(self._replica.cluster)
+                        self._time_checked(self._replica.cluster)
                     # What others commit is read during the wait too, so that little is left under the lock.
                     with self._locked(deadline, self._replica.refresh) as lock:
                         if not lock.is_fresh:
@@ -396,7 +396,7 @@ class Transactions:
 
     def _decide(self, cluster: ClusterState, group: list[Operation[Any]]) -> list[Operation[Any]]:
         """Decide each operation on top of those before it, for a while; return them in that order."""
-        now, ends_at = self._look(cluster), time.monotonic() + MAX_DECISION_S
+        now, ends_at = self._time_checked(cluster), time.monotonic() + MAX_DECISION_S
         decided = self._led_by_expirations(cluster, group, now)
         if len(decided) == 1:
             decided[0].decide(cluster, now)
@@ -411,10 +411,10 @@ class Transactions:
                         cluster.apply(change)
         return decided
 
-    def _look(self, cluster: ClusterState) -> float:
+    def _time_checked(self, cluster: ClusterState) -> float:
         """Return the time on the store's clock, after a look at whether it jumped."""
         now, jump = self.store.now(), self.store.clock_jump
-        new_jump = self._recovery.look(cluster, now, jump)
+        new_jump = self._recovery.note_jump(cluster, now, jump)
         if new_jump is not None:
             self._measured("clock_jump_s", new_jump.seconds)
         return now

@@ -73,7 +73,7 @@ class Recovery:
 
     # ---- jumps of the clock ----
 
-    def look(self, cluster: ClusterState, now: float, jump: ClockJump | None) -> ClockJump | None:
+    def note_jump(self, cluster: ClusterState, now: float, jump: ClockJump | None) -> ClockJump | None:
         """Suspend grants if the store's clock jumped since the last look; return a jump that is new."""
         is_new = jump is not self._seen
         if is_new and jump is not None:

@@ -142,13 +142,13 @@ def once_a_version(derive: Callable[[ClusterState], T]) -> Callable[[ClusterStat
     kept: WeakKeyDictionary[ClusterState, tuple[int, T]] = WeakKeyDictionary()
 
     @wraps(derive)
-    def look(cluster: ClusterState) -> T:
+    def derived(cluster: ClusterState) -> T:
         found = kept.get(cluster)
         if found is None or found[0] != cluster.version:
             found = kept[cluster] = cluster.version, derive(cluster)
         return found[1]
 
-    return look
+    return derived
 
 
 def colours_of(cluster: ClusterState, shown: Iterable[Lease]) -> dict[str, Colour]:
@@ -196,14 +196,14 @@ def coming_maintenance(cluster: ClusterState, now: float) -> list[Maintenance]:
     return sorted(found, key=lambda window: window.begin)
 
 
-def _server_row(state: NodeState, found: dict[str, Colour], maintenance: Maintenance | None) -> ServerRow:
+def _server_row(state: NodeState, colours: dict[str, Colour], maintenance: Maintenance | None) -> ServerRow:
     return ServerRow(
         state.node.server_id,
         state.name,
         server_state(state),
         closed_because(state),
         maintenance,
-        _cells(state, found),
+        _cells(state, colours),
         gpu_usage(state),
         cpu_usage(state),
         len(state.leases),
@@ -214,7 +214,7 @@ def _server_row(state: NodeState, found: dict[str, Colour], maintenance: Mainten
     )
 
 
-def _cells(state: NodeState, found: dict[str, Colour]) -> list[Cell]:
+def _cells(state: NodeState, colours: dict[str, Colour]) -> list[Cell]:
     """Return a cell for each GPU; neighbours allocated whole to one lease are joined to one bar."""
     holders: dict[int, list[Lease]] = {}
     for lease in state.leases.values():
@@ -224,7 +224,7 @@ def _cells(state: NodeState, found: dict[str, Colour]) -> list[Cell]:
     cells: list[Cell] = []
     for place, (gpu_id, free_milli) in enumerate(state.gpu_free.items()):
         leases = holders.get(gpu_id, [])
-        cell = _cell(state, gpu_id, free_milli, leases, found)
+        cell = _cell(state, gpu_id, free_milli, leases, colours)
         cell.devices = [(gpu_id, state.gpu_uuids.get(gpu_id, ""))]
         before = cells[-1] if cells else None
         joins = before is not None and before.task_id == cell.task_id != "" and not free_milli
@@ -245,7 +245,7 @@ def _is_marked(state: NodeState, gpu_id: int, before: Cell | None) -> bool:
 
 
 def _cell(
-    state: NodeState, gpu_id: int, free_milli: int, leases: list[Lease], found: dict[str, Colour]
+    state: NodeState, gpu_id: int, free_milli: int, leases: list[Lease], colours: dict[str, Colour]
 ) -> Cell:
     closed = state.closed_gpus.get(gpu_id)
     icon, word = mark_of(closed)
@@ -263,7 +263,7 @@ def _cell(
         f"{name_of(lease)} ({lease.request.owner})" if lease.request.owner else name_of(lease)
         for lease in leases
     )
-    classes = f"cell {css_classes(found[first.key])}"
+    classes = f"cell {css_classes(colours[first.key])}"
     name, bracket, index = display_name(first.lease_id, first.request.labels).partition("[")
     text = name if len(leases) == 1 else f"{len(leases)} leases"
     if free_milli:
@@ -344,10 +344,10 @@ def mark_of(closed: GpuClosed | None) -> tuple[str, str]:
     return ("⚠", "rogue") if condition_of(closed) == ROGUE else ("✖", "closed")
 
 
-def show_use(rows: Iterable[ServerRow], kept: Mapping[str, KeptReport]) -> None:
+def show_use(rows: Iterable[ServerRow], reports: Mapping[str, KeptReport]) -> None:
     """Give the cells of servers that report their GPUs bars, and the figures in their tooltips."""
     for row in rows:
-        found = kept.get(row.name)
+        found = reports.get(row.name)
         if found is None or found.report.error is not None:
             continue
         by_uuid = {gpu.uuid: gpu for gpu in found.report.gpus}

@@ -52,7 +52,7 @@ class NoticeCache:
 
 def _not_taken(manager: GPUResourceManager) -> Iterator[str]:
     """Yield a line for each address that has refused notices for a while."""
-    notices = manager.look(lambda cluster, now: cluster.settings.notices)
+    notices = manager.read(lambda cluster, now: cluster.settings.notices)
     for (host, team), attempts in failed_attempts(manager.store, notices).items():
         if attempts >= FAILED_ATTEMPTS:
             of_team = f" of team {team}" if team else ""
@@ -64,7 +64,7 @@ def _not_taken(manager: GPUResourceManager) -> Iterator[str]:
 
 def look_at(manager: GPUResourceManager) -> dict[str, Any]:
     """Return the stored cluster, and its last changes, the newest first."""
-    version = manager.look(lambda cluster, now: cluster.version)
+    version = manager.read(lambda cluster, now: cluster.version)
     changes = (change for change in newest(manager, version) if change["change"] in KINDS)
     found = [
         {

@@ -49,7 +49,7 @@ WORDS = {
 }
 
 
-def asked(request: Request) -> list[tuple[str, str]]:
+def demand_rows(request: Request) -> list[tuple[str, str]]:
     """Return what a request asks for, as names and values."""
     cpus = counted(float(request.resources.get("cpus", 0)), "CPU")
     rows = [("Asks for", f"{cells.gpus_asked(request)}, {cpus}")]
@@ -81,11 +81,11 @@ def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
 
     Raises `ProblemError` if nothing is known of it, and `AmbiguousNameError`.
     """
-    lease_id = service.watch.look(lambda cluster, now: _id_of(cluster, name))
+    lease_id = service.watch.read(lambda cluster, now: _id_of(cluster, name))
 
     entry = next((each for each in service.manager.queue() if each["task_id"] == lease_id), None)
 
-    def look(cluster: ClusterState, now: float) -> dict[str, Any]:
+    def view(cluster: ClusterState, now: float) -> dict[str, Any]:
         found: dict[str, Any] = {"lease": None, "waiting": None, "now": now, "totals": cells.totals(cluster)}
         request = None
         if (lease := cluster.leases.get(lease_id)) is not None:
@@ -100,14 +100,14 @@ def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
             found["waiting"] = entry or {**(newer or {}), "estimated_start": serializers.estimate(LATER)}
         if request is not None:
             found |= {
-                "asked": asked(request),
+                "asked": demand_rows(request),
                 "request_of": request,
                 "link": cells.task_link(request, service),
                 "may_end": caller.is_operator or request.owner == caller.name,
             }
         return found
 
-    found = service.watch.look(look)
+    found = service.watch.read(view)
     if found.get("may_end"):
         found |= _task_after(service, found["lease"] or found["waiting"])
     if found["lease"] is not None:
@@ -221,13 +221,13 @@ def stop_job(service: Service, caller: Identity, lease_id: str, fencing_token: i
     Raises `ProblemError` if the lease is not this one's any more or the job may still run.
     """
 
-    def look(cluster: ClusterState, now: float) -> Any:
+    def view(cluster: ClusterState, now: float) -> Any:
         lease = cluster.leases.get(lease_id)
         if lease is None or lease.fencing_token != fencing_token:
             return None
         return serializers.allocation(cluster, lease)
 
-    entry = service.watch.look(look)
+    entry = service.watch.read(view)
     if entry is None:
         raise ProblemError(404, f"{short(lease_id)} does not hold this lease any more")
     _require_owner(caller, entry)

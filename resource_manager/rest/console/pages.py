@@ -114,7 +114,7 @@ def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
         return flask.redirect(flask.url_for("gpu.page_lease", id=query.task))
     entries = service.manager.queue()
 
-    def look(cluster: ClusterState, now: float) -> dict[str, Any]:
+    def view(cluster: ClusterState, now: float) -> dict[str, Any]:
         found = cells.matching(cluster.nodes, query.q, query.state)
         shown, paging = _paged(found, query.page)
         mapped = found if len(cluster.nodes) > PER_PAGE else []
@@ -127,19 +127,19 @@ def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
             **paging,
         }
 
-    shown = service.watch.look(look)
-    cells.show_use(shown["rows"], _kept(service, [row.name for row in shown["rows"]]))
+    shown = service.watch.read(view)
+    cells.show_use(shown["rows"], _last_reports(service, [row.name for row in shown["rows"]]))
     return _page("servers.html", service, caller, query=query, **shown)
 
 
 @routes.add("GET", "/fragments/servers", Role.READER, "Rows of servers", query=RowsQuery, page=True)
 def server_rows(service: Service, caller: Identity, query: RowsQuery) -> Any:
-    def look(cluster: ClusterState, now: float) -> tuple[list[cells.ServerRow], float]:
+    def view(cluster: ClusterState, now: float) -> tuple[list[cells.ServerRow], float]:
         known = [cluster.by_server_id.get(server_id) for server_id in query.ids]
         return cells.server_rows(cluster, [state for state in known if state is not None], now), now
 
-    rows, now = service.watch.look(look)
-    cells.show_use(rows, _kept(service, [row.name for row in rows]))
+    rows, now = service.watch.read(view)
+    cells.show_use(rows, _last_reports(service, [row.name for row in rows]))
     return _page("server_rows.html", service, caller, rows=rows, now=now)
 
 
@@ -147,7 +147,7 @@ def server_rows(service: Service, caller: Identity, query: RowsQuery) -> Any:
 def server(service: Service, caller: Identity, server_id: int) -> Any:
     left = ProblemError(404, f"server {server_id} is not in the inventory")
 
-    def look(cluster: ClusterState, now: float) -> dict[str, Any]:
+    def view(cluster: ClusterState, now: float) -> dict[str, Any]:
         state = cluster.by_server_id.get(server_id)
         if state is None:
             raise left
@@ -163,7 +163,7 @@ def server(service: Service, caller: Identity, server_id: int) -> Any:
             "totals": cells.totals(cluster),
         }
 
-    shown = service.watch.look(look)
+    shown = service.watch.read(view)
     uses = use_of(service.manager, [shown["row"].name])
     if not uses:  # it has left meanwhile
         raise left
@@ -176,10 +176,10 @@ def server(service: Service, caller: Identity, server_id: int) -> Any:
 def side(service: Service, caller: Identity) -> Any:
     entries = service.manager.queue()
 
-    def look(cluster: ClusterState, now: float) -> dict[str, Any]:
+    def view(cluster: ClusterState, now: float) -> dict[str, Any]:
         return {"now": now, "totals": cells.totals(cluster), **_side(cluster, now, entries)}
 
-    return _page("side.html", service, caller, **service.watch.look(look))
+    return _page("side.html", service, caller, **service.watch.read(view))
 
 
 @routes.add("GET", "/lease", Role.READER, "One lease or pending request", query=LeaseQuery, page=True)
@@ -190,7 +190,7 @@ def lease(service: Service, caller: Identity, query: LeaseQuery) -> Any:
 
 @routes.add("GET", "/leases", Role.READER, "Leases", query=ListQuery, page=True)
 def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
-    def look(cluster: ClusterState, now: float) -> dict[str, Any]:
+    def view(cluster: ClusterState, now: float) -> dict[str, Any]:
         text = query.q.casefold()
         found = [
             lease
@@ -217,14 +217,14 @@ def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
         and (not query.mine or job["owner"] == caller.name)
         and any(text in job[name].casefold() for name in ("task_id", "owner", "where"))
     ]
-    return _page("leases.html", service, caller, query=query, on_slurm=on_slurm, **service.watch.look(look))
+    return _page("leases.html", service, caller, query=query, on_slurm=on_slurm, **service.watch.read(view))
 
 
 @routes.add("GET", "/queue", Role.READER, "The queue", query=ListQuery, page=True)
 def queue(service: Service, caller: Identity, query: ListQuery) -> Any:
     entries = service.manager.queue()
 
-    def look(cluster: ClusterState, now: float) -> dict[str, Any]:
+    def view(cluster: ClusterState, now: float) -> dict[str, Any]:
         found = [
             entry
             for entry in _pending(cluster, entries)
@@ -235,15 +235,15 @@ def queue(service: Service, caller: Identity, query: ListQuery) -> Any:
         rows = [_waiting(entry, cluster, caller, service) for entry in shown]
         return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
 
-    return _page("queue.html", service, caller, query=query, **service.watch.look(look))
+    return _page("queue.html", service, caller, query=query, **service.watch.read(view))
 
 
 @routes.add("GET", "/timeline", Role.READER, "Leases over time", query=TimelineQuery, page=True)
 def leases_over_time(service: Service, caller: Identity, query: TimelineQuery) -> Any:
-    def look(cluster: ClusterState, now: float) -> tuple[list[str], dict[str, Any]]:
+    def view(cluster: ClusterState, now: float) -> tuple[list[str], dict[str, Any]]:
         return [state.name for state in cells.matching(cluster.nodes, query.q, "")], cells.totals(cluster)
 
-    found, totals = service.watch.look(look)
+    found, totals = service.watch.read(view)
     names, paging = _paged(found, query.page)
     shown = timeline.look_at(service, names, query.hours)
     return _page("timeline.html", service, caller, query=query, totals=totals, **shown, **paging)
@@ -280,7 +280,7 @@ def what_if(service: Service, caller: Identity) -> Any:
             answer = service.manager.explain(ExplainQuery.model_validate(given))
         except (ValueError, ResourceManagerError) as wrong:
             error = _plain(wrong)
-    now = service.watch.look(lambda cluster, now: now)
+    now = service.watch.read(lambda cluster, now: now)
     least, most = service.manager.gpu_range()
     shown = {"gpus": str(least), "cpus": "1", **demand_form.given_in(flask.request.args)}
     first, others = demand_form.fields()
@@ -429,7 +429,7 @@ def logout(service: Service, caller: Identity) -> Any:
     return flask.redirect(flask.url_for("gpu.page_login"), 303)
 
 
-def _kept(service: Service, servers: list[str]) -> dict[str, KeptReport]:
+def _last_reports(service: Service, servers: list[str]) -> dict[str, KeptReport]:
     """Return the last reports of these servers; none while the store does not answer."""
     try:
         return kept_reports(service.manager.store, servers)
@@ -476,7 +476,7 @@ def _end_task(service: Service, caller: Identity, form: TaskForm) -> None:
 
 def _name(service: Service, form: TaskForm) -> str:
     """Return the name of the lease or pending request that a button is about to end."""
-    return service.watch.look(lambda cluster, now: name_in(cluster, form.task_id))
+    return service.watch.read(lambda cluster, now: name_in(cluster, form.task_id))
 
 
 def _back(endpoint: str, message: str) -> flask.typing.ResponseReturnValue:
@@ -484,11 +484,11 @@ def _back(endpoint: str, message: str) -> flask.typing.ResponseReturnValue:
     return flask.redirect(flask.url_for(endpoint), 303)
 
 
-def _paged(found: list[Any], page: int) -> tuple[list[Any], dict[str, int]]:
-    pages = max(1, -(-len(found) // PER_PAGE))
+def _paged(rows: list[Any], page: int) -> tuple[list[Any], dict[str, int]]:
+    pages = max(1, -(-len(rows) // PER_PAGE))
     page = min(page, pages)
-    shown = found[(page - 1) * PER_PAGE : page * PER_PAGE]
-    return shown, {"page": page, "pages": pages, "found": len(found)}
+    shown = rows[(page - 1) * PER_PAGE : page * PER_PAGE]
+    return shown, {"page": page, "pages": pages, "found": len(rows)}
 
 
 def _dot(index: int, name: str, level: int, is_open: bool) -> dict[str, Any]:

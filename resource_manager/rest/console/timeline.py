@@ -157,7 +157,7 @@ def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, A
 
     entries = service.manager.queue()
 
-    def look(cluster: ClusterState, now: float) -> Any:
+    def view(cluster: ClusterState, now: float) -> Any:
         states = [cluster.by_name[name] for name in names if name in cluster.by_name]
         colours = cells.colours_of(cluster, [lease for state in states for lease in state.leases.values()])
         running = [each for state in states for each in _running(state, colours, now, cluster.runtimes)]
@@ -169,7 +169,7 @@ def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, A
         ]
         return now, running, ended, rows, lanes, windows
 
-    now, running, ended, rows, lanes, windows = service.watch.look(look)
+    now, running, ended, rows, lanes, windows = service.watch.read(view)
     since = now - 3600 * hours
     ended = [span for span in ended if span.node in rows]
     begun = [span.start for span in ended] + [span.start for span, _, _ in running]

@@ -38,9 +38,9 @@ class GpuGauges:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        names = self._watch.look(lambda cluster, now: [s.name for s in cluster.nodes if is_pinned(s)])
+        names = self._watch.read(lambda cluster, now: [s.name for s in cluster.nodes if is_pinned(s)])
         records = records_of(self._manager.store, names)
-        yield from self._watch.look(lambda cluster, now: self._families(cluster, records, now))
+        yield from self._watch.read(lambda cluster, now: self._families(cluster, records, now))
         together = _family(
             "agents_silent_together",
             "Servers that fell silent together, over half of those watched, and take leases all the same.",
@@ -53,7 +53,7 @@ class GpuGauges:
             "to",
             "team",
         )
-        notices = self._watch.look(lambda cluster, now: cluster.settings.notices)
+        notices = self._watch.read(lambda cluster, now: cluster.settings.notices)
         for key, attempts in failed_attempts(self._manager.store, notices).items():
             failed.add_metric(key, attempts)
         yield failed

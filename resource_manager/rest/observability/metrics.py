@@ -174,13 +174,13 @@ class Metrics:
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
 
-    def watch_held(self, held: Sized) -> None:
+    def watch_held(self, requests: Sized) -> None:
         """Count the requests that are held."""
         Gauge(
             "gpu_manager_http_held_requests",
             "Requests that are held until leases change.",
             registry=self.registry,
-        ).set_function(lambda: len(held))
+        ).set_function(lambda: len(requests))
 
     def watch_state(self, is_closed: Callable[[], bool], is_outdated: Callable[[], bool]) -> None:
         """Show whether the state was closed, and whether it was set back, as these say at each scrape."""
@@ -193,7 +193,7 @@ class Metrics:
         Of a lost state there is nothing to show but that it is lost.
         """
         try:
-            self._watch.look(lambda cluster, now: None)
+            self._watch.read(lambda cluster, now: None)
         except StateLostError:
             self._unusable.labels("lost").set(1)
             return generate_latest(self._without_state)
@@ -235,7 +235,7 @@ class _State:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._watch.look(self._families)
+        yield from self._watch.read(self._families)
 
     @staticmethod
     def _families(cluster: ClusterState, now: float) -> list[Metric]:

@@ -43,7 +43,7 @@ def shell(key, command, **asked):
 
 
 def said(launcher, key):
-    return launcher.look({key: -1}).jobs[key].said
+    return launcher.read_all({key: -1}).jobs[key].said
 
 
 def stub(folder, name, text):
@@ -384,16 +384,16 @@ class TestManyJobs:
         for each in keys[:12]:
             launcher.start(shell(each, "echo done", gpus=4))
         monkeypatch.setenv("PATH", stub(tmp_path / "bin", "squeue", f'echo >> {count}; exec {real} "$@"'))
-        found = launcher.look(dict.fromkeys(keys, 0), since=0.0)
+        found = launcher.read_all(dict.fromkeys(keys, 0), since=0.0)
         assert len(found.jobs) == 100
         assert count.read_text() == "\n"
         for each in keys[:12]:
             wait_until_ended(launcher, each)
         assert {launcher.logs(each).text for each in keys[:12]} == {"done\n"}
-        assert {record["task_id"] for record in launcher.look({}, 0.0).records} == {ABOUT["task_id"]}
+        assert {record["task_id"] for record in launcher.read_all({}, 0.0).records} == {ABOUT["task_id"]}
         for each in keys[:12]:
             launcher.stop(each)
-        found = launcher.look({}, 0.0)
+        found = launcher.read_all({}, 0.0)
         assert found.cluster == "test"
         ended = [(record["state"], record["exit_code"], record["gpus"]) for record in found.records]
         assert ended == [("COMPLETED", 0, 4)] * 12

@@ -83,14 +83,14 @@ def test_without_reports_there_are_no_bars(as_role: AsRole) -> None:
 def test_a_server_that_leaves_while_its_page_is_made_is_not_found(
     as_role: AsRole, service: Service, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = service.watch.look
+    look = service.watch.read
 
     def look_and_leave(reader: Callable[..., Any]) -> Any:
         shown = look(reader)
         redefine(manager, nodes=[replace(server(gpus=5), name="another", server_id=7)])
         return shown
 
-    monkeypatch.setattr(service.watch, "look", look_and_leave)
+    monkeypatch.setattr(service.watch, "read", look_and_leave)
     assert as_role(Role.READER).get("/servers/0").status_code == 404
 
 

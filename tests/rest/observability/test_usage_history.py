@@ -103,10 +103,10 @@ def test_a_follower_sees_the_changes_of_a_manager_and_its_reset() -> None:
     with GPUResourceManager(Settings(store="memory://"), store=store) as manager:
         watch = StateFollower(store)
         manager.allocate_resources("a", 8, 1)
-        assert watch.look(lambda cluster, now: len(cluster.leases)) == 1
+        assert watch.read(lambda cluster, now: len(cluster.leases)) == 1
         manager.allocate_resources("b", 8, 1, prefer_server_id=3)
-        watch.look(lambda cluster, now: None)
-        version = watch.look(lambda cluster, now: cluster.version)
+        watch.read(lambda cluster, now: None)
+        version = watch.read(lambda cluster, now: cluster.version)
         notice = watch.wait(version - 1, 0.1)
         assert notice is not None
         assert notice.server_ids == {3}
@@ -117,8 +117,8 @@ def test_a_follower_sees_the_changes_of_a_manager_and_its_reset() -> None:
         assert ahead is not None
         assert (ahead.version, ahead.server_ids) == (version, None)
         manager.reset_resources()
-        assert watch.look(lambda cluster, now: len(cluster.leases)) == 0
-        assert watch.look(lambda cluster, now: watch.lives.allocated_milli) == 0
+        assert watch.read(lambda cluster, now: len(cluster.leases)) == 0
+        assert watch.read(lambda cluster, now: watch.lives.allocated_milli) == 0
         notice = watch.wait(version, 0.1)
         assert notice is not None
         assert notice.server_ids is None
@@ -130,7 +130,7 @@ def test_a_follower_goes_on_after_an_error_of_any_kind(monkeypatch: pytest.Monke
     store = MemoryStore()
     with GPUResourceManager(Settings(store="memory://"), store=store) as manager:
         watch = StateFollower(store, interval_s=0.01)
-        version = watch.look(lambda cluster, now: cluster.version)
+        version = watch.read(lambda cluster, now: cluster.version)
         failed, refresh = threading.Event(), store.refresh
 
         def broken(replica: ClusterState | None) -> ClusterState | None:

@@ -144,7 +144,7 @@ class Driver:
 
     @property
     def state(self) -> ClusterState:
-        return self.manager.look(lambda cluster, now: cluster)
+        return self.manager.read(lambda cluster, now: cluster)
 
     def lease(self, draw: random.Random, among: Callable[[Lease], bool] = lambda lease: True) -> Lease:
         found = [lease for _, lease in sorted(self.state.leases.items()) if among(lease)]
