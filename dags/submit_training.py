@@ -5,7 +5,7 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param
 
 from resource_manager.airflow import GPUTrainingOperator
-from resource_manager.airflow.demand import demand_params, demand_templates
+from resource_manager.airflow.task_demand import demand_params, demand_templates
 
 with DAG(
     "submit_training",

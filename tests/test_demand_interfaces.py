@@ -32,14 +32,14 @@ with warnings.catch_warnings():
 
     from resource_manager.airflow import GPUAvailableSensor, GPUTrainingOperator, gpu_lease, with_gpus
     from resource_manager.airflow.decorators.gpu import GPUDecoratedOperator
-    from resource_manager.airflow.demand import (
+    from resource_manager.airflow.operators import GPUAllocateOperator
+    from resource_manager.airflow.task_demand import (
         FIELDS,
         asked_by_attributes,
         demand_of,
         demand_params,
         demand_templates,
     )
-    from resource_manager.airflow.operators import GPUAllocateOperator
 
 VALUES: dict[str, Any] = {
     "lease_id": "t",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from resource_manager.agent.generation import KnownGeneration, state_folder
-from resource_manager.agent.jobs import AgentJobs, OtherAgentError
+from resource_manager.agent.job_runner import AgentJobs, OtherAgentError
 from resource_manager.agent.polling import JobPoll
 from resource_manager.agent.sending import ReportSender, run_agent
 from resource_manager.errors import InvalidRequestError

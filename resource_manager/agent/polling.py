@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from resource_manager import __version__
-from resource_manager.agent.jobs import AgentJobs
+from resource_manager.agent.job_runner import AgentJobs
 from resource_manager.agent.sending import ReportRefusedError, ReportSender
 
 WAIT_S = 25.0

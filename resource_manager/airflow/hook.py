@@ -17,9 +17,9 @@ from resource_manager.errors import LockTimeoutError, ResourceManagerError, Stor
 from resource_manager.fleet.opening import open_manager
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.task_identity import task_as_caller
+from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.plurals import counted
-from resource_manager.manager.service import LeaseService
 from resource_manager.rest.client import ServiceClient, ServiceUnavailableError
 from resource_manager.settings import Settings
 

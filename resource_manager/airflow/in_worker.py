@@ -22,15 +22,15 @@ from resource_manager.airflow.version_compat import AirflowException, AirflowFai
 from resource_manager.airflow.worker_guard import guarded
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import LeaseNotFoundError, LockTimeoutError, ResourceManagerError
+from resource_manager.jobs.job_preemption import grace_of
 from resource_manager.jobs.launchers import terminal
 from resource_manager.jobs.launchers.devices import await_share, device_environment, lease_environment
 from resource_manager.jobs.launchers.terminal import OWN_SERVER
-from resource_manager.jobs.preempting import grace_of
 from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.jobs.registered_process import register_process
 from resource_manager.manager.cluster_file.durations import seconds_of
+from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.results import Allocation
-from resource_manager.manager.service import LeaseService
 
 _EXIT_CODE = re.compile(r"(?:exit code|exit status =|exit status|'StatusCode':) (-?\d+)")
 

@@ -23,7 +23,7 @@ from resource_manager.jobs import reconcile
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.task_identity import TaskIdentity, task_as_caller
 from resource_manager.manager.commit.asking import asked_by
-from resource_manager.manager.service import LeaseService
+from resource_manager.manager.lease_service import LeaseService
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.results import Allocation
-from resource_manager.manager.service import LeaseService
 from resource_manager.manager.use_results import GpuUse, IdleWarning, ServerUse
 
 LOOK_EVERY_S = 60.0

@@ -1,27 +1,27 @@
 """`gpu-manager`: the manager's commands, on a service or directly on the store."""
 
 from resource_manager.cli import (  # noqa: F401 - they add their commands
-    agent,
+    agent_command,
     agents,
     by_hand,
-    cluster,
+    cluster_commands,
     converting,
     discovering,
     install_files,
     job_commands,
     login,
-    maintenance,
+    maintenance_commands,
     reconciling,
     reporting,
     serving,
     storing,
-    teams,
+    team_commands,
     token_commands,
     top,
     verifying,
 )
-from resource_manager.cli.bench import command  # noqa: F401
+from resource_manager.cli.bench import bench_command  # noqa: F401
 from resource_manager.cli.commands import main
-from resource_manager.cli.doctor import command as _doctor  # noqa: F401
+from resource_manager.cli.doctor import doctor_command as _doctor  # noqa: F401
 
 __all__ = ["main"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from resource_manager import __version__
-from resource_manager.cli.agent import agent
+from resource_manager.cli.agent_command import agent
 from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, one_line, print_json
 from resource_manager.cli.commands import json_option, wide_option
 from resource_manager.cli.discovering import MAX_CONNECTIONS, server_names
@@ -198,7 +198,7 @@ def _run_there(address: str, server: str, program: str, login: tuple[str | None,
 def list_agents(target: Target, as_json: bool, wide: bool) -> None:
     """List the servers with the version of their agents and the time since the last report."""
     from resource_manager.cli import tables
-    from resource_manager.cli.fitting import Column, FittedTable
+    from resource_manager.cli.fitted_table import Column, FittedTable
     from resource_manager.manager.answer_words import duration
 
     uses: Sequence[Mapping[str, Any]] = target.manager.gpus()

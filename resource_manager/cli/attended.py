@@ -24,6 +24,7 @@ from resource_manager.errors import (
     NewerFormatError,
     ResourceManagerError,
 )
+from resource_manager.jobs.job_preemption import grace_of, is_time_over
 from resource_manager.jobs.launchers import (
     Job,
     JobStatus,
@@ -33,7 +34,6 @@ from resource_manager.jobs.launchers import (
 )
 from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.launchers.terminal import TerminalLauncher
-from resource_manager.jobs.preempting import grace_of, is_time_over
 from resource_manager.manager.answer_words import duration, name_in_words
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.use_results import IdleWarning

@@ -17,7 +17,7 @@ from click.shell_completion import get_completion_class
 from resource_manager import STORED_FORMAT, __version__
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, OneLineErrors, print_json
-from resource_manager.cli.demand import DemandCommand, demand_of, owned
+from resource_manager.cli.demand_options import DemandCommand, demand_of, owned
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.cli.waiting import hold_once_granted
 from resource_manager.core.changes import JobEnd, ReleaseResult

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.text import Text
 
-from resource_manager.cli.fitting import WIDE, Column, FittedTable
+from resource_manager.cli.fitted_table import WIDE, Column, FittedTable
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.manager.answer_words import (
     duration,

@@ -26,8 +26,8 @@ from resource_manager.errors import (
 )
 
 if TYPE_CHECKING:  # importing them takes half of the time allowed for the shortest command
+    from resource_manager.manager.lease_service import LeaseService
     from resource_manager.manager.manager import GPUResourceManager
-    from resource_manager.manager.service import LeaseService
     from resource_manager.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -143,7 +143,7 @@ def token_list(target: Target, tokens_file: Path | None, wide: bool, as_json: bo
         print_json([{**_shown(item), "last_used_at": uses.get(item.token_id)} for item in found])
         return
     from resource_manager.cli import tables
-    from resource_manager.cli.fitting import Column, FittedTable
+    from resource_manager.cli.fitted_table import Column, FittedTable
     from resource_manager.manager.answer_words import duration
 
     table = FittedTable(

@@ -17,7 +17,7 @@ from resource_manager.manager.answer_words import name_in_words
 if TYPE_CHECKING:
     from resource_manager.cli import tables
     from resource_manager.cli.target import Target
-    from resource_manager.manager.service import LeaseService
+    from resource_manager.manager.lease_service import LeaseService
 else:  # loads rich
     tables = lazy_module("resource_manager.cli.tables")
 

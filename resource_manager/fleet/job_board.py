@@ -23,10 +23,10 @@ from resource_manager.core.models import JobPlace, Lease
 from resource_manager.errors import CorruptStateError, LeaseNotFoundError, ResourceManagerError
 from resource_manager.fleet.doorbell import Doorbell
 from resource_manager.jobs.gang_job import StartupOrder, order_of
+from resource_manager.jobs.job_preemption import grace_of
 from resource_manager.jobs.job_template import JobTemplate
 from resource_manager.jobs.launchers.base import LauncherError
 from resource_manager.jobs.launchers.local import spec_of
-from resource_manager.jobs.preempting import grace_of
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.manager import serializers
 from resource_manager.manager.agent_jobs import jobs_on

@@ -13,14 +13,14 @@ from resource_manager.core.changes import Drained, JobEnd, Outcome, ReleaseResul
 from resource_manager.core.search import is_unsearched
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob, Stopped
+from resource_manager.jobs.job_preemption import STEP_S, grace_of, queue_again, waits_again
 from resource_manager.jobs.launchers import LauncherError
-from resource_manager.jobs.preempting import STEP_S, grace_of, queue_again, waits_again
 from resource_manager.jobs.running_job import is_remainder
 from resource_manager.jobs.searching import jobs_on
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.answer_words import name_in_words
+from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.results import Allocation, ServerSummary, Submission
-from resource_manager.manager.service import LeaseService
 
 logger = logging.getLogger(__name__)
 

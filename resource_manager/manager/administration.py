@@ -21,13 +21,13 @@ from resource_manager.errors import (
     InvalidRequestError,
     StateLostError,
 )
-from resource_manager.manager import maintenance, repeats, serializers
+from resource_manager.manager import maintenance_windows, repeats, serializers
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, plan, revision_of
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
 from resource_manager.manager.commit.asking import Step
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
-from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.opening import StatedCluster
 from resource_manager.manager.requests import gpu_number, server_name
 from resource_manager.manager.results import ClusterDiff, ServerDetail, ServerSummary, WindowView
@@ -57,20 +57,20 @@ class Administration:
         """
 
         def plan(cluster: ClusterState, now: float) -> Window:
-            return maintenance.window_of(cluster, form, now)
+            return maintenance_windows.window_of(cluster, form, now)
 
         if dry_run:
             return self._commits.read(
-                lambda cluster, now: maintenance.as_view(cluster, plan(cluster, now), now)
+                lambda cluster, now: maintenance_windows.as_view(cluster, plan(cluster, now), now)
             )
         made: list[Window] = []
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
             made[:] = [plan(cluster, now)]
-            return [maintenance.replaced(cluster, [*cluster.windows, *made], now)]
+            return [maintenance_windows.replaced(cluster, [*cluster.windows, *made], now)]
 
         def added(cluster: ClusterState, now: float) -> WindowView:
-            return maintenance.as_view(cluster, made[0], now)
+            return maintenance_windows.as_view(cluster, made[0], now)
 
         return self._commits.run(step, added, once=repeats.of_window(once))
 
@@ -83,7 +83,7 @@ class Administration:
         """
 
         def view(cluster: ClusterState, now: float) -> WindowView | None:
-            return maintenance.numbered(cluster, window_id, now)
+            return maintenance_windows.numbered(cluster, window_id, now)
 
         if dry_run:
             return self._commits.read(view)
@@ -95,7 +95,9 @@ class Administration:
             if removed is None:
                 return []
             rest = [window for window in cluster.windows if window.window_id != window_id]
-            return self._commits.with_dispatch(cluster, [maintenance.replaced(cluster, rest, now)], now)
+            return self._commits.with_dispatch(
+                cluster, [maintenance_windows.replaced(cluster, rest, now)], now
+            )
 
         def answer(cluster: ClusterState, now: float) -> WindowView | None:
             return removed

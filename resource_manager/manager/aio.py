@@ -9,9 +9,9 @@ from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.original import OriginalNames
-from resource_manager.manager.service import LeaseService
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,8 +16,8 @@ from resource_manager.core.node_state import NodeState
 from resource_manager.core.search import newcomer
 from resource_manager.core.teams import Teams
 from resource_manager.errors import InvalidRequestError, PolicyError
-from resource_manager.manager import maintenance, teams
-from resource_manager.manager.cluster_file.notices import in_words
+from resource_manager.manager import maintenance_windows, team_views
+from resource_manager.manager.cluster_file.notice_tables import in_words
 from resource_manager.manager.cluster_file.sections import DEFAULTS, KEYS, ClusterDefinition
 from resource_manager.manager.cluster_file.sign_on import difference
 from resource_manager.manager.cluster_file.writing import sections_of, to_toml
@@ -251,13 +251,13 @@ class _Planning:
         if self._defined.teams is not None or self._defined.nodes is not None:
             capacity = Counter(gpu.gpu_type for node in nodes for gpu in node.gpus)
             try:
-                teams.check(self._cluster, after, capacity)
+                team_views.check(self._cluster, after, capacity)
             except InvalidRequestError as error:
                 if self._defined.teams is None:
                     error.field = "servers"
                 self.made.refusals.append(error)
                 self._say("~", f"{error}: refused")
-        lines = list(teams.difference(before, after))
+        lines = list(team_views.difference(before, after))
         self.made.lines += lines
         if after != before:
             self.made.changes.append(TeamsChanged(after, self._now, bounded(lines)))
@@ -277,7 +277,7 @@ class _Planning:
         defined = ClusterState(nodes)
         for number, asked in enumerate(self._defined.windows):
             try:
-                wanted = maintenance.window_of(defined, asked, self._now)
+                wanted = maintenance_windows.window_of(defined, asked, self._now)
             except InvalidRequestError as error:
                 error.field = f"maintenance.{number}.{error.field}"
                 raise
@@ -293,10 +293,10 @@ class _Planning:
             self._say("-", _window(window))
         # One change for each new window: its number is never given again.
         for count in range(1, len(new) + 1):
-            found = maintenance.replaced(self._cluster, [*others, *kept, *new[:count]], self._now)
+            found = maintenance_windows.replaced(self._cluster, [*others, *kept, *new[:count]], self._now)
             self.made.changes.append(found if count == len(new) else replace(found, lines=()))
         if left and not new:
-            found = maintenance.replaced(self._cluster, [*others, *kept], self._now)
+            found = maintenance_windows.replaced(self._cluster, [*others, *kept], self._now)
             self.made.changes.append(found)
 
 

@@ -13,7 +13,7 @@ from resource_manager.core.models import Lease, Node, Request
 from resource_manager.core.name_lookup import find
 from resource_manager.errors import ResourceManagerError
 from resource_manager.lazy import lazy_module
-from resource_manager.manager import lease_changes, maintenance, serializers, teams
+from resource_manager.manager import lease_changes, maintenance_windows, serializers, team_views
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
@@ -289,13 +289,13 @@ class Queries:
 
     def teams(self) -> TeamsView:
         """Return the rules of the teams, and what each holds."""
-        return self._commits.read(lambda cluster, now: teams.view(cluster))
+        return self._commits.read(lambda cluster, now: team_views.view(cluster))
 
     # ---- maintenance ----
 
     def maintenance(self) -> list[WindowView]:
         """Return the maintenance windows, with what still runs on their servers."""
-        return self._commits.read(maintenance.view)
+        return self._commits.read(maintenance_windows.view)
 
     def summary(self) -> Summary:
         """Return the free and allocated capacity of every server; at most `cache_ttl_s` old."""

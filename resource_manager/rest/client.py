@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from resource_manager.manager.cluster_change import ApplyOptions
     from resource_manager.manager.cluster_file.sections import ClusterForm
     from resource_manager.manager.demand import DemandArguments
-    from resource_manager.manager.maintenance import WindowForm
+    from resource_manager.manager.maintenance_windows import WindowForm
     from resource_manager.manager.report import Report
     from resource_manager.manager.use_results import ServerUse
 

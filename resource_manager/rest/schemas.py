@@ -13,7 +13,7 @@ from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER, Uuid, Vendor
 from resource_manager.manager.commit.asking import MAX_BY
 from resource_manager.manager.demand import PRINTABLE, Demand, LeaseId, Text, from_texts
-from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.results import SlurmJob
 from resource_manager.manager.wording import What
 from resource_manager.rest.answers import MAX_HOLD_S

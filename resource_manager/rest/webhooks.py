@@ -36,7 +36,7 @@ from resource_manager.core.maintenance import preemptor_in_words, to_the_minute
 from resource_manager.core.name_lookup import name_in
 from resource_manager.core.names import name_of
 from resource_manager.errors import LockTimeoutError, ResourceManagerError
-from resource_manager.manager.cluster_file.notices import in_words
+from resource_manager.manager.cluster_file.notice_tables import in_words
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.wording import risk_in_words
 from resource_manager.rest.state_follower import StateFollower

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from resource_manager.agent.jobs import AgentJobs, OtherAgentError
+from resource_manager.agent.job_runner import AgentJobs, OtherAgentError
 from resource_manager.jobs.launchers import directory_job, job_key
 from tests.eventually import wait_for
 
@@ -189,7 +189,7 @@ def test_a_job_that_is_preempted_has_its_grace(service: Service) -> None:
 
 
 def test_of_a_long_output_the_newest_part_is_kept_and_that_is_said(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("resource_manager.agent.jobs.CUT_EVERY_S", 0.1)
+    monkeypatch.setattr("resource_manager.agent.job_runner.CUT_EVERY_S", 0.1)
     root, size = str(tmp_path / "jobs"), 4 * 2**20
     jobs = AgentJobs("here", root, changed=lambda: None, say=print, kept_bytes=size)
     try:

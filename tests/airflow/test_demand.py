@@ -9,8 +9,8 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
-    from resource_manager.airflow.demand import asked_by_attributes, demand_of, end_lease, owner_of
     from resource_manager.airflow.operators import GPUAllocateOperator, GPUTrainingOperator
+    from resource_manager.airflow.task_demand import asked_by_attributes, demand_of, end_lease, owner_of
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
 

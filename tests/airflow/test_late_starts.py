@@ -14,7 +14,7 @@ with warnings.catch_warnings():
 from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.core.maintenance import as_text
 from resource_manager.jobs.launchers import LauncherUnreachableError
-from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.maintenance_windows import WindowForm
 from tests.airflow.tasks import TASK, again, asked, context_of, deferral, fire, until
 from tests.builders import Clock, nodes
 

@@ -26,11 +26,11 @@ from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import StoreUnavailableError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.gang_job import GangJob
+from resource_manager.jobs.job_preemption import queue_again
 from resource_manager.jobs.launchers import JobState, terminal
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.terminal import is_here
-from resource_manager.jobs.preempting import queue_again
-from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.maintenance_windows import WindowForm
 from tests.agent.reporting import server
 from tests.airflow.asking import report_of
 from tests.airflow.tasks import TASK, again, asked, fire, until

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from resource_manager.errors import LockTimeoutError, StoreUnavailableError
-from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.backup import read_backup, restore, write_backup
 from tests.faults.airflow_tasks import AirflowTask

@@ -14,7 +14,7 @@ import pytest
 
 import resource_manager
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.manager import GPUResourceManager
 from tests.faults.older_build import older_build
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from resource_manager import GPUResourceManager
-from resource_manager.agent.jobs import AgentJobs
+from resource_manager.agent.job_runner import AgentJobs
 from resource_manager.agent.report_format import read_report
 from resource_manager.core.models import RUNS_JOBS, Gpu, Node
 from resource_manager.fleet.receiving import ReportReceiver

@@ -13,9 +13,9 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.core.teams import Team, Teams
 from resource_manager.jobs.gang_job import GangJob, Preempted
+from resource_manager.jobs.job_preemption import STEP_S, grace_of, queue_again
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.launchers.local import LocalLauncher
-from resource_manager.jobs.preempting import STEP_S, grace_of, queue_again
 from resource_manager.manager.results import Allocation
 from resource_manager.scheduling.preemption.preempting import restarts_of
 from tests.builders import redefine

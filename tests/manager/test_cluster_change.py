@@ -18,7 +18,7 @@ from resource_manager.manager.cluster_change import ApplyOptions
 from resource_manager.manager.cluster_file.reading import ClusterFiles
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.commit.asking import asked_by
-from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.scheduling.placement.policies import POLICIES
 from resource_manager.scheduling.queue.orders import ORDERS
 from tests.builders import nodes

@@ -18,7 +18,7 @@ from resource_manager.core.changes import MaintenanceChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import as_text
 from resource_manager.errors import InvalidRequestError
-from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.storage.history_file import collect
 from resource_manager.storage.once import Once
 from tests.builders import Clock, nodes

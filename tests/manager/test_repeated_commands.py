@@ -14,7 +14,7 @@ from resource_manager.core.models import Gpu, JobPlace, Lease
 from resource_manager.errors import LeaseNotFoundError
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.storage.once import Once
 
 TEAMS = {"vision": {"guaranteed": 4}, "nlp": {"limit": 8}}

@@ -32,10 +32,10 @@ from resource_manager.errors import (
 from resource_manager.fleet.opening import REPORTS
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.lease_service import LeaseService
+from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.original import OriginalNames
 from resource_manager.manager.results import Renewal
-from resource_manager.manager.service import LeaseService
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.client import ServiceClient

@@ -144,7 +144,7 @@ def test_what_a_service_says_of_a_report_does_not_steer_the_agents_terminal(
 
     monkeypatch.setattr(ReportSender, "send", refuse)
     monkeypatch.setattr(RunningProbe, "report", lambda probe, **options: {"error": None, "gpus": []})
-    monkeypatch.setattr("resource_manager.cli.agent.time", SimpleNamespace(sleep=interrupt))
+    monkeypatch.setattr("resource_manager.cli.agent_command.time", SimpleNamespace(sleep=interrupt))
     main(["agent", "--server", "s", "--url", "http://h"], standalone_mode=False)
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("s: refused: ")

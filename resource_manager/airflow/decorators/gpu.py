@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 
-from resource_manager.airflow.demand import check_partial
 from resource_manager.airflow.in_worker import RunsInWorker
 from resource_manager.airflow.operators.base import GPUOperator
+from resource_manager.airflow.task_demand import check_partial
 
 
 class GPUDecoratedOperator(RunsInWorker, GPUOperator, DecoratedOperator, PythonOperator):

@@ -19,8 +19,8 @@ from resource_manager.jobs.launchers.plain_ssh import parts_of
 from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.jobs.running_job import RunningJob, job_of
 from resource_manager.manager.answer_words import name_in_words
+from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.results import Allocation
-from resource_manager.manager.service import LeaseService
 
 AIRFLOW = "airflow.providers"
 

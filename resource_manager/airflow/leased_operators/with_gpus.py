@@ -11,7 +11,6 @@ from typing import Any, ClassVar, TypeVar
 
 from airflow.sdk import BaseOperator
 
-from resource_manager.airflow.demand import FIELDS, check_at_parse, check_duration
 from resource_manager.airflow.hook import DEFAULT_CONNECTION
 from resource_manager.airflow.in_worker import TRY_LABEL, RunsInWorker, reason_of
 from resource_manager.airflow.leased_operators.kinds import Kind, KindElsewhere, kind_of
@@ -19,6 +18,7 @@ from resource_manager.airflow.leased_operators.lease_keeping import LeaseKeeping
 from resource_manager.airflow.links import ConsoleLink
 from resource_manager.airflow.operators.base import HoldsLease
 from resource_manager.airflow.outages import outlasting_outages
+from resource_manager.airflow.task_demand import FIELDS, check_at_parse, check_duration
 from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.task_trigger.base import handover_s
 from resource_manager.airflow.version_compat import AirflowException, TaskDeferred
@@ -27,8 +27,8 @@ from resource_manager.core.identifiers import as_reason
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.demand import given_value
+from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.results import Allocation
-from resource_manager.manager.service import LeaseService
 
 Op = TypeVar("Op", bound=BaseOperator)
 

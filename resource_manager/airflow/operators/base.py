@@ -8,7 +8,11 @@ from typing import Any, ClassVar, NoReturn, cast
 
 from airflow.sdk import BaseOperator
 
-from resource_manager.airflow.demand import (
+from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
+from resource_manager.airflow.late_start import describe_late_start, window_ahead
+from resource_manager.airflow.links import ConsoleLink, console_url
+from resource_manager.airflow.outages import outlasts_outages
+from resource_manager.airflow.task_demand import (
     ATTRIBUTES,
     asked_by_attributes,
     check_at_parse,
@@ -21,21 +25,17 @@ from resource_manager.airflow.demand import (
     taken,
     takes_demand,
 )
-from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
-from resource_manager.airflow.late_start import describe_late_start, window_ahead
-from resource_manager.airflow.links import ConsoleLink, console_url
-from resource_manager.airflow.outages import outlasts_outages
 from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.task_trigger.events import GrantEvent, GrantState
 from resource_manager.airflow.task_trigger.waits import GrantTrigger
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.airflow.wait_log import describe_wait, describe_waiting
 from resource_manager.core.changes import Outcome
-from resource_manager.jobs.preempting import queue_again
+from resource_manager.jobs.job_preemption import queue_again
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.demand import Demand
+from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.results import Allocation, Submission
-from resource_manager.manager.service import LeaseService
 
 
 class HoldsLease:

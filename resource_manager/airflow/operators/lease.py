@@ -10,10 +10,10 @@ from typing import Any
 
 from airflow.sdk import BaseOperator, TaskGroup, XComArg
 
-from resource_manager.airflow.demand import end_entry
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.operators.base import GPUOperator
 from resource_manager.airflow.outages import outlasting_outages, outlasts_outages
+from resource_manager.airflow.task_demand import end_entry
 from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.use_meter import warn_when_idle
 from resource_manager.airflow.version_compat import AirflowFailException

@@ -9,7 +9,8 @@ from typing import Any
 
 from airflow.sdk import BaseSensorOperator
 
-from resource_manager.airflow.demand import (
+from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook, is_outage
+from resource_manager.airflow.task_demand import (
     ATTRIBUTES,
     asked_by_attributes,
     check_at_parse,
@@ -18,7 +19,6 @@ from resource_manager.airflow.demand import (
     taken,
     takes_demand,
 )
-from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook, is_outage
 from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.task_trigger.events import Vacancy
 from resource_manager.airflow.task_trigger.waits import FreeCapacityTrigger

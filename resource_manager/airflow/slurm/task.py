@@ -7,8 +7,8 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
-from resource_manager.airflow.demand import asked_by_attributes, demand_of
 from resource_manager.airflow.slurm.trigger import SlurmEvent, SlurmTrigger, copy_output
+from resource_manager.airflow.task_demand import asked_by_attributes, demand_of
 from resource_manager.airflow.task_state import identity_of
 from resource_manager.airflow.version_compat import (
     AirflowException,

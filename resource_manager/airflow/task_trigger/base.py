@@ -24,7 +24,7 @@ from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.commit.asking import asked_by
-from resource_manager.manager.service import LeaseService
+from resource_manager.manager.lease_service import LeaseService
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from resource_manager.airflow.demand import ended_by_others, is_of, submit
+from resource_manager.airflow.task_demand import ended_by_others, is_of, submit
 from resource_manager.airflow.task_state import is_wanted
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
 from resource_manager.airflow.task_trigger.plan import TaskPlan
@@ -17,10 +17,10 @@ from resource_manager.core.models import JobPlace
 from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.gang_job import GangJob
-from resource_manager.jobs.preempting import queue_again
+from resource_manager.jobs.job_preemption import queue_again
 from resource_manager.jobs.reconcile import ActionKind
+from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.results import Allocation, QueueEntry, Submission
-from resource_manager.manager.service import LeaseService
 
 T = TypeVar("T")
 

@@ -27,8 +27,8 @@ from resource_manager.core.identifiers import as_reason
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError, StoreUnavailableError
 from resource_manager.jobs.gang_environment import is_gang
 from resource_manager.jobs.gang_job import GangJob
+from resource_manager.jobs.job_preemption import STEP_S, grace_of, is_time_over, waits_again
 from resource_manager.jobs.launchers import AlreadyEndedError, Job, LauncherError, LauncherUnreachableError
-from resource_manager.jobs.preempting import STEP_S, grace_of, is_time_over, waits_again
 from resource_manager.manager.results import QueueEntry, Submission
 from resource_manager.scheduling.preemption.preempting import restarts_of
 

@@ -13,12 +13,12 @@ from resource_manager.core.models import MAX_PRIORITY, Node
 from resource_manager.core.teams import Teams
 from resource_manager.errors import SettingsError
 from resource_manager.manager.cluster_file.durations import Duration
-from resource_manager.manager.cluster_file.notices import NoticeTable
+from resource_manager.manager.cluster_file.notice_tables import NoticeTable
 from resource_manager.manager.cluster_file.servers import Confine, Server, WritablePath, nodes_of
 from resource_manager.manager.cluster_file.sign_on import SignOnSection
-from resource_manager.manager.cluster_file.teams import TeamsTable
+from resource_manager.manager.cluster_file.team_tables import TeamsTable
 from resource_manager.manager.demand import Name, in_words
-from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.plurals import one_of
 from resource_manager.scheduling.queue.orders import BACKFILL_SUFFIX, ORDERS
 

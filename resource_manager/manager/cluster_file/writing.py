@@ -12,7 +12,7 @@ from resource_manager.core.cluster_settings import ClusterSettings, HealthRule
 from resource_manager.core.maintenance import Window, as_text
 from resource_manager.core.models import GANG_PORTS, RUNS_JOBS, Gpu, Node
 from resource_manager.core.teams import stated
-from resource_manager.manager.cluster_file import notices
+from resource_manager.manager.cluster_file import notice_tables
 from resource_manager.manager.cluster_file.positions import dotted, quoted
 from resource_manager.manager.cluster_file.sections import DEFAULTS, KEYS
 from resource_manager.manager.cluster_file.servers import MPS_FOLDER
@@ -34,7 +34,7 @@ def sections_of(cluster: ClusterState) -> dict[str, Any]:
         "maintenance": [_window(window) for window in cluster.windows if window.in_file],
         "health": {rule.condition: _rule(rule) for rule in cluster.settings.health},
         "sign_on": form_of(cluster.settings.sign_on),
-        "notices": [notices.form_of(notice) for notice in cluster.settings.notices],
+        "notices": [notice_tables.form_of(notice) for notice in cluster.settings.notices],
     }
     return {key: value for key, value in found.items() if value not in ({}, [])}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from demo.stack import StackError, wait_until
 from resource_manager.core.changes import JobEnd
-from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.maintenance_windows import WindowForm
 from tests.faults.day import plan
 from tests.faults.day.by_hand import Desks, renamed
 from tests.faults.day.fleet import Agents, Fleet, name_of

@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from resource_manager.agent.jobs import AgentJobs
+from resource_manager.agent.job_runner import AgentJobs
 from resource_manager.jobs.launchers import Job, LauncherUnreachableError, open_launcher
 from resource_manager.jobs.launchers.docker import ENDED_LABEL
 from resource_manager.jobs.launchers.local import LocalLauncher

@@ -11,7 +11,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.teams import Team, Teams, stated
 from resource_manager.errors import ClusterFileError, InvalidRequestError
 from resource_manager.manager.cluster_file.reading import ClusterFiles, load_teams
-from resource_manager.manager.cluster_file.teams import TeamsTable
+from resource_manager.manager.cluster_file.team_tables import TeamsTable
 from tests.builders import redefine
 
 GOOD = """

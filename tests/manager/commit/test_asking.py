@@ -23,7 +23,7 @@ from resource_manager.errors import (
 )
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit.asking import MAX_BY, as_caller, asked_by, checked_by, this_user
-from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.storage.once import Once
 from tests.builders import Clock, redefine
 

@@ -14,7 +14,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.maintenance import as_text
 from resource_manager.core.teams import Teams
 from resource_manager.manager.answer_words import name_in_words
-from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.rest.tokens import Role
 from tests.builders import redefine
 

@@ -35,7 +35,7 @@ from resource_manager.core.lease_limits import IDLE
 from resource_manager.core.models import Gpu, JobPlace, Lease, Node
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import ResourceManagerError
-from resource_manager.manager.maintenance import WindowForm
+from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import by_arrival, get_order

@@ -22,7 +22,7 @@ from resource_manager.errors import ResourceManagerError, redact
 
 if TYPE_CHECKING:
     from resource_manager.cli.doctor.checks import Login
-    from resource_manager.manager.service import LeaseService
+    from resource_manager.manager.lease_service import LeaseService
     from resource_manager.storage.finding import Finding
 
 MAX_TASKS = 20

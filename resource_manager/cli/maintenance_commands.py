@@ -38,7 +38,7 @@ def maintenance() -> None:
 @exit_codes
 def add(target: Target, /, chosen: tuple[str, ...], dry_run: bool, as_json: bool, **window: Any) -> None:
     """Add a window in which the servers take no leases, and which no job runs into."""
-    from resource_manager.manager.maintenance import WindowForm
+    from resource_manager.manager.maintenance_windows import WindowForm
 
     asked = WindowForm.of(servers=list(chosen), **window)
     made = target.manager.add_maintenance(asked, dry_run=dry_run)
