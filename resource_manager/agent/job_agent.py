@@ -6,7 +6,8 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from resource_manager.agent.generation import KnownGeneration, state_folder
@@ -26,6 +27,17 @@ def _hide() -> None:
     """Keep the memory and the first environment of this process, and so the token, from its user's jobs."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
+
+
+class _WakingSender(ReportSender):
+    """Sender of reports that calls `answered` after each one that was taken."""
+
+    answered: Callable[[], None]
+
+    def send(self, report: Mapping[str, Any]) -> Mapping[str, Any]:
+        answer = super().send(report)
+        self.answered()
+        return answer
 
 
 def run_job_agent(
@@ -50,6 +62,8 @@ def run_job_agent(
     except (OtherAgentError, OSError) as error:
         raise InvalidRequestError("{run_jobs}: {}", error, field="run_jobs") from error
     poll = JobPoll(server, ReportSender(urls, token), jobs, say)
+    sender = _WakingSender(urls, token)
+    sender.answered = poll.ask_again
 
     def sleep(seconds: float) -> bool:
         is_woken = woken.wait(seconds)
@@ -61,7 +75,7 @@ def run_job_agent(
     try:
         run_agent(
             server,
-            ReportSender(urls, token),
+            sender,
             interval_s,
             sleep=sleep,
             say=say,

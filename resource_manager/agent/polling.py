@@ -31,12 +31,18 @@ class JobPoll:
         self._trouble = ""
         self._sent: set[str] = set()
         self._stop = threading.Event()
+        self._again = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpu-jobs-poll", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Ask no more; a question that is being held ends with this process."""
         self._stop.set()
+        self._again.set()
+
+    def ask_again(self) -> None:
+        """End a pause after a failure: a service answers again."""
+        self._again.set()
 
     def _run(self) -> None:
         pause_s = FIRST_PAUSE_S
@@ -46,7 +52,8 @@ class JobPoll:
                 pause_s, trouble = FIRST_PAUSE_S, ""
             except ReportRefusedError as error:
                 trouble = str(error)
-                self._stop.wait(pause_s * (0.5 + random()))
+                self._again.clear()
+                self._again.wait(pause_s * (0.5 + random()))
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
             if trouble and trouble != self._trouble:
                 self._say(trouble)

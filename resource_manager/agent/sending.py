@@ -18,6 +18,9 @@ from resource_manager.errors import InvalidRequestError, ResourceManagerError, r
 
 REPORTS = "/reports"
 SEND_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 10.0
+"""Time for a connection, which ends by itself only after minutes where a network drops what is sent."""
+
 CLEANING_INTERVAL_S = 0.5
 """Time between two reports while the service waits for processes to leave a GPU."""
 
@@ -104,8 +107,10 @@ class _Service:
         host, port = self._place
         assert host is not None
         kind = HTTPSConnection if self._secure else HTTPConnection
-        connection = kind(host, port, timeout=timeout_s)
+        connection = kind(host, port, timeout=min(timeout_s, CONNECT_TIMEOUT_S))
         try:
+            connection.connect()
+            connection.sock.settimeout(timeout_s)
             text = None if body is None else json.dumps(body)
             connection.request(method, f"{self._path}{path}", text, self._headers)
             response = connection.getresponse()
