@@ -297,7 +297,7 @@ BUGS += [
         ("now + _grace_s(ledger, lease.request)", "now"),
     ),
     *of_python(
-        "jobs/preempting",
+        "jobs/job_preemption",
         OF_ENDING,
         ("grace_s / 2), grace_s)", "grace_s / 2), 1e9)"),
         ("max(until - time.time(), grace_s / 2)", "(until - time.time())"),
@@ -483,8 +483,8 @@ BUGS += [
     *of_python(
         "cli/attended",
         OF_TERMINALS,
-        ('if found["preempted_by"] and not self._preemption:', "if False:"),
-        ('if found["gpu_failed"]:', "if False:"),
+        ('if lease["preempted_by"] and not self._preemption:', "if False:"),
+        ('if lease["gpu_failed"]:', "if False:"),
         ("self._place(place)", "pass"),
         ("self._release(Outcome.CANCELLED)\n                raise", "raise"),
         ("return None, LauncherUnreachableError(", "return None, None and LauncherUnreachableError("),
@@ -636,7 +636,7 @@ BUGS += [
     *of_python(
         "manager/commit/protocol",
         OF_BUILDS,
-        ("            if held is None:\n                raise\n", "            raise\n"),
+        ("            if of_lease is None:\n                raise\n", "            raise\n"),
     ),
     *of_python(
         "storage/codec",

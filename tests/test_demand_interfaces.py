@@ -315,7 +315,7 @@ def test_a_lease_around_tasks_takes_what_its_operator_takes() -> None:
 
     with DAG("d", schedule=None), gpu_lease(**own()) as lease:
         pass
-    demand = demand_of(lease.allocate, lease.allocate.asked(), {}, "t")
+    demand = demand_of(lease.allocate, lease.allocate.given_fields(), {}, "t")
     assert demand.labels_required == VALUES["labels_required"]
 
 

@@ -23,7 +23,7 @@ else:
             "GPUReleaseOperator": "resource_manager.airflow.operators.lease",
             "GPUTrainingOperator": "resource_manager.airflow.operators.training",
             "gpu_lease": "resource_manager.airflow.operators.lease",
-            "reconcile_dag": "resource_manager.airflow.operators.reconcile_operator",
+            "reconcile_dag": "resource_manager.airflow.operators.reconcile",
             "with_gpus": "resource_manager.airflow.leased_operators.with_gpus",
         },
     )

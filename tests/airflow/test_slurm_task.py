@@ -11,7 +11,7 @@ import pytest
 
 from resource_manager.airflow import GPUTrainingOperator
 from resource_manager.airflow.slurm.board import SlurmBoard
-from resource_manager.airflow.slurm.task import UNUSED, _asked
+from resource_manager.airflow.slurm.task import UNUSED, _batch_request
 from resource_manager.airflow.slurm.trigger import SlurmTrigger
 from resource_manager.airflow.task_trigger import base
 from resource_manager.airflow.version_compat import AirflowFailException
@@ -45,7 +45,7 @@ def test_each_field_of_a_demand_is_sent_to_slurm_or_refused() -> None:
 def test_what_slurm_cannot_be_asked_is_refused_by_its_name(name: str, value: object) -> None:
     operator = GPUTrainingOperator(task_id="train", launcher="slurm", command="true", gpus=1, **{name: value})
     with pytest.raises(AirflowFailException, match=f"^{name} has no meaning on Slurm: leave it out"):
-        _asked(operator, {}, SimpleNamespace())  # type: ignore[arg-type]
+        _batch_request(operator, {}, SimpleNamespace())  # type: ignore[arg-type]
 
 
 def test_the_next_triggerer_goes_on_in_the_output_and_fires_how_far_it_is(

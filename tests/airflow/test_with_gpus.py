@@ -106,14 +106,14 @@ def test_an_operator_is_wrapped_pickled_serialised_and_mapped(operator):
     assert found.get_task("group.one").gpu_demand["gpus"] == 2
     assert set(operator.template_fields) < set(found.get_task("group.one").template_fields)
     many = dag.get_task("group.many").unmap({"gpu_demand": {"cpus": 4}})
-    assert many.asked()["gpus"] == 2
-    assert many.asked()["cpus"] == 4
+    assert many.given_fields()["gpus"] == 2
+    assert many.given_fields()["cpus"] == 4
 
 
 def test_a_task_is_pickled_as_its_operator_is():
     task = made(PythonOperator, python_callable=print)
     again = pickle.loads(pickle.dumps(task))
-    assert (type(again), again.asked()) == (type(task), task.asked())
+    assert (type(again), again.given_fields()) == (type(task), task.given_fields())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from resource_manager.airflow.operators.lease import (
     GPUReleaseOperator,
     gpu_lease,
 )
-from resource_manager.airflow.operators.reconcile_operator import GPUReconcileOperator, reconcile_dag
+from resource_manager.airflow.operators.reconcile import GPUReconcileOperator, reconcile_dag
 from resource_manager.airflow.operators.training import GPUTrainingOperator
 
 __all__ = [

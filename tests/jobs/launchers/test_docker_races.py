@@ -25,7 +25,7 @@ class Engine:
         self.states = iter(["running", then])
         self.about = {"ID": "e", "Name": "h"}
 
-    def given_fields(self) -> dict[str, Any]:
+    def current_info(self) -> dict[str, Any]:
         return self.about
 
     def inspect_container(self, key: str) -> dict[str, Any]:
