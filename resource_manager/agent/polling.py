@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from random import random
+from random import Random
 from typing import Any
 from urllib.parse import urlencode
 
@@ -18,6 +18,9 @@ WAIT_S = 25.0
 MARGIN_S = 10.0
 FIRST_PAUSE_S = 0.5
 LAST_PAUSE_S = 30.0
+
+_spread = Random()
+"""Of its own, so that waiting changes no random numbers of the program."""
 
 
 class JobPoll:
@@ -53,7 +56,7 @@ class JobPoll:
             except ReportRefusedError as error:
                 trouble = str(error)
                 self._again.clear()
-                self._again.wait(pause_s * (0.5 + random()))
+                self._again.wait(pause_s * (0.5 + _spread.random()))
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
             if trouble and trouble != self._trouble:
                 self._say(trouble)

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from random import random
+from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,6 +31,10 @@ HURRY_S = 15.0
 """Time for which reports come faster after a process on a GPU has ended: its lease will soon end, too."""
 
 JITTER = 0.1
+
+_spread = Random()
+"""Of its own, so that waiting changes no random numbers of the program."""
+
 MAX_REPLY_BYTES = 1024 * 1024
 
 OLDER = (
@@ -142,7 +146,7 @@ def run_agent(
     *,
     sleep: Callable[[float], object],
     say: Callable[[str], None],
-    jitter: Callable[[], float] = random,
+    jitter: Callable[[], float] = _spread.random,
     generation: KnownGeneration | None = None,
     jobs: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:

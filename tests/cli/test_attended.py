@@ -252,7 +252,7 @@ def test_a_state_that_a_newer_version_wrote_is_no_failed_renewal() -> None:
     lease = {"task_id": "t", "fencing_token": 1}
     state = SimpleNamespace(_owns=True, _renewed_at=time.monotonic(), _lease=lease)
     manager = SimpleNamespace(status_of=Mock(side_effect=NewerFormatError("upgrade it")))
-    look = attended.Attended._look
+    look = attended.Attended._current_lease
     assert look(state, manager) is lease  # type: ignore[arg-type]
     state._owns = False
     with pytest.raises(NewerFormatError):

@@ -71,7 +71,7 @@ def test_a_wait_is_told_once_a_kind_of_reason_and_place(
         entry("no_capacity", 1, "none is free"),
         {**entry("no_capacity", 0, ""), "state": "RUNNING"},
     ]
-    monkeypatch.setattr(waiting, "_look", lambda *_, **__: looks.pop(0))
+    monkeypatch.setattr(waiting, "_entry_now", lambda *_, **__: looks.pop(0))
     signals = SimpleNamespace(
         result=lambda asked: asked, pause=lambda _: None, check=lambda: None, first=None
     )

@@ -92,7 +92,7 @@ def test_the_refusal_says_what_an_island_lacks() -> None:
     with GPUResourceManager.from_url("memory://", inventory=[known]) as manager:
         never = manager.allocate("t", 4, link="require")
         assert (
-            str(never) == "no server could ever satisfy 4 GPUs of one island and 1 cpu: the largest, a, has 2"
+            str(never) == "no server could ever satisfy 4 GPUs of one island and 1 CPU: the largest, a, has 2"
         )
         for number in range(4):
             manager.allocate(f"held{number}", 1)

@@ -50,7 +50,7 @@ def test_up_leaves_no_folder_behind(tmp_path, monkeypatch):
     class Quiet:
         """Stack without processes, so that only its folder could remain."""
 
-        url = service_url = store_url = "here"
+        url = service_url = store_url = dags = "here"
         api = SimpleNamespace(login=("admin", "word"))
 
         def __init__(self, home, *, api_port, service_port, settings, store):

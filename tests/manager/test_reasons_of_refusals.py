@@ -57,7 +57,7 @@ def test_a_request_that_could_start_by_now_says_so(
 ) -> None:
     def look(reader: Callable[..., Any]) -> Any:
         manager.release("holder")
-        manager.read_from(follower.look)
+        manager.read_from(follower.read)
         manager.allocate("next", 8)
         return follower.read(reader)
 

@@ -288,7 +288,7 @@ def test_a_request_that_never_fits_is_refused_with_a_reason(cluster: Untouched) 
         allocator.submit(
             cluster, Request("t", 5, resources={"cpus": 1}), SchedulingPass(FIRST_FIT, FIFO, 1.0)
         )
-    assert detail_of(caught.value.grounds).endswith("satisfy 5 GPUs and 1 cpu: the largest, a, has 4")
+    assert detail_of(caught.value.grounds).endswith("satisfy 5 GPUs and 1 CPU: the largest, a, has 4")
     for unknown in (Request("t", 1, preferred_node="x"), Request("t", 1, required_node="x")):
         with pytest.raises(UnknownNodeError, match="'x' is not in the inventory of 2 servers"):
             allocator.submit(cluster, unknown, SchedulingPass(FIRST_FIT, FIFO, 1.0))

@@ -236,7 +236,7 @@ def test_no_read_holds_what_decides(service: RestService, as_role: AsRole) -> No
         inside.set()
         end.wait(30)
 
-    reading = threading.Thread(target=manager.look, args=(slow,))
+    reading = threading.Thread(target=manager.read, args=(slow,))
     reading.start()
     assert inside.wait(30)
     assert manager.renew("t")["task_id"] == "t"

@@ -384,7 +384,7 @@ def test_a_server_that_the_backup_does_not_know_is_closed_until_it_was_searched(
             True,
         ]
     with GPUResourceManager.from_url(url) as fresh_one:
-        drained = fresh_one.look(lambda cluster, now: {each.name: each.drained for each in cluster.nodes})
+        drained = fresh_one.read(lambda cluster, now: {each.name: each.drained for each in cluster.nodes})
         assert [is_unsearched(each) for each in drained.values()] == [False, True, True]
         assert reason_before(drained[second.name]) == "RMA, do not use"
         refused = fresh_one.allocate("next", 1, 1, server=others[0].name)
@@ -392,7 +392,7 @@ def test_a_server_that_the_backup_does_not_know_is_closed_until_it_was_searched(
         assert refused.kind is RefusalKind.RECOVERING
         fresh_one.resume(others[0].name)
         fresh_one.apply(ClusterDefinition(nodes=(first, second, *others)))
-        assert is_unsearched(fresh_one.look(lambda cluster, now: cluster.node(others[1].name).drained))
+        assert is_unsearched(fresh_one.read(lambda cluster, now: cluster.node(others[1].name).drained))
 
 
 def test_a_server_that_a_final_backup_does_not_know_is_open(store: Store, url: str, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def commit(
         try:
             store.commit(cluster.version, changes, now=now, lock=lock, once=once, uses=uses)
         except StaleStateError as error:
-            if error.found != cluster.version:
+            if error.actual != cluster.version:
                 raise
         else:
             break
@@ -164,7 +164,7 @@ def test_a_stale_commit_writes_nothing(open_client: OpenStore) -> None:
     store.commit(0, [granted(mine, "a", store.now())], now=store.now())
     with pytest.raises(StaleStateError) as caught:
         other.commit(0, [granted(theirs, "b", other.now())], now=other.now())
-    assert (caught.value.expected, caught.value.found) == (0, 1)
+    assert (caught.value.expected, caught.value.actual) == (0, 1)
     for change in caught.value.missed:
         theirs.apply(change)
     assert theirs.version == 1
@@ -176,7 +176,7 @@ def test_a_commit_to_an_empty_store_is_stale(open_client: OpenStore) -> None:
     store = open_client()
     with pytest.raises(StaleStateError) as caught:
         store.commit(0, [], now=store.now())
-    assert caught.value.found is None
+    assert caught.value.actual is None
     assert store.refresh(None) is None
 
 
@@ -186,7 +186,7 @@ def test_a_conflict_on_the_inventory_is_a_stale_state(open_client: OpenStore) ->
     store.commit(0, [granted(mine, "a", store.now())], now=store.now())
     with pytest.raises(StaleStateError) as caught:
         store.commit(0, [InventoryChanged((), store.now())], now=store.now())
-    assert (caught.value.expected, caught.value.found) == (0, 1)
+    assert (caught.value.expected, caught.value.actual) == (0, 1)
     assert len(fresh(store).nodes) == 4
 
 

@@ -515,7 +515,9 @@ def _plain(wrong: Exception) -> str:
     words = wrong.words if isinstance(wrong, InvalidRequestError) else Words("{}", wrong)
     if isinstance(wrong, ValidationError):
         problem = from_validation(wrong)
-        words = Words(problem.members.get("template", problem.detail.replace("{", "{{").replace("}", "}}")))
+        words = Words("{}", problem.detail)
+        if (template := problem.members.get("template")) is not None:
+            words = Words(template)
     return words.named(demand_form.LABELS)
 
 

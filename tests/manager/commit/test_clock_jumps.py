@@ -180,7 +180,7 @@ def test_a_thread_that_read_the_clock_before_another_learnt_of_the_jump_dates_it
     witnesses.put("b", Sighting(now))
     store = SimpleNamespace(now=lambda: now + HOUR_S, witnesses=witnesses)
     seen = recovery.Recovery(cast(Store, store))
-    assert seen.look(ClusterState(default_inventory()), now, jump) is jump
+    assert seen.note_jump(ClusterState(default_inventory()), now, jump) is jump
     told = witnesses.all()[seen.boot_id]
     assert jump.is_known(told.jump_s, told.jumped_at)
 
