@@ -636,7 +636,7 @@ BUGS += [
     *of_python(
         "manager/commit/protocol",
         OF_BUILDS,
-        ("            if of_lease is None:\n                raise\n", "            raise\n"),
+        ("            if lease_id is None:\n                raise\n", "            raise\n"),
     ),
     *of_python(
         "storage/codec",

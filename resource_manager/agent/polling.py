@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from random import Random
 from typing import Any
 from urllib.parse import urlencode
 
 from resource_manager import __version__
 from resource_manager.agent.job_runner import AgentJobs
-from resource_manager.agent.sending import ReportRefusedError, ReportSender
+from resource_manager.agent.sending import ReportRefusedError, ReportSender, spread
 
 WAIT_S = 25.0
 """Time for which the service holds the question while nothing changes."""
@@ -18,9 +17,6 @@ WAIT_S = 25.0
 MARGIN_S = 10.0
 FIRST_PAUSE_S = 0.5
 LAST_PAUSE_S = 30.0
-
-_spread = Random()
-"""Of its own, so that waiting changes no random numbers of the program."""
 
 
 class JobPoll:
@@ -56,7 +52,7 @@ class JobPoll:
             except ReportRefusedError as error:
                 trouble = str(error)
                 self._again.clear()
-                self._again.wait(pause_s * (0.5 + _spread.random()))
+                self._again.wait(pause_s * (0.5 + spread.random()))
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
             if trouble and trouble != self._trouble:
                 self._say(trouble)

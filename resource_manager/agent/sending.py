@@ -32,7 +32,7 @@ HURRY_S = 15.0
 
 JITTER = 0.1
 
-_spread = Random()
+spread = Random()
 """Of its own, so that waiting changes no random numbers of the program."""
 
 MAX_REPLY_BYTES = 1024 * 1024
@@ -146,7 +146,7 @@ def run_agent(
     *,
     sleep: Callable[[float], object],
     say: Callable[[str], None],
-    jitter: Callable[[], float] = _spread.random,
+    jitter: Callable[[], float] = spread.random,
     generation: KnownGeneration | None = None,
     jobs: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from resource_manager.core.maintenance import as_text
 from resource_manager.manager.answer_words import duration
-from resource_manager.manager.serializers import ONE_COURSE
+from resource_manager.manager.serializers import ONE_COURSE, is_of_one_course
 
 REASON_EVERY_S = 60.0
 """Interval for changed figures within one kind of reason: on a busy cluster they change all the time."""
@@ -85,7 +85,7 @@ def describe_start(estimate: Mapping[str, Any] | None) -> str:
     if estimate["at"] is None:
         return f"; start unknown: {estimate['detail']}"
     sure = str(estimate["confidence"])
-    if estimate.get("plays") == 1 and sure != "calibrated":
+    if is_of_one_course(estimate):
         sure = ONE_COURSE
     elif (earliest := estimate.get("earliest")) is not None and earliest != (latest := estimate["latest"]):
         sure = f"{_clock(earliest)} to {'later' if latest is None else _clock(latest)}, {sure}"

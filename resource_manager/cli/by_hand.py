@@ -303,10 +303,15 @@ def _job(lease: Mapping[str, Any], command: Sequence[str], key: str | None = Non
 
 def _lease_of(manager: Any, name: str) -> Mapping[str, Any]:
     found = entry_of(manager, name)
-    if found["state"] == "WAITING":
-        waits = f"waits at position {found['position']}: {found['reason']}"
-        raise Failure(f"{name_in_words(found)} {waits}", REFUSED)
+    refuse_waiting(found)
     return found
+
+
+def refuse_waiting(entry: Mapping[str, Any]) -> None:
+    """Raise `Failure` for a request that waits: it has no job yet."""
+    if entry["state"] == "WAITING":
+        waits = f"waits at position {entry['position']}: {entry['reason']}"
+        raise Failure(f"{name_in_words(entry)} {waits}", REFUSED)
 
 
 def entry_of(manager: Any, name: str) -> Mapping[str, Any]:

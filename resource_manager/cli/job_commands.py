@@ -13,7 +13,7 @@ import click
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, one_line, print_json
-from resource_manager.cli.by_hand import UnknownTaskError, clock_time, entry_of, harmless
+from resource_manager.cli.by_hand import UnknownTaskError, clock_time, entry_of, harmless, refuse_waiting
 from resource_manager.cli.commands import json_option, main, wide_option
 from resource_manager.cli.session import Session
 from resource_manager.cli.signals import Interrupted
@@ -111,9 +111,8 @@ def logs(target: Target, name: str, follow: bool, rank: int) -> None:
     while follow and entry is not None and not entry.get("job_places") and _will_be_placed(entry):
         time.sleep(LOOK_EVERY_S)
         entry, result = _entry_or_result(target.manager, entry["task_id"])
-    if entry is not None and entry["state"] == "WAITING":
-        waits = f"waits at position {entry['position']}: {entry['reason']}"
-        raise Failure(f"{name_in_words(entry)} {waits}", REFUSED)
+    if entry is not None:
+        refuse_waiting(entry)
     with _reading(target.manager, name, entry, result, rank) as read:
         offset = 0
         while True:

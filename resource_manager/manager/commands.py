@@ -270,7 +270,7 @@ class Commands:
                 step,
                 lambda cluster, now: is_over,
                 once=repeats.of_release(once),
-                of_lease=lease_id if has_token else None,
+                lease_id=lease_id if has_token else None,
                 jobs=jobs,
             )
         except (LeaseNotFoundError, OtherOwnerError) as error:
@@ -378,7 +378,7 @@ class Commands:
             ),
             lambda cluster, now: serializers.allocation(cluster, cluster.leases[lease_id]),
             once=repeats.of_renewal(once, lease_id, serializers.allocation),
-            of_lease=lease_id if fencing_token is not None else None,
+            lease_id=lease_id if fencing_token is not None else None,
         )
 
     def renew_all(self, renewals: Sequence[Renewal], *, owner: str | None = None) -> list[bool]:

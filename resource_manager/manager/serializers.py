@@ -424,11 +424,16 @@ def summary(cluster: ClusterState) -> Summary:
 ONE_COURSE = "from one simulated course: the interval is not known"
 
 
+def is_of_one_course(start: Mapping[str, Any]) -> bool:
+    """Return whether an expected start stands on one play alone, and such estimates are not calibrated."""
+    return start.get("plays") == 1 and start["confidence"] != "calibrated"
+
+
 def interval_in_words(start: Mapping[str, Any], now: float) -> str:
     """Return how sure an expected start is: `2 min to 1.0 h, calibrated`; few plays are told of."""
     found = [str(start["confidence"])]
     earliest, latest = start.get("earliest"), start.get("latest")
-    if start.get("plays") == 1 and start["confidence"] != "calibrated":
+    if is_of_one_course(start):
         return ONE_COURSE
     if earliest is not None and earliest != latest:
         end = "after more than " + duration(earliest - now)

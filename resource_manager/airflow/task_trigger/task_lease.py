@@ -37,18 +37,18 @@ class TaskLease:
         self._has_released = False
 
     @property
-    def lease(self) -> Allocation:
+    def allocation(self) -> Allocation:
         """The lease, as it was last read."""
         assert self._held is not None
         return self._held
 
-    @lease.setter
-    def lease(self, lease: Allocation) -> None:
+    @allocation.setter
+    def allocation(self, lease: Allocation) -> None:
         self._held = lease
 
     @property
     def token(self) -> int:
-        return self.lease["fencing_token"]
+        return self.allocation["fencing_token"]
 
     def is_still(self, entry: Submission) -> bool:
         """Return whether it is this lease, neither a later one of the task nor its pending request."""
@@ -91,23 +91,23 @@ class TaskLease:
         return await self._trigger.ask(self._renew)
 
     def _renew(self, manager: LeaseService) -> Allocation:
-        return manager.renew(self.lease["task_id"], fencing_token=self.token)
+        return manager.renew(self.allocation["task_id"], fencing_token=self.token)
 
     async def place(self, places: Sequence[JobPlace]) -> None:
         """Store where the jobs are about to start; raises `LeaseNotFoundError`."""
-        lease_id, token = self.lease["task_id"], self.token
-        self.lease = await self._trigger.ask(
+        lease_id, token = self.allocation["task_id"], self.token
+        self.allocation = await self._trigger.ask(
             lambda manager: manager.place_job(lease_id, places, fencing_token=token)
         )
 
     async def queue_again(self, gang: GangJob | None, outcome: Outcome = Outcome.PREEMPTED) -> None:
         """End what is left of the jobs, and let the request wait again in its old place."""
-        await self._with_manager(queue_again, self.lease, gang, outcome)
+        await self._with_manager(queue_again, self.allocation, gang, outcome)
 
     async def release(self, outcome: Outcome, **why: Any) -> str:
         """End the jobs and the lease; return why the GPUs stay allocated, empty if they do not."""
         self._has_released = True
-        done = await self._with_manager(reconcile.end, self.lease, outcome, **why)
+        done = await self._with_manager(reconcile.end, self.allocation, outcome, **why)
         if done.action is ActionKind.PARTLY_RELEASED:
             self._trigger.log.warning(
                 "%s; the GPUs of that member stay allocated until it is gone", done.detail

@@ -103,15 +103,15 @@ class TaskTrigger(TaskBoundTrigger):
                 return TaskState.ENDED
         if status is None:
             return TaskState.ENDING
-        self._lease.lease = status
+        self._lease.allocation = status
         if status["state"] == "ERROR":  # it was not renewed for a while, but its task continues
-            self._lease.lease = await self._lease.renew()
-        return TaskState.STARTING if self._lease.lease["preempted_by"] is None else TaskState.PREEMPTED
+            self._lease.allocation = await self._lease.renew()
+        return TaskState.STARTING if self._lease.allocation["preempted_by"] is None else TaskState.PREEMPTED
 
     async def _start(self) -> TaskState:
         """Store where the job will be, and start it unless it runs."""
         lease = self._lease
-        gang, started_at = GangJob.of(lease.lease), self._notes.started_at(lease.token)
+        gang, started_at = GangJob.of(lease.allocation), self._notes.started_at(lease.token)
         if gang is not None and started_at is not None:  # by an earlier trigger: a server may be out of reach
             await self._watch_jobs(gang, started_at)
             return TaskState.RUNNING
@@ -119,8 +119,8 @@ class TaskTrigger(TaskBoundTrigger):
             if await self._gives_back(gang):
                 return TaskState.WAITING
             if gang is None:
-                launcher = self.plan.job.launcher_for(lease.lease)
-                planned = GangJob.planned(lease.lease, launcher, self.plan.job.conn_id)
+                launcher = self.plan.job.launcher_for(lease.allocation)
+                planned = GangJob.planned(lease.allocation, launcher, self.plan.job.conn_id)
                 prepared = await lease.launch(planned.prepare, self._jobs(planned))
                 if prepared.failed:
                     error = next(iter(prepared.failed.values()))
@@ -128,9 +128,9 @@ class TaskTrigger(TaskBoundTrigger):
                         raise error
                     return await self._not_started(error, tuple(prepared.failed))
                 await lease.place(prepared.places)
-                gang = GangJob.of(lease.lease)
+                gang = GangJob.of(lease.allocation)
                 assert gang is not None  # it was placed just now
-            await self._notes.share(ALLOCATION, lease.lease)
+            await self._notes.share(ALLOCATION, lease.allocation)
             self._say_where(gang)
             if await lease.launch(gang.start, self._jobs(gang)):
                 started_at = time.time()
@@ -158,7 +158,7 @@ class TaskTrigger(TaskBoundTrigger):
         except LeaseNotFoundError:
             return await self._lost()
         if taken is not None:
-            self._lease.lease = taken
+            self._lease.allocation = taken
             return TaskState.PREEMPTED
         assert end is not None
         self._end = end
@@ -167,7 +167,7 @@ class TaskTrigger(TaskBoundTrigger):
             if entry is not None and not self._lease.is_still(entry):
                 return TaskState.WAITING  # another process ended the job
             if entry is not None and entry["state"] != "WAITING" and entry["preempted_by"] is not None:
-                self._lease.lease = entry
+                self._lease.allocation = entry
                 return TaskState.PREEMPTED
         if end.state is EndState.JOB_UNREACHABLE and end.rank is None:
             self._end = end.model_copy(update={"detail": f"{end.detail}; {GPUS_STAY_ALLOCATED}"})
@@ -180,7 +180,7 @@ class TaskTrigger(TaskBoundTrigger):
         A job that still ends with exit code 0 has succeeded. One that cannot be known to be gone keeps its
         GPUs, and is tried again later.
         """
-        lease = self._lease.lease
+        lease = self._lease.allocation
         gang, grace_s = GangJob.of(lease), grace_of(lease)
         self.log.warning("the lease is %s; its job has %.1f s to save what it did", lease["reason"], grace_s)
         try:
@@ -225,7 +225,7 @@ class TaskTrigger(TaskBoundTrigger):
             self.log.warning("the end is not kept; if its event is lost, the job runs again: %s", error)
         entry = await self._lease.newest()
         if entry is not None and entry["state"] != "WAITING":
-            self._lease.lease = entry
+            self._lease.allocation = entry
             if self._lease.token == self._end.fencing_token:
                 outcome = Outcome.SUCCESS if self._end.has_succeeded else Outcome.FAILED
                 if why := await self._lease.release(outcome, reason=self._end.reason):
@@ -266,14 +266,14 @@ class TaskTrigger(TaskBoundTrigger):
 
     def _jobs(self, gang: GangJob) -> list[Job]:
         """Return what the members of the lease run."""
-        return [self.plan.job.job(job, self._lease.lease) for job in gang.jobs]
+        return [self.plan.job.job(job, self._lease.allocation) for job in gang.jobs]
 
     async def _gives_back(self, gang: GangJob | None) -> bool:
         """Queue the request again if its job would run into maintenance; return False if it may begin.
 
         It may have begun before. Raises `LauncherError` if that is unknown.
         """
-        window = window_ahead(await self.ask(lambda manager: manager.maintenance()), self._lease.lease)
+        window = window_ahead(await self.ask(lambda manager: manager.maintenance()), self._lease.allocation)
         if window is None or (gang is not None and not await self._lease.launch(gang.is_absent)):
             return False
         self.log.warning("%s", describe_late_start(window))
@@ -281,7 +281,7 @@ class TaskTrigger(TaskBoundTrigger):
         return True
 
     def _say_where(self, gang: GangJob) -> None:
-        lease = self._lease.lease
+        lease = self._lease.allocation
         for member, job in zip(lease["members"], gang.jobs, strict=True):
             self.log.info(
                 "%sallocated GPUs %s and %s CPUs of %s; job %s",
@@ -303,7 +303,7 @@ class TaskTrigger(TaskBoundTrigger):
         The next lease avoids the servers on which the job is known not to have started. What a server out of
         reach may still run stays quarantined.
         """
-        lease = self._lease.lease
+        lease = self._lease.allocation
         if lease["job_places"] and not is_gang(lease) and isinstance(error, LauncherUnreachableError):
             self._end = TaskEnd(state=EndState.JOB_UNREACHABLE, detail=f"{error}; {GPUS_STAY_ALLOCATED}")
             return TaskState.ENDED
@@ -331,7 +331,7 @@ class TaskTrigger(TaskBoundTrigger):
         """Watch the jobs of the lease, which were started at that time or, if it is None, before."""
         if self._watch is not None:
             await self._watch.close()
-        started_at = started_at or self._lease.lease["granted_at"]
+        started_at = started_at or self._lease.allocation["granted_at"]
         self._watch = JobWatch(self, self.plan, self._notes, gang.jobs, started_at)
         await self._watch.recall()
         return self._watch
@@ -348,7 +348,7 @@ class TaskTrigger(TaskBoundTrigger):
         if await self._is_known_end():  # another trigger of this task released it
             return TaskState.ENDING
         self.log.error("the lease was ended by another client; stopping the job")
-        gang = GangJob.of(self._lease.lease)
+        gang = GangJob.of(self._lease.allocation)
         stopped = None if gang is None else await self._lease.launch(gang.stop)
         for problem in () if stopped is None else stopped.left.values():
             self.log.error("a job without a lease may still run: %s", problem)

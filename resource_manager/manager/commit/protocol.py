@@ -147,7 +147,7 @@ class Transactions:
         exclusive: bool = False,
         once: Repeatable[T] | None = None,
         refused: Callable[[ClusterState], bool] | None = None,
-        of_lease: str | None = None,
+        lease_id: str | None = None,
         max_age_s: float = 0.0,
         jobs: Sequence[JobRow] = (),
     ) -> T:
@@ -156,7 +156,7 @@ class Transactions:
         `exclusive` keeps a step out of groups that cannot be applied on trial (an inventory). With `once`
         the changes are made only if none were made under that key. A step without changes that `refused`
         confirms is decided again for `LOOK_AGAIN_S` under contention; that there are none may be decided on a
-        state of `max_age_s` ago. A step about `of_lease` alone, whose fencing token the caller has, is
+        state of `max_age_s` ago. A step about `lease_id` alone, whose fencing token the caller has, is
         carried out on a state that a newer version wrote, too. `jobs` are stored with the changes.
         Raises the step's errors,
         `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
@@ -171,9 +171,9 @@ class Transactions:
             if isinstance(operation.error, NewerFormatError):
                 raise operation.error
         except NewerFormatError:
-            if of_lease is None:
+            if lease_id is None:
                 raise
-            return self._run_on_known(operation, of_lease)
+            return self._run_on_known(operation, lease_id)
         if who is not None and operation.error is None:
             who.changes += operation.changes
         if once is None:
