@@ -18,9 +18,14 @@ from contextlib import suppress
 from typing import Any
 
 from resource_manager.agent import long_logs
-from resource_manager.core.identifiers import token_of_key
+from resource_manager.core.identifiers import as_reason, token_of_key
 from resource_manager.jobs.launchers import directory_job, walls
-from resource_manager.jobs.launchers.base import LauncherError, check_no_other_lease, lease_of_key
+from resource_manager.jobs.launchers.base import (
+    LauncherError,
+    check_no_other_lease,
+    lease_of_key,
+    walls_of,
+)
 
 TICK_S = 0.1
 KEEP_LOGS_S = 3 * 86400.0
@@ -29,6 +34,9 @@ PRUNE_EVERY_S = 600.0
 CUT_EVERY_S = 2.0
 LAST_LINE_BYTES = 2000
 AT_ONCE = 16
+
+NOT_DONE = {"want": None, "n": None, "error": None, "refusal": None, "began": None, "walls": ""}
+"""What is told of a job of which nothing was ordered yet."""
 
 
 class OtherAgentError(Exception):
@@ -155,13 +163,15 @@ class AgentJobs:
 
     def _carry_out(self, item: Mapping[str, Any]) -> None:
         key, want = item["key"], item["want"]
-        done: dict[str, Any] = {"want": want, "n": item["n"], "error": None, "refusal": None, "began": None}
+        done: dict[str, Any] = {**NOT_DONE, "want": want, "n": item["n"]}
         try:
             done["began"] = self._act(key, want, item)
         except directory_job.RefusedError as error:
             done.update(error=str(error)[:400], refusal=type(error).__name__)
         except (OSError, RuntimeError, KeyError, ValueError) as error:
             done.update(error=str(error)[:400], refusal="")
+        with suppress(OSError):  # it has none, or has put something else there
+            done["walls"] = as_reason(directory_job.text_of(self._walls_file(key)))
         with self._lock:
             self._done[key] = done
 
@@ -205,11 +215,15 @@ class AgentJobs:
         check = [] if confine == "off" else [*program, walls.CHECK]
         port = int(spec.get("port") or 0) if item["want"] == "prepare" else 0
         missing = directory_job.prepare(self._root, key, port, check)["walls"]
-        self._refuse_other_lease(key)
-        if confine == "must" and missing:
-            raise directory_job.NotStartedError(walls.refusal(self._server, missing))
+        running = [name for name, found in self._states.items() if found["state"] == "running"]
+        try:
+            check_no_other_lease(key, running, self._server)
+            achieved = walls_of(confine, missing, self._server)
+        except LauncherError as error:
+            raise directory_job.NotStartedError(str(error)) from error
         if confine == "off":
             return []
+        directory_job.write_file(self._walls_file(key), achieved)  # an agent may be started again
         return walls.telling(missing) if missing else [sys.executable, *program]
 
     def _check(self, key: str, item: Mapping[str, Any]) -> None:
@@ -226,13 +240,6 @@ class AgentJobs:
         names = (*directory_job.jobs_in(self._root), *directory_job.ended_in(self._root))
         if any(lease_of_key(name) == lease_of_key(key) and token_of_key(name) > token for name in names):
             raise directory_job.NotStartedError(f"a later lease than that of job {key} was here")
-
-    def _refuse_other_lease(self, key: str) -> None:
-        running = [name for name, found in self._states.items() if found["state"] == "running"]
-        try:
-            check_no_other_lease(key, running, self._server)
-        except LauncherError as error:
-            raise directory_job.NotStartedError(str(error)) from error
 
     def _has_changed(self) -> bool:
         """Return whether any job is other than it was at the last call."""
@@ -264,8 +271,10 @@ class AgentJobs:
         else:
             lines = directory_job.tail(self._root, key, LAST_LINE_BYTES)["text"].splitlines()
             line = next((each.strip() for each in reversed(lines) if each.strip()), "")
-        done = {"want": None, "n": None, "error": None, "refusal": None, "began": None, **done}
-        return {**found, **done, "last_line": line, "ended": _is_buried(self._root, key)}
+        return {**found, **NOT_DONE, **done, "last_line": line, "ended": _is_buried(self._root, key)}
+
+    def _walls_file(self, key: str) -> str:
+        return os.path.join(directory_job.directory_of(self._root, key), "walls")
 
     def _log_of(self, key: str) -> str:
         return os.path.join(directory_job.directory_of(self._root, key), "log")

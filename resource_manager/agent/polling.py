@@ -45,13 +45,15 @@ class JobPoll:
 
     def _run(self) -> None:
         pause_s = FIRST_PAUSE_S
-        while not self._stop.is_set():
+        while True:
+            self._again.clear()  # before the question: a wake while it fails ends the pause after it
+            if self._stop.is_set():
+                return
             try:
                 self._round()
                 pause_s, trouble = FIRST_PAUSE_S, ""
             except ReportRefusedError as error:
                 trouble = str(error)
-                self._again.clear()
                 self._again.wait(pause_s * (0.5 + spread.random()))
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
             if trouble and trouble != self._trouble:

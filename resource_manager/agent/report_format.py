@@ -107,9 +107,8 @@ class PlaceReport(Strict):
 class RunReport(Strict):
     """Job that an agent runs or ran, by key; `want` and `n` are of the last order that it has carried out.
 
-    `error` is why it could not, `refusal` its kind. `began`: a start began it. `ended`: it is
-    never started again. `last_line` is that
-    of the output of a job that is over.
+    `error` is why it could not, `refusal` its kind. `began`: a start began it. `ended`: it is never started
+    again. `last_line` is that of the output of a job that is over. `walls` are as in the place of a job.
     """
 
     key: Text
@@ -125,6 +124,7 @@ class RunReport(Strict):
     began: bool | None
     last_line: Annotated[str, Field(max_length=4000)]
     ended: bool
+    walls: Text = ""
 
 
 class Report(Strict):

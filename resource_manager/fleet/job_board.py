@@ -11,6 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import TypedDict
@@ -20,21 +21,26 @@ from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import MAX_TEXT
 from resource_manager.core.models import JobPlace, Lease
-from resource_manager.errors import CorruptStateError, LeaseNotFoundError, ResourceManagerError
+from resource_manager.errors import (
+    CorruptStateError,
+    InvalidRequestError,
+    LeaseNotFoundError,
+    ResourceManagerError,
+)
 from resource_manager.fleet.doorbell import Doorbell
 from resource_manager.jobs.gang_job import StartupOrder, order_of
 from resource_manager.jobs.job_preemption import grace_of
 from resource_manager.jobs.job_template import JobTemplate
 from resource_manager.jobs.launchers.base import LauncherError
 from resource_manager.jobs.launchers.local import spec_of
-from resource_manager.jobs.running_job import RunningJob
+from resource_manager.jobs.running_job import RunningJob, is_remainder
 from resource_manager.manager import serializers
 from resource_manager.manager.agent_jobs import jobs_on
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.commit.job_ends import has_stored_job
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Allocation
-from resource_manager.manager.stored_jobs import JobEnded, Question
+from resource_manager.manager.stored_jobs import JobEnded, Question, check_job
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +87,11 @@ class JobBoard:
         for key, lease, rank in wanted:
             if not _is_at(state["place"], lease, rank):
                 continue  # nothing is known there of a job that may have been started
-            token = lease["fencing_token"]
-            for item in (orders.get(key), self._of_stored(lease, rank)):
+            token, order = lease["fencing_token"], orders.get(key)
+            if isinstance(order, CorruptStateError):  # it may have been to end the job
+                logger.error("nothing is told of the job of %s: %s", lease["name"], order)
+                continue
+            for item in (order, self._of_stored(lease, rank)):
                 if item is not None:
                     items.append({"n": "", **item, "key": key, "token": token, "user": user})
                     break
@@ -91,7 +100,7 @@ class JobBoard:
             if key not in live and not run["ended"]:
                 want = "stop" if run["state"] == "running" else "forget"
                 items.append({"key": key, "want": want, "n": "", "grace_s": END_GRACE_S})
-        output = self._manager.stored_jobs.questions(server)
+        output = self._questions(server)
         known = hashlib.sha256(json.dumps([items, output]).encode()).hexdigest()[:16]
         return {
             "server": server,
@@ -101,6 +110,13 @@ class JobBoard:
             "jobs": items,
             "output": output,
         }
+
+    def _questions(self, server: str) -> list[Question]:
+        try:
+            return self._manager.stored_jobs.questions(server)
+        except CorruptStateError as error:  # its jobs do not wait for this
+            logger.error("no output is read: %s", error)
+            return []
 
     def _of_stored(self, lease: Allocation, rank: int) -> dict[str, Any] | None:
         """Return what is wanted of the job that is stored with a request; None if it is not placed yet."""
@@ -118,10 +134,11 @@ class JobBoard:
             job = self._manager.stored_jobs.job(lease["task_id"])
             if job is None:
                 return None
+            check_job(job)
             return {"want": "run", "spec": spec_of(JobTemplate.from_dict(job).job(running, lease))}
         except CorruptStateError as error:  # as of a service with other keys: another one may offer it
             logger.error("the job of %s is not started: %s", lease["name"], error)
-        except LauncherError as error:
+        except (InvalidRequestError, LauncherError) as error:
             self._refuse(lease, str(error))
         return None
 
@@ -209,6 +226,8 @@ class JobBoard:
                 self._manager.stored_jobs.ring(lease["server_name"])
             with asked_by(f"agent:{report.server}"):
                 try:
+                    if run.walls:
+                        self._store_walls(lease, run)
                     if run.state == "running" and (is_due or lease["state"] == "ERROR"):
                         self._manager.renew(
                             lease["task_id"],
@@ -219,6 +238,14 @@ class JobBoard:
                         self._end(lease)
                 except ResourceManagerError as error:
                     logger.warning("the job of %s: %s", lease["name"], error)
+
+    def _store_walls(self, lease: Allocation, run: RunReport) -> None:
+        """Add the walls that a job got to its place, unless they are there."""
+        places = [JobPlace(**stored) for stored in lease["job_places"]]
+        number = [job.key for job in RunningJob.all_of(lease)].index(run.key)
+        if not places[number].walls and not is_remainder(lease):
+            places[number] = replace(places[number], walls=run.walls)
+            self._manager.place_job(lease["task_id"], places, fencing_token=lease["fencing_token"])
 
     def _end(self, lease: Allocation) -> None:
         """Release a lease whose jobs are all over, with their result."""

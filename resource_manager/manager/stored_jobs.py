@@ -156,15 +156,16 @@ class StoredJobs:
         found: Any = self._stored_value(name, f"result {fencing_token}", lease_id)
         return found  # type: ignore[no-any-return]
 
-    def orders(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return the orders about these jobs, by key; raises `CorruptStateError` as `job` does."""
+    def orders(self, keys: Iterable[str]) -> dict[str, dict[str, Any] | CorruptStateError]:
+        """Return the orders about these jobs, by key; of one that is none of ours, why."""
         names = {digest(f"order {key}"): key for key in keys}
-        found = {}
+        found: dict[str, dict[str, Any] | CorruptStateError] = {}
         for name, text in self._store.texts(names).items():
-            *said, value = self._opened(text)
-            if said != ["order", names[name]]:
-                raise CorruptStateError(f"what is stored as the order for {names[name]} is of another job")
-            found[names[name]] = value
+            key = names[name]
+            try:
+                found[key] = self._opened(text, "order", key)
+            except CorruptStateError as error:
+                found[key] = error
         return found
 
     def give_order(self, key: str, order: Mapping[str, Any]) -> None:
@@ -224,26 +225,26 @@ class StoredJobs:
 
     def _stored_value(self, name: str, about: str, lease_id: str) -> dict[str, Any] | None:
         text = self._store.texts([name]).get(name)
-        if text is None:
-            return None
-        *said, value = self._opened(text)
-        if said != [about, lease_id]:
-            raise CorruptStateError(f"what is stored as the {about} of {lease_id!r} is of another lease")
-        return dict(value)
+        return None if text is None else self._opened(text, about, lease_id)
 
     def _sealed(self, value: Sequence[Any]) -> str:
         plain = json.dumps(value, separators=(",", ":"))
         return plain if self._fernet is None else self._fernet.encrypt(plain.encode()).decode()
 
-    def _opened(self, text: str) -> list[Any]:
-        from_whom = "GPU_MANAGER_JOB_KEYS must be the same in all processes"
+    def _opened(self, text: str, about: str, of: str) -> dict[str, Any]:
+        """Return what was sealed as that of a lease, a job or a server; raises `CorruptStateError`."""
         try:
             if self._fernet is not None:
                 text = self._fernet.decrypt(text.encode()).decode()
-            found = json.loads(text)
+            said = json.loads(text)
         except Exception as error:  # `InvalidToken` of a package that is not always there
-            raise CorruptStateError(f"a stored job cannot be decrypted: {from_whom}") from error
-        return list(found)
+            raise CorruptStateError(
+                f"what is stored as the {about} of {of!r} cannot be decrypted: GPU_MANAGER_JOB_KEYS must be "
+                "the same in all processes"
+            ) from error
+        if not isinstance(said, list) or said[:-1] != [about, of] or not isinstance(said[-1], dict):
+            raise CorruptStateError(f"what is stored as the {about} of {of!r} is something else")
+        return said[-1]
 
 
 def check_job(job: Mapping[str, Any]) -> None:

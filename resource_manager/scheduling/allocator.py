@@ -276,13 +276,23 @@ def place_job(
 ) -> list[Change]:
     """Return the places of a lease's jobs, one a member, which are about to start there.
 
-    Returns nothing if it has places already: whoever came first starts the jobs. Raises as `renew` does.
+    Returns nothing if it has places already: whoever came first starts the jobs. Only walls may be told of
+    jobs that were placed before they had any. Raises as `renew` does.
     """
     lease = _require_whole_lease(cluster, lease_id, fencing_token, owner)
     if len(places) != len(lease.members):
         text = "{places} must have one entry for each member, {}, got {}"
         raise InvalidRequestError(text, len(lease.members), len(places))
-    return [] if lease.places else [JobPlaced(lease_id, fencing_token, tuple(places), now)]
+    if lease.places and not _tells_walls(lease.places, places):
+        return []
+    return [JobPlaced(lease_id, fencing_token, tuple(places), now)]
+
+
+def _tells_walls(before: Sequence[JobPlace], after: Sequence[JobPlace]) -> bool:
+    """Return whether these are the same places, and walls are told that were not known."""
+    pairs = zip(before, after, strict=True)
+    known = [old if old.walls else replace(old, walls=new.walls) for old, new in pairs]
+    return list(after) == known != list(before)
 
 
 def renew(

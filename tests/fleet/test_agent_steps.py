@@ -15,7 +15,9 @@ from resource_manager.agent.job_runner import AgentJobs
 from resource_manager.agent.report_format import read_report
 from resource_manager.core.models import RUNS_JOBS, Gpu, Node
 from resource_manager.fleet.receiving import ReportReceiver
-from resource_manager.jobs.launchers import job_key
+from resource_manager.fleet.server_use import use_of
+from resource_manager.jobs.launchers import directory_job, job_key
+from resource_manager.jobs.launchers.walls import CHECK, program_of
 from tests.agent.reporting import as_text, gpu, report
 from tests.eventually import wait_for
 
@@ -26,10 +28,10 @@ STEPS = ("granted", "placed", "offered", "started", "seen", "ended", "told", "fo
 class World:
     """One server with its agent, and the service; every call between them is made by hand."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, confine: str) -> None:
         self._root = str(folder / "jobs")
         user = pwd.getpwuid(os.geteuid()).pw_name
-        node = Node("gpu-a", 0, {"cpus": 8}, (Gpu(0),), labels=RUNS_JOBS, job_user=user)
+        node = Node("gpu-a", 0, {"cpus": 8}, (Gpu(0),), labels=RUNS_JOBS, job_user=user, confine=confine)
         self.manager = GPUResourceManager.from_url("memory://", inventory=[node])
         self._uptime_s = 0.0
         self._last_answer: Any = None
@@ -68,8 +70,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+    made = World(tmp_path, getattr(request, "param", "off"))
     yield made
     made.agent.close()
     made.manager.close()
@@ -132,3 +134,37 @@ def test_a_job_runs_once_and_frees_its_gpus_whatever_breaks(
     assert (found["exit_code"], found["last_line"]) == (4, "last")
     assert count.read_text() == "x\n", "it began once"
     assert world.agent.output(key, 0)["text"] == "last\n"
+
+
+@pytest.mark.parametrize("world", ["try"], indirect=True)
+@pytest.mark.parametrize("has_bubblewrap", [True, False])
+def test_the_walls_that_an_agents_job_got_are_in_lease_top_and_log(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_bubblewrap: bool
+) -> None:
+    walls = "bubblewrap"
+    if not has_bubblewrap:
+        walls = "none: bwrap is missing: install bubblewrap"
+        programs = tmp_path / "programs"
+        programs.mkdir()
+        for name in ("sh", "mv", "sleep"):
+            (programs / name).symlink_to(f"/bin/{name}")
+        monkeypatch.setenv("PATH", str(programs))
+    elif directory_job.prepare(str(tmp_path), "probe", 0, [*program_of((), (), "", ()), CHECK])["walls"]:
+        pytest.skip("needs bubblewrap, and namespaces that this user may make")
+    world.report()
+    lease: Any = world.manager.submit("t", 1, job={"command": ["/bin/sh", "-c", "echo begun; sleep 60"]})
+    key = job_key("t", lease["fencing_token"])
+    world.report()
+    world.poll()
+    wait_for(lambda: "begun" in world.agent.output(key, 0)["text"])
+    world.kill_agent()  # what was tried at the start is known to the next one
+    world.poll()
+    wait_for(lambda: world.agent.report()["runs"][0]["walls"])
+    world.report()
+    assert [place["walls"] for place in world.manager.leases()[0]["job_places"]] == [walls]
+    [use] = use_of(world.manager, ["gpu-a"])
+    assert use["gpus"][0]["leases"][0]["walls"] == walls
+    assert world.agent.output(key, 0)["text"] == f"gpu-manager: walls: {walls}\nbegun\n"
+    world.manager.order_job("gpu-a", key, {"want": "stop"})
+    world.poll()
+    wait_for(lambda: world.state(key) != "running")

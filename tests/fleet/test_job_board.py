@@ -15,6 +15,7 @@ from resource_manager.errors import NeverFitsError
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.jobs.launchers import job_key
 from resource_manager.storage.jobs import JobRow, job_name
+from resource_manager.storage.once import digest
 from tests.agent.reporting import as_text, gpu, process, report, uuid
 from tests.builders import Clock
 
@@ -127,6 +128,25 @@ def test_the_end_of_a_job_releases_its_lease_with_the_result(fleet: Fleet) -> No
     assert fleet.wanted() == {key: "forget"}
 
 
+def test_the_walls_that_a_job_got_are_in_its_lease(fleet: Fleet) -> None:
+    for name in ("gpu-a", "gpu-b"):
+        fleet.report(name=name)
+    token = fleet.manager.submit("t", 0, 8, nodes=2, job=JOB)["fencing_token"]
+    first, second = (job_key("t", token, rank) for rank in (0, 1))
+    fleet.wanted()
+
+    def walls() -> list[str]:
+        return [place["walls"] for place in fleet.manager.leases()[0]["job_places"]]
+
+    fleet.report(run(second, walls="none: bwrap is missing"), name="gpu-b")
+    assert walls() == ["", "none: bwrap is missing"]
+    for said in ("bubblewrap", "none: of later"):
+        fleet.report(run(first, walls=said))
+        assert walls() == ["bubblewrap", "none: bwrap is missing"]
+    changes = [change for change in fleet.manager.history() if change["change"] == "jobplaced"]
+    assert len(changes) == 3, "one more for each of them, and nothing for what is known"
+
+
 def test_reports_keep_a_lease_and_silence_frees_nothing(fleet: Fleet) -> None:
     fleet.report()
     token = fleet.submit("t", ttl=100)["fencing_token"]
@@ -171,7 +191,26 @@ def test_a_job_that_starts_nowhere_ends_with_its_reason_and_keeps_no_other_back(
     assert [lease["task_id"] for lease in fleet.manager.leases()] == ["t"]
     found = fleet.manager.result_of("bad", token)
     assert found is not None
-    assert "its job cannot be started: env: 'A\\nB' is not a valid variable name" in found["reason"]
+    assert "its job cannot be started: job: env must have texts by the names of variables" in found["reason"]
+
+
+def test_a_row_that_cannot_be_read_keeps_no_other_job_back(fleet: Fleet) -> None:
+    fleet.report()
+    first, second, third = (
+        job_key(task, fleet.submit(task)["fencing_token"]) for task in ("first", "second", "third")
+    )
+    assert fleet.wanted() == {first: "run", second: "run", third: "run"}
+    rows = {
+        f"order {first}": "as of a service with other keys",
+        f"order {second}": json.dumps(["order", first, {"want": "run"}]),
+        "questions gpu-a": "7",
+    }
+    store = fleet.manager.store.jobs
+    store.write([JobRow(digest(name), "", text, 600.0) for name, text in rows.items()])
+    assert fleet.wanted() == {third: "run"}, "an order that nobody can read may be to end its job"
+    fleet.manager.order_job("gpu-a", first, {"want": "stop"})
+    assert fleet.wanted() == {first: "stop", third: "run"}
+    assert len(fleet.manager.leases()) == 3
 
 
 def test_a_preempted_job_is_told_and_its_request_waits_again(fleet: Fleet) -> None:

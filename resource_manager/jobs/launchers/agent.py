@@ -50,8 +50,8 @@ class AgentLauncher:
         check_image("agent", job)
         place = self._state().get("place")
         assert place is not None
-        self._ordered(job.key, "cannot be started", LauncherError, want="prepare", spec=spec_of(job))
-        self._place = JobPlace("agent", self.server, **place)
+        run = self._ordered(job.key, "cannot be started", LauncherError, want="prepare", spec=spec_of(job))
+        self._place = JobPlace("agent", self.server, **place, walls=run["walls"])
         return self._place
 
     def start(self, job: Job) -> bool:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
+from resource_manager.core.identifiers import as_reason
 from resource_manager.core.identifiers import job_key as job_key
 from resource_manager.core.models import MILLI_PER_GPU, JobPlace
 from resource_manager.errors import ResourceManagerError
+from resource_manager.jobs.launchers import walls
 
 
 class LauncherError(ResourceManagerError):
@@ -230,6 +232,16 @@ def check_image(launcher: str, job: Job) -> None:
         raise LauncherError("the docker launcher needs an image: set image")
     if launcher in ("local", "ssh", "agent") and job.image:
         raise LauncherError(f"the {launcher} launcher runs no images; use launcher='docker'")
+
+
+def walls_of(confine: str, missing: str, server: str) -> str:
+    """Return what the place of a job says of its walls, for which so much is missing there.
+
+    Raises `LauncherError` if it must have them.
+    """
+    if confine == "must" and missing:
+        raise LauncherError(walls.refusal(server, missing))
+    return "" if confine == "off" else as_reason(f"{walls.NONE}{missing}") if missing else walls.BUBBLEWRAP
 
 
 _KEY = re.compile(r"((.*-[0-9a-f]{8}-)\d+)(\.\d+)?")

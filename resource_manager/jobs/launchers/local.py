@@ -26,6 +26,7 @@ from resource_manager.jobs.launchers.base import (
     Output,
     check_image,
     check_no_other_lease,
+    walls_of,
 )
 from resource_manager.jobs.launchers.devices import job_environment
 
@@ -74,14 +75,6 @@ def check_user(job: Job, user: str, address: str, server: str) -> None:
             f"{server} confines its jobs (confine = must), but this one would run as root: state a user in "
             "its team's table, or root there or in the server's address"
         )
-
-
-def walls_of(job: Job, prepared: Mapping[str, Any], server: str) -> str:
-    """Return the job's walls there, as its place says; raises `LauncherError` if it must have others."""
-    missing = prepared["walls"]
-    if job.confine == "must" and missing:
-        raise LauncherError(walls.refusal(server, missing))
-    return "" if job.confine == "off" else f"{walls.NONE}{missing}" if missing else walls.BUBBLEWRAP
 
 
 def check_of(job: Job) -> list[str]:
@@ -156,7 +149,7 @@ class LocalLauncher:
         )
         server = socket.gethostname()
         check_no_other_lease(job.key, found["running"], server)
-        self._place = placed(self._place, found, walls_of(job, found, server))
+        self._place = placed(self._place, found, walls_of(job.confine, found["walls"], server))
         check_user(job, found["user"], self._place.address, server)
         return self._place
 

@@ -27,6 +27,7 @@ from resource_manager.jobs.launchers.base import (
     check_connection,
     check_image,
     check_no_other_lease,
+    walls_of,
 )
 from resource_manager.jobs.launchers.devices import job_environment
 from resource_manager.jobs.launchers.local import (
@@ -36,7 +37,6 @@ from resource_manager.jobs.launchers.local import (
     placed,
     refusal,
     status_of,
-    walls_of,
 )
 from resource_manager.jobs.launchers.plain_ssh import parts_of, silence
 from resource_manager.jobs.launchers.ssh_python import PROGRAM, PythonServer, SSHPython
@@ -168,7 +168,8 @@ class SSHLauncher:
         job_environment(job)
         found = self.ask("prepare", key=job.key, port=job.port, walls=check_of(job))
         check_no_other_lease(job.key, found["running"], self._server.host)
-        self._place = placed(self._place, found, walls_of(job, found, self._server.host))
+        there = walls_of(job.confine, found["walls"], self._server.host)
+        self._place = placed(self._place, found, there)
         check_user(job, found["user"], self._place.address, self._server.host)
         self.root = self._place.folder
         return self._place

@@ -1,0 +1,63 @@
+"""Standing question of an agent for its jobs, while services fail and answer again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resource_manager.agent import polling
+from resource_manager.agent.job_runner import AgentJobs
+from resource_manager.agent.polling import JobPoll
+from resource_manager.agent.sending import ReportRefusedError, ReportSender
+from tests.eventually import wait_for
+
+
+class FailingService(ReportSender):
+    """Service that fails each question once the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__("http://localhost:1")
+        self.count = 0
+        self.fails = threading.Semaphore(0)
+
+    def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 0.0
+    ) -> Mapping[str, Any]:
+        self.count += 1
+        self.fails.acquire(timeout=10)
+        raise ReportRefusedError("it does not answer")
+
+
+@pytest.fixture
+def service() -> FailingService:
+    return FailingService()
+
+
+@pytest.fixture
+def poll(service: FailingService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobPoll]:
+    monkeypatch.setattr(polling, "FIRST_PAUSE_S", 600.0)
+    jobs = AgentJobs("here", str(tmp_path), changed=lambda: None, say=print)
+    poll = JobPoll("here", service, jobs, print)
+    yield poll
+    poll.close()
+    service.fails.release()
+    poll._thread.join(10)
+    jobs.close()
+
+
+def test_a_service_that_answers_again_is_asked_at_once(service: FailingService, poll: JobPoll) -> None:
+    service.fails.release()
+    wait_for(lambda: service.count == 1 and service.fails._value == 0)
+    poll.ask_again()
+    wait_for(lambda: service.count == 2)
+
+
+def test_a_wake_while_a_question_fails_is_not_forgotten(service: FailingService, poll: JobPoll) -> None:
+    wait_for(lambda: service.count == 1)
+    poll.ask_again()  # while the question of before is still failing
+    service.fails.release()
+    wait_for(lambda: service.count == 2)
