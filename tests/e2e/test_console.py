@@ -148,7 +148,7 @@ def test_the_queue_shows_the_estimated_start(page: Any, service: b.Service) -> N
         short_id = ursula.post("/api/submit", json=demand).raise_for_status().json()["short_id"]
     b.log_in(page, service, "ursula")
     page.get_by_role("link", name="Queue").click()
-    b.expect(page.get_by_role("row", name="late").get_by_text("good")).to_be_visible()
+    b.expect(page.get_by_role("row", name="late").get_by_text("few data")).to_be_visible()
     b.expect(page.get_by_role("row", name="late").get_by_text("in 50 min")).to_be_visible()
     page.get_by_role("link", name="What if").click()
     page.get_by_role("button", name="Ask").click()
@@ -291,16 +291,16 @@ def test_nothing_moves_while_pages_load_and_change(chromium: Any, service: b.Ser
 
 
 class NewUser:
-    """Somebody who does tasks from the first page: counts clicks and seconds of each."""
+    """Somebody who does tasks from the page that shows their object: counts clicks and seconds of each."""
 
     def __init__(self, page: Any, url: str) -> None:
         self.page, self.url = page, url
         self.done: dict[str, tuple[int, float]] = {}
 
     @contextmanager
-    def task(self, name: str) -> Iterator[Callable[[Any], None]]:
-        """Begin on the first page; yield the function that clicks. Allowed are 2 clicks or 10 seconds."""
-        self.page.goto(self.url + "/")
+    def task(self, name: str, path: str = "/") -> Iterator[Callable[[Any], None]]:
+        """Begin on a page; yield the function that clicks. Allowed are 2 clicks."""
+        self.page.goto(self.url + path)
         clicks, began = 0, time.monotonic()
 
         def click(where: Any) -> None:
@@ -311,14 +311,14 @@ class NewUser:
         yield click
         took_s = time.monotonic() - began
         self.done[name] = clicks, round(took_s, 1)
-        assert clicks <= 2 or took_s <= 10, f"{name}: {clicks} clicks, {took_s:.1f} s"
+        assert clicks <= 2, f"{name}: {clicks} clicks, {took_s:.1f} s"
 
 
-def test_a_new_user_does_each_task_in_two_clicks_or_ten_seconds(page: Any, service: b.Service) -> None:
+def test_a_new_user_does_each_task_in_two_clicks(page: Any, service: b.Service) -> None:
     allocate(service, "olga", "d/r/failing", team="nlp")
     with service.client("olga") as olga:
         olga.post("/api/release", json={"task_id": "d/r/failing", "outcome": "FAILED"}).raise_for_status()
-    labels = {"dag_id": "d", "run_id": "r", "task_id": "train"}
+    labels = {"instance": "here", "dag_id": "d", "run_id": "r", "task_id": "train", "map_index": "-1"}
     of_vision = {"labels": labels, "team": "vision", "expected_runtime": 3600}
     mine = allocate(service, "ursula", "d/r/train", prefer_server_id=2, **of_vision)
     for number, server_id in enumerate((0, 1, 3)):
@@ -342,10 +342,10 @@ def test_a_new_user_does_each_task_in_two_clicks_or_ten_seconds(page: Any, servi
         waiting = page.locator("#waiting .wait", has_text="mine")
         b.expect(waiting).to_contain_text("no server with 8 GPUs: largest free is 4 on gpu-server-2")
         b.expect(waiting.locator(".eta")).to_contain_text("in 60 min")
-    with user.task("stop it") as click:
-        click(page.locator("#server-2 .cell", has_text="train"))
-        click(page.get_by_role("button", name="Stop job…"))
-        click(page.get_by_role("button", name="Stop job of"))
+    with user.task("stop it", "/leases") as click:
+        click(page.get_by_role("link", name=f"Stop job… {mine}"))
+        b.expect(page.locator(":popover-open")).to_contain_text("mark it as failed there to end it")
+        click(page.get_by_role("button", name=f"Stop this run of {mine}"))
         b.expect(page.get_by_text(f"{mine} is released")).to_be_visible()
     with user.task("which team wasted most in the last week") as click:
         click(page.get_by_role("link", name="Use", exact=True))
@@ -354,5 +354,14 @@ def test_a_new_user_does_each_task_in_two_clicks_or_ten_seconds(page: Any, servi
         click(page.get_by_role("link", name="What if", exact=True))
         click(page.get_by_role("button", name="Hold"))
         b.expect(page.get_by_text("is yours.")).to_be_visible()
+    page.goto(service.url + "/")
+    page.get_by_role("button", name="Log out").click()
+    b.log_in(page, service, "olga")
+    with user.task("close one GPU", "/servers/0") as click:
+        click(page.locator("summary[aria-label='Drain GPU 7']"))
+        click(page.get_by_role("button", name="Drain GPU 7"))
+        b.expect(page.get_by_text("GPU 7 of server 0 takes no new leases.")).to_be_visible()
+    with service.client("olga") as olga:
+        olga.post("/api/servers/0/resume", json={"gpu": 7}).raise_for_status()
     b.ARTIFACTS.mkdir(exist_ok=True)
     (b.ARTIFACTS / "console-tasks.json").write_text(json.dumps(user.done, indent=1))

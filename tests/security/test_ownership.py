@@ -290,7 +290,7 @@ def test_a_cancel_names_the_entry_it_was_decided_on(as_role: AsRole, manager: GP
     new = ada.post("/api/submit", json={"task_id": "w", **BODY}).json["sequence"]  # type: ignore[index]
     assert new > old
     assert ada.post("/api/cancel", json={"task_id": "w", "sequence": old}).status_code == 404
-    assert f'name="sequence" value="{new}"' in ada.get("/queue").get_data(as_text=True)
+    assert f'name="sequence" value="{new}"' in ada.get("/lease?id=w").get_data(as_text=True)
     assert not manager.cancel("w", sequence=old)
     assert manager.cancel("w", sequence=new)
 

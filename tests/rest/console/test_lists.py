@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from flask.testing import FlaskClient
@@ -30,3 +31,17 @@ def test_mine_are_those_of_the_caller(manager: GPUResourceManager, as_role: AsRo
     assert "<p>1 lease</p>" in text_of(ada, "/leases?mine=true")
     assert "<p>2 pending requests</p>" in text_of(ada, "/queue")
     assert "1 GPU<" not in text_of(ada, "/queue")
+
+
+def test_a_list_leads_to_the_dialog_of_the_page_that_asks(
+    manager: GPUResourceManager, as_role: AsRole
+) -> None:
+    ada = as_role(Role.USER, "ada")
+    for server, owner in enumerate(["ada", "bob", "bob", "bob"]):
+        manager.submit(f"train-{owner}-{server}", 8, owner=owner, server=server)
+    manager.submit("wait-ada", 8, owner="ada")
+    manager.submit("wait-bob", 8, owner="bob")
+    for path, dialog in (("/leases", "stop"), ("/queue", "cancel")):
+        links = re.findall(r'href="([^"]+)" data-ask="(\w+)"', text_of(ada, path))
+        assert [name for _, name in links] == [dialog], path  # none of bob's
+        assert f'<div popover id="{dialog}"' in text_of(ada, links[0][0])

@@ -120,7 +120,25 @@
 
   document.addEventListener("focusout", () => { if (pending.size) later(); });
   document.addEventListener("toggle", () => { if (pending.size) later(); }, true);
+  async function ask(link) {
+    // The dialog is fetched when somebody wants it: Airflow is asked about one task then, not about a page of them.
+    try {
+      const dialog = (await page(link.href)).getElementById(link.dataset.ask);
+      const last = document.getElementById(dialog.id);
+      if (last) last.remove();
+      body.append(document.adoptNode(dialog));
+      dialog.showPopover({ source: link });
+    } catch (error) {
+      location.assign(link.href);
+    }
+  }
+
   document.addEventListener("click", (event) => {
+    const asks = event.target.closest("a[data-ask]");
+    if (asks && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
+      event.preventDefault();
+      ask(asks);
+    }
     const dot = event.target.closest("[data-page]");
     if (dot) {
       const query = new URLSearchParams(location.search);
