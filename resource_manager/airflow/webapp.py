@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -97,6 +98,7 @@ class Gate:
         self._problem = ""
         self._again_at = 0.0
         self._tokens: TokenAuthenticator | None = None
+        self._ends = ExitStack()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -153,14 +155,19 @@ class Gate:
                 if time.monotonic() < self._again_at:
                     raise ResourceManagerError(self._problem)
                 try:
-                    self._bridge = _bridge()
+                    self._bridge = _bridge(self._ends)
                 except (ResourceManagerError, AirflowException) as error:
                     self._problem, self._again_at = str(error), time.monotonic() + OUTAGE_S
                     raise
             return self._bridge
 
+    def close(self) -> None:
+        """End the service's threads."""
+        self._threads.shutdown()
+        self._ends.close()
 
-def _bridge() -> Any:
+
+def _bridge(ends: ExitStack) -> Any:
     instance = publish_instance()  # again, in case it failed at the start
     secret = hashlib.sha256(f"{NAME}:{conf.get('api', 'secret_key')}".encode()).hexdigest()
     service = build(
@@ -173,14 +180,18 @@ def _bridge() -> Any:
         embedded=True,
         max_streams=MAX_STREAMS,
     )
-    regularly("deadlines", MAX_AGE_S, service.manager.check_deadlines, threading.Event())
-    regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, threading.Event())
-    regularly("marks of the state", CHECK_EVERY_S, service.receiver.marks.check, threading.Event())
     path = os.environ.get("GPU_MANAGER_NOTICE_SECRET")
     key = (PrivateFile(Path(path), secret=True).read() or "").strip() if path else ""
-    regularly(
-        "notices", SEND_EVERY_S, NoticeSender(service.manager, service.watch, key).send, threading.Event()
-    )
+    closed = threading.Event()
+    for chore in (
+        regularly("deadlines", MAX_AGE_S, service.manager.check_deadlines, closed),
+        regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, closed),
+        regularly("marks of the state", CHECK_EVERY_S, service.receiver.marks.check, closed),
+        regularly("notices", SEND_EVERY_S, NoticeSender(service.manager, service.watch, key).send, closed),
+    ):
+        ends.callback(chore.join)
+    ends.callback(service.watch.close)
+    ends.callback(closed.set)
     app: Any = create_app(service)
     return WSGIMiddleware(app, workers=WORKERS + MAX_STREAMS)
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,15 @@ class Client:
 
 
 @pytest.fixture
-def client(manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch) -> Client:
-    """A client of the app mounted as Airflow mounts it, to which Airflow's log-in knows nobody."""
+def mounted(manager: GPUResourceManager) -> Iterator[Client]:
+    """A client of the app mounted as Airflow mounts it; its chores end before the manager."""
+    with closing(webapp.Gate()) as gate:
+        yield Client(Starlette(routes=[Mount("/gpu", gate)]))
+
+
+@pytest.fixture
+def client(mounted: Client, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch) -> Client:
+    """A client to whom Airflow's log-in knows nobody."""
 
     async def nobody(request: Any) -> Any:
         raise HTTPException(401, "Invalid JWT token")
@@ -61,7 +69,7 @@ def client(manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch) -> Clie
     monkeypatch.setattr(webapp, "_identify", nobody)
     monkeypatch.setattr(webapp, "manager_of_tasks", lambda: manager)
     monkeypatch.setattr(webapp, "publish_instance", lambda: "test")
-    return Client(Starlette(routes=[Mount("/gpu", webapp.Gate())]))
+    return mounted
 
 
 def token_of(manager: GPUResourceManager, role: Role, server: str = "") -> dict[str, str]:
@@ -73,7 +81,9 @@ def body(manager: GPUResourceManager) -> bytes:
     return as_text(report(manager.store.now(), gpu(0), gpu(1)))
 
 
-def test_a_store_that_does_not_answer_is_tried_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_does_not_answer_is_tried_once_for_all_who_ask(
+    mounted: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each try may take the store's timeout, for which the others would wait in turn."""
     tries = []
 
@@ -87,9 +97,8 @@ def test_a_store_that_does_not_answer_is_tried_once_for_all_who_ask(monkeypatch:
     monkeypatch.setattr(webapp, "_identify", ada)
     monkeypatch.setattr(webapp, "manager_of_tasks", manager_of_tasks)
     monkeypatch.setattr(webapp, "publish_instance", lambda: "test")
-    client = Client(Starlette(routes=[Mount("/gpu", webapp.Gate())]))
     for _ in range(3):
-        answer = client.request("GET", "/gpu/api/status")
+        answer = mounted.request("GET", "/gpu/api/status")
         assert (answer.status_code, answer.json()["detail"]) == (503, "redis://r does not answer")
     assert len(tries) == 1
 

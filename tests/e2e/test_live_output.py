@@ -14,7 +14,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.models import RUNS_JOBS, Gpu, Node
 from tests.e2e import browser as b
 from tests.eventually import wait_for
-from tests.manager.test_service_contract import served
+from tests.listening import served
 
 pytestmark = pytest.mark.e2e
 

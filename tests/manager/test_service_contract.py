@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from resource_manager import AsyncGPUResourceManager, Demand, GPUResourceManager, Refusal, Settings
+from resource_manager import AsyncGPUResourceManager, Demand, GPUResourceManager, Refusal
 from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.core.models import Gpu, JobPlace
 from resource_manager.errors import (
@@ -36,10 +35,8 @@ from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.original import OriginalNames
 from resource_manager.manager.results import Renewal
-from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.client import ServiceClient
-from resource_manager.rest.http_server import bounded_server
+from tests.listening import served
 
 METHODS = {
     name
@@ -74,27 +71,6 @@ def over_http(url: str, folder: Path) -> Iterator[ServiceClient]:
     """Yield a client of a service that listens on a port of this machine."""
     with on_store(url) as manager, served(manager, folder, 4) as address, ServiceClient(address) as client:
         yield client
-
-
-@contextmanager
-def served(manager: GPUResourceManager, folder: Path, threads: int) -> Iterator[str]:
-    """Yield the URL of a service of the manager that listens on a port of this machine."""
-    kept = persistence_of(Settings(store="memory://"), folder / "tokens.json")
-    service = standalone(manager, kept, open_to="loopback", threads=threads)
-    server = bounded_server(create_app(service), "127.0.0.1", 0, threads=threads)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.effective_port}"
-    finally:
-        server.task_dispatcher.shutdown()
-        waiting = list(server._map.values())
-        for item in waiting:
-            item.del_channel()
-        thread.join(10)
-        for item in waiting:
-            item.close()
-        service.watch.close()
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.tokens import Role, TokenError
 from tests.agent.reporting import as_text, gpu, report
 from tests.eventually import wait_for
-from tests.manager.test_service_contract import served
+from tests.listening import served
 
 PLACE = {"machine": "gpu-a/1", "folder": "/jobs", "mark": "m", "user": "train"}
 DEMAND = {"task_id": "t", "gpus": 1}

@@ -16,7 +16,7 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest.held_requests import MAX_HELD_PER_CALLER
-from tests.manager.test_service_contract import served
+from tests.listening import served
 from tests.redis_server import RedisServer
 
 THREADS = 4

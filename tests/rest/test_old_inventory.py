@@ -7,6 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -101,9 +102,10 @@ def test_pages_and_tasks_of_airflow(
         return Identity("olga", Role.OPERATOR)
 
     async def ask(method: str, path: str, **more: object) -> httpx.Response:
-        transport = httpx.ASGITransport(app=webapp.Gate())
-        async with httpx.AsyncClient(transport=transport, base_url="http://airflow") as client:
-            return await client.request(method, path, **more)  # type: ignore[arg-type]
+        with closing(webapp.Gate()) as gate:
+            transport = httpx.ASGITransport(app=gate)
+            async with httpx.AsyncClient(transport=transport, base_url="http://airflow") as client:
+                return await client.request(method, path, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(webapp, "_identify", operator)
     monkeypatch.setattr(webapp, "publish_instance", lambda: "test")

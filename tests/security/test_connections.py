@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from resource_manager.rest.limits import network_of
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 from tests.eventually import wait_for
+from tests.listening import listening
 
 AsRole = Callable[..., FlaskClient]
 HALF = b"POST /api/allocate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
@@ -32,19 +32,7 @@ def serve(service: Service) -> Iterator[Callable[..., tuple[str, int]]]:
 
     def start(**bounds: Any) -> tuple[str, int]:
         server = bounded_server(create_app(service), "127.0.0.1", 0, threads=4, **bounds)
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-
-        def stop() -> None:
-            server.task_dispatcher.shutdown()
-            waiting = list(server._map.values())
-            for item in waiting:
-                item.del_channel()
-            thread.join(10)  # the loop ends with an empty map
-            for item in waiting:
-                item.close()
-
-        stack.callback(stop)
+        stack.enter_context(listening(server))
         return "127.0.0.1", int(server.effective_port)
 
     with stack:

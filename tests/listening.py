@@ -1,0 +1,46 @@
+"""Servers of this process that listen while a test lasts and leave no thread and no connection."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from resource_manager import GPUResourceManager, Settings
+from resource_manager.rest.app import create_app
+from resource_manager.rest.assemble import persistence_of, standalone
+from resource_manager.rest.http_server import bounded_server
+
+
+@contextmanager
+def listening(server: Any) -> Iterator[None]:
+    """Run a `bounded_server` in a thread; at the end close every connection, held ones included."""
+
+    def close() -> None:  # in the thread of all connections: none is accepted meanwhile
+        for channel in list(server.active_channels.values()):
+            channel.handle_close()
+        server.close()
+
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.task_dispatcher.shutdown()
+        server.trigger.pull_trigger(close)
+        thread.join()
+
+
+@contextmanager
+def served(manager: GPUResourceManager, folder: Path, threads: int) -> Iterator[str]:
+    """Yield the URL of a service of the manager that listens on a port of this machine."""
+    kept = persistence_of(Settings(store="memory://"), folder / "tokens.json")
+    service = standalone(manager, kept, open_to="loopback", threads=threads)
+    server = bounded_server(create_app(service), "127.0.0.1", 0, threads=threads)
+    try:
+        with listening(server):
+            yield f"http://127.0.0.1:{server.effective_port}"
+    finally:
+        service.watch.close()
