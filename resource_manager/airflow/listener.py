@@ -17,8 +17,10 @@ from typing import Any
 from airflow.listeners import hookimpl
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
+from resource_manager.airflow.announcing import announce, tasks_to_come
 from resource_manager.airflow.hook import GPUManagerHook
 from resource_manager.airflow.task_results import drop_end
+from resource_manager.core.announced import run_of
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.task_identity import TaskIdentity, task_as_caller
@@ -26,6 +28,9 @@ from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.lease_service import LeaseService
 
 logger = logging.getLogger(__name__)
+
+NOT_RELEASED = "the GPUs were not released here; the reconciler will release them"
+NOT_ANNOUNCED = "what the tasks of a DAG run will ask for is not announced"
 
 
 @hookimpl
@@ -50,6 +55,21 @@ def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any)
 @hookimpl
 def on_task_instance_skipped(previous_state: Any, task_instance: Any) -> None:
     _task_ended(task_instance)
+
+
+@hookimpl
+def on_dag_run_running(dag_run: Any, msg: str) -> None:
+    """Announce what its tasks will ask for; a run that was cleared begins again, too."""
+    try:
+        tasks = tasks_to_come(dag_run)
+    except Exception as error:  # the scheduler goes on
+        logger.warning("%s: %s", NOT_ANNOUNCED, error)
+        return
+    dag_id, run_id = dag_run.dag_id, dag_run.run_id
+    if tasks:
+        _thread().submit(
+            _safely, lambda manager: announce(manager, instance_id(), dag_id, run_id, tasks), NOT_ANNOUNCED
+        )
 
 
 @hookimpl
@@ -89,6 +109,9 @@ def _run_ended(dag_run: Any) -> None:
             names = tuple(labels.get(name) for name in ("instance", "dag_id", "run_id"))
             if names == (instance_id(), dag_id, run_id) and labels.get("scope") == reconcile.RUN_SCOPE:
                 _end(manager, entry, task_as_caller(instance_id(), dag_id))
+        with asked_by(task_as_caller(instance_id(), dag_id)):
+            run = run_of(TaskIdentity(instance_id(), dag_id, run_id, "any").lease_id)
+            manager.withdraw(run=run, reason="the run has ended")
 
     _thread().submit(_safely, end)
 
@@ -104,11 +127,11 @@ def finish() -> None:
     _thread().submit(_manager.cache_clear).result()
 
 
-def _safely(act: Callable[[LeaseService], None]) -> None:
+def _safely(act: Callable[[LeaseService], None], missed: str = NOT_RELEASED) -> None:
     try:
         act(_manager())
     except Exception as error:
-        logger.warning("the GPUs were not released here; the reconciler will release them: %s", error)
+        logger.warning("%s: %s", missed, error)
 
 
 @cache

@@ -101,14 +101,20 @@ def leases(target: Target, mine: bool, server: str | None, wide: bool, as_json: 
 
 @main.command()
 @mine_option
+@click.option("--coming", is_flag=True, help="Instead what tasks of running DAGs will ask for, and when.")
 @wide_option
 @json_option
 @click.pass_obj
 @exit_codes
-def queue(target: Target, mine: bool, wide: bool, as_json: bool) -> None:
+def queue(target: Target, mine: bool, coming: bool, wide: bool, as_json: bool) -> None:
     """Show the pending requests in queue order."""
-    found = _own(target, target.manager.queue(), mine)
-    print_json(found) if as_json else tables.console(wide=wide).print(tables.queue_table(found))
+    rows: list[Any] = [*(target.manager.coming() if coming else target.manager.queue())]
+    found = _own(target, rows, mine)
+    if as_json:
+        print_json(found)
+    else:
+        table = tables.coming_table if coming else tables.queue_table
+        tables.console(wide=wide).print(table(found))
 
 
 def _own(target: Target, entries: list[T], mine: bool) -> list[T]:

@@ -21,7 +21,9 @@ from resource_manager.manager.answer_words import (
 from resource_manager.manager.plurals import counted, plural
 from resource_manager.manager.serializers import (
     Usage,
+    coming_in_words,
     deadline_in_words,
+    gpus_coming,
     interval_in_words,
     most_wasted,
     usage_in_words,
@@ -287,6 +289,26 @@ def queue_table(queue: Sequence[Row]) -> Group:
             why.setdefault(detail, []).append(f"#{entry['position']}")
     lines = (f"{', '.join(places)} start unknown: {detail}" for detail, places in why.items())
     return Group(table, *(Text(line, "dim") for line in lines))
+
+
+def coming_table(demands: Sequence[Row]) -> Group:
+    """Return the announced demands, then how many GPUs they are and why any time is unknown."""
+    now = time.time()
+    table = FittedTable(
+        Column("name", wraps=True),
+        Column("team", 2),
+        Column("owner", 3),
+        Column("GPUs", justify="right"),
+        Column("asks", wraps=True),
+        title=f"{len(demands)} announced",
+    )
+    for each in demands:
+        asks = f"time unknown: {each['detail']}"
+        if each["at"] is not None:
+            first, at, last = (duration(each[key] - now) for key in ("earliest", "at", "latest"))
+            asks = f"in {at} ({first} to {last})"
+        table.add_row(each["name"], each["team"], each["owner"], gpus_coming(each), asks)
+    return Group(table, *filter(None, [Text(coming_in_words(demands, now), "dim")]))
 
 
 UNKNOWN_START: Row = {"at": None, "detail": ""}

@@ -207,6 +207,35 @@ class DeadlineRisk:
 
 
 @dataclass(frozen=True, slots=True)
+class Announced:
+    """A task of a DAG run will make this request; its lease id is that of the task without a map index.
+
+    It holds nothing, and ends when the task asks, of a mapped one the first. `after` are the lease ids of the
+    tasks with GPUs before it. `copies` is the number of mapped tasks, 0 if that is not known yet.
+    """
+
+    request: Request
+    at: float
+    after: tuple[str, ...] = ()
+    copies: int = 1
+    by: str = ""
+
+    @property
+    def lease_id(self) -> str:
+        return self.request.lease_id
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A task of a DAG run will not make the request that was announced."""
+
+    lease_id: str
+    at: float
+    reason: str = ""
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """A node takes no new leases; its existing leases continue. `failed` marks a broken server."""
 
@@ -358,6 +387,8 @@ Change = (
     | Queued
     | Cancelled
     | DeadlineRisk
+    | Announced
+    | Withdrawn
     | Drained
     | Resumed
     | TeamsChanged

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from resource_manager.core.announced import names_announced
 from resource_manager.core.attained_service import Attained, with_service, without_job
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
+    Announced,
     Cancelled,
     Change,
     ClusterSettingsChanged,
@@ -37,6 +39,7 @@ from resource_manager.core.changes import (
     Renewed,
     Resumed,
     TeamsChanged,
+    Withdrawn,
 )
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.expiry_heap import ExpiryHeap
@@ -106,6 +109,7 @@ class Snapshot:
     runtimes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     attained: Mapping[str, int] = field(default_factory=dict)
     at_risk: Mapping[str, float] = field(default_factory=dict)
+    announced: tuple[Announced, ...] = ()
 
 
 class ClusterState(NodeIndex):
@@ -144,6 +148,8 @@ class ClusterState(NodeIndex):
         """The service of unfinished jobs; each change gives a new object."""
         self.at_risk: Mapping[str, float] = {}
         """When what may miss its deadline should end, by lease id; each change gives a new object."""
+        self.announced: Mapping[str, Announced] = {}
+        """What tasks of running DAGs will ask for, by lease id; each change gives a new object."""
         self._expiry_heap = ExpiryHeap(self.leases)
         self._undo: list[Callable[[], None]] | None = None
         self.preempting: set[str] = set()
@@ -207,6 +213,7 @@ class ClusterState(NodeIndex):
             runtimes=self.runtimes.runs,
             attained=dict(self.attained),
             at_risk=self.at_risk,
+            announced=tuple(each for _, each in sorted(self.announced.items())),
         )
 
     @classmethod
@@ -239,6 +246,7 @@ class ClusterState(NodeIndex):
         cluster.runtimes = LearntRuntimes(snapshot.runtimes)
         cluster.attained = dict(snapshot.attained)
         cluster.at_risk = snapshot.at_risk
+        cluster.announced = {each.lease_id: each for each in snapshot.announced}
         for name, port in snapshot.last_ports.items():
             cluster.by_name[name].last_port = port
         for lease in held:
@@ -340,6 +348,8 @@ class ClusterState(NodeIndex):
         if lease.sequence > self.sequence:
             self.sequence = lease.sequence
         self.last_node = placement.node
+        if self.announced:
+            self._no_longer_announced(names_announced(lease_id))
         pending = self.pending.pop(lease_id, None) if self.pending else None
         if self._undo is not None:
             self._undo.append(partial(self._undo_grant, lease, pending))
@@ -552,6 +562,7 @@ class ClusterState(NodeIndex):
             raise CapacityError(f"task {lease_id!r} is already pending or holds a lease")
         self.sequence = max(self.sequence, change.sequence)
         self.pending[lease_id] = PendingRequest(change.request, change.queued_at, change.sequence)
+        self._no_longer_announced(names_announced(lease_id))
         if self._undo is not None:
             self._undo.append(lambda: self.pending.__delitem__(lease_id))
 
@@ -610,6 +621,21 @@ class ClusterState(NodeIndex):
             self._undo.append(partial(setattr, self, "at_risk", self.at_risk))
         others = {name: ends_by for name, ends_by in self.at_risk.items() if name != change.lease_id}
         self.at_risk = others if change.ends_by is None else {**others, change.lease_id: change.ends_by}
+
+    def _set_announced(self, announced: Mapping[str, Announced]) -> None:
+        if self._undo is not None:
+            self._undo.append(partial(setattr, self, "announced", self.announced))
+        self.announced = announced
+
+    def _announced(self, change: Announced) -> None:
+        self._set_announced({**self.announced, change.lease_id: change})
+
+    def _withdrawn(self, change: Withdrawn) -> None:
+        self._no_longer_announced((change.lease_id,))
+
+    def _no_longer_announced(self, lease_ids: Collection[str]) -> None:
+        if not self.announced.keys().isdisjoint(lease_ids):
+            self._set_announced({key: each for key, each in self.announced.items() if key not in lease_ids})
 
     def _agent_changed(self, change: AgentSeen | AgentLost) -> None:
         silent = change if isinstance(change, AgentLost) else None
@@ -801,6 +827,8 @@ _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {
     Queued: ClusterState._queued,
     Cancelled: ClusterState._cancelled,
     DeadlineRisk: ClusterState._deadline_risk,
+    Announced: ClusterState._announced,
+    Withdrawn: ClusterState._withdrawn,
     Drained: ClusterState._drained,
     Resumed: ClusterState._resumed,
     TeamsChanged: ClusterState._teams_changed,

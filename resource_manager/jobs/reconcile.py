@@ -31,6 +31,8 @@ PROCESS_SCOPE = "process"
 """Label `scope` of a lease that a process uses and renews; it expires only after that process is gone."""
 
 
+NOT_TO_RUN = "its task will not run"
+
 OPERATOR_TIMEOUT_S = 30.0
 """Time after the end of a preemption from which the reconciler ends the job, as its operator has not."""
 
@@ -58,6 +60,7 @@ class ActionKind(StrEnum):
     QUEUED_AGAIN = "queued again"
     OPENED = "opened"
     KEPT_CLOSED = "kept closed"
+    WITHDRAWN = "withdrawn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +212,32 @@ def reconcile(manager: LeaseService, states: TaskStates, instance: str) -> Recon
             logger.exception("%s cannot be reconciled", name_in_words(entry))
             actions.append(_action(entry, ActionKind.KEPT, f"{type(error).__name__}: {error}"))
     actions += _search(manager)
+    actions += _withdraw(manager, states, instance, run_is_unfinished)
     for action in actions:
         logger.info("%s %s: %s", action.action, action.name, action.detail)
     return Reconciliation(actions, len(of_tasks) - len(owned))
+
+
+def _withdraw(
+    manager: LeaseService, states: TaskStates, instance: str, run_is_unfinished: Callable[[str, str], bool]
+) -> list[Action]:
+    """Withdraw what is announced of tasks that will not run: of a skipped branch, or of a deleted DAG."""
+    announced = [
+        (each, identity)
+        for each in manager.coming()
+        if (identity := TaskIdentity.from_labels(each["labels"])) is not None
+        and identity.instance == instance
+    ]
+    unfinished = states.unfinished({identity for each, identity in announced if each["copies"] == 1})
+    gone = [
+        each
+        for each, identity in announced
+        if identity not in unfinished
+        and (each["copies"] == 1 or not run_is_unfinished(identity.dag_id, identity.run_id))
+    ]
+    if gone:
+        manager.withdraw([each["task_id"] for each in gone], reason=NOT_TO_RUN)
+    return [Action(each["task_id"], each["name"], ActionKind.WITHDRAWN, NOT_TO_RUN) for each in gone]
 
 
 def _search(manager: LeaseService) -> list[Action]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from resource_manager.core.names import full_name, short
+from resource_manager.core.names import display_name, full_name, short
 
 
 def name_in_words(entry: Mapping[str, Any]) -> str:
@@ -25,6 +25,8 @@ def recorded_name(change: Mapping[str, Any]) -> str:
     entry = change.get("lease", change)
     if (request := entry.get("request")) is None:
         return ""
+    if change["change"] == "announced":  # it has its number, and the short id made of it, once it asks
+        return short(display_name(request["lease_id"], request.get("labels", {})))
     return full_name(request["lease_id"], request.get("labels", {}), entry.get("sequence", 0))
 
 

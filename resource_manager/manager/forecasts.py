@@ -21,7 +21,14 @@ from resource_manager.errors import StoreError
 from resource_manager.manager import serializers
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.queue_view import Age, for_a_while
-from resource_manager.manager.results import EstimateQuality, EstimatesView, ExpectedStart, StartedRequest
+from resource_manager.manager.results import (
+    ComingDemand,
+    EstimateQuality,
+    EstimatesView,
+    ExpectedStart,
+    StartedRequest,
+)
+from resource_manager.scheduling.reasons.announced_arrivals import Arrival, LagWalk
 from resource_manager.scheduling.reasons.runtime_quantiles import (
     COVERED,
     Coverage,
@@ -223,6 +230,7 @@ class Forecasts:
         self._mutex = threading.Lock()
         self._learning = threading.Lock()
         self._runs: RunWalk | None = None
+        self._lags = LagWalk()
         self._learnt_to = 0
         self._age = Age()
         self._starts: dict[str, ExpectedStart] = {}
@@ -261,6 +269,23 @@ class Forecasts:
                 left = None if runtime is None else runtime.given(now - lease.granted_at)
                 found[lease.lease_id] = None if left is None else lease.granted_at + left.at(1 - RISK)
         return {lease_id: max(ends_by, now) for lease_id, ends_by in found.items() if ends_by is not None}
+
+    def coming(self, cluster: ClusterState, now: float) -> list[ComingDemand]:
+        """Return the announced demands, the next first, those of unknown time last."""
+        demands = [serializers.coming(arrival) for arrival in self._arrivals(cluster, now)]
+        return sorted(demands, key=lambda each: math.inf if each["at"] is None else each["at"])
+
+    def _arrivals(self, cluster: ClusterState, now: float) -> list[Arrival]:
+        if not cluster.announced:
+            return []
+        starts = {
+            lease_id: (start["earliest"] or start["at"], start["at"], start["latest"] or start["at"])
+            for lease_id, start in self._starts.items()
+            if start["at"] is not None
+        }
+        with self._learning:
+            runtime_of = self._model(cluster).estimate
+            return list(self._lags.arrivals(cluster, now, runtime_of, starts))
 
     def _in_background(self) -> None:
         try:
@@ -312,6 +337,7 @@ class Forecasts:
             self._runs = RunWalk(RuntimeModel({name: runs for name, runs in known if name not in names}))
         for self._learnt_to, change in changes:
             self._runs.add(change)
+            self._lags.add(change)
         return self._runs.model
 
     def _changes(self, after: int) -> Iterator[tuple[int, Change]]:

@@ -14,6 +14,7 @@ from resource_manager.manager.results import (
     Allocation,
     ClusterDiff,
     ClusterView,
+    ComingDemand,
     EstimatesView,
     Explanation,
     LeaseChanges,
@@ -89,6 +90,25 @@ class LeaseService(Protocol):
 
     def cancel(self, lease_id: str, *, sequence: int | None = None, reason: str = "") -> bool:
         """Remove a pending request; return False if there is none (of that `sequence`)."""
+
+    def announce(
+        self,
+        lease_id: Dumpable | str | None = None,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        *,
+        after: Sequence[str] = (),
+        copies: int = 1,
+        **options: Unpack[DemandArguments],
+    ) -> bool:
+        """Announce the request that a task will make after others; it holds nothing."""
+
+    def withdraw(self, lease_ids: Collection[str] = (), *, run: str = "", reason: str = "") -> int:
+        """Withdraw announced demands of this caller, by ids or by DAG run; return how many there were."""
+
+    def coming(self) -> list[ComingDemand]:
+        """Return the announced demands, the next first."""
 
     def renew(
         self,

@@ -11,6 +11,7 @@ from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Node
 from resource_manager.manager.administration import Administration
 from resource_manager.manager.agent_jobs import AgentJobCommands, note_opened
+from resource_manager.manager.announcements import Announcements
 from resource_manager.manager.cluster_file.reading import load_inventory
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commands import Commands
@@ -30,7 +31,9 @@ from resource_manager.storage import Store, open_store
 CLUSTER_FIELDS = {field.name for field in fields(ClusterSettings)} - {"policy_package"}
 
 
-class GPUResourceManager(Commands, AgentJobCommands, Queries, Deadlines, Administration, OriginalNames):
+class GPUResourceManager(
+    Commands, AgentJobCommands, Queries, Announcements, Deadlines, Administration, OriginalNames
+):
     """Leases on named GPUs and CPUs of one server each, kept in a store that many processes share.
 
     `GPUResourceManager()` reads `Settings`; `from_url` takes everything as arguments. The cluster is that of

@@ -167,6 +167,31 @@ class ExpectedStart(TypedDict):
     detail: str
 
 
+class ComingDemand(TypedDict):
+    """Announced demand: `copies` requests (0: of unknown number), which a task should make at `at`.
+
+    Times are seconds since the epoch. Four times of five it should ask between `earliest` and `latest`; all
+    three are None if that is unknown, and `detail` says whose history is missing.
+    """
+
+    task_id: str
+    name: str
+    required_gpus: int
+    gpu_milli: int
+    gpu_types: list[str]
+    nodes: int
+    copies: int
+    team: str
+    owner: str
+    priority: int
+    labels: dict[str, str]
+    announced_at: float
+    at: float | None
+    earliest: float | None
+    latest: float | None
+    detail: str
+
+
 class EstimateQuality(TypedDict):
     """How often estimated starts of a kind came true, of the last outcomes.
 

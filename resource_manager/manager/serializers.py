@@ -14,7 +14,7 @@ from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Gpu, JobPlace, Lease, Node, Placement, Request
 from resource_manager.core.name_lookup import name_in
-from resource_manager.core.names import display_name, listed, name_of, short_id
+from resource_manager.core.names import display_name, listed, name_of, short, short_id
 from resource_manager.core.node_state import Cleaning
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.answer_words import duration
@@ -23,6 +23,7 @@ from resource_manager.manager.results import (
     Allocation,
     CleaningGpu,
     ClosedGpu,
+    ComingDemand,
     ExpectedStart,
     Explanation,
     Member,
@@ -42,6 +43,7 @@ from resource_manager.scheduling.preemption.preempting import would_preempt
 from resource_manager.scheduling.preemption.victims import right_to
 from resource_manager.scheduling.queue.price_admission import PriceAdmission
 from resource_manager.scheduling.queue.windows import closed_for
+from resource_manager.scheduling.reasons.announced_arrivals import Arrival
 from resource_manager.scheduling.reasons.feasibility import Standing, Verdict, explain, refusals_of, standings
 from resource_manager.scheduling.reasons.start_estimates import MAX_PLAYS, Start
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -242,6 +244,57 @@ def estimate(start: Start, confidence: str = "few data") -> ExpectedStart:
         "confidence": "unknown" if start.at is None else confidence,
         "detail": detail_of(start.why),
     }
+
+
+def coming(arrival: Arrival) -> ComingDemand:
+    """Return an announced demand, and when it should be made."""
+    announced, request = arrival.announced, arrival.announced.request
+    earliest, at, latest = arrival.times or (None, None, None)
+    return {
+        "task_id": request.lease_id,
+        "name": display_name(request.lease_id, request.labels),
+        "required_gpus": request.gpus,
+        "gpu_milli": request.gpu_milli,
+        "gpu_types": list(request.gpu_types),
+        "nodes": request.nodes,
+        "copies": announced.copies,
+        "team": request.team,
+        "owner": request.owner,
+        "priority": request.priority,
+        "labels": dict(request.labels),
+        "announced_at": announced.at,
+        "at": at,
+        "earliest": earliest,
+        "latest": latest,
+        "detail": "" if at is not None else f"no earlier run of {short(arrival.unknown)} is known",
+    }
+
+
+def gpus_coming(demand: Mapping[str, Any]) -> str:
+    """Return the GPUs of an announced demand: `4`, `0.5`, of 20 mapped tasks `20 × 4`, of a gang `2 × 8`."""
+    copies = {0: "? × ", 1: ""}.get(demand["copies"], f"{demand['copies']} × ")
+    nodes = f"{demand['nodes']} × " if demand["nodes"] > 1 else ""
+    return f"{copies}{nodes}{demand['required_gpus'] * demand['gpu_milli'] / MILLI_PER_GPU:g}"
+
+
+def coming_in_words(demands: Sequence[Mapping[str, Any]], now: float) -> str:
+    """Return how many GPUs more will be asked for, and by when; empty if nothing is announced."""
+
+    def gpus(entries: Iterable[Mapping[str, Any]]) -> str:
+        milli = sum(
+            each["required_gpus"] * each["gpu_milli"] * each["nodes"] * max(each["copies"], 1)
+            for each in entries
+        )
+        return f"{milli / MILLI_PER_GPU:g} more " + ("GPU" if milli == MILLI_PER_GPU else "GPUs")
+
+    timed = [each for each in demands if each["at"] is not None]
+    open_ended = [each for each in demands if each["at"] is None]
+    parts = []
+    if timed:
+        parts.append(f"within {duration(max(each['at'] for each in timed) - now)} {gpus(timed)}")
+    if open_ended:
+        parts.append(f"at an unknown time {gpus(open_ended)}")
+    return f"{', '.join(parts)} will be asked for" if parts else ""
 
 
 def queue_entry(cluster: ClusterState, lease_id: str, current: SchedulingPass) -> QueueEntry:

@@ -35,6 +35,7 @@ class What(StrEnum):
     QUARANTINE = "quarantine"
     CANCEL = "cancel"
     DEADLINE = "deadline"
+    ANNOUNCE = "announce"
     PREEMPT = "preempt"
     DRAIN = "drain"
     RESUME = "resume"
@@ -56,6 +57,7 @@ KINDS: dict[What, tuple[str, ...]] = {
     What.QUARANTINE: ("quarantined",),
     What.CANCEL: ("cancelled",),
     What.DEADLINE: ("deadlinerisk",),
+    What.ANNOUNCE: ("announced", "withdrawn"),
     What.PREEMPT: ("preempting",),
     What.DRAIN: ("drained", "gpuclosed"),
     What.RESUME: ("resumed", "gpuopened"),
@@ -132,7 +134,8 @@ def describe(change: Mapping[str, Any], names: Mapping[str, str] = NO_NAMES) -> 
     if "lease" in change:
         return f"{recorded_name(change)} on {content_of(change)}"
     if "request" in change:
-        return f"{recorded_name(change)} asks for {counted(change['request'].get('gpus', 0), 'GPU')}"
+        asks = "will ask" if change["change"] == "announced" else "asks"
+        return f"{recorded_name(change)} {asks} for {counted(change['request'].get('gpus', 0), 'GPU')}"
     subject = _name(change.get("lease_id", ""), names) or change.get("node", "")
     return f"{subject} {content_of(change, names)}".strip()
 

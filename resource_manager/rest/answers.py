@@ -69,6 +69,18 @@ class BatchAnswer(TypedDict):
     refusals: list[RefusedRequest | None]
 
 
+class AnnounceAnswer(TypedDict):
+    """Whether the demand is announced now."""
+
+    announced: bool
+
+
+class WithdrawAnswer(TypedDict):
+    """How many demands were withdrawn."""
+
+    withdrawn: int
+
+
 class RenewBatchAnswer(TypedDict):
     """Of each lease, in the order of the renewals, whether it is still held by the caller."""
 

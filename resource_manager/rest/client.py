@@ -49,6 +49,7 @@ from resource_manager.manager.results import (
     Allocation,
     ClusterDiff,
     ClusterView,
+    ComingDemand,
     EstimatesView,
     Explanation,
     LeaseChanges,
@@ -66,6 +67,7 @@ from resource_manager.manager.results import (
 from resource_manager.manager.stored_jobs import JobResult
 from resource_manager.rest.answers import (
     MAX_HOLD_S,
+    AnnounceAnswer,
     BatchAnswer,
     CallerAnswer,
     Change,
@@ -79,6 +81,7 @@ from resource_manager.rest.answers import (
     ReleaseAnswer,
     RenewBatchAnswer,
     SnapshotAnswer,
+    WithdrawAnswer,
     check,
     harmless,
 )
@@ -205,6 +208,32 @@ class ServiceClient(OriginalNames):
         """Return a lease (`state` RUNNING) or a pending request (WAITING)."""
         body = _plain((lease_id, gpus, cpus, prefer_server), options)
         return self._post(SUBMISSION, "/api/submit", {**body, "job": job} if job is not None else body)
+
+    def announce(
+        self,
+        lease_id: Dumpable | str | None = None,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        *,
+        after: Sequence[str] = (),
+        copies: int = 1,
+        **options: Unpack[DemandArguments],
+    ) -> bool:
+        """Announce the request that a task will make; return whether it is announced."""
+        body = _plain((lease_id, gpus, cpus, prefer_server), options)
+        return self._post(AnnounceAnswer, "/api/announce", {**body, "after": list(after), "copies": copies})[
+            "announced"
+        ]
+
+    def withdraw(self, lease_ids: Collection[str] = (), *, run: str = "", reason: str = "") -> int:
+        """Withdraw announced demands of this client, by ids or by DAG run; return how many there were."""
+        body = {"task_ids": list(lease_ids), "run": run, "reason": reason}
+        return self._post(WithdrawAnswer, "/api/withdraw", body)["withdrawn"]
+
+    def coming(self) -> list[ComingDemand]:
+        """Return the announced demands, the next first."""
+        return list(self._pages(ComingDemand, "/api/coming"))
 
     def order_job(self, server: str, key: str, order: Mapping[str, Any]) -> str:
         """Tell the agent of a server what to do with the job of a lease there."""

@@ -31,6 +31,7 @@ from resource_manager.manager.results import (
     Allocation,
     ClusterDiff,
     ClusterView,
+    ComingDemand,
     EstimatesView,
     Explanation,
     QueueEntry,
@@ -47,6 +48,7 @@ from resource_manager.manager.stored_jobs import JobResult
 from resource_manager.manager.use_results import ServerUse
 from resource_manager.manager.wording import matches
 from resource_manager.rest.answers import (
+    AnnounceAnswer,
     BatchAnswer,
     CallerAnswer,
     Change,
@@ -60,6 +62,7 @@ from resource_manager.rest.answers import (
     RenewBatchAnswer,
     SnapshotAnswer,
     Trend,
+    WithdrawAnswer,
 )
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.openapi import document
@@ -71,6 +74,7 @@ from resource_manager.rest.schemas import (
     AgentJobsQuery,
     AgentStateQuery,
     AllocateBody,
+    AnnounceBody,
     BatchBody,
     CancelBody,
     ChangesQuery,
@@ -100,6 +104,7 @@ from resource_manager.rest.schemas import (
     SubmitBody,
     TaskQuery,
     UsageHistoryQuery,
+    WithdrawBody,
 )
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
@@ -168,6 +173,38 @@ def submit(service: Service, caller: Identity, body: SubmitBody, once: Once | No
     if body.job is not None:
         require_run_jobs(caller)
     return service.manager.submit(owned(service, body, caller), job=body.job, once=once)
+
+
+@routes.add(
+    "POST",
+    "/api/announce",
+    Role.USER,
+    "Announce a demand that a task will make; it holds nothing",
+    body=AnnounceBody,
+    tags=("queue",),
+)
+def announce(
+    service: Service, caller: Identity, body: AnnounceBody, once: Once | None = None
+) -> AnnounceAnswer:
+    demand = owned(service, body, caller)
+    return {"announced": service.manager.announce(demand, after=body.after, copies=body.copies)}
+
+
+@routes.add(
+    "POST",
+    "/api/withdraw",
+    Role.USER,
+    "Withdraw announced demands; of another owner as operator only",
+    body=WithdrawBody,
+    tags=("queue",),
+)
+def withdraw(
+    service: Service, caller: Identity, body: WithdrawBody, once: Once | None = None
+) -> WithdrawAnswer:
+    owner = owner_required(caller)
+    return {
+        "withdrawn": service.manager.withdraw(body.task_ids, run=body.run, owner=owner, reason=body.reason)
+    }
 
 
 @routes.add(
@@ -755,6 +792,24 @@ def queue(service: Service, caller: Identity, query: PageQuery) -> Page[QueueEnt
     end = query.after + query.limit
     page = entries[query.after : end]
     return {"items": page, "next": end if end < len(entries) else None, "total": len(entries)}
+
+
+@routes.add(
+    "GET",
+    "/api/coming",
+    Role.READER,
+    "Demands that tasks of running DAGs will make, the next first",
+    query=PageQuery,
+    tags=("queue",),
+)
+def coming(service: Service, caller: Identity, query: PageQuery) -> Page[ComingDemand]:
+    demands = service.manager.coming()
+    end = query.after + query.limit
+    return {
+        "items": demands[query.after : end],
+        "next": end if end < len(demands) else None,
+        "total": len(demands),
+    }
 
 
 @routes.add(

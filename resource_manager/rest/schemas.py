@@ -6,9 +6,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
+from resource_manager.core.announced import MAX_AFTER, MAX_ANNOUNCED
 from resource_manager.core.changes import JobEnd
 from resource_manager.core.models import MAX_RENEWAL_S
 from resource_manager.jobs.task_identity import probe_id
+from resource_manager.manager.announcements import MAX_COPIES
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER, Uuid, Vendor
 from resource_manager.manager.commit.asking import MAX_BY
@@ -47,6 +49,27 @@ class AllocateBody(RestDemand):
     """`POST /api/allocate`, `/api/submit` and the items of a batch."""
 
     model_config = ConfigDict(json_schema_extra={"example": {"task_id": "test_001", "gpus": 4, "cpus": 32}})
+
+
+class AnnounceBody(AllocateBody):
+    """`POST /api/announce`."""
+
+    after: list[LeaseId] = Field(
+        default_factory=list, max_length=MAX_AFTER, description="Ids of the tasks that end before it asks."
+    )
+    copies: Annotated[int, Field(strict=True, ge=0, le=MAX_COPIES)] = Field(
+        default=1, description="Number of mapped tasks, 0 if it is not known yet."
+    )
+
+
+class WithdrawBody(Body):
+    """`POST /api/withdraw`."""
+
+    task_ids: list[LeaseId] = Field(default_factory=list, max_length=MAX_ANNOUNCED)
+    run: Annotated[str, Field(max_length=1000)] = Field(
+        default="", description="All tasks of the DAG run whose ids begin so, before /task."
+    )
+    reason: Text = Field(default="", description="Reason, for the history.")
 
 
 class BatchBody(Body):

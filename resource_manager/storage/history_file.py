@@ -153,6 +153,7 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         failed_starts=tuple(entry for entry in now.failed_starts if entry not in changes),
         runtimes=_runtimes_before(now, leases, changes),
         attained=_attained_before(now, leases, changes),
+        announced=tuple(entry for entry in now.announced if entry not in changes),
         at_risk={} if any(isinstance(c, DeadlineRisk) for c in changes) else now.at_risk,
     )
     return History(before, tuple(kept), forgotten)

@@ -11,6 +11,7 @@ from itertools import pairwise
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
+    Announced,
     Cancelled,
     Change,
     ClusterSettingsChanged,
@@ -32,6 +33,7 @@ from resource_manager.core.changes import (
     Renewed,
     Resumed,
     TeamsChanged,
+    Withdrawn,
 )
 from resource_manager.core.cluster import Snapshot
 from resource_manager.core.lease_limits import LIMITS
@@ -164,6 +166,8 @@ class Operations:
                 self._windows = found
             case Preempting():
                 self._unusual.add(change.fencing_token)
+                self._begin(change.at, Kind.OTHER, dispatches=False).external.append(change)
+            case Announced() | Withdrawn():
                 self._begin(change.at, Kind.OTHER, dispatches=False).external.append(change)
             case JobPlaced() | DeadlineRisk():
                 pass  # the one decides how the lease may end, which is recorded; the other nothing

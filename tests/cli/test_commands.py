@@ -69,6 +69,18 @@ def test_a_deadline_at_risk_is_said_in_queue_explain_and_history(
     assert "must be a duration of 10 years at most, such as 6h, or a time with its zone" in wrong.stderr
 
 
+def test_what_dags_will_ask_for_is_listed_apart_from_the_queue(run: Run, manager: GPUResourceManager) -> None:
+    labels = {"dag_id": "etl", "run_id": "r", "task_id": "train"}
+    manager.announce("etl/r/train", 4, copies=3, team="vision", labels=labels)
+    shown = " ".join(run("queue", "--coming", "--wide").stdout.split())
+    for words in ("1 announced", "etl.train", "vision", "3 × 4", "no earlier run of etl/r/train is known"):
+        assert words in shown
+    assert "at an unknown time 12 more GPUs will be asked for" in shown
+    assert [each["copies"] for each in parsed(run("queue", "--coming", "--json"))] == [3]
+    assert parsed(run("queue", "--json")) == []
+    assert "etl.train will ask for 4 GPUs" in run("history", "--what", "announce", "--wide").stdout
+
+
 def test_jobs_on_slurm_are_listed_after_leases(run: Run, manager: GPUResourceManager) -> None:
     now = manager.store.now()
     waits = {"state": "PENDING", "where": "", "wait": "others are before it (Priority)", "started_at": None}

@@ -10,6 +10,7 @@ import pytest
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
+    Announced,
     Cancelled,
     Change,
     ClusterSettingsChanged,
@@ -32,6 +33,7 @@ from resource_manager.core.changes import (
     Renewed,
     Resumed,
     TeamsChanged,
+    Withdrawn,
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
@@ -54,6 +56,8 @@ STEPS: list[Change] = [
     Expired("u", 2, 93.0),
     Queued(Request("w", 1), 94.0, 2, 94.0),
     DeadlineRisk("w", 94.5, 96.0),
+    Announced(Request("d/r/t", 2), 94.6, ("d/r/s",), 20),
+    Withdrawn("d/r/t", 94.7, "the run has ended"),
     Cancelled("w", 95.0, "no longer needed"),
     Drained("a", 96.0, "fan", failed=True),
     Resumed("a", 97.0),

@@ -77,6 +77,18 @@ def test_the_job_of_an_ended_task_is_stopped_before_its_gpus_are_free(manager):
     LocalLauncher().stop(alive, 0)
 
 
+def test_what_is_announced_of_a_task_that_will_not_run_is_withdrawn(manager):
+    """Of a skipped branch, a deleted DAG, a run whose end nobody told; a mapped task's goes with its run."""
+    comes, skipped, mapped = map(identity, ("comes", "skipped", "mapped"))
+    others = identity("others", instance="staging")
+    for task, copies in ((comes, 1), (skipped, 1), (mapped, 2000), (others, 1)):
+        manager.announce(task.lease_id, 2, copies=copies, labels=task.labels)
+    [action] = reconcile(manager, States(unfinished=[comes], runs=[("d", "r")]))
+    assert (action.name, action.action) == ("d.skipped", "withdrawn")
+    assert [action.name for action in reconcile(manager, States())] == ["d.comes", "d.mapped"]
+    assert [each["name"] for each in manager.coming()] == ["d.others"]
+
+
 def test_a_lease_is_kept_while_its_job_is_unreachable(manager):
     allocation = submit(manager, identity("over"))
     elsewhere = JobPlace("local", machine="elsewhere", folder="/jobs", mark="f00d", user="ada")

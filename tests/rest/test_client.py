@@ -69,6 +69,14 @@ def test_lists_are_read_to_the_last_page(client: ServiceClient, monkeypatch: pyt
     assert [entry["task_id"] for entry in client.queue()] == [f"w{number}" for number in range(4)]
 
 
+def test_demands_are_announced_and_withdrawn(client: ServiceClient) -> None:
+    assert client.announce("d/r/t", 2, after=["d/r/s"], copies=0, labels={"dag_id": "d"})
+    [entry] = client.coming()
+    assert (entry["task_id"], entry["copies"], entry["at"]) == ("d/r/t", 0, None)
+    assert [client.withdraw(["d/r/t"], reason="skipped") for _ in range(2)] == [1, 0]
+    assert client.coming() == []
+
+
 def test_a_missing_lease_or_request_is_none_or_false(client: ServiceClient) -> None:
     assert client.status_of("t") is None
     assert client.release_resources("t") is False

@@ -110,6 +110,18 @@ def test_only_the_owner_or_an_operator_cancels_a_pending_request(as_role: AsRole
     assert ada.post("/api/cancel", json={"task_id": "w"}).status_code == 200
 
 
+def test_only_the_owner_or_an_operator_withdraws_what_is_announced(as_role: AsRole) -> None:
+    ada, bob = as_role(Role.USER, "ada"), as_role(Role.USER, "bob")
+    demand = {"task_id": "d/r/t", "gpus": 2, "after": ["d/r/s"], "copies": 0}
+    assert ada.post("/api/announce", json=demand).json == {"announced": True}
+    assert bob.post("/api/announce", json={**demand, "owner": "ada"}).status_code == 403
+    gone = {"task_ids": ["d/r/t"]}
+    assert bob.post("/api/withdraw", json=gone).json == {"withdrawn": 0}
+    assert [each["owner"] for each in bob.get("/api/coming").json["items"]] == ["ada"]  # type: ignore[index]
+    assert ada.post("/api/withdraw", json=gone).json == {"withdrawn": 1}
+    assert ada.post("/api/announce", json={**demand, "copies": -1}).status_code == 400
+
+
 def test_wrong_and_revoked_tokens_are_refused(
     as_role: AsRole, kept: Persistence, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from resource_manager import STORED_FORMAT
 from resource_manager.core.changes import (
+    Announced,
     Cancelled,
     Change,
     DeadlineRisk,
@@ -26,6 +27,7 @@ from resource_manager.core.changes import (
     Renewed,
     Resumed,
     TeamsChanged,
+    Withdrawn,
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import Window
@@ -57,6 +59,8 @@ CHANGES: list[Change] = [
     Queued(REQUEST, 1.0, 1, 1.0),
     Cancelled("t", 1.0, "gave up"),
     DeadlineRisk("t", 1.0, 9.5),
+    Announced(REQUEST, 1.0, ("a/b",), 0),
+    Withdrawn("t", 1.0),
     Drained("a", 1.0, "maintenance", failed=True),
     Resumed("a", 2.0, by="airflow:prod/etl/train"),
     MaintenanceChanged((Window(1, ("s1",), 100.5, 200.0, 604800.0, "fans", True),), 3.0),

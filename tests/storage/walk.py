@@ -9,6 +9,7 @@ from dataclasses import replace
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
+    Announced,
     Change,
     ClusterSettingsChanged,
     DeadlineRisk,
@@ -23,6 +24,7 @@ from resource_manager.core.changes import (
     Preempting,
     Resumed,
     TeamsChanged,
+    Withdrawn,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings, HealthRule
@@ -111,7 +113,7 @@ class Walk:
         self.count += 1
         rng = self.rng
         return Request(
-            f"{self.name}-{self.count}",
+            f"{self.name}-{self.count}" if rng.random() < 0.8 else f"{self.name}/{self.count}",
             gpus := rng.randint(1, 8),
             gpu_milli=rng.choice((250, 1000)) if gpus == 1 else 1000,
             resources={"cpus": rng.randint(1, 32)},
@@ -211,7 +213,7 @@ class Walk:
 
     def _node(self, cluster: ClusterState, now: float) -> list[Change]:
         open_nodes = [state for state in cluster.nodes if state.is_open]
-        kind = self.rng.randrange(8)
+        kind = self.rng.randrange(9)
         if kind == 0 and len(open_nodes) > 2:
             return [Drained(open_nodes[-1].name, now, "fans", failed=self.rng.random() < 0.5)]
         if kind == 1:
@@ -236,4 +238,9 @@ class Walk:
             return [ClusterSettingsChanged(self.rng.choice((ClusterSettings(), settings)), now)]
         if kind == 6:
             return [DeadlineRisk(self.rng.choice("ab"), now, self.rng.choice((None, now + 1.5)))]
+        if kind == 7:  # by one of the next requests, or the mapped task that they are of
+            name = self.rng.choice((f"{self.name}-{self.count + self.rng.randint(1, 3)}", self.name))
+            if name in cluster.announced:
+                return [Withdrawn(name, now, "the run has ended")]
+            return [Announced(Request(name, 1, labels={"dag_id": "d"}), now, ("u",), 20)]
         return []

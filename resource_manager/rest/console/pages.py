@@ -18,6 +18,7 @@ from resource_manager.manager.demand import LeaseId, Text
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.report import ReportQuery
 from resource_manager.manager.results import QueueEntry
+from resource_manager.manager.serializers import coming_in_words, gpus_coming
 from resource_manager.manager.slurm_jobs import is_live
 from resource_manager.rest import auth
 from resource_manager.rest import routes as rest
@@ -233,8 +234,12 @@ def queue(service: Service, caller: Identity, query: ListQuery) -> Any:
         ]
         shown, paging = _paged(found, query.page)
         rows = [_waiting(entry, cluster, caller, service) for entry in shown]
-        return {"rows": rows, "now": now, "totals": cells.totals(cluster), **paging}
+        coming = [{**each, "gpus": gpus_coming(each)} for each in announced if not query.q]
+        summary = coming_in_words(announced, now)
+        totals = cells.totals(cluster)
+        return {"rows": rows, "now": now, "totals": totals, "coming": coming, "summary": summary, **paging}
 
+    announced = [each for each in service.manager.coming() if not query.mine or each["owner"] == caller.name]
     return _page("queue.html", service, caller, query=query, **service.watch.read(view))
 
 

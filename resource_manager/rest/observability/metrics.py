@@ -315,6 +315,11 @@ class _State:
                 "Leases and pending requests that may miss their deadline.",
                 len(cluster.at_risk),
             ),
+            GaugeMetricFamily(
+                "gpu_manager_announced_demands",
+                "Demands that tasks of running DAGs are announced to make.",
+                len(cluster.announced),
+            ),
             *_leases(cluster),
             GaugeMetricFamily("gpu_manager_queue_length", "Pending requests.", len(cluster.pending)),
             GaugeMetricFamily(

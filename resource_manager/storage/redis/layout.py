@@ -16,6 +16,7 @@ from resource_manager.core.attained_service import MAX_JOBS
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
+    Announced,
     Cancelled,
     Change,
     ClusterSettingsChanged,
@@ -38,6 +39,7 @@ from resource_manager.core.changes import (
     Renewed,
     Resumed,
     TeamsChanged,
+    Withdrawn,
 )
 from resource_manager.core.cluster import Adoption, ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
@@ -79,6 +81,8 @@ OPERATIONS: dict[type, tuple[str, Callable[[Any], str]]] = {
     Queued: ("queue", attrgetter("request.lease_id")),
     Cancelled: ("cancel", _ID),
     DeadlineRisk: ("rule", lambda change: f"{RISK}{change.lease_id}"),
+    Announced: ("rule", lambda change: f"{ANNOUNCED}{change.lease_id}"),
+    Withdrawn: ("unrule", lambda change: f"{ANNOUNCED}{change.lease_id}"),
     Drained: ("drain", _NODE),
     Resumed: ("resume", _NODE),
     TeamsChanged: ("rule", lambda change: TEAMS),
@@ -132,6 +136,9 @@ ATTAINED = "attained:"
 
 RISK = "risk:"
 """Beginning of the field of the rules with the change by which a lease or request may miss its deadline."""
+
+ANNOUNCED = "announced:"
+"""Beginning of the field of the rules with the change by which a demand was announced."""
 
 USE = "use:"
 """Beginning of the field of the rules with a team's decayed use."""
@@ -206,6 +213,8 @@ def parts_of(snapshot: Snapshot) -> list[str]:
         parts += ("rule", f"{ATTAINED}{job}", json.dumps([number, gpu_ms]))
     for lease_id, ends_by in snapshot.at_risk.items():
         parts += ("rule", f"{RISK}{lease_id}", change_to_json(DeadlineRisk(lease_id, 0.0, ends_by)))
+    for announced in snapshot.announced:
+        parts += ("rule", f"{ANNOUNCED}{announced.lease_id}", change_to_json(announced))
     for team, use in snapshot.use.items():
         parts += ("rule", f"{USE}{team}", json.dumps(use))
     for field, text in gpu_layout.fields_of(snapshot).items():
@@ -279,7 +288,8 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
             failed_starts=_failed_starts(rules.get(FAILED_STARTS.encode(), b"")),
             runtimes={name: tuple(map(float, runs)) for name, runs in _in_order(rules, RUNS)},
             attained={job: int(gpu_ms) for job, [gpu_ms] in _in_order(rules, ATTAINED)},
-            at_risk=dict(_at_risk(rules)),
+            at_risk={risk.lease_id: risk.ends_by or 0.0 for risk in _each(rules, RISK, DeadlineRisk)},
+            announced=tuple(_each(rules, ANNOUNCED, Announced)),
             watched=tuple(known_gpus.watched),
             silent=tuple(known_gpus.silent),
             closed_gpus=tuple(known_gpus.closed),
@@ -375,11 +385,11 @@ def _failed_starts(text: bytes) -> tuple[Released, ...]:
     return in_order(known)
 
 
-def _at_risk(rules: Mapping[bytes, bytes]) -> Iterator[tuple[str, float]]:
+def _each(rules: Mapping[bytes, bytes], beginning: str, kind: type[ChangeT]) -> Iterator[ChangeT]:
+    """Yield the changes in the fields with that beginning."""
     for name, text in sorted(rules.items()):
-        if name.startswith(RISK.encode()):
-            risk = _read_as(text, DeadlineRisk, "a deadline at risk")
-            yield risk.lease_id, risk.ends_by or 0.0
+        if name.startswith(beginning.encode()):
+            yield _read_as(text, kind, f"a change for the field {beginning}")
 
 
 def _uses(rules: Mapping[bytes, bytes]) -> dict[str, Use]:

@@ -76,6 +76,15 @@ def test_gpus_are_held_for_a_time_with_the_demand_that_was_asked_about(
     assert hold(ursula, text, **{"for": ""})[0] == 400
 
 
+def test_what_dags_will_ask_for_stands_below_the_queue(as_role: AsRole, manager: GPUResourceManager) -> None:
+    client = as_role(Role.READER)
+    assert "Coming" not in client.get("/queue").get_data(as_text=True)
+    manager.announce("<b>", 4, copies=3)
+    text = client.get("/queue").get_data(as_text=True)
+    assert "at an unknown time 12 more GPUs will be asked for" in text
+    assert ("&lt;b&gt;" in text, "<b>" in text) == (True, False)
+
+
 def test_a_deadline_at_risk_is_said_in_queue_lease_and_what_if(
     as_role: AsRole, manager: GPUResourceManager
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
+    Announced,
     Cancelled,
     Change,
     DeadlineRisk,
@@ -29,6 +30,7 @@ from resource_manager.core.changes import (
     Renewed,
     Resumed,
     TeamsChanged,
+    Withdrawn,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Lease, PendingRequest, Placement, Request
@@ -94,6 +96,8 @@ def read(inventory: Inventory = INVENTORY, version: int = 9, **parts: dict[str, 
         (Cancelled("t", 1.0), "cancel", "t"),
         (DeadlineRisk("t", 1.0, 9.0), "rule", "risk:t"),
         (DeadlineRisk("t", 1.0), "unrule", "risk:t"),
+        (Announced(Request("d/r/t"), 1.0), "rule", "announced:d/r/t"),
+        (Withdrawn("d/r/t", 1.0), "unrule", "announced:d/r/t"),
         (Drained("a", 1.0), "drain", "a"),
         (Resumed("a", 1.0), "resume", "a"),
         (TeamsChanged(Teams(), 1.0), "rule", "teams"),

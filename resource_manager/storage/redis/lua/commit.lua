@@ -142,6 +142,11 @@ local function wake(lease, json)
   end
 end
 
+-- Nothing is announced any more of a task that asks, nor of the mapped task whose first one it is.
+local function end_announced(lease)
+  redis.call('HDEL', rules, 'announced:' .. lease, 'announced:' .. (string.match(lease, '^(.*)/') or ''))
+end
+
 -- Keep a job or a result for so long, and its size for its caller; without a text only for how long is changed.
 local function keep_job(key, text)
   local name, caller, life_ms = string.match(key, '^(%S+) (%S+) (%d+)$')
@@ -230,6 +235,7 @@ for i = begin, #ARGV, 3 do
     if redis.call('HDEL', pending, key) == 1 then
       wake(key, json)
     end
+    end_announced(key)
   elseif operation == 'end' then
     if watches() then
       begin_cleaning(redis.call('HGET', leases, key), json)
@@ -277,6 +283,7 @@ for i = begin, #ARGV, 3 do
     redis.call('HSET', quarantined, key, json)
   elseif operation == 'queue' then
     redis.call('HSET', pending, key, json)
+    end_announced(key)
   elseif operation == 'cancel' then
     redis.call('HDEL', pending, key)
     wake(key, json)

@@ -1,0 +1,100 @@
+"""Announced demands: what tasks of running DAGs will ask for, and when; they hold nothing and bind nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Unpack
+
+from resource_manager.core.announced import ANNOUNCED_FOR_S, MAX_AFTER, MAX_ANNOUNCED, MAX_OF_RUN, run_of
+from resource_manager.core.changes import Announced, Change, Withdrawn
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.identifiers import check_names, check_text
+from resource_manager.errors import InvalidRequestError
+from resource_manager.manager.arguments import Dumpable
+from resource_manager.manager.commit.protocol import Transactions
+from resource_manager.manager.forecasts import Forecasts
+from resource_manager.manager.queue_view import QueueView
+from resource_manager.manager.requests import request_of
+from resource_manager.manager.results import ComingDemand
+
+if TYPE_CHECKING:
+    from resource_manager.manager.demand import DemandArguments
+
+MAX_COPIES = 1_000_000
+
+FORGOTTEN = "it was announced a week ago"
+
+
+class Announcements:
+    """Demands that tasks will make, each one commit of `Transactions`."""
+
+    _commits: Transactions
+    _forecasts: Forecasts
+    _queue: QueueView
+
+    def announce(
+        self,
+        lease_id: Dumpable | str | None = None,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        prefer_server: int | str | None = None,
+        *,
+        after: Sequence[str] = (),
+        copies: int = 1,
+        **options: Unpack[DemandArguments],
+    ) -> bool:
+        """Announce the request that a task will make, once those of the lease ids `after` have ended.
+
+        It is no longer announced once the task asks. `copies` of a mapped task, 0 if the number is not known,
+        are announced as one, by the lease id without a map index. Returns whether it is announced: not if its
+        task has asked already, nor beyond `MAX_OF_RUN` of a DAG run and `MAX_ANNOUNCED` in all. What is
+        announced stays as it is. Raises as `submit` does for numbers outside the limits.
+        """
+        request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, **options)
+        check_names({"after": after})
+        if len(after) > MAX_AFTER or not 0 <= copies <= MAX_COPIES:
+            text = "{after} may have {} ids and {copies} must be from 0 to {:,}, got {} and {:,}"
+            raise InvalidRequestError(text, MAX_AFTER, MAX_COPIES, len(after), copies)
+
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            lease_id, known = request.lease_id, cluster.announced
+            has_asked = lease_id in cluster.pending or lease_id in cluster.leases
+            gone: list[Change] = [
+                Withdrawn(each.lease_id, now, FORGOTTEN)
+                for each in known.values()
+                if now - each.at > ANNOUNCED_FOR_S
+            ]
+            of_run = sum(run_of(name) == run_of(lease_id) for name in known)
+            is_full = len(known) - len(gone) >= MAX_ANNOUNCED or of_run >= MAX_OF_RUN
+            if lease_id in known or has_asked or is_full:
+                return gone
+            return [*gone, Announced(request, now, tuple(after), copies)]
+
+        return self._commits.run(step, lambda cluster, now: request.lease_id in cluster.announced)
+
+    def withdraw(
+        self, lease_ids: Collection[str] = (), *, run: str = "", owner: str | None = None, reason: str = ""
+    ) -> int:
+        """Withdraw the announced demands of these ids, or of a DAG run; return how many there were.
+
+        `run` is what their ids begin with, before `/task`. With an `owner` only theirs.
+        """
+        check_text(reason=reason)
+        wanted = set(lease_ids)
+
+        def step(cluster: ClusterState, now: float) -> list[Change]:
+            gone[:] = [
+                Withdrawn(each.lease_id, now, reason)
+                for each in cluster.announced.values()
+                if (each.lease_id in wanted or run_of(each.lease_id) == (run or None))
+                and owner in (None, each.request.owner)
+            ]
+            return [*gone]
+
+        gone: list[Change] = []
+        self._commits.run(step, lambda cluster, now: None)
+        return len(gone)
+
+    def coming(self) -> list[ComingDemand]:
+        """Return the announced demands, the next first, those of unknown time last."""
+        return self._queue.read(self._forecasts.coming)

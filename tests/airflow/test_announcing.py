@@ -1,0 +1,121 @@
+"""What a DAG run is announced to ask for, from its serialised DAG and the number of its task instances."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, task
+
+from resource_manager import GPUResourceManager
+from resource_manager.airflow import GPUTrainingOperator, announcing, with_gpus
+from resource_manager.airflow.announcing import announce, tasks_to_come
+from resource_manager.core.announced import MAX_OF_RUN
+
+BashWithGPUs = with_gpus(BashOperator, gpus=2, expected_runtime=timedelta(hours=2))
+
+
+def serialised(dag: DAG) -> Any:
+    """Return the DAG as a scheduler has it."""
+    try:
+        from airflow.serialization.serialized_objects import DagSerialization as Serialization
+    except ImportError:  # before 3.1
+        from airflow.serialization.serialized_objects import SerializedDAG as Serialization
+    return Serialization.from_dict(Serialization.to_dict(dag))
+
+
+def run_of(dag: DAG, monkeypatch: pytest.MonkeyPatch, **instances: int) -> Any:
+    """Return a run of the DAG, with so many unfinished task instances of each task, else one."""
+    counts = dict.fromkeys(dag.task_ids, 1) | instances
+    monkeypatch.setattr(announcing, "_instances", lambda _: {name: n for name, n in counts.items() if n})
+    return SimpleNamespace(
+        dag=serialised(dag), dag_id=dag.dag_id, run_id="r", team_name=None, triggering_user_name=None
+    )
+
+
+def train(task_id: str, **demand: Any) -> Any:
+    return GPUTrainingOperator(task_id=task_id, command=["true"], **{"gpus": 2, **demand})
+
+
+def test_each_task_with_a_plain_demand_comes_after_the_nearest_ones_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with DAG("etl", start_date=datetime(2024, 1, 1), schedule=None) as dag:
+        prepare = BashOperator(task_id="prepare", bash_command="true")
+        first = train("first", gpus=4, gpu_types=["A100"], expected_runtime=timedelta(days=1, hours=1))
+        bash = BashWithGPUs(task_id="bash", bash_command="true", gpu_demand={"cpus": 3})
+        join = EmptyOperator(task_id="join")
+        mapped = GPUTrainingOperator.partial(task_id="mapped", gpus=2).expand(command=[["a"]] * 5)
+        rendered = train("rendered", gpus="{{ params.gpus }}")
+
+        @task.gpu(gpus=2)
+        def last() -> None: ...
+
+        prepare >> first >> [bash, join] >> mapped >> rendered >> last()
+    tasks = {each.task_id: each for each in tasks_to_come(run_of(dag, monkeypatch, mapped=5))}
+    assert {name: each.after for name, each in tasks.items()} == {
+        "first": (),
+        "bash": ("first",),
+        "mapped": ("bash", "first"),
+        "last": ("mapped",),
+    }, "the demand of `rendered` is known in its task alone"
+    assert (tasks["mapped"].copies, tasks["first"].copies) == (5, 1)
+    assert tasks["first"].demand["expected_runtime"] == timedelta(days=1, hours=1)
+
+    with GPUResourceManager.from_url("memory://") as manager:
+        announce(manager, "i", "etl", "r", tasks.values())
+        coming = {each["name"]: each for each in manager.coming()}
+        runtimes = manager.read(
+            lambda cluster, now: [a.request.expected_runtime_s for a in cluster.announced.values()]
+        )
+    assert coming.keys() == {f"etl.{name}" for name in tasks}
+    assert coming["etl.first"]["gpu_types"] == ["A100"]
+    assert coming["etl.bash"]["required_gpus"] == 2
+    assert sorted(filter(None, runtimes)) == [7200.0, 90_000.0]
+
+
+def test_finished_tasks_of_a_cleared_run_and_unknown_numbers_of_mapped_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with DAG("etl", start_date=datetime(2024, 1, 1), schedule=None) as dag:
+
+        @task
+        def commands() -> list[list[str]]:
+            return [["true"]]
+
+        mapped = GPUTrainingOperator.partial(task_id="mapped", gpus=2).expand(command=commands())
+        train("done") >> mapped
+    [each] = tasks_to_come(run_of(dag, monkeypatch, done=0))
+    assert (each.task_id, each.copies, each.after) == ("mapped", 0, ("done",))
+
+
+def test_a_dag_of_two_thousand_tasks_is_cut_and_one_that_is_wrong_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with DAG("wide", start_date=datetime(2024, 1, 1), schedule=None) as dag:
+        end = train("end")
+        for number in range(2000):
+            EmptyOperator(task_id=f"t{number}") >> end
+        for number in range(MAX_OF_RUN + 50):
+            train(f"g{number}") >> end
+    tasks = tasks_to_come(run_of(dag, monkeypatch))
+    assert len(tasks) == MAX_OF_RUN
+    assert "end" not in {each.task_id for each in tasks}, "the next ones come first"
+    with DAG("wrong", start_date=datetime(2024, 1, 1), schedule=None) as dag:
+        train("large", gpus=64)
+        train("weighty", priority_weight=1_000_000)
+    with GPUResourceManager.from_url("memory://") as manager:
+        announce(manager, "i", "wrong", "r", tasks_to_come(run_of(dag, monkeypatch)))
+        assert [(each["name"], each["priority"]) for each in manager.coming()] == [("wrong.weighty", 1000)]
+
+
+def test_a_dag_without_gpus_costs_no_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    with DAG("plain", start_date=datetime(2024, 1, 1), schedule=None) as dag:
+        EmptyOperator(task_id="t")
+    run = run_of(dag, monkeypatch)
+    monkeypatch.setattr(announcing, "_instances", None)
+    assert tasks_to_come(run) == []

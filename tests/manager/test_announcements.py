@@ -1,0 +1,186 @@
+"""Announced demands: once, until the task asks or is not going to, and when that should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from resource_manager import GPUResourceManager, MemoryStore, Settings
+from resource_manager.core import announced as limits
+from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.serializers import coming_in_words
+from tests.builders import Clock
+
+
+@pytest.fixture
+def manager(clock: Clock) -> GPUResourceManager:
+    """Manager of one server of 8 GPUs."""
+    store = MemoryStore(clock=clock)
+    return GPUResourceManager(Settings(store="memory://"), store=store, inventory=default_inventory(1))
+
+
+def announce(manager: GPUResourceManager, task: str, run: str = "r1", **options: Any) -> bool:
+    """Announce a task of 2 GPUs of a run of the DAG `etl`."""
+    return manager.announce(lease(task, run), options.pop("gpus", 2), labels=labels(task, run), **options)
+
+
+def lease(task: str, run: str = "r1") -> str:
+    return f"i:etl/{run}/{task}"
+
+
+def labels(task: str, run: str = "r1") -> dict[str, str]:
+    return {"instance": "i", "dag_id": "etl", "run_id": run, "task_id": task, "map_index": "-1"}
+
+
+def coming(manager: GPUResourceManager) -> list[dict[str, Any]]:
+    return [dict(each) for each in manager.coming()]
+
+
+def names(manager: GPUResourceManager) -> list[str]:
+    return [each["name"] for each in manager.coming()]
+
+
+@contextmanager
+def running(manager: GPUResourceManager, task: str, run: str) -> Iterator[None]:
+    """Hold the lease of a task inside, which ends well."""
+    manager.submit(lease(task, run), 2, labels=labels(task, run))
+    yield
+    manager.release(lease(task, run), outcome="SUCCESS")
+
+
+def play(manager: GPUResourceManager, clock: Clock, run: str, *, lag_s: float, prep_s: float) -> None:
+    """Play a run: `prep` asks a minute after it began, takes so long, and `train` asks that much later."""
+    announce(manager, "prep", run)
+    announce(manager, "train", run, after=[lease("prep", run)])
+    clock.now += 60
+    with running(manager, "prep", run):
+        clock.now += prep_s
+    clock.now += lag_s
+    with running(manager, "train", run):
+        clock.now += 900
+
+
+def test_a_demand_is_announced_once_and_holds_nothing(manager: GPUResourceManager) -> None:
+    assert [announce(manager, "train") for _ in range(2)] == [True, True]
+    assert names(manager) == ["etl.train"]
+    assert [change["change"] for change in manager.history(what="announce")] == ["announced"]
+    assert manager.allocate("all", gpus=8).fencing_token == 1
+
+
+def test_it_is_served_once_its_task_asks_at_once_or_in_the_queue(manager: GPUResourceManager) -> None:
+    for task in ("now", "waits"):
+        announce(manager, task, gpus=8)
+        manager.submit(lease(task), 8, labels=labels(task))
+        assert names(manager) == []
+    assert not announce(manager, "now"), "a task that holds a lease needs none"
+    assert not announce(manager, "waits")
+
+
+def test_two_thousand_mapped_tasks_are_one_and_served_by_the_first(manager: GPUResourceManager) -> None:
+    announce(manager, "map", copies=2000)
+    [each] = manager.coming()
+    assert coming_in_words([each], 0.0) == "at an unknown time 4000 more GPUs will be asked for"
+    manager.submit(lease("map/1999"), 2, labels={**labels("map"), "map_index": "1999"})
+    assert names(manager) == []
+
+
+def test_what_will_not_run_is_withdrawn_and_told_with_the_reason(manager: GPUResourceManager) -> None:
+    for task in ("a", "b", "c"):
+        announce(manager, task, owner="ada")
+    assert manager.withdraw([lease("a"), lease("none")], reason="its branch was skipped") == 1
+    assert manager.withdraw([lease("b")], owner="bob") == 0, "it is another's"
+    assert names(manager) == ["etl.b", "etl.c"]
+    assert manager.history(what="announce")[-1]["reason"] == "its branch was skipped"
+    announce(manager, "b", "r2")
+    assert manager.withdraw(run="i:etl/r1", reason="the run has ended") == 2
+    assert [each["task_id"] for each in manager.coming()] == [lease("b", "r2")]
+    manager.reset()
+    assert names(manager) == []
+
+
+def test_a_run_and_all_runs_together_are_bounded(
+    manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit, most in (("MAX_OF_RUN", 3), ("MAX_ANNOUNCED", 5)):
+        monkeypatch.setattr(f"resource_manager.manager.announcements.{limit}", most)
+    assert [announce(manager, f"t{n}", "r1") for n in range(4)] == [True, True, True, False]
+    assert [announce(manager, f"t{n}", "r2") for n in range(3)] == [True, True, False]
+
+
+def test_what_was_forgotten_goes_with_the_next(manager: GPUResourceManager, clock: Clock) -> None:
+    announce(manager, "old", "r1")
+    clock.now += limits.ANNOUNCED_FOR_S + 1
+    announce(manager, "new", "r2")
+    assert names(manager) == ["etl.new"]
+
+
+def test_without_any_history_the_time_is_unknown_and_it_says_whose(manager: GPUResourceManager) -> None:
+    announce(manager, "prep")
+    announce(manager, "train", after=[lease("prep")])
+    assert [each["detail"] for each in manager.coming()] == [
+        f"no earlier run of {lease('prep')} is known",
+        f"no earlier run of {lease('prep')} is known",
+    ]
+
+
+def test_after_three_runs_a_time_is_known_which_moves_as_the_run_goes_on(
+    manager: GPUResourceManager, clock: Clock
+) -> None:
+    for number in range(3):
+        play(manager, clock, f"r{number}", lag_s=120, prep_s=600)
+    announce(manager, "prep", "r9")
+    announce(manager, "train", "r9", after=[lease("prep", "r9")])
+    began = clock.now
+    prep, train = coming(manager)
+    assert (prep["name"], train["name"]) == ("etl.prep", "etl.train")
+    assert prep["at"] == pytest.approx(began + 60, rel=0.3, abs=30)
+    assert prep["at"] + 300 < train["at"] < began + 1500
+    clock.now += 60
+    with running(manager, "prep", "r9"):
+        clock.now += 590
+        [train] = coming(manager)
+        assert train["at"] > clock.now + 30, "prep and the lag are to come"
+        clock.now += 10
+    clock.now += 300
+    [late] = coming(manager)
+    assert clock.now <= late["earliest"] <= late["at"] <= late["latest"], "longer than ever: any moment"
+
+
+def test_a_lag_that_changed_by_ten_moves_the_interval_within_some_runs(
+    manager: GPUResourceManager, clock: Clock
+) -> None:
+    for number in range(10):
+        play(manager, clock, f"a{number}", lag_s=60, prep_s=60)
+    for number in range(8):
+        play(manager, clock, f"b{number}", lag_s=600, prep_s=60)
+    announce(manager, "train", "c")
+    [train] = coming(manager)
+    assert train["latest"] > clock.now + 500
+
+
+def test_a_clock_that_jumps_back_gives_no_time_before_now(manager: GPUResourceManager, clock: Clock) -> None:
+    play(manager, clock, "r1", lag_s=60, prep_s=60)
+    play(manager, clock, "r2", lag_s=60, prep_s=60)
+    announce(manager, "prep", "r3")
+    clock.now -= 3600
+    assert all(each["earliest"] is None or each["earliest"] >= clock.now for each in manager.coming())
+    with running(manager, "prep", "r3"):
+        assert names(manager) == []
+
+
+def test_tasks_that_come_after_each_other_are_no_endless_loop(manager: GPUResourceManager) -> None:
+    announce(manager, "a", after=[lease("b")])
+    announce(manager, "b", after=[lease("a")])
+    announce(manager, "c")
+    assert sorted(names(manager)) == ["etl.a", "etl.b", "etl.c"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"after": ["x"] * 51}, {"copies": -1}, {"copies": 10**9}, {"after": ["\x00"]}, {"gpus": 99}]
+)
+def test_a_wrong_announcement_is_refused(manager: GPUResourceManager, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"after|copies|gpus"):
+        announce(manager, "train", **wrong)
