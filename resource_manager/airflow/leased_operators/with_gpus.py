@@ -123,9 +123,9 @@ class LeasedOperator(RunsInWorker):
             )
         if "error" in event:
             self.gpu_kind.end(self, manager, allocation, Outcome.FAILED, _reason_of(event["error"]))
-            return super().resume_execution("__fail__", event["error"], context)  # type: ignore[misc]
+            return super().resume_execution("__fail__", event["error"], context)
         arguments = {**arguments, "event": event["event"]}
-        resume = super().resume_execution  # type: ignore[misc]
+        resume = super().resume_execution
         return self.run_under_lease(context, manager, allocation, lambda: resume(method, arguments, context))
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
@@ -139,7 +139,7 @@ class LeasedOperator(RunsInWorker):
                     self.gpu_kind.end(self, manager, allocation, Outcome.FAILED, reason)
             except Exception as error:  # the task has failed for another reason
                 self.log.warning("the lease was not released and will expire: %s", error)
-        return super().resume_execution(next_method, next_kwargs, context)  # type: ignore[misc]
+        return super().resume_execution(next_method, next_kwargs, context)
 
     def _lease_of_this_try(self, context: Any, manager: LeaseService) -> Allocation | None:
         identity, _ = identity_of(context)

@@ -12,6 +12,7 @@ from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook
 from resource_manager.airflow.late_start import describe_late_start, window_ahead
 from resource_manager.airflow.links import ConsoleLink, console_url
 from resource_manager.airflow.outages import outlasts_outages
+from resource_manager.airflow.resuming import Resumes
 from resource_manager.airflow.task_demand import (
     ATTRIBUTES,
     asked_by_attributes,
@@ -38,7 +39,7 @@ from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.results import Allocation, Submission
 
 
-class HoldsLease:
+class HoldsLease(Resumes):
     """Methods of an operator that requests GPUs and waits for them in the triggerer."""
 
     quarantined_by_default: ClassVar[bool] = True
@@ -49,7 +50,6 @@ class HoldsLease:
     owner: str
     log: Any
     defer: Callable[..., NoReturn]
-    execute: Callable[..., Any]
 
     def given_fields(self) -> dict[str, Any]:
         """Return the fields of the demand that the author gave, rendered; None where one was left out."""

@@ -10,6 +10,7 @@ from typing import Any
 from airflow.sdk import BaseSensorOperator
 
 from resource_manager.airflow.hook import DEFAULT_CONNECTION, GPUManagerHook, is_outage
+from resource_manager.airflow.resuming import Resumes
 from resource_manager.airflow.task_demand import (
     ATTRIBUTES,
     asked_by_attributes,
@@ -29,7 +30,7 @@ from resource_manager.errors import InvalidRequestError, ResourceManagerError
 from resource_manager.manager.demand import Demand
 
 
-class GPUAvailableSensor(BaseSensorOperator):
+class GPUAvailableSensor(Resumes, BaseSensorOperator):
     """Succeed once such a request would be granted; allocates nothing, so another request may come first.
 
     Parameters as for `GPUOperator`, without `max_wait`, and those of every sensor.

@@ -15,6 +15,7 @@ from airflow.configuration import conf
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from resource_manager.airflow.hook import is_outage
+from resource_manager.airflow.resuming import OF_TRY
 from resource_manager.airflow.shared_manager import SharedManager
 from resource_manager.airflow.task_state import is_wanted
 from resource_manager.airflow.task_trigger.events import Event
@@ -61,9 +62,10 @@ class PlainTrigger(BaseTrigger):
         self._began_at = time.monotonic()
 
     async def _fire(self, event: Event | Mapping[str, Any]) -> TriggerEvent:
-        """Return the event, after `MIN_DEFERRAL_S` at the earliest."""
+        """Return the event with the number of the task's try, after `MIN_DEFERRAL_S` at the earliest."""
         await asyncio.sleep(max(self._began_at + MIN_DEFERRAL_S - time.monotonic(), 0.0))
-        return TriggerEvent(event.plain() if isinstance(event, Event) else dict(event))
+        of_try = {} if self.task_instance is None else {OF_TRY: self.task_instance.try_number}
+        return TriggerEvent({**(event.plain() if isinstance(event, Event) else event), **of_try})
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{type(self).__module__}.{type(self).__qualname__}", self._arguments
