@@ -26,7 +26,7 @@ class Resumes:
         event = (next_kwargs or {}).get("event")
         if isinstance(event, Mapping) and OF_TRY in event:
             if event[OF_TRY] != context["ti"].try_number:
-                self.log.info("Airflow resumed with the end of try %s; this one begins anew", event[OF_TRY])
+                self.log.info("Airflow resumed with the end of try %s; this try begins", event[OF_TRY])
                 context["ti"].xcom_push(key=TASK_NOTES, value={})  # Airflow removes no XComs then
                 return self.execute(context)
             plain = {name: value for name, value in event.items() if name != OF_TRY}

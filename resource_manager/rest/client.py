@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import ssl
 import time
@@ -95,6 +96,8 @@ if TYPE_CHECKING:
     from resource_manager.manager.report import Report
     from resource_manager.manager.use_results import ServerUse
 
+logger = logging.getLogger(__name__)
+
 _spread = random.Random()
 """Of its own, so that waiting changes no random numbers of the program."""
 
@@ -104,7 +107,7 @@ TIMEOUT_S = 70.0
 RETRY_S, MAX_RETRY_S = 0.1, 1.0
 """Shortest and longest pause before a call is sent again, unless the service names a longer one."""
 
-BUSY_S = 10.0
+BUSY_S = 30.0
 """Time for which a call that is one too many is sent again."""
 
 WAIT_S = 1.0
@@ -129,7 +132,7 @@ class ServiceError(ResourceManagerError):
 
 
 class ServiceUnavailableError(ServiceError):
-    """Failure to reach the service, or of the service to reach its store."""
+    """Failure to reach the service, or of the service to reach its store, or one call too many (429)."""
 
 
 class RefusedError(ServiceError):
@@ -632,19 +635,23 @@ class ServiceClient(OriginalNames):
     def _answer(self, method: str, path: str, **content: Any) -> httpx.Response:
         """Return the response; try again where the connection is refused, as while a service starts.
 
-        So too, for `BUSY_S`, where the service refuses the call as one too many of its caller's at once.
+        So too, for `BUSY_S`, where the service refuses the call as one too many of its caller's: no sooner
+        than its Retry-After says, which is logged once if it is a second or more.
         """
-        began, patience_s = time.monotonic(), RETRY_S
+        began, patience_s, has_said = time.monotonic(), RETRY_S, False
         while True:
             pause_s = RETRY_S
             try:
                 response = self._http.request(method, path, **content)
-                wait_s = response.headers.get("Retry-After", "")
+                wait_s = response.headers.get("Retry-After", "0")
                 left_s = began + BUSY_S - time.monotonic()
                 if response.status_code != 429 or not wait_s.isdecimal() or float(wait_s) >= left_s:
                     return response
-                pause_s = max(float(wait_s), patience_s) * (0.5 + _spread.random())  # nosec B311  # they spread
+                pause_s = float(wait_s) + patience_s * (0.5 + _spread.random())  # nosec B311  # they spread
                 patience_s = min(2 * patience_s, MAX_RETRY_S)
+                if float(wait_s) >= 1 and not has_said:
+                    has_said = True
+                    logger.warning("%s has too many calls; asking again in %.1f s", self.url, pause_s)
             except httpx.ConnectError as error:
                 if not _is_refused(error) or time.monotonic() >= began + self._connect_timeout_s:
                     raise
@@ -664,6 +671,11 @@ class ServiceClient(OriginalNames):
             answer = harmless(response.json())
         except (ValueError, RecursionError):
             answer = None
+        if not isinstance(answer, dict) and response.status_code == 429:  # by a proxy, or before it was read
+            raise ServiceUnavailableError(
+                429,
+                f"{self.url} has too many calls: it refused {method} {path}; ask again later",
+            )
         if not isinstance(answer, dict):
             raise ServiceUnavailableError(
                 502 if response.is_success else response.status_code,
@@ -743,7 +755,7 @@ def _error(status: int, problem: dict[str, Any], retry_after: str = "") -> Resou
         error = PriorityError(most, "")
     elif status in (400, 413, 415, 422):
         error = InvalidRequestError("", field=field)
-    elif status >= 500:
+    elif status == 429 or status >= 500:
         error = ServiceUnavailableError(status, "")
     else:
         error = ServiceError(status, "")

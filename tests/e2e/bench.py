@@ -3,11 +3,12 @@
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
@@ -144,6 +145,25 @@ class Bench(Stack):
         for victim in victims:
             with suppress(psutil.NoSuchProcess):
                 victim.kill()
+
+    def suspend(self, name):
+        """Suspend a component with its children, while none of them holds Airflow's database; return them."""
+
+        def is_suspended():
+            for process in found:
+                process.suspend()
+            try:
+                with closing(sqlite3.connect(self.home / "airflow.db", timeout=1.0)) as database:
+                    database.execute("BEGIN IMMEDIATE")
+                return True
+            except sqlite3.OperationalError:
+                for process in found:
+                    process.resume()
+                return False
+
+        found = self.with_children(name)
+        wait_for(is_suspended, what=f"{name} without a lock on the database")
+        return found
 
     def with_children(self, name):
         """Return the processes of a component, and then their children."""

@@ -111,9 +111,7 @@ def test_the_triggerer_is_killed(bench):
 def test_a_triggerer_sleeps_until_another_has_taken_its_tasks_and_wakes(bench):
     """Then both run the triggers of the same tasks, until Airflow takes them from the one that slept."""
     trains, waits = bench.one_trains_one_waits(seconds=2)
-    sleepers = bench.with_children("triggerer")
-    for process in sleepers:
-        process.suspend()
+    sleepers = bench.suspend("triggerer")
     bench.start("triggerer", "--skip-serve-logs")
 
     def state():

@@ -14,7 +14,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.errors import InvalidRequestError, ResourceManagerError, UnknownNodeError
 from resource_manager.manager import requests
 from resource_manager.manager.demand import Demand
-from resource_manager.rest.client import ServiceClient, ServiceError
+from resource_manager.rest.client import ServiceClient, ServiceError, ServiceUnavailableError
 
 
 @pytest.fixture
@@ -198,3 +198,67 @@ def test_a_wrong_path_of_the_service_is_not_reported_as_a_missing_lease(client: 
     for call in (client.status_of, client.release_resources, client.cancel, client.renew):
         with pytest.raises(ServiceError, match="not found"):
             call("t")
+
+
+class Clock:
+    """Time of a client that sleeps without waiting."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sleeps: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now += seconds
+
+
+def refused_first(times: float, headers: dict[str, str]) -> httpx.MockTransport:
+    """Return a service that refuses so many calls with 429, as a proxy does, and answers the next one."""
+    calls = iter(range(1000))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(429, headers=headers) if next(calls) < times else httpx.Response(200, json={})
+
+    return httpx.MockTransport(answer)
+
+
+@pytest.mark.parametrize(
+    ("headers", "least_s", "lines"),
+    [
+        ({"Retry-After": "5"}, 5.0, ["http://localhost has too many calls; asking again in 5.1 s"]),
+        ({"Retry-After": "0"}, 0.0, []),
+        ({}, 0.0, []),
+    ],
+)
+def test_a_call_that_is_one_too_many_is_sent_again_no_sooner_than_the_service_says(
+    headers: dict[str, str],
+    least_s: float,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("resource_manager.rest.client.time", clock)
+    monkeypatch.setattr("resource_manager.rest.client._spread.random", lambda: 0.5)
+    with ServiceClient("http://localhost") as client:
+        client._http = httpx.Client(base_url=client.url, transport=refused_first(3, headers))
+        assert client._call(dict, "POST", "/api/release") == {}
+    assert len(clock.sleeps) == 3
+    assert all(pause_s > least_s for pause_s in clock.sleeps)
+    assert [record.getMessage() for record in caplog.records] == lines
+
+
+def test_a_service_that_refuses_all_calls_is_told_from_another_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("resource_manager.rest.client.time", clock)
+    with ServiceClient("http://localhost") as client:
+        transport = refused_first(float("inf"), {"Retry-After": "5"})
+        client._http = httpx.Client(base_url=client.url, transport=transport)
+        with pytest.raises(ServiceUnavailableError, match=r"refused POST /api/release; ask again later$"):
+            client._call(dict, "POST", "/api/release")
+    assert 20 < clock.now < 40
