@@ -220,7 +220,9 @@ def refused_first(times: float, headers: dict[str, str]) -> httpx.MockTransport:
     calls = iter(range(1000))
 
     def answer(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(429, headers=headers) if next(calls) < times else httpx.Response(200, json={})
+        if next(calls) < times:
+            return httpx.Response(429, headers=headers)
+        return httpx.Response(200, json={"items": [], "next": None})
 
     return httpx.MockTransport(answer)
 
@@ -245,7 +247,7 @@ def test_a_call_that_is_one_too_many_is_sent_again_no_sooner_than_the_service_sa
     monkeypatch.setattr("resource_manager.rest.client._spread.random", lambda: 0.5)
     with ServiceClient("http://localhost") as client:
         client._http = httpx.Client(base_url=client.url, transport=refused_first(3, headers))
-        assert client._call(dict, "POST", "/api/release") == {}
+        assert client.leases() == []
     assert len(clock.sleeps) == 3
     assert all(pause_s > least_s for pause_s in clock.sleeps)
     assert [record.getMessage() for record in caplog.records] == lines
@@ -259,6 +261,6 @@ def test_a_service_that_refuses_all_calls_is_told_from_another_program(
     with ServiceClient("http://localhost") as client:
         transport = refused_first(float("inf"), {"Retry-After": "5"})
         client._http = httpx.Client(base_url=client.url, transport=transport)
-        with pytest.raises(ServiceUnavailableError, match=r"refused POST /api/release; ask again later$"):
-            client._call(dict, "POST", "/api/release")
+        with pytest.raises(ServiceUnavailableError, match=r"refused GET /api/\w+; ask again later$"):
+            client.leases()
     assert 20 < clock.now < 40
