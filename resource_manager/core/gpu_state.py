@@ -10,7 +10,7 @@ from itertools import repeat
 from resource_manager.core.changes import GpuCleaned, GpuClosed, GpuOpened
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Placement
 from resource_manager.core.node_state import Cleaning, NodeState
-from resource_manager.core.refusal import WithheldGpu, WithheldGpus
+from resource_manager.core.server_facts import WithheldGpu, WithheldGpus
 
 DRAINED = "drained"
 """The condition of a GPU that an operator closed."""

@@ -21,7 +21,7 @@ from resource_manager.core.fit import (
 )
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Node, Placement, Request
 from resource_manager.core.names import full_name
-from resource_manager.core.refusal import InWindow, StartFailed
+from resource_manager.core.server_facts import InWindow, StartFailed
 from resource_manager.errors import CapacityError
 
 

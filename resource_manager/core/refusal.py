@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar, dataclass_transform
 
+from resource_manager.core.fact import fact
 from resource_manager.core.fit import Shortage
 from resource_manager.core.models import Amount, Request
-
-Class = TypeVar("Class")
+from resource_manager.core.server_facts import (
+    AddressesMissing,
+    AmountShort,
+    ClosedServer,
+    Closure,
+    KindMissing,
+    LabelsMissing,
+    LabelUnknown,
+    LeftInventory,
+    MembersFree,
+    MoreClosed,
+    NeverTogether,
+    NextServer,
+    NoAddress,
+    NoFreeServer,
+    NoServer,
+    OneServerOnly,
+    TooFewGpus,
+    TooFewServers,
+    Unreleased,
+)
 
 
 class RefusalKind(StrEnum):
@@ -26,35 +45,6 @@ class RefusalKind(StrEnum):
     MISCONFIGURED = "misconfigured"
     TASK_TAKEN = "task_taken"
     NEVER_FITS = "never_fits"
-
-
-def _fields(value: Any) -> tuple[Any, ...]:
-    return tuple(getattr(value, name) for name in value.__match_args__)
-
-
-def _equals(value: Any, other: Any) -> bool:
-    return type(value) is type(other) and _fields(value) == _fields(other)
-
-
-def _hash(value: Any) -> int:
-    return hash((type(value), _fields(value)))
-
-
-def _text(value: Any) -> str:
-    fields = zip(value.__match_args__, _fields(value), strict=True)
-    return f"{type(value).__name__}({', '.join(f'{name}={field!r}' for name, field in fields)})"
-
-
-@dataclass_transform(frozen_default=True)
-def fact(cls: type[Class]) -> type[Class]:
-    """Make the class a slotted value, frozen for the type checker.
-
-    The methods are shared, since those that `dataclass` writes for each of fifty classes take a tenth of the
-    time in which a command starts.
-    """
-    for name, method in (("__eq__", _equals), ("__hash__", _hash), ("__repr__", _text)):
-        setattr(cls, name, method)
-    return dataclass(eq=False, repr=False, slots=True)(cls)
 
 
 # ---- of the store and the process ----
@@ -82,226 +72,10 @@ class Misconfigured:
 # ---- why one server is closed, or a part of it ----
 
 
-@fact
-class InWindow:
-    """A maintenance window, from `begin` until `end` in seconds of the store's clock."""
-
-    begin: float
-    end: float
-    reason: str
-
-
-@fact
-class StartFailed:
-    """The job's start failed there at that time; the server is avoided `until` then."""
-
-    at: float
-    reason: str
-    until: float
-
-
-@fact
-class IsDrained:
-    """An operator closed the server, or it is marked as failed."""
-
-    reason: str
-    failed: bool = False
-
-
-@fact
-class IsSilent:
-    """The server's agent has not reported since that time, in seconds of the store's clock."""
-
-    since: float
-
-
-@fact
-class WithheldGpu:
-    """A GPU of which not all is granted: closed for that reason, or without one being cleaned."""
-
-    gpu_id: int
-    closed: str | None = None
-
-
-@fact
-class WithheldGpus:
-    """GPUs of a server that are closed or being cleaned."""
-
-    gpus: tuple[WithheldGpu, ...]
-    node: str = ""
-
-
-@fact
-class LeftInventory:
-    """The server left the inventory."""
-
-
-@fact
-class NoAddress:
-    """The server has no address, which each member of a gang needs."""
-
-
-Closure = InWindow | StartFailed | IsDrained | IsSilent | WithheldGpus
-
-
-@fact
-class ClosedServer:
-    """A closed server that could take the request; `has` GPUs, or milli of one, are free there."""
-
-    node: str
-    has: int
-    why: Closure
-
-
-@fact
-class MoreClosed:
-    """So many more servers are closed."""
-
-    count: int
-
-
 # ---- it fits no server, even an empty one ----
 
 
-@fact
-class LabelsMissing:
-    """No server has the labels that the request requires."""
-
-
-@fact
-class NoServer:
-    """The inventory has no server that the request allows."""
-
-
-@fact
-class KindMissing:
-    """No server has GPUs of the kind; those of `unstated` would do but for memory that is not stated."""
-
-    unstated: str = ""
-
-
-@fact
-class TooFewGpus:
-    """The largest server has so many GPUs of the kind; `of_mig` says that there are MIG devices besides."""
-
-    node: str
-    most: int
-    of_mig: bool
-
-
-@fact
-class AmountShort:
-    """The largest amount of a resource on any server is below the demand: `free`, or in total."""
-
-    name: str
-    most: Amount
-    node: str
-    free: bool = True
-
-
-@fact
-class NeverTogether:
-    """Servers have each of the amounts, and none has all of them."""
-
-
-@fact
-class LabelUnknown:
-    """No server has the label that all members of the gang must share."""
-
-
-@fact
-class AddressesMissing:
-    """So many of the servers that could take members have no address, such as `node`."""
-
-    missing: int
-    able: int
-    node: str
-
-
-@fact
-class OneServerOnly:
-    """The request names one server for members that must be on several."""
-
-
-@fact
-class TooFewServers:
-    """The inventory, or the largest domain of the label, takes so many of the members."""
-
-    most: int
-    domain: str
-
-
 # ---- it fits no open server now ----
-
-
-@fact
-class GpusShort:
-    """So many GPUs are free, or for a GPU fraction milli of one."""
-
-    most: int
-    node: str = ""
-
-
-@fact
-class NotAtOnce:
-    """Servers have each of the amounts free, and none has all of them."""
-
-
-Lack = GpusShort | AmountShort | NotAtOnce
-
-
-@fact
-class NoFreeServer:
-    """No open server has room; `lack` is what the best of them is short of."""
-
-    lack: Lack
-
-
-@fact
-class FreeShort:
-    """So much is free on that server: `unit` is gpus, or a resource."""
-
-    has: Amount
-    unit: str
-
-
-@fact
-class MembersFree:
-    """So many members of the gang fit now, in the domain of that value of the label."""
-
-    count: int
-    domain: str
-    but: NoPort | NoPlacement | None = None
-
-
-@fact
-class NextServer:
-    """The server nearest to taking one more member of the gang, and what it lacks."""
-
-    node: str
-    lack: FreeShort | Lack
-
-
-@fact
-class NoPort:
-    """All gang ports of the server where the gang would meet are in use."""
-
-    node: str
-    first: int
-    last: int
-
-
-@fact
-class NoPlacement:
-    """The policy found no placement."""
-
-
-@fact
-class Unreleased:
-    """A quarantined lease without which the request would fit."""
-
-    lease: str
-    node: str
 
 
 # ---- it fits, and may not start ----

@@ -11,7 +11,7 @@ from resource_manager.errors import InvalidRequestError, Words
 from resource_manager.jobs.gang_environment import HOSTFILE, gang_environment, hostfile, is_gang
 from resource_manager.jobs.launchers import Job
 from resource_manager.jobs.running_job import RunningJob, job_of
-from resource_manager.scheduling.preemption.preempting import restarts_of
+from resource_manager.scheduling.preemption.requeueing import restarts_of
 
 MAX_BYTES = 64 * 1024
 """Most bytes of a template as JSON."""

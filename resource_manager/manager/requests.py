@@ -34,7 +34,7 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit.asking import asking
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.demand import Demand, DemandArguments
-from resource_manager.manager.refusal_wording import describe
+from resource_manager.manager.request_words import describe
 from resource_manager.storage.codec import as_stored
 
 BUILT_IN = default_inventory()

@@ -18,7 +18,7 @@ from resource_manager.core.names import display_name, listed, name_of, short, sh
 from resource_manager.core.node_state import Cleaning
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.answer_words import duration
-from resource_manager.manager.refusal_wording import detail_of, reasons_of, right_words, silence_of
+from resource_manager.manager.refusal_wording import detail_of, reasons_of, right_words
 from resource_manager.manager.results import (
     Allocation,
     CleaningGpu,
@@ -35,12 +35,13 @@ from resource_manager.manager.results import (
     ServerVerdict,
     Summary,
 )
+from resource_manager.manager.server_words import silence_of
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.accounting.gpu_hours import WASTED
 from resource_manager.scheduling.placement.gangs import Members, select_members
 from resource_manager.scheduling.placement.policies import scores_of
 from resource_manager.scheduling.preemption.preempting import would_preempt
-from resource_manager.scheduling.preemption.victims import right_to
+from resource_manager.scheduling.preemption.victim_right import right_to
 from resource_manager.scheduling.queue.price_admission import PriceAdmission
 from resource_manager.scheduling.queue.windows import closed_for
 from resource_manager.scheduling.reasons.announced_arrivals import Arrival

@@ -46,18 +46,16 @@ from resource_manager.errors import (
     OtherOwnerError,
     UnknownNodeError,
 )
-from resource_manager.scheduling.placement.gangs import Members, Prospects, could_start
+from resource_manager.scheduling.placement.gang_slots import Prospects, could_start
+from resource_manager.scheduling.placement.gangs import Members
 from resource_manager.scheduling.preemption.preempting import (
     held_back,
-    outcome_of,
-    overdue,
     preemption_of,
     preemptions,
     preemptors_of,
-    requeued,
     starting_early,
-    taken_back,
 )
+from resource_manager.scheduling.preemption.requeueing import outcome_of, overdue, requeued, taken_back
 from resource_manager.scheduling.preemption.victims import place_of
 from resource_manager.scheduling.queue.backfill import Reservations
 from resource_manager.scheduling.queue.giving_back import given_back

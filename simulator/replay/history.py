@@ -24,7 +24,7 @@ from resource_manager.core.changes import (
 from resource_manager.core.models import Lease, Request
 from resource_manager.errors import CorruptStateError
 from resource_manager.scheduling.accounting.lives import lives_of
-from resource_manager.scheduling.preemption.preempting import restarts_of
+from resource_manager.scheduling.preemption.requeueing import restarts_of
 from resource_manager.scheduling.queue.giving_back import times_given_back
 from resource_manager.storage import SQL_SCHEMES, open_store
 from resource_manager.storage.history_file import History, StoreHistory, change_of, collect, snapshot_of

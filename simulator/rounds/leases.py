@@ -9,7 +9,7 @@ from resource_manager.core.changes import Change, new_released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Node, Request
 from resource_manager.scheduling.allocator import allocate, grant
-from resource_manager.scheduling.placement.gangs import could_start
+from resource_manager.scheduling.placement.gang_slots import could_start
 from resource_manager.scheduling.placement.policies import Policy
 from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass

@@ -28,7 +28,7 @@ from resource_manager.core.gpu_state import condition_of, recount, withheld, wit
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request, Spread
 from resource_manager.core.node_state import Cleaning
 from resource_manager.errors import CorruptStateError
-from resource_manager.manager.refusal_wording import withheld_words
+from resource_manager.manager.server_words import withheld_words
 from resource_manager.scheduling import allocator
 from tests.builders import nodes
 

@@ -12,7 +12,7 @@ from resource_manager.core.changes import Granted
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import could_ever_fit, count_gpus, pick_gpus, total_capacity
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Link, Node, Placement, Request, Spread
-from resource_manager.scheduling.placement.gangs import slots
+from resource_manager.scheduling.placement.gang_slots import slots
 from resource_manager.scheduling.placement.policies import POLICIES, get_policy, select_placement
 
 SHAPES = {

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resource_manager.core.maintenance import WEEK_S, Window, as_text, preemptor_in_words
-from resource_manager.core.refusal import InWindow
+from resource_manager.core.server_facts import InWindow
 from resource_manager.manager.refusal_wording import detail_of
 
 ONCE = Window(1, ("s1",), 100.0, 200.0, reason="new fans")

@@ -11,7 +11,7 @@ from typing import Any
 from resource_manager.core.changes import Expired, JobEnd, Preempting, Quarantined, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.preemption import victims
+from resource_manager.scheduling.preemption import victim_right
 from resource_manager.scheduling.preemption.victim_bounds import VictimBounds
 from resource_manager.storage import RedisStore, VariableStore
 from resource_manager.storage.redis.lock import RedisLock
@@ -94,8 +94,8 @@ def forgotten_restart() -> None:
 
 def no_right() -> None:
     """Leases are taken of everybody: of teams inside their guarantee, and of jobs as urgent as the taker."""
-    victims.Right.leases = lambda self: list(self._cluster.leases.values())  # type: ignore[method-assign]
-    victims.Right.allows = lambda self, lease: True  # type: ignore[method-assign]
+    victim_right.Right.leases = lambda self: list(self._cluster.leases.values())  # type: ignore[method-assign]
+    victim_right.Right.allows = lambda self, lease: True  # type: ignore[method-assign]
     VictimBounds.exclude = lambda self, kind, request, planned: False  # type: ignore[method-assign]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from resource_manager.core.changes import Change, Granted, Outcome, Preempting, Queued, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Request
-from resource_manager.scheduling.preemption.preempting import restarts_of
+from resource_manager.scheduling.preemption.requeueing import restarts_of
 
 
 class Preemptions:

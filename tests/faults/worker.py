@@ -24,7 +24,7 @@ from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.scheduling.preemption.preempting import restarts_of
+from resource_manager.scheduling.preemption.requeueing import restarts_of
 from tests.faults.access_paths import ACCESS_PATHS
 
 TTL_S = 2.0

@@ -17,7 +17,7 @@ from resource_manager.jobs.job_preemption import STEP_S, grace_of, queue_again
 from resource_manager.jobs.launchers import Job, JobState
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.results import Allocation
-from resource_manager.scheduling.preemption.preempting import restarts_of
+from resource_manager.scheduling.preemption.requeueing import restarts_of
 from tests.builders import redefine
 from tests.eventually import wait_for
 from tests.jobs.gangs import place

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resource_manager.core.models import Request
-from resource_manager.manager.refusal_wording import describe
+from resource_manager.manager.request_words import describe
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.job_preemption import STEP_S, grace_of, is_time_over, waits_again
 from resource_manager.jobs.launchers import AlreadyEndedError, Job, LauncherError, LauncherUnreachableError
 from resource_manager.manager.results import QueueEntry, Submission
-from resource_manager.scheduling.preemption.preempting import restarts_of
+from resource_manager.scheduling.preemption.requeueing import restarts_of
 
 START_PAUSE_S = 10.0
 """Pause before the second attempt to start a gang; it doubles before each further one."""

@@ -25,8 +25,8 @@ from resource_manager.fleet.server_use import KeptReport
 from resource_manager.fleet.transitions import ROGUE
 from resource_manager.manager.answer_words import ranges
 from resource_manager.manager.plurals import counted
-from resource_manager.manager.refusal_wording import silence_of
 from resource_manager.manager.serializers import Usage, closed_because, cpu_usage, gpu_usage, server_state
+from resource_manager.manager.server_words import silence_of
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import colours
 from resource_manager.rest.console.colours import Colour, Holder

@@ -6,7 +6,7 @@ from resource_manager.core.changes import Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.failed_starts import avoided_until
 from resource_manager.core.models import Request
-from resource_manager.scheduling.placement.gangs import could_ever_take
+from resource_manager.scheduling.placement.gang_slots import could_ever_take
 
 
 def avoided(cluster: ClusterState, request: Request, at: float) -> dict[str, Released]:

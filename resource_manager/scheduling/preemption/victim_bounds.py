@@ -18,8 +18,8 @@ from resource_manager.core.models import MILLI_PER_GPU, Lease, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.core.pending import Kind
 from resource_manager.core.team_ledger import Account, TeamLedger, held_milli, milli_of
-from resource_manager.scheduling.placement.gangs import slots
-from resource_manager.scheduling.preemption.victims import Planned, Right
+from resource_manager.scheduling.placement.gang_slots import slots
+from resource_manager.scheduling.preemption.victim_right import Planned, Right
 from resource_manager.scheduling.queue.quotas import Stop, StopKind, stop_of
 
 MAX_KEPT = 2048

@@ -12,16 +12,9 @@ from itertools import chain
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.fit import FreeCapacity, accepted_gpu_ids
 from resource_manager.core.models import Placement, Request
-from resource_manager.scheduling.placement.gangs import (
-    Members,
-    Part,
-    Prospects,
-    plan,
-    positions,
-    ranked,
-    slots,
-    uniform,
-)
+from resource_manager.scheduling.placement.gang_slots import Prospects, slots
+from resource_manager.scheduling.placement.gangs import Members, Part, plan, ranked
+from resource_manager.scheduling.placement.node_masks import positions, uniform
 from resource_manager.scheduling.queue.lease_timelines import LeaseTimelines, Reservation, Span, Timeline
 from resource_manager.scheduling.queue.windows import MAX_OCCURRENCES, horizon_s, is_restricted, opens_at
 from resource_manager.scheduling.scheduling_pass import SchedulingPass

@@ -17,7 +17,7 @@ from resource_manager.core.failed_starts import avoided_until
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.node_state import ClosedToRequest
-from resource_manager.core.refusal import InWindow, StartFailed
+from resource_manager.core.server_facts import InWindow, StartFailed
 from resource_manager.scheduling.placement.avoidance import avoided
 from resource_manager.scheduling.placement.gangs import Members, select_members
 from resource_manager.scheduling.scheduling_pass import SchedulingPass

@@ -21,16 +21,15 @@ from resource_manager.core.gpu_state import withheld
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request, Spread
 from resource_manager.core.names import name_of
 from resource_manager.core.node_state import ClosedToRequest
-from resource_manager.core.refusal import (
+from resource_manager.core.refusal import Fact, FreeNow, Grounds, RefusalKind
+from resource_manager.core.search import awaits_restore
+from resource_manager.core.server_facts import (
     AddressesMissing,
     AmountShort,
     ClosedServer,
     Closure,
-    Fact,
-    FreeNow,
     FreeShort,
     GpusShort,
-    Grounds,
     IsDrained,
     IsSilent,
     KindMissing,
@@ -47,23 +46,15 @@ from resource_manager.core.refusal import (
     NoServer,
     NotAtOnce,
     OneServerOnly,
-    RefusalKind,
     StartFailed,
     TooFewGpus,
     TooFewServers,
     Unreleased,
     WithheldGpus,
 )
-from resource_manager.core.search import awaits_restore
-from resource_manager.scheduling.placement.gangs import (
-    could_ever_take,
-    domain_masks,
-    ever_slots,
-    member_of,
-    positions,
-    slots,
-    takes_ever,
-)
+from resource_manager.scheduling.placement.gang_slots import could_ever_take, ever_slots, slots, takes_ever
+from resource_manager.scheduling.placement.gangs import member_of
+from resource_manager.scheduling.placement.node_masks import domain_masks, positions
 
 MAX_CLOSED = 3
 """Maximum number of closed servers among the facts of a refusal."""

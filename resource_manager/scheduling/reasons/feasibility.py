@@ -23,19 +23,18 @@ from resource_manager.core.refusal import (
     Fact,
     Grounds,
     HeldForAhead,
-    IsSilent,
-    LeftInventory,
     MayStartAnyTime,
     NextPass,
-    NoAddress,
     NoPlaceInTime,
     PriceNotCovered,
     RefusalKind,
     ServerShort,
     WouldDelay,
 )
+from resource_manager.core.server_facts import IsSilent, LeftInventory, NoAddress
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.placement.gangs import Prospects, fitting_node
+from resource_manager.scheduling.placement.gang_slots import Prospects
+from resource_manager.scheduling.placement.gangs import fitting_node
 from resource_manager.scheduling.preemption.preempting import awaiting_release, ending_for, held_back
 from resource_manager.scheduling.queue.backfill import Reservations
 from resource_manager.scheduling.queue.quotas import quota_refusal, stop_of

@@ -30,7 +30,7 @@ from resource_manager.core.refusal import (
 )
 from resource_manager.core.runtimes import LearntRuntimes, class_of
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.placement.gangs import could_start
+from resource_manager.scheduling.placement.gang_slots import could_start
 from resource_manager.scheduling.reasons.capacity_grounds import (
     leases_in_the_way,
     no_capacity,

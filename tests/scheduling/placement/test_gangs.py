@@ -28,17 +28,9 @@ from resource_manager.core.fit import FreeCapacity, fits, pick_gpus, usable_gpus
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, Spread
 from resource_manager.errors import CapacityError, LeaseNotFoundError
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.placement.gangs import (
-    Part,
-    Prospects,
-    could_start,
-    domain_masks,
-    fitting_node,
-    plan,
-    positions,
-    slots,
-    takes_ever,
-)
+from resource_manager.scheduling.placement.gang_slots import Prospects, could_start, slots, takes_ever
+from resource_manager.scheduling.placement.gangs import Part, fitting_node, plan
+from resource_manager.scheduling.placement.node_masks import domain_masks, positions
 from resource_manager.scheduling.placement.policies import POLICIES
 from resource_manager.scheduling.queue.orders import fifo, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass

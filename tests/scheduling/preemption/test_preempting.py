@@ -30,7 +30,8 @@ from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
-from resource_manager.scheduling.preemption.preempting import held_back, restarts_of, would_preempt
+from resource_manager.scheduling.preemption.preempting import held_back, would_preempt
+from resource_manager.scheduling.preemption.requeueing import restarts_of
 from resource_manager.scheduling.preemption.victims import find_victims
 from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass

@@ -15,7 +15,8 @@ from resource_manager.core.teams import Team
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.preemption.victim_bounds import VictimBounds
-from resource_manager.scheduling.preemption.victims import Planned, find_victims
+from resource_manager.scheduling.preemption.victim_right import Planned
+from resource_manager.scheduling.preemption.victims import find_victims
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.scheduling.shared_cluster import GREEDY, Shared
 

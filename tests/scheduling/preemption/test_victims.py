@@ -24,7 +24,8 @@ from resource_manager.core.teams import Team, Teams
 from resource_manager.manager.refusal_wording import right_words
 from resource_manager.scheduling.placement.policies.best_fit import best_fit
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
-from resource_manager.scheduling.preemption.victims import Planned, find_victims, place_of, right_to
+from resource_manager.scheduling.preemption.victim_right import Planned, right_to
+from resource_manager.scheduling.preemption.victims import find_victims, place_of
 from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import NO_LIMITS, Limits, SchedulingPass
 from tests.scheduling.shared_cluster import GREEDY, Shared

@@ -14,7 +14,7 @@ from resource_manager.core.changes import Drained, Granted, InventoryChanged, Qu
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.scheduling import allocator
-from resource_manager.scheduling.placement.gangs import uniform
+from resource_manager.scheduling.placement.node_masks import uniform
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue import backfill
 from resource_manager.scheduling.queue.backfill import MAX_RESERVATIONS, Reservations

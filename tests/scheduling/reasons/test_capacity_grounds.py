@@ -9,7 +9,8 @@ import pytest
 from resource_manager.core.changes import AgentLost, Drained, Quarantined
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request, Spread
-from resource_manager.core.refusal import NoAddress, RefusalKind
+from resource_manager.core.refusal import RefusalKind
+from resource_manager.core.server_facts import NoAddress
 from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies import POLICIES

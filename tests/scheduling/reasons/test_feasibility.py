@@ -10,7 +10,8 @@ from resource_manager.core.changes import Drained, Granted, InventoryChanged, Qu
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import could_ever_fit
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
-from resource_manager.core.refusal import IsDrained, LeftInventory, RecoveryWindow, RefusalKind, recovering
+from resource_manager.core.refusal import RecoveryWindow, RefusalKind, recovering
+from resource_manager.core.server_facts import IsDrained, LeftInventory
 from resource_manager.manager.refusal_wording import detail_of, reasons_of
 from resource_manager.scheduling.placement.policies import get_policy, select_placement
 from resource_manager.scheduling.queue.orders import get_order

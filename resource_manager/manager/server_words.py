@@ -1,0 +1,274 @@
+"""What keeps a request from servers, in words: closed ones, those that fit never, and not now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from resource_manager.core.fit import UNSTATED, ShortageKind
+from resource_manager.core.maintenance import as_text, to_the_minute
+from resource_manager.core.models import MILLI_PER_GPU, Request, Spread
+from resource_manager.core.names import short
+from resource_manager.core.refusal import ServerShort
+from resource_manager.core.server_facts import (
+    AddressesMissing,
+    AmountShort,
+    ClosedServer,
+    FreeShort,
+    GpusShort,
+    InWindow,
+    IsDrained,
+    IsSilent,
+    KindMissing,
+    LabelsMissing,
+    LabelUnknown,
+    Lack,
+    LeftInventory,
+    MembersFree,
+    MoreClosed,
+    NeverTogether,
+    NextServer,
+    NoAddress,
+    NoFreeServer,
+    NoPort,
+    NoServer,
+    OneServerOnly,
+    StartFailed,
+    TooFewGpus,
+    TooFewServers,
+    Unreleased,
+    WithheldGpu,
+    WithheldGpus,
+)
+from resource_manager.errors import Words
+from resource_manager.manager.plurals import counted, plural
+from resource_manager.manager.request_words import (
+    MAX_SHOWN,
+    ONE_MIG_DEVICE,
+    among_labelled,
+    amount_word,
+    gpu_word,
+    label_words,
+    needed,
+    of_island,
+    parts_of,
+    runs_by_agent,
+    unit_of,
+    unstated_words,
+    with_article,
+)
+
+if TYPE_CHECKING:  # a client of the service loads neither state nor scheduling
+    from resource_manager.core.node_state import NodeState
+
+
+MAX_REASON = 240
+"""Maximum length of why a server is closed to one request, with its times."""
+
+
+def closure_words(fact: InWindow | StartFailed | IsDrained | IsSilent | LeftInventory | NoAddress) -> str:
+    match fact:
+        case InWindow():
+            why = f": {fact.reason}" if fact.reason else ""
+            return f"maintenance from {as_text(fact.begin)} until {as_text(fact.end)}{why}"
+        case StartFailed():
+            why = f": {fact.reason}" if fact.reason else ""
+            until = to_the_minute(fact.until)
+            return f"its start failed there at {to_the_minute(fact.at)}{why}; avoided until {until}"
+        case IsDrained():
+            return ("failed" if fact.failed else "drained") + (f": {fact.reason}" if fact.reason else "")
+        case IsSilent():
+            return f"has been {_silent(fact)}"
+        case LeftInventory():
+            return "left the inventory"
+    return "has no address in the inventory, which each member of a gang needs"
+
+
+def _silent(fact: IsSilent) -> str:
+    return f"silent since {to_the_minute(fact.since)}"
+
+
+def silence_of(state: NodeState) -> str:
+    """Return since when the server's agent is silent, `silent since 2026-12-01T14:03Z`, or nothing."""
+    return "" if state.silent is None else _silent(IsSilent(state.silent.since))
+
+
+def closed_words(fact: ClosedServer | MoreClosed | WithheldGpus, request: Request) -> str:
+    if isinstance(fact, MoreClosed):
+        return f"{fact.count} more are closed"
+    if isinstance(fact, WithheldGpus):
+        gpus = "; ".join(map(short, withheld_words(fact.gpus)))
+        return f"on {short(fact.node)} {gpus}" if fact.node else gpus
+    has = f"has {fact.has}{unit_of(request)}" if request.gpus else "could take it"
+    who, why = f"{short(fact.node)} {has} but", fact.why
+    match why:
+        case WithheldGpus():
+            return f"{who} {'; '.join(map(short, withheld_words(why.gpus)))}"
+        case InWindow() | StartFailed():
+            return f"{who} is closed to it: {short(closure_words(why), MAX_REASON)}"
+        case IsSilent():
+            return f"{who} {closure_words(why)}"
+    reason = f": {short(why.reason)}" if why.reason else ""
+    return f"{who} is {'marked as failed' if why.failed else 'drained'}{reason}"
+
+
+def withheld_words(gpus: Iterable[WithheldGpu]) -> list[str]:
+    """Say of which GPUs nothing is granted, or not all: `GPU 3 is closed: xid 79`."""
+    found = [
+        f"GPU {gpu.gpu_id} is being cleaned after its last lease"
+        if gpu.closed is None
+        else f"GPU {gpu.gpu_id} is closed: {gpu.closed}"
+        for gpu in gpus
+    ]
+    return found if len(found) <= MAX_SHOWN else [*found[:MAX_SHOWN], f"{len(found) - MAX_SHOWN} more"]
+
+
+def never_fits_words(
+    fact: LabelsMissing
+    | NoServer
+    | KindMissing
+    | TooFewGpus
+    | NeverTogether
+    | LabelUnknown
+    | AddressesMissing
+    | OneServerOnly
+    | TooFewServers,
+    request: Request,
+) -> str | Words:
+    required, nodes, label = request.required_node, request.nodes, request.same
+    match fact:
+        case LabelsMissing():
+            who = "no server has" if required is None else f"{short(required)} has not"
+            labels = plural(len(request.labels_required), "label")
+            hint = ": a server with a job_user has it" if runs_by_agent(request) else ""
+            return f"{who} {label_words(request)} as its {labels}{hint}"
+        case LabelUnknown():
+            return Words("{same}={}: no server has that label", short(label))
+        case AddressesMissing():
+            have = "has" if fact.missing == 1 else "have"
+            return Words(
+                "{nodes}={}: each server of a gang needs an address in the inventory, and {} of the {} that "
+                "could take it {} none, such as {}",
+                *(nodes, fact.missing, fact.able, have, short(fact.node)),
+            )
+        case OneServerOnly():
+            return Words(
+                "{nodes}={} needs {} servers, and {server}={} allows one: leave it out, or ask for "
+                "{spread}=pack",
+                *(nodes, nodes, short(required or "")),
+            )
+        case TooFewServers():
+            servers = f"{'servers with' if request.spread is Spread.SERVERS else 'times'} {needed(request)}"
+            what = Words("{nodes}={} needs {} {}", nodes, nodes, servers)
+            if not label:
+                return Words("{}: the inventory has {}", what, fact.most)
+            largest = f"the largest, {short(label)}={short(fact.domain)}, has {fact.most}"
+            return Words("{} in one {}: {}", what, short(label), largest)
+    return among_labelled(request) + _no_server_ever(fact, request)
+
+
+def _no_server_ever(fact: NoServer | KindMissing | TooFewGpus | NeverTogether, request: Request) -> str:
+    required = request.required_node
+    who = "no server could ever" if required is None else f"{short(required)} could never"
+    match fact:
+        case NoServer():
+            gone = (
+                "the inventory has no server" if required is None else f"{short(required)} left the inventory"
+            )
+            return f"no server could ever satisfy {needed(request)}: {gone}"
+        case KindMissing():
+            gpu = gpu_word(request, 1)
+            lacks = (
+                f"no server has {with_article(gpu)}"
+                if required is None
+                else f"{short(required)} has no {gpu}"
+            )
+            return f"{lacks}: {unstated_words(fact.unstated)}" if fact.unstated else lacks
+        case TooFewGpus():
+            has = f"the largest, {short(fact.node)}, has" if required is None else "it has"
+            if request.is_linked and not fact.most:
+                return f"{who} satisfy {needed(request)}: the inventory names no islands of such GPUs"
+            if not fact.of_mig:
+                return f"{who} satisfy {needed(request)}: {has} {fact.most}"
+            others = f", and {has} {fact.most} other {plural(fact.most, 'GPU')}" if fact.most else ""
+            return f"{who} satisfy {needed(request)}: {ONE_MIG_DEVICE}{others}"
+    return f"no server has {'both ' if parts_of(request) == 2 else ''}{needed(request)}"
+
+
+def not_now_words(
+    fact: NoFreeServer | MembersFree | NextServer | Unreleased | AmountShort, request: Request
+) -> str:
+    match fact:
+        case NoFreeServer():
+            return among_labelled(request) + _no_free_server(fact.lack, request)
+        case MembersFree():
+            what = "servers have" if request.spread is Spread.SERVERS else "members fit:"
+            where = f" in {short(request.same)}={short(fact.domain)}" if request.same else ""
+            detail = f"{fact.count} of {request.nodes} {what} {needed(request)} free{where}"
+            if isinstance(fact.but, NoPort):
+                ports = f"{short(fact.but.node)} ({fact.but.first} to {fact.but.last})"
+                return f"{detail}, but all gang_ports of {ports} are in use"
+            return detail if fact.but is None else f"{detail}, but the policy found no placement"
+        case NextServer():
+            return f"the next, {short(fact.node)}: {_lack(fact.lack, request)}"
+        case Unreleased():
+            return (
+                f"{fact.lease} on {short(fact.node)} was not renewed, but its job may "
+                "still run: release the lease once the job is known to be gone"
+            )
+    required = request.required_node
+    who = "no server could ever" if required is None else f"{short(required)} could never"
+    return f"{among_labelled(request)}{who} satisfy {needed(request)}: {_lack(fact, request)}"
+
+
+def _no_free_server(lack: Lack, request: Request) -> str:
+    what = needed(request)
+    if request.required_node is not None:
+        return f"{short(request.required_node)} cannot fit {what} now: {_lack(lack, request)}"
+    if not isinstance(lack, GpusShort):
+        return f"no server with {what}: {_lack(lack, request)}"
+    most, node = lack.most, short(lack.node)
+    if request.gpu_milli != MILLI_PER_GPU:
+        largest = f"the most free is {most} milli on {node}" if most else "none has any free"
+        return f"no GPU with {request.gpu_milli} milli free: {largest}"
+    wanted = f"{request.gpus} {gpu_word(request, request.gpus)}"
+    largest = f"largest free is {most} on {node}" if most else "none is free anywhere"
+    return f"no server with {wanted}: {largest}"
+
+
+def _lack(lack: Lack | FreeShort, request: Request) -> str:
+    match lack:
+        case GpusShort():
+            return f"{lack.most}{unit_of(request)} free"
+        case AmountShort():
+            free = " free" if lack.free else ""
+            return f"the most {amount_word(lack.name)}{free} is {lack.most:g} on {short(lack.node)}"
+        case FreeShort() if lack.unit == "gpus":
+            return f"{counted(lack.has, 'GPU')}{of_island(request)} free"
+        case FreeShort():
+            return f"{max(lack.has, 0):g} {amount_word(lack.unit, lack.has)} free"
+    return f"no server has {'both' if parts_of(request) == 2 else 'all of it'} free at once"
+
+
+def server_short_words(fact: ServerShort, request: Request) -> str:
+    shortage, ever, total = fact.shortage, fact.ever, fact.total
+    has, wants, name = shortage.has, shortage.wants, shortage.name
+    match shortage.kind:
+        case ShortageKind.SERVER:
+            return f"the request is for {request.required_node} only"
+        case ShortageKind.LABELS:
+            return f"the request is for servers with {label_words(request)} only"
+        case ShortageKind.GPU_TYPE:
+            kind = " ".join(filter(None, (*request.gpu_types, request.vendor, request.gpu_memory)))
+            return f"has no GPU of {kind}{f': {unstated_words()}' if shortage.name == UNSTATED else ''}"
+        case ShortageKind.GPUS if ever and fact.of_mig:
+            return f"{ONE_MIG_DEVICE}; it has {has} other {plural(has, 'GPU')}, {wants} requested"
+        case ShortageKind.GPUS if ever:
+            return f"has {counted(has, 'GPU')}{of_island(request)} in total, {wants} requested"
+        case ShortageKind.GPUS if request.gpu_milli != MILLI_PER_GPU:
+            return f"at most {has} milli of one GPU free, {wants} requested"
+        case ShortageKind.GPUS:
+            return f"{has} of {counted(total, 'GPU')}{of_island(request)} free, {wants} requested"
+    if ever:
+        return f"has {has:g} {amount_word(name, has)} in total, {wants:g} requested"
+    return f"{max(has, 0):g} of {total:g} {amount_word(name, total)} free, {wants:g} requested"

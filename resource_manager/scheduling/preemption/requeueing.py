@@ -1,0 +1,80 @@
+"""What becomes of a preempted lease: its request waits again, or its GPUs stay closed until it ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from resource_manager.core.changes import (
+    Change,
+    Outcome,
+    Preempting,
+    Quarantined,
+    Queued,
+)
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.lease_limits import IDLE, LIMITS, MAX_RUNTIME, OnIdle
+from resource_manager.core.models import (
+    KEY_SEPARATOR,
+    Lease,
+)
+
+RESTARTS = "restart_count"
+"""Label of a request: how often its job was preempted."""
+
+
+def taken_back(cluster: ClusterState, now: float) -> list[Change]:
+    """Return the ends of the preemptions for requests that do not wait any more.
+
+    A job that was told meanwhile ends, and its request waits again; the others run on.
+    """
+    return [
+        Preempting(lease_id, lease.fencing_token, "", lease.preempt_until, now)
+        for lease_id in sorted(cluster.preempting)
+        if not (lease := cluster.leases[lease_id]).quarantined
+        and lease.preempted_by not in cluster.pending
+        and not lease.preempted_by.startswith(KEY_SEPARATOR)
+    ]
+
+
+def outcome_of(lease: Lease, outcome: str) -> str:
+    """Return the outcome of a lease that a limit ended: that of the limit instead of that of a preemption."""
+    if lease.preempted_by == MAX_RUNTIME and outcome in (*_PREEMPTED, Outcome.FAILED):
+        return Outcome.TIMED_OUT
+    return Outcome.IDLE if lease.preempted_by == IDLE and outcome in _PREEMPTED else outcome
+
+
+_PREEMPTED = (Outcome.PREEMPTED, Outcome.EVICTED)
+
+
+def requeued(cluster: ClusterState, lease: Lease, outcome: str, now: float) -> list[Change]:
+    """Return the change that queues the request of a preempted lease again, at its old place in time.
+
+    One that a limit ended waits at the end of the queue, so that others have their turn.
+    """
+    request, is_idle = lease.request, outcome == Outcome.IDLE and lease.request.on_idle == OnIdle.REQUEUE
+    if not (is_idle or outcome == Outcome.PREEMPTED) or lease.preempt_until == math.inf:
+        return []
+    labels = {**request.labels, RESTARTS: str(restarts_of(request.labels) + 1)}
+    request = replace(request, labels=labels, preferred_node=lease.placement.node)
+    if lease.preempted_by in LIMITS:
+        return [Queued(request, now, cluster.sequence + 1, now)]
+    return [Queued(request, lease.arrived_at, lease.sequence, now)]
+
+
+def restarts_of(labels: Mapping[str, str]) -> int:
+    """Return how often the job of a lease with these labels was preempted."""
+    text = labels.get(RESTARTS, "0")
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
+
+
+def overdue(cluster: ClusterState, now: float, due: Collection[str]) -> list[Quarantined]:
+    """Return the quarantine of every lease that is held beyond the end of its preemption, but for `due`."""
+    return [
+        Quarantined(lease.lease_id, lease.fencing_token, now)
+        for lease_id in sorted(cluster.preempting)
+        if now > (lease := cluster.leases[lease_id]).preempt_until
+        and not lease.quarantined
+        and lease_id not in due
+    ]
