@@ -23,6 +23,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from werkzeug.serving import make_server
 
 import resource_manager.airflow as for_authors
@@ -40,6 +41,7 @@ from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.tokens import Role
 from resource_manager.scheduling.placement.policies import POLICIES
 from resource_manager.scheduling.queue.orders import ORDERS
+from simulator.cli import main as simulate
 from simulator.edge.dataset_files import write_dataset
 from simulator.edge.random_dataset import generate
 from tests.faults import run
@@ -223,11 +225,22 @@ def project() -> dict[str, Any]:
     return found
 
 
+LONG = [ROOT / "docs" / "simulators" / f"{name}.md" for name in ("oasis", "published", "replay", "vgpu")]
+"""Pages whose studies take over twenty seconds."""
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=[pytest.mark.slow] if page.parent.name == "simulators" else [])
+        pytest.param(
+            page,
+            marks=pytest.mark.e2e
+            if page in LONG
+            else [pytest.mark.slow]
+            if page.parent.name == "simulators"
+            else [],
+        )
         for page in COMMANDS
     ],
     ids=name_of,
@@ -267,6 +280,17 @@ def test_the_commands_of_a_page_run(
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", LONG, ids=name_of)
+def test_the_commands_of_a_long_page_have_their_options(page: Path) -> None:
+    """With `--help` at the end a command checks the names of the options before it, and stops."""
+    script = "".join(blocks(page, "sh")).replace("\\\n", " ")
+    studies = [command for command in re.split(r"\n| && ", script) if command.startswith("gpu-simulate ")]
+    assert studies
+    for study in studies:
+        done = CliRunner().invoke(simulate, [*shlex.split(study)[1:], "--help"])
+        assert done.exit_code == 0, done.output
 
 
 def test_pages_whose_commands_run_elsewhere_name_their_test() -> None:

@@ -91,12 +91,7 @@ def lose_sqlite(path: Path) -> None:
             file.execute(f"DELETE FROM gpu_manager_{table}")
 
 
-@pytest.fixture(
-    params=[
-        *(pytest.param(name, marks=pytest.mark.e2e) for name in ("embedded_redis", "postgresql")),
-        "sqlite",
-    ]
-)
+@pytest.fixture(params=["embedded_redis", "postgresql", "sqlite"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Callable[[], None]]:
     """Return the URL of a store and what loses it."""
     if request.param == "sqlite":
@@ -131,23 +126,39 @@ def begun(ledger: Path) -> int:
     return ledger.read_text().count('"begin"') if ledger.exists() else 0
 
 
+def pasted(commands: str, url: str, folder: Path) -> str:
+    """Return what the page's commands print."""
+    output = ""
+    for line in commands.splitlines():
+        assert line.startswith("gpu-manager ")
+        words = [sys.executable, "-m", "resource_manager.cli", "--store", url, *line.split()[1:]]
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        output += done.stdout
+    return output
+
+
+def test_the_pages_commands_open_no_server_before_it_was_searched(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    url = f"sqlite:///{path}"
+    with GPUResourceManager.from_url(url, inventory=SERVERS, confirmation_window_s=0.0) as manager:
+        manager.allocate_resources("before", 2, 1)
+        assert "it goes on" in pasted(BACKUP, url, tmp_path)
+        manager.allocate_resources("after", 2, 1)
+        lose_sqlite(path)
+        assert "2 servers closed until searched for jobs" in pasted(RESTORE, url, tmp_path)
+        assert manager.submit("new", 1)["state"] == "WAITING"
+        pasted(RESUME, url, tmp_path)
+        assert [lease["task_id"] for lease in manager.leases()] == ["before", "new"]
+
+
+@pytest.mark.e2e
 @pytest.mark.timeout(300)
 def test_the_drill_of_the_page_leaves_no_gpu_with_two_processes(
     store: tuple[str, Callable[[], None]], tmp_path: Path
 ) -> None:
     url, lose = store
     ledger, stop = tmp_path / "ledger", tmp_path / "stop"
-
-    def pasted(commands: str) -> str:
-        """Return what the page's commands print."""
-        output = ""
-        for line in commands.splitlines():
-            assert line.startswith("gpu-manager ")
-            words = [sys.executable, "-m", "resource_manager.cli", "--store", url, *line.split()[1:]]
-            done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-            assert done.returncode == 0, done.stderr
-            output += done.stdout
-        return output
 
     with ExitStack() as stack:
         cluster = {"lease_ttl_s": TTL_S, "confirmation_window_s": TTL_S}
@@ -159,17 +170,17 @@ def test_the_drill_of_the_page_leaves_no_gpu_with_two_processes(
             stack.callback(owner.wait, 60)
             stack.callback(stop.touch)
         wait_for(lambda: begun(ledger) >= OWNERS, 120)
-        assert "it goes on" in pasted(BACKUP)
+        assert "it goes on" in pasted(BACKUP, url, tmp_path)
         at_noon = begun(ledger)
         wait_for(lambda: begun(ledger) >= at_noon + OWNERS, 120)
         lose()
         time.sleep(1.0)
         lost = begun(ledger)
-        said = pasted(RESTORE)
+        said = pasted(RESTORE, url, tmp_path)
         assert "2 servers closed until searched for jobs" in said
         assert said.count("DRAINED") == len(SERVERS)
         time.sleep(TTL_S + 1.0)
         assert begun(ledger) == lost, "nothing was granted before the servers were searched"
-        pasted(RESUME)
+        pasted(RESUME, url, tmp_path)
         wait_for(lambda: begun(ledger) >= lost + OWNERS, 120)
     assert overlaps(ledger) == []
