@@ -359,7 +359,7 @@ BUGS += [
         ("if port not in used), 0)", "), 0)"),
     ),
     *of_python(
-        "scheduling/allocator",
+        "scheduling/lease_changes",
         OF_GANGS,
         ("not held.issuperset(ranks)", "False"),
     ),
@@ -468,7 +468,7 @@ OF_REPLAY = ("tests/simulator/replay/test_every_decision.py",)
 # What frees GPUs on which a job still runs, wherever somebody asks.
 BUGS += [
     *of_python(
-        "scheduling/allocator",
+        "scheduling/lease_changes",
         OF_PLACED_JOBS,
         ("Quarantined if lease.request.quarantine or lease.places else Expired", "Expired"),
         ("if lease.places and job_end in (JobEnd.UNKNOWN, JobEnd.FORCED):", "if False:"),

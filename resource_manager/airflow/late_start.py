@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from resource_manager.manager.results import Allocation, WindowView
+from resource_manager.manager.cluster_results import WindowView
+from resource_manager.manager.results import Allocation
 
 
 def window_ahead(windows: Iterable[WindowView], allocation: Allocation) -> WindowView | None:

@@ -15,16 +15,10 @@ from weakref import WeakKeyDictionary
 from resource_manager.airflow.hook import GPUManagerHook
 from resource_manager.airflow.version_compat import AirflowException, in_thread
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
+from resource_manager.manager.cluster_results import WindowView
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.lease_service import LeaseService
-from resource_manager.manager.results import (
-    Allocation,
-    ExpectedStart,
-    LeaseChanges,
-    QueueEntry,
-    Renewal,
-    WindowView,
-)
+from resource_manager.manager.results import Allocation, ExpectedStart, LeaseChanges, QueueEntry, Renewal
 from resource_manager.manager.use_results import ServerUse
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from resource_manager.errors import InvalidRequestError
 if TYPE_CHECKING:  # loads pydantic
     from resource_manager.manager.cluster_change import ApplyOptions
     from resource_manager.manager.cluster_file.reading import ClusterFiles
-    from resource_manager.manager.results import ClusterDiff
+    from resource_manager.manager.cluster_results import ClusterDiff
 
 
 def shared_options(command: F) -> F:

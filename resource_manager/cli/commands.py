@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
 from resource_manager import STORED_FORMAT, __version__
-from resource_manager.cli import completing
+from resource_manager.cli import cluster_tables, completing
 from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, OneLineErrors, print_json
 from resource_manager.cli.demand_options import DemandCommand, demand_of, owned
 from resource_manager.cli.target import Target, exit_codes
@@ -96,7 +96,7 @@ def leases(target: Target, mine: bool, server: str | None, wide: bool, as_json: 
     console = tables.console(wide=wide)
     console.print(tables.leases_table(found, time.time()))
     if on_slurm:
-        console.print(tables.slurm_table(on_slurm, time.time()))
+        console.print(cluster_tables.slurm_table(on_slurm, time.time()))
 
 
 @main.command()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from resource_manager.cli import completing
+from resource_manager.cli import cluster_tables, completing
 from resource_manager.cli.base import print_json
 from resource_manager.cli.commands import json_option, main, wide_option
 from resource_manager.cli.target import Target, exit_codes
@@ -15,7 +15,7 @@ from resource_manager.manager.plurals import counted
 
 if TYPE_CHECKING:
     from resource_manager.cli import tables
-    from resource_manager.manager.results import WindowView
+    from resource_manager.manager.cluster_results import WindowView
 else:  # loads rich
     tables = lazy_module("resource_manager.cli.tables")
 
@@ -60,7 +60,7 @@ def list_windows(target: Target, wide: bool, as_json: bool) -> None:
         print_json(found)
         return
     if found:
-        tables.console(wide=wide).print(tables.maintenance_table(found))
+        tables.console(wide=wide).print(cluster_tables.maintenance_table(found))
     else:
         click.echo("no maintenance windows")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from resource_manager.cli import cluster_tables
 from resource_manager.cli.base import BAD_INPUT, Failure, print_json
 from resource_manager.cli.commands import json_option, main, wide_option
 from resource_manager.cli.target import Target, exit_codes
@@ -50,7 +51,7 @@ def report(
     elif as_csv:
         _print_csv(found)
     else:
-        tables.console(wide=wide).print(tables.report_table(found))
+        tables.console(wide=wide).print(cluster_tables.report_table(found))
 
 
 def _print_estimates(target: Target, *, wide: bool, as_json: bool) -> None:
@@ -62,7 +63,7 @@ def _print_estimates(target: Target, *, wide: bool, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        tables.console(wide=wide).print(tables.estimates_table(found))
+        tables.console(wide=wide).print(cluster_tables.estimates_table(found))
 
 
 def _report(target: Target, by: str, since: str) -> Any:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from resource_manager.cli import cluster_tables
 from resource_manager.cli.base import print_json
 from resource_manager.cli.commands import json_option, main, wide_option
 from resource_manager.cli.target import Target, exit_codes
@@ -25,4 +26,4 @@ else:  # loads rich, which no command with --json needs
 def teams(target: Target, wide: bool, as_json: bool) -> None:
     """Show what each team is guaranteed, may hold and holds."""
     found = target.manager.teams()
-    print_json(found) if as_json else tables.console(wide=wide).print(tables.teams_table(found))
+    print_json(found) if as_json else tables.console(wide=wide).print(cluster_tables.teams_table(found))

@@ -24,7 +24,7 @@ from resource_manager.manager.plurals import counted
 if TYPE_CHECKING:
     from resource_manager.agent.report_format import Report
     from resource_manager.core.models import Gpu
-    from resource_manager.manager.results import ServerDetail
+    from resource_manager.manager.cluster_results import ServerDetail
 
 F = TypeVar("F", bound=Callable[..., Any])
 

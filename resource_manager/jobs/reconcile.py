@@ -19,8 +19,9 @@ from resource_manager.jobs.running_job import is_remainder
 from resource_manager.jobs.searching import jobs_on
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.answer_words import name_in_words
+from resource_manager.manager.cluster_results import ServerSummary
 from resource_manager.manager.lease_service import LeaseService
-from resource_manager.manager.results import Allocation, ServerSummary, Submission
+from resource_manager.manager.results import Allocation, Submission
 
 logger = logging.getLogger(__name__)
 

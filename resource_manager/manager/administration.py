@@ -24,13 +24,13 @@ from resource_manager.errors import (
 from resource_manager.manager import maintenance_windows, repeats, serializers
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, plan, revision_of
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
+from resource_manager.manager.cluster_results import ClusterDiff, ServerDetail, ServerSummary, WindowView
 from resource_manager.manager.commit.asking import Step
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.opening import StatedCluster
 from resource_manager.manager.requests import gpu_number, server_name
-from resource_manager.manager.results import ClusterDiff, ServerDetail, ServerSummary, WindowView
 from resource_manager.manager.server_gpus import adoption, server_detail
 from resource_manager.scheduling import allocator
 from resource_manager.storage.backup import in_utc

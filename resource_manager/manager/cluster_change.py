@@ -21,7 +21,7 @@ from resource_manager.manager.cluster_file.notice_tables import in_words
 from resource_manager.manager.cluster_file.sections import DEFAULTS, KEYS, ClusterDefinition
 from resource_manager.manager.cluster_file.sign_on import difference
 from resource_manager.manager.cluster_file.writing import sections_of, to_toml
-from resource_manager.manager.results import ClusterDiff, ClusterView
+from resource_manager.manager.cluster_results import ClusterDiff, ClusterView
 from resource_manager.manager.server_gpus import replacement
 from resource_manager.manager.wording import bounded, changed_in_words, gpus_in_words, value_in_words
 from resource_manager.scheduling.placement.policies import get_policy, package_of

@@ -35,7 +35,7 @@ from resource_manager.manager.refusal_wording import Refusal, lock_busy, never_w
 from resource_manager.manager.requests import checked, is_repeat, request_of
 from resource_manager.manager.results import Allocation, Recorded, Renewal, SlurmJob, Submission
 from resource_manager.manager.stored_jobs import JobEnded, JobResult, StoredJobs
-from resource_manager.scheduling import allocator
+from resource_manager.scheduling import allocator, lease_changes
 from resource_manager.scheduling.reasons.feasibility import refusals_of
 from resource_manager.storage import Store, codec
 from resource_manager.storage.jobs import JobRow
@@ -227,7 +227,7 @@ class Commands:
                 rows = self.stored_jobs.rows_of_result(lease, result, outcome, reason)
         return self._release(
             lease_id,
-            lambda cluster, now: allocator.release(
+            lambda cluster, now: lease_changes.release(
                 cluster,
                 lease_id,
                 now,
@@ -309,7 +309,7 @@ class Commands:
         end = _job_end(job_end)
         return self._release(
             lease_id,
-            lambda cluster, now: allocator.release_members(
+            lambda cluster, now: lease_changes.release_members(
                 cluster,
                 lease_id,
                 ranks,
@@ -340,7 +340,7 @@ class Commands:
         check_text(reason=reason)
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            cancelled = allocator.cancel(cluster, lease_id, now, reason, owner=owner, sequence=sequence)
+            cancelled = lease_changes.cancel(cluster, lease_id, now, reason, owner=owner, sequence=sequence)
             return self._commits.with_dispatch(cluster, cancelled, now)
 
         try:
@@ -367,7 +367,7 @@ class Commands:
         Raises `LeaseNotFoundError` if the lease has ended, and `OtherOwnerError` if it is not that owner's.
         """
         return self._commits.run(
-            lambda cluster, now: allocator.renew(
+            lambda cluster, now: lease_changes.renew(
                 cluster,
                 lease_id,
                 now,
@@ -391,7 +391,7 @@ class Commands:
             for each in renewals:
                 token, saved_at = each["fencing_token"], each.get("checkpoint_at")
                 try:
-                    renewed = allocator.renew(
+                    renewed = lease_changes.renew(
                         cluster,
                         each["task_id"],
                         now,
@@ -437,7 +437,7 @@ class Commands:
             return serializers.allocation(cluster, cluster.leases[lease_id])
 
         return self._commits.run(
-            lambda cluster, now: allocator.place_job(
+            lambda cluster, now: lease_changes.place_job(
                 cluster, lease_id, places, now, fencing_token=fencing_token, owner=owner
             ),
             view,
@@ -460,7 +460,7 @@ class Commands:
         """
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            return allocator.preempt(
+            return lease_changes.preempt(
                 cluster,
                 lease_id,
                 self._commits.deciding(cluster, now),

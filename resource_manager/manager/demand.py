@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import islice
@@ -17,111 +16,38 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
-    StringConstraints,
     ValidationError,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from resource_manager.core.gpu_memory import as_gpu_memory
-from resource_manager.core.identifiers import MAX_TEXT, UNPRINTABLE
 from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, PREEMPT_GRACE_S, Amount
 from resource_manager.errors import InvalidRequestError, Words
 from resource_manager.manager.arguments import ALIASES, Dumpable, arguments_of
-from resource_manager.manager.cluster_file.durations import as_seconds
+from resource_manager.manager.demand_fields import (
+    MAX_COUNT,
+    WHOLE,
+    Count,
+    Deadline,
+    Delay,
+    Label,
+    Labels,
+    LeaseId,
+    Name,
+    Quantity,
+    Seconds,
+    ServerRef,
+    Text,
+    Whole,
+    Worth,
+    gpu_memory_of,
+    pairs_of,
+)
 
-MAX_COUNT = 1_000_000
-MAX_DURATION_S = 10 * 365 * 86_400
 _MAX_ERRORS = 100
 """Errors of one demand that are told: a body of 60,000 unknown names costs no second of processor time."""
-PRINTABLE = f"^[^{UNPRINTABLE}]*$"
-_WHOLE = re.compile("-?[0-9]{1,15}")
 _SHOULD = re.compile(r"^[A-Z]\w+ should ")
-
-
-def _whole(value: object, info: ValidationInfo) -> object:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    words = Words("must be a whole number, got {:.100}", repr(value))
-    if info.field_name == "gpus" and (milli := _milli(value)):
-        words = Words("{}; that GPU fraction is {gpus}=1, {gpu_milli}={}", words, milli)
-    raise PydanticCustomError("whole_number", "{words}", {"words": words})
-
-
-def _pairs(value: object, info: ValidationInfo) -> object:
-    """Return a list of `NAME=VALUE`, as options and queries give them, as a dictionary."""
-    if not isinstance(value, list | tuple):
-        return value
-    found: dict[str, Any] = {}
-    for item in value:
-        name, equals, text = str(item).partition("=")
-        if not name or not equals or name in found:
-            wrong = "names {got} twice" if name in found else "must be NAME=VALUE, got {got}"
-            raise PydanticCustomError("pairs", wrong, {"got": f"{item!r:.100}"})
-        found[name] = _amount(text) if info.field_name == "resources" else text
-    return found
-
-
-def _amount(text: str) -> object:
-    try:
-        return int(text) if _WHOLE.fullmatch(text) else float(text)
-    except ValueError:
-        return text
-
-
-def _gpu_memory(value: object) -> object:
-    if value == "":
-        return value
-    try:
-        return as_gpu_memory(str(value))
-    except ValueError as error:
-        raise PydanticCustomError("gpu_memory", "{reason}", {"reason": str(error)}) from None
-
-
-def _deadline(value: object) -> object:
-    """Return the seconds of a duration, or a time that names its zone."""
-    at = value
-    if isinstance(value, str):
-        with suppress(ValueError):
-            at = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
-    if isinstance(at, datetime) and at.tzinfo is not None:
-        return at
-    with suppress(PydanticCustomError):
-        seconds = as_seconds(value)
-        if isinstance(seconds, int | float) and seconds is not True and 0 < seconds <= MAX_DURATION_S:
-            return float(seconds)
-    raise PydanticCustomError(
-        "deadline",
-        "must be a duration of 10 years at most, such as 6h, or a time with its zone, such as "
-        "2030-01-31T18:00+01:00, got {got}",
-        {"got": f"{value!r:.100}"},
-    )
-
-
-def _one_label(value: object) -> object:
-    if isinstance(value, list | tuple) or (isinstance(value, str) and "," in value):
-        raise PydanticCustomError("one_label", "must name one label, got {got}", {"got": f"{value!r:.100}"})
-    return value
-
-
-Name = Annotated[str, StringConstraints(min_length=1, max_length=250, pattern=PRINTABLE)]
-LeaseId = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=PRINTABLE)]
-Text = Annotated[str, StringConstraints(max_length=MAX_TEXT, pattern=PRINTABLE)]
-Whole = Annotated[int, BeforeValidator(_whole)]
-Count = Annotated[Whole, Field(ge=0, le=MAX_COUNT)]
-ServerRef = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)] | Name
-Seconds = Annotated[float, BeforeValidator(as_seconds), Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)]
-Delay = Annotated[float, BeforeValidator(as_seconds), Field(ge=0, le=MAX_DURATION_S, allow_inf_nan=False)]
-Deadline = Annotated[float | datetime, BeforeValidator(_deadline)]
-Worth = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-Quantity = (
-    Annotated[int, Field(strict=True, ge=0, le=2**53)]
-    | Annotated[float, Field(strict=True, ge=0, le=2**53, allow_inf_nan=False)]
-)
-Label = Annotated[Text, BeforeValidator(_one_label)]
-Labels = Annotated[dict[Name, Text], BeforeValidator(_pairs), Field(max_length=50)]
 
 
 class Demand(BaseModel):
@@ -140,7 +66,7 @@ class Demand(BaseModel):
         default=MILLI_PER_GPU, description="Thousandths of one GPU; below 1000 gpus must be 1."
     )
     cpus: Count = Field(default=1, description="CPUs of the same server; 1 if omitted.")
-    resources: Annotated[dict[Name, Quantity], BeforeValidator(_pairs), Field(max_length=50)] = Field(
+    resources: Annotated[dict[Name, Quantity], BeforeValidator(pairs_of), Field(max_length=50)] = Field(
         default_factory=dict, description="Further amounts by name, such as memory_mib=4096."
     )
     gpu_types: Annotated[list[Name], Field(max_length=50)] = Field(
@@ -149,7 +75,7 @@ class Demand(BaseModel):
     types: Literal["first", "best"] = Field(
         default="best", description="Of gpu_types the first that fits now, or best: the policy's choice."
     )
-    gpu_memory: Annotated[Text, BeforeValidator(_gpu_memory)] = Field(
+    gpu_memory: Annotated[Text, BeforeValidator(gpu_memory_of)] = Field(
         default="", description="Least memory of each GPU, or of the fraction: 40GB, or 22.5GiB exactly."
     )
     link: Literal["require", "prefer", "any"] = Field(
@@ -433,7 +359,7 @@ def from_texts(values: Mapping[str, Any]) -> dict[str, Any]:
         kind = KINDS.get(ALIASES.get(name, name))
         value = given_value(value)
         if isinstance(value, str):
-            if kind is int and _WHOLE.fullmatch(value):
+            if kind is int and WHOLE.fullmatch(value):
                 value = int(value)
             elif kind is bool:
                 value = {"true": True, "false": False}.get(value.lower(), value)
@@ -444,12 +370,3 @@ def from_texts(values: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None:
             found[name] = value
     return found
-
-
-def _milli(wanted: object) -> int:
-    """Return the thousandths of that part of a GPU; 0 if it is none."""
-    try:
-        milli = round(MILLI_PER_GPU * float(wanted))  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return 0
-    return milli if 0 < milli < MILLI_PER_GPU else 0

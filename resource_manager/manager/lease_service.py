@@ -9,11 +9,17 @@ from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.core.models import Gpu, JobPlace
 from resource_manager.manager.agent_jobs import AgentState
 from resource_manager.manager.arguments import Dumpable
+from resource_manager.manager.cluster_results import (
+    ClusterDiff,
+    ClusterView,
+    ServerDetail,
+    ServerSummary,
+    TeamsView,
+    WindowView,
+)
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.results import (
     Allocation,
-    ClusterDiff,
-    ClusterView,
     ComingDemand,
     EstimatesView,
     Explanation,
@@ -21,13 +27,9 @@ from resource_manager.manager.results import (
     QueueEntry,
     Recorded,
     Renewal,
-    ServerDetail,
-    ServerSummary,
     SlurmJob,
     Submission,
     Summary,
-    TeamsView,
-    WindowView,
 )
 from resource_manager.manager.stored_jobs import JobResult
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from resource_manager.errors import ClusterFileError, ResourceManagerError
 from resource_manager.manager.cluster_file.reading import ClusterFiles
 from resource_manager.manager.cluster_file.sections import ClusterForm
-from resource_manager.manager.results import ClusterDiff, Summary
+from resource_manager.manager.cluster_results import ClusterDiff
+from resource_manager.manager.results import Summary
 
 
 def notices_of(summary: Summary, path: Path | None, diff: Callable[[ClusterForm], ClusterDiff]) -> list[str]:

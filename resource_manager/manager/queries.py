@@ -17,6 +17,14 @@ from resource_manager.manager import lease_changes, maintenance_windows, seriali
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
+from resource_manager.manager.cluster_results import (
+    ClusterDiff,
+    ClusterView,
+    ServerDetail,
+    ServerSummary,
+    TeamsView,
+    WindowView,
+)
 from resource_manager.manager.commit.asking import user_name
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
@@ -26,20 +34,14 @@ from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.manager.requests import gpu_range, request_of, server_name
 from resource_manager.manager.results import (
     Allocation,
-    ClusterDiff,
-    ClusterView,
     EstimatesView,
     Explanation,
     LeaseChanges,
     QueueEntry,
     Recorded,
-    ServerDetail,
-    ServerSummary,
     SlurmJob,
     Submission,
     Summary,
-    TeamsView,
-    WindowView,
 )
 from resource_manager.manager.server_gpus import server_detail
 from resource_manager.manager.use_results import ServerUse

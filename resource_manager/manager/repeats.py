@@ -24,11 +24,11 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Request
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import AlreadyDoneError
+from resource_manager.manager.cluster_results import WindowView
 from resource_manager.manager.commit.asking import Step
 from resource_manager.manager.commit.group import Reader, Repeatable
 from resource_manager.manager.maintenance_windows import numbered
 from resource_manager.manager.refusal_wording import Refusal
-from resource_manager.manager.results import WindowView
 from resource_manager.storage.once import Once
 
 T = TypeVar("T")

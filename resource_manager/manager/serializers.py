@@ -18,11 +18,10 @@ from resource_manager.core.names import display_name, listed, name_of, short, sh
 from resource_manager.core.node_state import Cleaning
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.answer_words import duration
+from resource_manager.manager.cluster_results import CleaningGpu, ClosedGpu, ServerSummary
 from resource_manager.manager.refusal_wording import detail_of, reasons_of, right_words
 from resource_manager.manager.results import (
     Allocation,
-    CleaningGpu,
-    ClosedGpu,
     ComingDemand,
     ExpectedStart,
     Explanation,
@@ -31,7 +30,6 @@ from resource_manager.manager.results import (
     QueueEntry,
     Quotes,
     Requested,
-    ServerSummary,
     ServerVerdict,
     Summary,
 )

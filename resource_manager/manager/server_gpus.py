@@ -14,7 +14,7 @@ from resource_manager.core.names import name_of
 from resource_manager.core.search import newcomer
 from resource_manager.errors import InvalidRequestError, ServerInUseError, UnknownNodeError
 from resource_manager.manager import serializers
-from resource_manager.manager.results import InventoryGpu, ServerDetail
+from resource_manager.manager.cluster_results import InventoryGpu, ServerDetail
 from resource_manager.manager.wording import bounded, gpus_in_words
 
 

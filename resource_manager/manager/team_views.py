@@ -13,7 +13,7 @@ from resource_manager.core.team_ledger import UNNAMED, Account, TeamLedger, mill
 from resource_manager.core.teams import Teams, check_teams, stated
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.positions import dotted
-from resource_manager.manager.results import TeamsView, TeamView
+from resource_manager.manager.cluster_results import TeamsView, TeamView
 from resource_manager.manager.wording import changed_in_words, value_in_words
 
 

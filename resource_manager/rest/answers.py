@@ -12,7 +12,8 @@ from typing import Any, Generic, NotRequired, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from resource_manager.manager.results import Allocation, WindowView
+from resource_manager.manager.cluster_results import WindowView
+from resource_manager.manager.results import Allocation
 
 T = TypeVar("T")
 

@@ -44,12 +44,18 @@ from resource_manager.errors import (
 from resource_manager.manager.agent_jobs import AgentState, note_opened
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.arguments import Dumpable, arguments_of
+from resource_manager.manager.cluster_results import (
+    ClusterDiff,
+    ClusterView,
+    ServerDetail,
+    ServerSummary,
+    TeamsView,
+    WindowView,
+)
 from resource_manager.manager.original import OriginalNames
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.results import (
     Allocation,
-    ClusterDiff,
-    ClusterView,
     ComingDemand,
     EstimatesView,
     Explanation,
@@ -57,13 +63,9 @@ from resource_manager.manager.results import (
     QueueEntry,
     Recorded,
     Renewal,
-    ServerDetail,
-    ServerSummary,
     SlurmJob,
     Submission,
     Summary,
-    TeamsView,
-    WindowView,
 )
 from resource_manager.manager.stored_jobs import JobResult
 from resource_manager.rest.answers import (

@@ -25,28 +25,38 @@ from resource_manager.fleet.receiving import ReportAnswer
 from resource_manager.fleet.server_use import use_of
 from resource_manager.manager.agent_jobs import AgentState, jobs_on
 from resource_manager.manager.cluster_change import ApplyOptions
+from resource_manager.manager.cluster_results import (
+    ClusterDiff,
+    ClusterView,
+    ServerDetail,
+    ServerSummary,
+    TeamsView,
+    WindowView,
+)
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.manager.report import Report, ReportQuery
 from resource_manager.manager.results import (
     Allocation,
-    ClusterDiff,
-    ClusterView,
     ComingDemand,
     EstimatesView,
     Explanation,
     QueueEntry,
     Renewal,
-    ServerDetail,
-    ServerSummary,
     SlurmJob,
     Submission,
     Summary,
-    TeamsView,
-    WindowView,
 )
 from resource_manager.manager.stored_jobs import JobResult
 from resource_manager.manager.use_results import ServerUse
 from resource_manager.manager.wording import matches
+from resource_manager.rest.agent_schemas import (
+    AgentJobsQuery,
+    AgentStateQuery,
+    LogsBody,
+    OrderBody,
+    OutputQuery,
+    ResultQuery,
+)
 from resource_manager.rest.answers import (
     AnnounceAnswer,
     BatchAnswer,
@@ -71,8 +81,6 @@ from resource_manager.rest.problems import ProblemError, from_refusal
 from resource_manager.rest.routing import Routes, raw_body
 from resource_manager.rest.schemas import (
     AdoptBody,
-    AgentJobsQuery,
-    AgentStateQuery,
     AllocateBody,
     AnnounceBody,
     BatchBody,
@@ -83,12 +91,9 @@ from resource_manager.rest.schemas import (
     ExplainQuery,
     GpusQuery,
     HistoryQuery,
-    LogsBody,
     MaintenanceBody,
     MaintenanceRemoveBody,
     NameQuery,
-    OrderBody,
-    OutputQuery,
     PageQuery,
     PlaceBody,
     PreemptBody,
@@ -96,7 +101,6 @@ from resource_manager.rest.schemas import (
     RenewBatchBody,
     RenewBody,
     ResetBody,
-    ResultQuery,
     ResumeBody,
     SearchedBody,
     SlurmBody,

@@ -14,7 +14,8 @@ from resource_manager.manager.announcements import MAX_COPIES
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER, Uuid, Vendor
 from resource_manager.manager.commit.asking import MAX_BY
-from resource_manager.manager.demand import PRINTABLE, Demand, LeaseId, Text, from_texts
+from resource_manager.manager.demand import Demand, from_texts
+from resource_manager.manager.demand_fields import PRINTABLE, LeaseId, Text
 from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.results import SlurmJob
 from resource_manager.manager.wording import What
@@ -192,61 +193,6 @@ class SubmitBody(AllocateBody):
         exclude=True,
         description="Job that the agent of its server runs: command, env, image; stored with the request.",
     )
-
-
-ServerName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9._-]+$")]
-JobKey = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9._-]+$")]
-
-
-class AgentJobsQuery(Body):
-    """`GET /api/agent/jobs`."""
-
-    server: ServerName
-    known: Text = ""
-    wait: Annotated[float, Field(ge=0, le=60)] = 0.0
-    version: Text = ""
-
-
-class LogsBody(Body):
-    """`POST /api/agent/logs`: a part of the output of a job, as asked for by the number `n`."""
-
-    server: ServerName
-    key: JobKey
-    n: Text
-    part: dict[str, Any]
-
-
-class AgentStateQuery(Body):
-    """`GET /api/jobs`."""
-
-    server: ServerName
-
-
-class OutputQuery(AgentStateQuery):
-    """`GET /api/jobs/output`."""
-
-    key: JobKey
-    offset: Annotated[int, Field(ge=-16 * 1024, le=2**53)] = 0
-    task_id: LeaseId | None = Field(
-        default=None, description="Lease of the job, by which it is found once it is over."
-    )
-
-
-class OrderBody(Body):
-    """`POST /api/jobs/order`."""
-
-    server: ServerName
-    key: JobKey
-    order: dict[str, Any] = Field(
-        description="`want`: prepare, run, terminate, preempt or stop; and its own."
-    )
-
-
-class ResultQuery(Body):
-    """`GET /api/result`."""
-
-    task_id: LeaseId
-    fencing_token: Annotated[int, Field(ge=0, le=2**53)] | None = None
 
 
 class CancelBody(Body):

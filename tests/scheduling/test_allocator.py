@@ -33,7 +33,7 @@ from resource_manager.errors import (
     UnknownNodeError,
 )
 from resource_manager.manager.refusal_wording import detail_of
-from resource_manager.scheduling import allocator
+from resource_manager.scheduling import allocator, lease_changes
 from resource_manager.scheduling.placement.gangs import Members
 from resource_manager.scheduling.placement.policies import POLICIES, select_placement
 from resource_manager.scheduling.queue.orders import QueueDiscipline, fifo, get_order
@@ -160,7 +160,7 @@ def test_leases_granted_at_once_and_given_back_wait_in_the_order_of_their_arriva
     apply(allocator.submit(cluster, Request("third", 2), SchedulingPass(FIRST_FIT, FIFO, 2.0)))
     apply(allocator.submit(cluster, Request("waits", 4), SchedulingPass(FIRST_FIT, FIFO, 3.0)))
     for name in ("third", "second", "first"):
-        apply(allocator.release(cluster, name, 4.0, outcome=Outcome.NOT_STARTED))
+        apply(lease_changes.release(cluster, name, 4.0, outcome=Outcome.NOT_STARTED))
     assert [entry.lease_id for entry in FIFO(cluster, 4.0)] == ["first", "second", "third", "waits"]
     assert [entry.sequence for entry in FIFO(cluster, 4.0)] == [1, 2, 3, 4]
 
@@ -307,13 +307,13 @@ def test_a_retired_node_does_not_count_for_what_could_ever_fit(cluster: Untouche
 @pytest.mark.parametrize("token", [None, 7])
 def test_a_lease_is_released_or_renewed_by_task_id(cluster: Untouched, token: int | None) -> None:
     cluster.move(held("t", "a", token=7, ttl_s=60.0))
-    ended = allocator.release(cluster, "t", 5.0, fencing_token=token, outcome="success")
+    ended = lease_changes.release(cluster, "t", 5.0, fencing_token=token, outcome="success")
     assert ended == [Released("t", 7, 5.0, "success")]
-    assert allocator.release(cluster, "t", 5.0) == [Released("t", 7, 5.0, "")]
-    assert allocator.renew(cluster, "t", 5.0, fencing_token=token) == [Renewed("t", 7, 5.0, 65.0)]
+    assert lease_changes.release(cluster, "t", 5.0) == [Released("t", 7, 5.0, "")]
+    assert lease_changes.renew(cluster, "t", 5.0, fencing_token=token) == [Renewed("t", 7, 5.0, 65.0)]
 
 
-@pytest.mark.parametrize("step", [allocator.release, allocator.renew])
+@pytest.mark.parametrize("step", [lease_changes.release, lease_changes.renew])
 @pytest.mark.parametrize(("task_id", "token"), [("t", 6), ("t", 8), ("t", 0), ("u", None), ("u", 7)])
 def test_a_lease_with_another_fencing_token_is_not_changed(
     cluster: Untouched, step: Callable[..., list[Change]], task_id: str, token: int | None
@@ -330,15 +330,15 @@ def test_a_lease_that_is_not_renewed_expires_or_is_quarantined(cluster: Untouche
         held("drop", "b", 1, token=2, ttl_s=20.0),
         held("later", "b", 0, token=3, ttl_s=30.0),
     )
-    assert allocator.expire(cluster, 20.0) == [Quarantined("keep", 1, 20.0), Expired("drop", 2, 20.0)]
+    assert lease_changes.expire(cluster, 20.0) == [Quarantined("keep", 1, 20.0), Expired("drop", 2, 20.0)]
 
 
 def test_a_pending_request_is_cancelled_by_task_id(cluster: Untouched) -> None:
     cluster.move(held("runs", "a"), Queued(Request("t", 4), 1.0, 1, 1.0))
-    assert allocator.cancel(cluster, "t", 2.0, "tired") == [Cancelled("t", 2.0, "tired")]
-    assert allocator.cancel(cluster, "t", 2.0) == [Cancelled("t", 2.0, "")]
+    assert lease_changes.cancel(cluster, "t", 2.0, "tired") == [Cancelled("t", 2.0, "tired")]
+    assert lease_changes.cancel(cluster, "t", 2.0) == [Cancelled("t", 2.0, "")]
     with pytest.raises(LeaseNotFoundError) as caught:
-        allocator.cancel(cluster, "runs", 2.0)
+        lease_changes.cancel(cluster, "runs", 2.0)
     assert caught.value.lease_id == "runs"
 
 
@@ -348,7 +348,7 @@ def test_a_pending_request_is_cancelled_by_task_id(cluster: Untouched) -> None:
 def test_a_release_includes_the_grants_it_makes_possible(cluster: Untouched) -> None:
     cluster.move(held("x", "a"), held("y", "b", token=2))
     cluster.move(Queued(Request("first", 3), 1.0, 1, 1.0), Queued(Request("second", 1), 1.0, 2, 1.0))
-    ended = allocator.release(cluster, "y", 2.0)
+    ended = lease_changes.release(cluster, "y", 2.0)
     changes = allocator.with_dispatch(cluster, ended, SchedulingPass(FIRST_FIT, FIFO, 2.0))
     assert kinds(changes) == [("Released", "y"), ("Granted", "first"), ("Granted", "second")]
     assert allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 2.0)) == []
@@ -368,7 +368,7 @@ def test_a_queued_request_that_fits_is_granted_in_the_same_commit(cluster: Untou
 
 def test_without_pending_requests_the_changes_are_returned_alone(cluster: Untouched) -> None:
     cluster.move(held("x", "a"))
-    ended = tuple(allocator.release(cluster, "x", 2.0))
+    ended = tuple(lease_changes.release(cluster, "x", 2.0))
     assert allocator.with_dispatch(cluster, ended, SchedulingPass(FIRST_FIT, FIFO, 2.0)) == list(ended)
 
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from resource_manager.core.cluster_settings import Notice
-from resource_manager.manager.demand import Name
+from resource_manager.manager.demand_fields import Name
 
 Event = Literal["preempted", "idle", "quarantined", "gpu closed", "server silent", "deadline at risk"]
 

@@ -17,7 +17,8 @@ from resource_manager.manager.cluster_file.notice_tables import NoticeTable
 from resource_manager.manager.cluster_file.servers import Confine, Server, WritablePath, nodes_of
 from resource_manager.manager.cluster_file.sign_on import SignOnSection
 from resource_manager.manager.cluster_file.team_tables import TeamsTable
-from resource_manager.manager.demand import Name, in_words
+from resource_manager.manager.demand import in_words
+from resource_manager.manager.demand_fields import Name
 from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.plurals import one_of
 from resource_manager.scheduling.queue.orders import BACKFILL_SUFFIX, ORDERS

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from resource_manager.core.cluster_settings import SignOn, SignOnGroup
 from resource_manager.manager.cluster_file.durations import Duration
-from resource_manager.manager.demand import Name
+from resource_manager.manager.demand_fields import Name
 from resource_manager.manager.wording import changed_in_words, value_in_words
 
 LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}

@@ -17,7 +17,7 @@ from resource_manager.core.teams import (
     Teams,
 )
 from resource_manager.manager.cluster_file.durations import Duration
-from resource_manager.manager.demand import Name
+from resource_manager.manager.demand_fields import Name
 
 MAX_TEAMS = 10_000
 MAX_GPUS = 4_000_000

@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
-from weakref import WeakKeyDictionary
 
 from markupsafe import Markup
 
 from resource_manager.agent.report_format import GpuReport
-from resource_manager.core.changes import GpuClosed
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.gpu_state import cleaning_on, condition_of
+from resource_manager.core.gpu_state import cleaning_on
 from resource_manager.core.lease_limits import LIMITS
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Request
 from resource_manager.core.name_lookup import contains
 from resource_manager.core.names import display_name, name_of, short_id, task_of
 from resource_manager.fleet.server_use import KeptReport
-from resource_manager.fleet.transitions import ROGUE
 from resource_manager.manager.answer_words import ranges
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.serializers import Usage, closed_because, cpu_usage, gpu_usage, server_state
-from resource_manager.manager.server_words import silence_of
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import colours
+from resource_manager.rest.console.alerts import mark_of
 from resource_manager.rest.console.colours import Colour, Holder
+from resource_manager.rest.console.once_a_version import once_a_version
 from resource_manager.rest.service import Service
-from resource_manager.scheduling.queue import windows as maintenance
-
-T = TypeVar("T")
 
 JOINT = re.compile(r"(?<=[._/])")
 """Places at which a name may be broken into lines."""
@@ -135,20 +129,6 @@ class LeaseRow:
     colour: str
     link: str | None
     may_release: bool
-
-
-def once_a_version(derive: Callable[[ClusterState], T]) -> Callable[[ClusterState], T]:
-    """Return the function with its last result kept for each state: all open pages ask after each change."""
-    kept: WeakKeyDictionary[ClusterState, tuple[int, T]] = WeakKeyDictionary()
-
-    @wraps(derive)
-    def derived(cluster: ClusterState) -> T:
-        found = kept.get(cluster)
-        if found is None or found[0] != cluster.version:
-            found = kept[cluster] = cluster.version, derive(cluster)
-        return found[1]
-
-    return derived
 
 
 def colours_of(cluster: ClusterState, shown: Iterable[Lease]) -> dict[str, Colour]:
@@ -298,50 +278,6 @@ def gpus_asked(request: Request) -> str:
     """Return the GPUs that a request asks for: `4 GPUs`, `2 × 8 GPUs`, `0.25 GPUs`."""
     text = counted(request.gpus * request.gpu_milli / MILLI_PER_GPU, "GPU")
     return f"{request.nodes} × {text}" if request.nodes > 1 else text
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """Fault that an operator should look at, and its server."""
-
-    text: str
-    server_id: int
-
-
-@once_a_version
-def alerts(cluster: ClusterState) -> list[Alert]:
-    """Return what an operator should look at: failed and silent servers, closed GPUs, quarantined leases."""
-    found = []
-    for state in cluster.nodes:
-        at = state.node.server_id
-        if state.drained is not None and state.drained.failed:
-            found.append(Alert(f"{state.name} failed: {state.drained.reason or 'no reason given'}", at))
-        if state.silent is not None:
-            found.append(Alert(f"{state.name} has been {silence_of(state)}", at))
-        for gpu_id, closed in state.closed_gpus.items():
-            icon, word = mark_of(closed)
-            found.append(Alert(f"{icon} {state.name} GPU {gpu_id} {word}: {closed.reason}", at))
-    leases = (*cluster.leases.values(), *cluster.remainders.values())
-    return found + [_alert(cluster, lease, "is quarantined") for lease in leases if lease.quarantined]
-
-
-def under_maintenance(cluster: ClusterState, now: float) -> list[Alert]:
-    """Return the leases on servers whose maintenance has begun, as alerts."""
-    leases = maintenance.under_maintenance(cluster, now)
-    return [_alert(cluster, lease, "still runs under maintenance") for lease in leases]
-
-
-def _alert(cluster: ClusterState, lease: Lease, what: str) -> Alert:
-    names = ", ".join(dict.fromkeys(member.node for member in lease.members))
-    at = cluster.by_name[lease.placement.node].node.server_id
-    return Alert(f"⚠ {name_of(lease)} on {names} {what}", at)
-
-
-def mark_of(closed: GpuClosed | None) -> tuple[str, str]:
-    """Return icon and word of a closed GPU: `⚠` for a process without a lease, `✖` for a fault."""
-    if closed is None:
-        return "", ""
-    return ("⚠", "rogue") if condition_of(closed) == ROGUE else ("✖", "closed")
 
 
 def show_use(rows: Iterable[ServerRow], reports: Mapping[str, KeptReport]) -> None:

@@ -14,7 +14,7 @@ from resource_manager.core.name_lookup import contains, name_in
 from resource_manager.errors import InvalidRequestError, ResourceManagerError, StoreError, Words
 from resource_manager.fleet.server_use import KeptReport, kept_reports, use_of
 from resource_manager.manager import answer_words
-from resource_manager.manager.demand import LeaseId, Text
+from resource_manager.manager.demand_fields import LeaseId, Text
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.report import ReportQuery
 from resource_manager.manager.results import QueueEntry
@@ -23,7 +23,15 @@ from resource_manager.manager.slurm_jobs import is_live
 from resource_manager.rest import auth
 from resource_manager.rest import routes as rest
 from resource_manager.rest.auth import Identity, TokenAuthenticator
-from resource_manager.rest.console import cells, cluster_page, demand_form, lease_page, timeline, use_page
+from resource_manager.rest.console import (
+    alerts,
+    cells,
+    cluster_page,
+    demand_form,
+    lease_page,
+    timeline,
+    use_page,
+)
 from resource_manager.rest.console.server_history import describe_change, health_history
 from resource_manager.rest.events import CLIENT_GONE, EventStream
 from resource_manager.rest.limits import network_of
@@ -455,7 +463,7 @@ def _side(cluster: ClusterState, now: float, entries: Sequence[QueueEntry]) -> d
     ]
     oldest = min((entry.queued_at for entry in cluster.pending.values()), default=None)
     return {
-        "alerts": cells.alerts(cluster) + cells.under_maintenance(cluster, now),
+        "alerts": alerts.alerts(cluster) + alerts.under_maintenance(cluster, now),
         "waiting": first,
         "oldest": oldest,
         "windows": cells.coming_maintenance(cluster, now)[:FIRST],

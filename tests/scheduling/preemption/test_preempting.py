@@ -28,7 +28,7 @@ from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Lease, PendingRequest, Placement, Request
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError
-from resource_manager.scheduling import allocator
+from resource_manager.scheduling import allocator, lease_changes
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.preemption.preempting import held_back, would_preempt
 from resource_manager.scheduling.preemption.requeueing import restarts_of
@@ -202,10 +202,10 @@ def test_victims_are_of_the_team_most_over_then_of_low_priority_little_lost_and_
 def test_a_checkpoint_is_kept_by_later_renewals() -> None:
     shared = Shared()
     shared.submit("x")
-    shared.do(allocator.renew(shared.state, "x", shared.now, checkpoint_at=shared.now - 5.0))
+    shared.do(lease_changes.renew(shared.state, "x", shared.now, checkpoint_at=shared.now - 5.0))
     saved_at = shared.now - 5.0
-    shared.do(allocator.renew(shared.state, "x", shared.now + 1.0))
-    shared.do(allocator.renew(shared.state, "x", shared.now + 2.0, checkpoint_at=saved_at - 1.0))
+    shared.do(lease_changes.renew(shared.state, "x", shared.now + 1.0))
+    shared.do(lease_changes.renew(shared.state, "x", shared.now + 2.0, checkpoint_at=saved_at - 1.0))
     assert shared.state.leases["x"].checkpoint_at == saved_at
 
 
@@ -333,11 +333,13 @@ def test_a_search_in_vain_is_not_made_again_until_something_changes(monkeypatch:
     searched.clear()
     shared.tick()
     shared.submit("more", 3, team="vision", owner="kim-0", priority=5, required_node="a")
-    shared.do(allocator.renew(shared.state, "theirs-0", shared.now))
+    shared.do(lease_changes.renew(shared.state, "theirs-0", shared.now))
     shared.tick()
     assert searched == []
     for change in (
-        lambda: shared.do(allocator.renew(shared.state, "theirs-0", shared.now, checkpoint_at=shared.now)),
+        lambda: shared.do(
+            lease_changes.renew(shared.state, "theirs-0", shared.now, checkpoint_at=shared.now)
+        ),
         lambda: shared.release("lent-0", "SUCCESS"),
         lambda: shared.do([TeamsChanged(shared.state.teams, shared.now)]),
         lambda: shared.do([Drained("b", shared.now)]),
@@ -418,7 +420,9 @@ def test_an_operator_takes_nothing_for_a_request_that_is_to_get_its_place_alread
     (victim,) = shared.preempting()
     (other,) = {"x", "y"} - {victim}
     with pytest.raises(NotPreemptibleError, match="need not wait"):
-        allocator.preempt(shared.state, other, SchedulingPass(first_fit, fifo, shared.now), preemptor="mine")
+        lease_changes.preempt(
+            shared.state, other, SchedulingPass(first_fit, fifo, shared.now), preemptor="mine"
+        )
 
 
 def cancel(shared: Shared, lease_id: str) -> list[Change]:
@@ -441,7 +445,7 @@ def test_a_cancelled_preemptor_keeps_nothing_and_its_victims_run_on() -> None:
     assert isinstance(granted, Granted)
     assert granted.lease.lease_id == "x"  # the victim that ended goes on
     shared.tick(60.0)
-    shared.do(allocator.renew(shared.state, "y", shared.now))
+    shared.do(lease_changes.renew(shared.state, "y", shared.now))
     assert not shared.state.leases["y"].quarantined
     assert ClusterState.from_snapshot(shared.state.snapshot()).snapshot() == shared.state.snapshot()
 
@@ -482,7 +486,7 @@ def test_a_lease_held_beyond_its_grace_is_quarantined_and_the_preemptor_goes_on_
         "awaiting_release",
         "x vnpm on a is still held after its preemption: release it once its job is known to be gone",
     )
-    shared.do(allocator.renew(shared.state, "x", shared.now))
+    shared.do(lease_changes.renew(shared.state, "x", shared.now))
     assert shared.state.leases["x"].quarantined
     shared.release("x", "")
     assert set(shared.state.leases) == {"mine"}
@@ -614,7 +618,9 @@ def test_a_placement_in_the_trial_is_not_left_behind() -> None:
 def by_hand(shared: Shared, lease_id: str, by: str = "") -> str:
     """Preempt a lease and return the request for which it ends."""
     [change] = shared.do(
-        allocator.preempt(shared.state, lease_id, SchedulingPass(first_fit, fifo, shared.now), preemptor=by)
+        lease_changes.preempt(
+            shared.state, lease_id, SchedulingPass(first_fit, fifo, shared.now), preemptor=by
+        )
     )
     assert isinstance(change, Preempting)
     return change.preemptor
@@ -640,7 +646,9 @@ def test_by_hand_a_lease_has_its_grace_and_ends_for_the_request_that_is_named() 
     for name in ("first", "second"):
         shared.submit(name, 4, team="nlp")
     token, now = shared.state.leases["x"].fencing_token, shared.now
-    changes = allocator.preempt(shared.state, "x", SchedulingPass(first_fit, fifo, now), preemptor="second")
+    changes = lease_changes.preempt(
+        shared.state, "x", SchedulingPass(first_fit, fifo, now), preemptor="second"
+    )
     assert changes == [Preempting("x", token, "second", now + 7.0, now, by_operator=True)]
 
 
