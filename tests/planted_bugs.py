@@ -35,9 +35,18 @@ OF_VARIABLES = ("tests/storage/airflow_variable/test_store.py", "tests/storage/t
 OF_AIRFLOW = ("tests/storage/airflow_variable/test_access.py",)
 OF_CLUSTER = ("tests/core/test_node_index.py", "tests/core/test_cluster.py", "tests/core/test_expiry_heap.py")
 OF_GPUS = ("tests/core/test_gpu_state.py", "tests/faults/test_gpus.py")
-OF_GANGS = ("tests/scheduling/placement/test_gangs.py",)
-OF_PREEMPTION = ("tests/scheduling/preemption/test_preempting.py",)
-OF_VICTIMS = (*OF_PREEMPTION, "tests/scheduling/preemption/test_victims.py")
+OF_GANGS = tuple(
+    f"tests/scheduling/placement/test_{name}.py" for name in ("gangs", "gang_slots", "node_masks")
+)
+OF_PREEMPTION = (
+    "tests/scheduling/preemption/test_preempting.py",
+    "tests/scheduling/preemption/test_requeueing.py",
+)
+OF_VICTIMS = (
+    *OF_PREEMPTION,
+    "tests/scheduling/preemption/test_victims.py",
+    "tests/scheduling/preemption/test_victim_right.py",
+)
 OF_QUOTAS = ("tests/scheduling/queue/test_quotas.py",)
 OF_ENDING = ("tests/jobs/test_preempting.py",)
 OF_WINDOWS = ("tests/scheduling/queue/test_windows.py", "tests/core/test_maintenance.py")
@@ -525,7 +534,7 @@ BUGS += [
     ),
     *of_python(
         "scheduling/allocator",
-        ("tests/scheduling/test_allocator.py", "tests/scheduling/preemption/test_preempting.py"),
+        ("tests/scheduling/test_lease_changes.py", *OF_PREEMPTION),
         ("cluster.sequence + 1 if pending is None else pending.sequence", "0"),
     ),
     *of_python(

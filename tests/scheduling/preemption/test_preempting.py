@@ -14,24 +14,20 @@ from resource_manager.core.changes import (
     Expired,
     Granted,
     InventoryChanged,
-    MaintenanceChanged,
     Outcome,
     Preempting,
-    Quarantined,
     Queued,
     Released,
     Renewed,
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Lease, PendingRequest, Placement, Request
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError
 from resource_manager.scheduling import allocator, lease_changes
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.preemption.preempting import held_back, would_preempt
-from resource_manager.scheduling.preemption.requeueing import restarts_of
 from resource_manager.scheduling.preemption.victims import find_victims
 from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -65,34 +61,6 @@ def test_a_preemptor_says_how_many_leases_it_waits_for_and_how_long_at_most() ->
     assert shared.refusal("mine")[1] == f"{ends} 30 s"
     shared.now += 40.0  # nobody has looked yet
     assert shared.refusal("mine")[1] == f"{ends} 0 s"
-
-
-def test_the_victim_waits_at_its_old_place_in_time_with_its_server_preferred() -> None:
-    shared = Shared(Team("vision", 2), Team("nlp", 2))
-    shared.submit("other", 4, team="nlp")
-    shared.submit("x", 3, team="nlp", labels={"model": "bert"})
-    queued_at = shared.now
-    shared.release("other", "SUCCESS")
-    granted = shared.state.leases["x"]
-    assert (granted.queued_at, granted.sequence) == (queued_at, 2)
-    shared.submit("mine", 2, team="vision")
-    shared.submit("later", 4, team="nlp")
-    shared.release("x")
-    pending = shared.state.pending["x"]
-    assert (pending.queued_at, pending.sequence) == (queued_at, 2)
-    assert pending.request.preferred_node == "a"
-    assert pending.request.labels == {"model": "bert", "restart_count": "1"}
-    assert restarts_of(pending.request.labels) == 1
-    assert [entry.lease_id for entry in fifo(shared.state, shared.now)] == ["x", "later"]
-
-
-def test_a_victim_that_never_waited_keeps_the_time_of_its_grant() -> None:
-    shared = Shared(Team("vision", 4))
-    shared.submit("x", 4, team="nlp")
-    began = shared.now
-    shared.submit("mine", 4, team="vision")
-    shared.release("x")
-    assert shared.state.pending["x"].queued_at == began
 
 
 def test_only_a_strictly_higher_priority_takes_a_lease_of_its_own_team() -> None:
@@ -450,49 +418,6 @@ def test_a_cancelled_preemptor_keeps_nothing_and_its_victims_run_on() -> None:
     assert ClusterState.from_snapshot(shared.state.snapshot()).snapshot() == shared.state.snapshot()
 
 
-def test_a_job_that_was_told_before_its_preemption_was_taken_back_waits_again() -> None:
-    shared = Shared(Team("vision", 4))
-    shared.submit("x", 4, team="nlp")
-    shared.submit("mine", 4, team="vision")
-    cancel(shared, "mine")
-    shared.submit("next", 4, team="nlp")
-    assert [type(change) for change in shared.release("x")] == [Released, Queued, Granted]
-    assert set(shared.state.leases) == {"x"}  # at its old place
-    shared.release("x")
-    assert set(shared.state.leases) == {"next"}  # it was taken from nobody: it is over
-
-
-def test_what_ended_too_late_and_what_a_window_takes_are_not_taken_back() -> None:
-    shared = Shared(Team("vision", 4), letters="ab")
-    shared.submit("x", 4, team="nlp", preempt_grace_s=1.0)
-    shared.submit("y", 4, team="nlp")
-    shared.do([MaintenanceChanged((Window(1, ("b",), shared.now, shared.now + 100.0, preempt=True),), 0.0)])
-    shared.tick()
-    shared.submit("mine", 4, team="vision")
-    shared.tick(5.0)
-    assert shared.state.leases["x"].quarantined
-    assert cancel(shared, "mine") == [Cancelled("mine", shared.now)]
-
-
-def test_a_lease_held_beyond_its_grace_is_quarantined_and_the_preemptor_goes_on_waiting() -> None:
-    shared = Shared(Team("vision", 4))
-    shared.submit("x", 4, team="nlp", preempt_grace_s=10.0)
-    shared.submit("mine", 4, team="vision")
-    assert shared.tick(10.0) == []
-    (late,) = shared.tick(1.0)
-    assert isinstance(late, Quarantined)
-    kind, detail = shared.refusal("mine")
-    assert (kind, detail) == (
-        "awaiting_release",
-        "x vnpm on a is still held after its preemption: release it once its job is known to be gone",
-    )
-    shared.do(lease_changes.renew(shared.state, "x", shared.now))
-    assert shared.state.leases["x"].quarantined
-    shared.release("x", "")
-    assert set(shared.state.leases) == {"mine"}
-    assert not shared.state.pending
-
-
 def test_a_lease_that_expires_while_it_is_preempted_makes_room() -> None:
     shared = Shared(Team("vision", 4))
     shared.submit("x", 4, team="nlp", ttl_s=20.0)
@@ -597,12 +522,6 @@ def test_quarantined_preemptions_do_not_count_as_making_room_twice() -> None:
     assert [change for change in shared.tick(100.0) if isinstance(change, Preempting)] == []
     shared.release("x", "")
     assert set(shared.state.leases) == {"mine", "second"}
-
-
-@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "9" * 10])
-def test_a_label_that_is_no_count_counts_as_none(text: str) -> None:
-    assert restarts_of({"restart_count": text}) == 0
-    assert restarts_of({"restart_count": "9" * 9}) == 999_999_999
 
 
 def test_a_placement_in_the_trial_is_not_left_behind() -> None:

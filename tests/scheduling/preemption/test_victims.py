@@ -24,7 +24,7 @@ from resource_manager.core.teams import Team, Teams
 from resource_manager.manager.refusal_wording import right_words
 from resource_manager.scheduling.placement.policies.best_fit import best_fit
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
-from resource_manager.scheduling.preemption.victim_right import Planned, right_to
+from resource_manager.scheduling.preemption.victim_right import right_to
 from resource_manager.scheduling.preemption.victims import find_victims, place_of
 from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import NO_LIMITS, Limits, SchedulingPass
@@ -259,27 +259,6 @@ def test_a_gang_takes_leases_of_others_and_of_its_own_team_together() -> None:
     assert victims_of(shared, gang) == ["own", "y"]
 
 
-@pytest.mark.parametrize(("parents", "victims"), [(0, ["child"]), (1, []), (2, [])])
-def test_the_guarantee_of_a_child_counts_as_far_as_that_of_its_parent(
-    parents: int, victims: list[str]
-) -> None:
-    """Against another branch; between its children a parent's guarantee does not matter."""
-    teams = (Team("d", parents), Team("p", 1, parent="d"), Team("q", 1, parent="d"))
-    shared = Shared(Team("vision", 1), *teams, gpus=1)
-    granted(shared, "child", "a", 0, team="p")
-    assert victims_of(shared, Request("mine", 1, team="vision")) == victims
-    assert victims_of(shared, Request("mine", 1, team="q")) == []
-
-
-def test_a_guarantee_by_type_counts_as_far_as_that_of_the_parent_too() -> None:
-    typed = {"A100": 1}
-    for parent, victims in ((Team("d", 1, typed), []), (Team("d", 1, {"H100": 1}), ["child"])):
-        shared = Shared(Team("vision", 1), parent, Team("p", 1, typed, parent="d"), gpus=1)
-        shared.do([InventoryChanged((Node("a", 0, {}, (Gpu(0, "A100"),)),), shared.now)])
-        granted(shared, "child", "a", 0, team="p")
-        assert victims_of(shared, Request("mine", 1, team="vision")) == victims
-
-
 def test_the_fractions_on_one_gpu_are_counted_together() -> None:
     """The newest fractions are on six other GPUs: taking those first would use up what the team is over."""
     shared = Shared(Team("vision", 1), Team("nlp", 6), gpus=7)
@@ -291,22 +270,6 @@ def test_the_fractions_on_one_gpu_are_counted_together() -> None:
     assert victims_of(shared, asked) == ["second-0", "first-0"]
     assert victims_of(shared, replace(asked, gpu_milli=500)) == ["second-6"]
     assert victims_of(shared, replace(asked, gpu_milli=1000)) == ["second-0", "first-0"]
-
-
-def test_leases_planned_for_a_colleague_cost_a_team_none_that_are_inside_its_guarantee() -> None:
-    shared = Shared(Team("vision", 1), Team("nlp", 1), gpus=2)
-    granted(shared, "held", "a", 0)
-    granted(shared, "ends", "a", 1, team="other")
-    cluster = shared.state
-    pending = PendingRequest(Request("mine", 1, team="vision"), 0.0, 99)
-    with cluster.trial():
-        ending, planned = cluster.leases["ends"], Planned(cluster)
-        cluster.suppose_ended(ending)
-        plan = Lease(Request("plan", 1, team="nlp"), (Placement("a", (1,)),), 9, 0.0, quarantined=True)
-        cluster.apply(Granted(plan, 0.0))
-        assert find_victims(cluster, pending, SchedulingPass(first_fit, fifo, shared.now))
-        planned.add(plan)
-        assert find_victims(cluster, pending, SchedulingPass(first_fit, fifo, shared.now), planned) == []
 
 
 def reachable_servers(shared: Shared, *more: Node) -> None:
@@ -342,41 +305,6 @@ def test_a_gang_gives_back_what_it_does_not_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("teams", "held", "taken"),
-    [
-        # Three times its guarantee is more than twice, whatever the weights are.
-        ((Team("p", 1, weight=9), Team("q", 2, weight=1)), {"p": 3, "q": 4}, "p"),
-        # A team without a guarantee comes before one that is beyond its own.
-        ((Team("p"), Team("q", 1)), {"p": 1, "q": 5}, "p"),
-        ((Team("q", 1), Team("r")), {"r": 1, "q": 5}, "r"),
-        # Without guarantees the weights decide; who has none comes first.
-        ((Team("p", weight=1), Team("q", weight=4)), {"p": 2, "q": 4}, "p"),
-        ((Team("p", weight=4), Team("q", weight=1)), {"p": 4, "q": 2}, "q"),
-        ((Team("p", weight=0), Team("q", weight=1)), {"p": 1, "q": 5}, "p"),
-        ((Team("q", weight=1), Team("r", weight=0)), {"r": 1, "q": 5}, "r"),
-        # The top of the tree decides first.
-        (
-            (Team("d", 4), Team("q", 1, parent="d"), Team("e", 1), Team("p", 2, parent="e")),
-            {"q": 5, "p": 3},
-            "p",
-        ),
-        # Teams without rules are one, and the cheaper lease is taken of two equal teams.
-        ((Team("p"),), {"p": 3, "no": 2, "rules": 2}, "no"),
-        ((Team("p"), Team("q")), {"p": 2, "q": 2}, "q"),
-    ],
-)
-def test_the_first_victim_is_of_the_team_most_over_its_share(
-    teams: tuple[Team, ...], held: dict[str, int], taken: str
-) -> None:
-    shared = Shared(Team("vision", 1), *teams, gpus=sum(held.values()))
-    gpu_ids = iter(range(8))
-    for team, count in held.items():
-        for number in range(count):
-            granted(shared, f"{team}-{number}", "a", next(gpu_ids), team=team, priority=team == "rules")
-    assert victims_of(shared, Request("mine", 1, team="vision")) == [f"{taken}-{held[taken] - 1}"]
-
-
-@pytest.mark.parametrize(
     ("asked", "victims"),
     [
         (Request("mine", 1, team="vision", gpu_milli=500), ["part"]),
@@ -403,36 +331,6 @@ def test_a_lease_that_its_server_could_not_take_back_stays_a_victim() -> None:
     granted(shared, "closed", "a", 2)
     shared.do([GpuClosed("a", 2, "", "broken", shared.now)])
     assert victims_of(shared, Request("mine", 2, team="vision")) == ["closed", "needed", "spared"]
-
-
-@pytest.mark.parametrize(
-    ("held", "victims"),
-    [({0: "A100", 1: "A100", 2: "H100"}, ["lease-1"]), ({0: "A100", 1: "H100", 2: "H100"}, [])],
-)
-def test_a_guarantee_by_type_protects_the_leases_on_gpus_of_that_type(
-    held: dict[int, str], victims: list[str]
-) -> None:
-    """Team nlp is guaranteed one A100 and two H100: only a second A100 is beyond it."""
-    shared = Shared(Team("vision", 1), Team("nlp", 3, {"A100": 1, "H100": 2}))
-    gpus = tuple(Gpu(gpu_id, gpu_type) for gpu_id, gpu_type in held.items())
-    shared.do([InventoryChanged((Node("a", 0, {"cpus": 64}, gpus),), shared.now)])
-    for gpu_id in held:
-        granted(shared, f"lease-{gpu_id}", "a", gpu_id)
-    assert victims_of(shared, Request("mine", 1, team="vision")) == victims
-
-
-def test_the_reasons_name_both_rights() -> None:
-    shared = Shared(Team("vision", 3), gpus=4)
-    shared.submit("x", 2, team="nlp")
-    shared.submit("y", 2, team="vision")
-    request = Request("mine", 1, team="vision", priority=5)
-    leases = list(shared.state.leases.values())
-    assert right_words(right_to(shared.state, request, leases)) == (
-        "since team vision stays inside its guarantee (3 of 3 GPUs) and the rest (teams without rules) "
-        "is 2 beyond its own and its priority 5 is above theirs in the team"
-    )
-    only_others = [lease for lease in leases if lease.request.team == "nlp"]
-    assert "its priority" not in right_words(right_to(shared.state, request, only_others))
 
 
 def placed(shared: Shared, pending: PendingRequest, limits: Limits = NO_LIMITS) -> str | None:
