@@ -197,7 +197,7 @@ class AgentJobs:
             case "preempt":
                 directory_job.preempt(root, key, grace_s, str(item.get("signal") or "TERM"))
             case "stop":
-                directory_job.stop(root, key, grace_s)
+                directory_job.stop(root, key, grace_s, keep=item.get("keep") is True)
             case "forget":
                 directory_job.bury(root, key)
         return None

@@ -171,8 +171,9 @@ def run_agent(
         while True:
             pause_s = interval_s
             daemons = mps.keep(wanted)
-            report = {**probe.report(with_jobs=with_jobs), **own, **daemons, "generation": generation.mark}
-            report |= jobs()
+            runs = jobs()  # before the probe: what it does not find has left the GPUs of jobs that are over
+            report = {**probe.report(with_jobs=with_jobs), **own, **daemons, **runs}
+            report["generation"] = generation.mark
             try:
                 answer = sender.send(report)
                 if not generation.take(answer.get("generation")):

@@ -119,7 +119,8 @@ class Attended:
             except LauncherError as error:
                 self._release(Outcome.FAILED, str(error), (self._server,))
                 is_unknown = isinstance(error, LauncherUnreachableError)
-                raise Failure(str(error), UNREACHABLE if is_unknown else REFUSED) from error
+                hint = self._by_agent() if is_unknown or not self._address else ""
+                raise Failure(f"{error}{hint}", UNREACHABLE if is_unknown else REFUSED) from error
             except BaseException:
                 self._release(Outcome.CANCELLED)
                 raise
@@ -142,6 +143,13 @@ class Attended:
                 f"server {self._server} has no address in the inventory, so no ssh can reach it"
             )
         return connection.enter_context(SharedConnection(self._address, self._signals)).options
+
+    def _by_agent(self) -> str:
+        """Return what runs a command on the server though nobody logs in there; empty if nothing does."""
+        has_agent = self._lease["members"][0]["job_user"]
+        return (
+            f"; its agent runs jobs: gpu-manager submit NAME --server {self._server} …" if has_agent else ""
+        )
 
     def _copy(self, options: tuple[str, ...]) -> str:
         """Return the folder of the code on the server, copied there unless that is this machine."""

@@ -161,7 +161,7 @@ def _entry_or_result(manager: Any, name: str) -> tuple[Mapping[str, Any] | None,
 
 
 def _will_be_placed(entry: Mapping[str, Any]) -> bool:
-    from resource_manager.manager.commit.job_ends import has_stored_job
+    from resource_manager.core.models import has_stored_job
 
     return has_stored_job(entry["labels"])
 

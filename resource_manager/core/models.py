@@ -55,6 +55,14 @@ class Gpu:
 RUNS_JOBS = {"jobs": "agent"}
 """Label of a server whose agent runs jobs: one with a `job_user`."""
 
+STORED = {"job": "stored"}
+"""Label of a request whose job is stored."""
+
+
+def has_stored_job(labels: Mapping[str, str]) -> bool:
+    """Return whether a request with these labels brought its job."""
+    return STORED.items() <= labels.items()
+
 
 @dataclass(frozen=True, slots=True)
 class Node:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from resource_manager.agent.report_format import Report, RunReport
 from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import MAX_TEXT
-from resource_manager.core.models import JobPlace, Lease
+from resource_manager.core.models import JobPlace, Lease, has_stored_job
 from resource_manager.errors import (
     CorruptStateError,
     InvalidRequestError,
@@ -28,6 +27,8 @@ from resource_manager.errors import (
     ResourceManagerError,
 )
 from resource_manager.fleet.doorbell import Doorbell
+from resource_manager.fleet.judgement import cleaned
+from resource_manager.fleet.records import Record
 from resource_manager.jobs.gang_job import StartupOrder, order_of
 from resource_manager.jobs.job_preemption import grace_of
 from resource_manager.jobs.job_template import JobTemplate
@@ -35,9 +36,8 @@ from resource_manager.jobs.launchers.base import LauncherError
 from resource_manager.jobs.launchers.local import spec_of
 from resource_manager.jobs.running_job import RunningJob, is_remainder
 from resource_manager.manager import serializers
-from resource_manager.manager.agent_jobs import jobs_on
+from resource_manager.manager.agent_jobs import end_of, jobs_on
 from resource_manager.manager.commit.asking import asked_by
-from resource_manager.manager.commit.job_ends import has_stored_job
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Allocation
 from resource_manager.manager.stored_jobs import JobEnded, Question, check_job
@@ -48,6 +48,9 @@ AGENT = "agent"
 """Name of the launcher whose jobs agents run."""
 
 END_GRACE_S = 10.0
+
+STOPPED_S = 30.0
+"""Time within which whoever stopped a job releases its lease."""
 
 
 class JobsAnswer(TypedDict):
@@ -91,6 +94,8 @@ class JobBoard:
             if isinstance(order, CorruptStateError):  # it may have been to end the job
                 logger.error("nothing is told of the job of %s: %s", lease["name"], order)
                 continue
+            if order is not None and has_stored_job(lease["labels"]):
+                order = {**order, "keep": True}  # its output, which nobody else has
             for item in (order, self._of_stored(lease, rank)):
                 if item is not None:
                     items.append({"n": "", **item, "key": key, "token": token, "user": user})
@@ -99,7 +104,7 @@ class JobBoard:
         for key, run in state["runs"].items():
             if key not in live and not run["ended"]:
                 want = "stop" if run["state"] == "running" else "forget"
-                items.append({"key": key, "want": want, "n": "", "grace_s": END_GRACE_S})
+                items.append({"key": key, "want": want, "n": "", "grace_s": END_GRACE_S, "keep": True})
         output = self._questions(server)
         known = hashlib.sha256(json.dumps([items, output]).encode()).hexdigest()[:16]
         return {
@@ -170,7 +175,7 @@ class JobBoard:
     def _has_failed(self, lease: Allocation) -> bool:
         """Return whether a member of a gang has failed, so that the others are ended."""
         runs = [] if lease["nodes"] == 1 else list(self._runs(lease).values())
-        return any(run is not None and run["state"] == "finished" and run["exit_code"] != 0 for run in runs)
+        return any(run is not None and _has_failed(run) for run in runs)
 
     # ---- places and ends of stored jobs ----
 
@@ -206,8 +211,11 @@ class JobBoard:
             for job in RunningJob.all_of(lease)
         }
 
-    def settle(self, report: Report) -> None:
-        """Renew the leases of stored jobs that run, and release those whose jobs are over."""
+    def settle(self, report: Report, record: Record) -> None:
+        """Renew the leases of stored jobs that run, and release those whose jobs are over.
+
+        `record` is that of the server's reports after this one.
+        """
         if report.place is not None:
             self._place(report.server)
         if not report.runs:
@@ -234,8 +242,8 @@ class JobBoard:
                             fencing_token=lease["fencing_token"],
                             checkpoint_at=run.checkpoint_at,
                         )
-                    elif run.state == "finished" or (run.refusal is not None and run.state == "absent"):
-                        self._end(lease)
+                    elif run.state != "running" and (run.refusal is not None or _is_over(run.model_dump())):
+                        self._end(lease, report, record)
                 except ResourceManagerError as error:
                     logger.warning("the job of %s: %s", lease["name"], error)
 
@@ -247,13 +255,16 @@ class JobBoard:
             places[number] = replace(places[number], walls=run.walls)
             self._manager.place_job(lease["task_id"], places, fencing_token=lease["fencing_token"])
 
-    def _end(self, lease: Allocation) -> None:
-        """Release a lease whose jobs are all over, with their result."""
+    def _end(self, lease: Allocation, report: Report, record: Record) -> None:
+        """Release a lease whose jobs are all over, with their result and those of its GPUs that are clean."""
         runs = self._runs(lease)
         if not all(run is not None and _is_over(run) for run in runs.values()):
             self._manager.stored_jobs.ring(*(member["server_name"] for member in lease["members"]))
             return
         ended = [run for run in runs.values() if run is not None]
+        stopped = [run for run in ended if run["ended"]]
+        if any(run["ended_at"] is None or report.at < run["ended_at"] + STOPPED_S for run in stopped):
+            return  # who stopped it is about to do so
         failed = [run for run in ended if run["refusal"] and run["state"] == "absent"]
         if failed:
             outcome, reason = Outcome.NOT_STARTED, str(failed[0]["error"])[:240]
@@ -261,15 +272,10 @@ class JobBoard:
             outcome, reason = Outcome.SUCCESS, ""
         elif lease["preempted_by"] is not None and all(run["preempted"] for run in ended):
             outcome, reason = Outcome.PREEMPTED, ""
+        elif stopped:
+            outcome, reason = Outcome.CANCELLED, ""
         else:
             outcome, reason = Outcome.FAILED, lease["gpu_failed"][:240]
-        bad = [run for run in ended if run["exit_code"] != 0]
-        first = min(bad, key=lambda run: run["ended_at"] or math.inf) if bad else ended[0]
-        result: JobEnded = {
-            "exit_code": first["exit_code"],
-            "last_line": first["last_line"],
-            "ended_at": first["ended_at"],
-        }
         self._manager.release(
             lease["task_id"],
             fencing_token=lease["fencing_token"],
@@ -277,7 +283,8 @@ class JobBoard:
             job_end=JobEnd.ENDED,
             reason=reason,
             failed_nodes=[lease["server_name"]] if failed else (),
-            result=result,
+            result=end_of(ended),
+            also=lambda cluster, now: cleaned(cluster, report, record, now),
         )
 
 
@@ -294,6 +301,10 @@ def _is_over(run: Mapping[str, Any]) -> bool:
     if run["state"] != "absent":
         return bool(run["state"] == "finished")
     return bool(run["refusal"]) or (run["want"] == "terminate" and run["error"] is None)
+
+
+def _has_failed(run: Mapping[str, Any]) -> bool:
+    return bool(run["state"] == "finished" and run["exit_code"] != 0 and not run["ended"])
 
 
 def _has_not_begun(run: Mapping[str, Any] | None) -> bool:

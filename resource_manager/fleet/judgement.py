@@ -17,7 +17,7 @@ from resource_manager.fleet.records import Record
 from resource_manager.fleet.search_answers import opened_by
 from resource_manager.fleet.sightings import gone_in_words, leases_gone, sightings_after
 from resource_manager.fleet.silence import SILENT_INTERVALS
-from resource_manager.fleet.transitions import Rules, transitions
+from resource_manager.fleet.transitions import Rules, clean_gpus, transitions
 from resource_manager.scheduling import lease_changes
 
 DEFAULT_INTERVAL_S = 10.0
@@ -82,6 +82,15 @@ def judge(
     idle = idle_releases(cluster, {**fresh, report.server: leases}, now, report.server)
     changes += (change for change in idle if change.lease_id not in gone)
     return Judgement(changes, record, _became_idle(state, record, before, rules))
+
+
+def cleaned(cluster: ClusterState, report: Report, record: Record, now: float) -> list[Change]:
+    """Return which GPUs of leases that have ended the report shows to be clean.
+
+    `record` is that of the server's reports after this one.
+    """
+    changes = clean_gpus(cluster, report, rules_of(cluster.settings), now)
+    return [_with_use(change, record.leases) for change in changes]
 
 
 def _first(report: Report, now: float) -> Record:

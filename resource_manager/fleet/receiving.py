@@ -113,7 +113,7 @@ class ReportReceiver:
                 max_age_s=STATE_MAX_AGE_S,
             )
         keep(self._store, report, judged[-1].record)
-        self.board.settle(report)
+        self.board.settle(report, judged[-1].record)
         for lease_id, limit_s in judged[-1].became_idle.items():
             logger.warning("lease %s computes nothing on %s for %.0f s", lease_id, report.server, limit_s)
         _log(asking.changes, asking.names())

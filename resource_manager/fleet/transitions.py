@@ -80,6 +80,14 @@ def transitions(
     return _Reading(cluster, state, report, clean, rules, now).outcome()
 
 
+def clean_gpus(cluster: ClusterState, report: Report, rules: Rules, now: float) -> list[Change]:
+    """Return the GPUs on which the report shows no process of a lease that has ended."""
+    state = cluster.node(report.server)
+    if report.error is not None or not is_pinned(state):
+        return []
+    return list(_Reading(cluster, state, report, {}, rules, now).cleaned())
+
+
 class _Reading:
     """One report against one node of the state."""
 
@@ -106,7 +114,7 @@ class _Reading:
         changes: list[Change] = []
         if self._state.silent is not None or (not self._state.watched and self._lists_processes()):
             changes.append(AgentSeen(self._state.name, self._now))
-        changes += self._cleaned()
+        changes += self.cleaned()
         for gpu_id in self._state.gpu_free:
             changes += self._gpu(gpu_id, self._reported.get(self._state.gpu_uuids[gpu_id]))
         changes += self._server()
@@ -118,7 +126,7 @@ class _Reading:
 
     # ---- cleaning ----
 
-    def _cleaned(self) -> Iterator[Change]:
+    def cleaned(self) -> Iterator[Change]:
         for entry in self._state.cleaning.values():
             left = self._left_of(entry)
             if left is not None and not left:

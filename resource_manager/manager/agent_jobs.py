@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from typing_extensions import TypedDict
@@ -21,7 +22,7 @@ from resource_manager.errors import (
     ResourceManagerError,
 )
 from resource_manager.manager.commit.protocol import Transactions
-from resource_manager.manager.stored_jobs import JobResult, Question, StoredJobs
+from resource_manager.manager.stored_jobs import JobEnded, JobResult, Question, StoredJobs
 from resource_manager.storage import Store
 
 OUTPUT_TIMEOUT_S = 20.0
@@ -119,14 +120,7 @@ class AgentJobCommands:
 
     def agent_state(self, server: str) -> AgentState:
         """Return what the agent of a server last said of its jobs."""
-        text = self.store.reports.reports([server]).get(server)
-        report = {} if text is None else json.loads(text)
-        return {
-            "server": server,
-            "place": report.get("place"),
-            "runs": {run["key"]: run for run in report.get("runs") or ()},
-            "is_silent": text is None,
-        }
+        return state_of_agent(self.store, server)
 
     def job_output(
         self,
@@ -163,6 +157,32 @@ class AgentJobCommands:
         )
 
 
+def state_of_agent(store: Store, server: str) -> AgentState:
+    """Return what the agent of a server last said of its jobs."""
+    text = store.reports.reports([server]).get(server)
+    report = {} if text is None else json.loads(text)
+    return {
+        "server": server,
+        "place": report.get("place"),
+        "runs": {run["key"]: run for run in report.get("runs") or ()},
+        "is_silent": text is None,
+    }
+
+
+def end_of(runs: Sequence[Mapping[str, Any]]) -> JobEnded:
+    """Return the end of a lease's jobs, by their ranks: that of the one that failed first, if one did."""
+    bad = [run for run in runs if run["exit_code"] != 0]
+    first = min(bad, key=lambda run: run["ended_at"] or math.inf) if bad else runs[0]
+    return {"exit_code": first["exit_code"], "last_line": first["last_line"], "ended_at": first["ended_at"]}
+
+
+def reported_end(store: Store, lease: Lease) -> JobEnded | None:
+    """Return the end of a lease's jobs as its agents last reported it; None if one of them did not."""
+    runs = [state_of_agent(store, node)["runs"].get(key) for node, key, _ in jobs_of(lease)]
+    ended = [run for run in runs if run is not None and run["state"] != "running"]
+    return end_of(ended) if len(ended) == len(runs) else None
+
+
 def leases_on(cluster: ClusterState, server: str) -> list[Lease]:
     """Return the leases with a member on a server, those included that are left of a gang."""
     state = cluster.by_name.get(server)
@@ -175,7 +195,13 @@ def leases_on(cluster: ClusterState, server: str) -> list[Lease]:
 def jobs_on(cluster: ClusterState, server: str) -> Iterator[tuple[str, int, Lease]]:
     """Yield key, rank and lease of the jobs that leases may have on a server."""
     for lease in leases_on(cluster, server):
-        for rank, placed in lease.ranked:
-            if placed.node == server:
-                is_gang = lease.request.nodes > 1
-                yield job_key(lease.lease_id, lease.fencing_token, rank if is_gang else None), rank, lease
+        for node, key, rank in jobs_of(lease):
+            if node == server:
+                yield key, rank, lease
+
+
+def jobs_of(lease: Lease) -> Iterator[tuple[str, str, int]]:
+    """Yield server, key and rank of the jobs that a lease may have."""
+    for rank, placed in lease.ranked:
+        is_gang = lease.request.nodes > 1
+        yield placed.node, job_key(lease.lease_id, lease.fencing_token, rank if is_gang else None), rank

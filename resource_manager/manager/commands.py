@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from resource_manager.core.changes import Change, JobEnd, MembersReleased, Released, ReleaseResult
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
-from resource_manager.core.models import RUNS_JOBS, JobPlace, Lease, Request
+from resource_manager.core.models import RUNS_JOBS, STORED, JobPlace, Lease, Request, has_stored_job
 from resource_manager.core.names import display_name, name_of, short
 from resource_manager.core.refusal import Grounds, RecoveryWindow, RefusalKind, recovering
 from resource_manager.errors import (
@@ -26,9 +26,9 @@ from resource_manager.errors import (
 )
 from resource_manager.lazy import lazy_module
 from resource_manager.manager import repeats, serializers
+from resource_manager.manager.agent_jobs import reported_end
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.commit.asking import Step, checked_by, with_by
-from resource_manager.manager.commit.job_ends import STORED
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.queries import status_in
 from resource_manager.manager.refusal_wording import Refusal, lock_busy, never_words, no_servers, refusal_of
@@ -206,6 +206,7 @@ class Commands:
         reason: str = "",
         failed_nodes: Collection[str] = (),
         result: JobEnded | None = None,
+        also: Step | None = None,
         once: Once | None = None,
     ) -> ReleaseResult:
         """End the lease if it has that fencing token and owner, as far as they are given.
@@ -214,16 +215,19 @@ class Commands:
         its token. `job_end` is what the caller knows of a job that was placed: without it, its release is a
         `JobPlacedError`; `forced` quarantines the lease. The task's next request avoids `failed_nodes`, on
         which its job could not be started, for a while. `result` is stored in the same commit, for
-        `result_of`; it needs the fencing token.
+        `result_of`; it needs the fencing token. That of a stored job that has ended is by default what its
+        agents reported. `also` says what else the commit changes, on the state after the release.
         """
         end = _job_end(job_end, reason)
         check_text(reason=reason)
-        rows = []
-        if result is not None:
-            if fencing_token is None:
-                raise InvalidRequestError("{result} needs {fencing_token} beside it", field="result")
+        rows: list[JobRow] = []
+        if result is not None and fencing_token is None:
+            raise InvalidRequestError("{result} needs {fencing_token} beside it", field="result")
+        if fencing_token is not None and (result is not None or end is JobEnd.ENDED):
             lease = self._commits.read(lambda cluster, now: cluster.leases.get(lease_id))
-            if lease is not None:
+            if lease is not None and result is None and has_stored_job(lease.request.labels):
+                result = reported_end(self.store, lease)
+            if lease is not None and result is not None:
                 rows = self.stored_jobs.rows_of_result(lease, result, outcome, reason)
         return self._release(
             lease_id,
@@ -242,6 +246,7 @@ class Commands:
             once,
             has_token=fencing_token is not None,
             jobs=rows,
+            also=also,
         )
 
     def _release(
@@ -253,6 +258,7 @@ class Commands:
         *,
         has_token: bool,
         jobs: Sequence[JobRow] = (),
+        also: Step | None = None,
     ) -> ReleaseResult:
         check_text(outcome=outcome)
         is_over = True
@@ -263,6 +269,11 @@ class Commands:
             lease = cluster.leases.get(lease_id)
             decided = decide(cluster, now)
             is_over = any(type(change) in (Released, MembersReleased) for change in decided)
+            if also is not None:
+                with cluster.trial():
+                    for change in decided:
+                        cluster.apply(change)
+                    decided = [*decided, *also(cluster, now)]
             return self._commits.with_dispatch(cluster, decided, now)
 
         try:

@@ -17,6 +17,8 @@ from tests.eventually import wait_for
 
 Open = Callable[[], AgentJobs]
 
+SAVES = "trap 'echo saved; exit 9' TERM; while :; do sleep 0.1; done"
+
 
 class Service:
     """What a service says to an agent: each answer is of a later state, unless a version is given."""
@@ -118,6 +120,19 @@ def test_ended_stays_ended(service: Service) -> None:
     assert (refused["refusal"], refused["state"]) == ("AlreadyEndedError", "absent")
 
 
+def test_the_output_of_a_stopped_job_stays_where_nobody_else_has_it(service: Service) -> None:
+    key = job_key("t", 7)
+    service.say(service.run(key, f"echo begun; {SAVES}"))
+    wait_for(lambda: service.jobs.output(key, 0)["text"] == "begun\n")
+    service.say({"key": key, "want": "stop", "n": "", "grace_s": 5, "keep": True})
+    ended = service.wait(key, state="finished", want="stop")
+    assert (ended["exit_code"], ended["last_line"], ended["ended"]) == (9, "saved", True)
+    assert service.jobs.output(key, 0)["text"].startswith("begun\n")
+    service.say(service.run(key, "true", n="2"))
+    assert service.wait(key, n="2")["refusal"] is None
+    assert service.state(key)["exit_code"] == 9, "it is not started again"
+
+
 def test_no_job_starts_under_a_lower_token_or_another_one(service: Service) -> None:
     newer, older = job_key("t", 8), job_key("t", 7)
     service.say(service.run(newer, "true"))
@@ -181,7 +196,7 @@ def test_a_full_disk_keeps_a_job_from_starting(service: Service, monkeypatch: py
 
 def test_a_job_that_is_preempted_has_its_grace(service: Service) -> None:
     key = job_key("t", 7)
-    service.say(service.run(key, "trap 'echo saved; exit 9' TERM; while :; do sleep 0.1; done"))
+    service.say(service.run(key, SAVES))
     service.wait(key, state="running")
     service.say({"key": key, "want": "preempt", "n": "1", "grace_s": 30, "signal": "TERM"})
     ended = service.wait(key, state="finished")

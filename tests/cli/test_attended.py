@@ -176,6 +176,33 @@ def test_a_command_that_cannot_be_prepared_gives_its_lease_back_and_says_why(
     assert "Not a directory" in change["reason"]
 
 
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("127.0.0.1:1", "server 127.0.0.1:1 does not answer by ssh: .*Connection refused"),
+        ("", "server gpu-c has no address in the inventory, so no ssh can reach it"),
+    ],
+)
+def test_run_on_a_server_that_nobody_logs_in_to_names_submit(
+    embedded_redis: RedisServer, tmp_path: Path, address: str, why: str
+) -> None:
+    servers = f'[[servers]]\nname = "gpu-c"\ngpus = 1\ncpus = 8\njob_user = "train"\naddress = "{address}"\n'
+    (tmp_path / "servers.toml").write_text(servers)
+    store = embedded_redis.fresh_url()
+    with GPUResourceManager.from_url(store, inventory=tmp_path / "servers.toml") as manager:
+        done = piped(
+            {**os.environ, "GPU_MANAGER_STORE": store, terminal.OWN_SERVER: "gpu-z"},
+            "run",
+            "--gpus",
+            "1",
+            "--",
+            "true",
+        )
+        said = f"Error: {why}; its agent runs jobs: gpu-manager submit NAME --server gpu-c …"
+        assert re.fullmatch(said, done.stderr.splitlines()[-1]), done.stderr
+        assert manager.leases() == []
+
+
 def test_stop_waits_for_a_task_that_is_not_known_yet_or_gives_up(
     environment: dict[str, str], manager: GPUResourceManager
 ) -> None:

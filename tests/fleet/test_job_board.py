@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.agent.report_format import ReportError, read_report
+from resource_manager.core.changes import Change
 from resource_manager.core.models import RUNS_JOBS, Gpu, Node
 from resource_manager.errors import NeverFitsError
 from resource_manager.fleet.receiving import ReportReceiver
@@ -147,6 +148,56 @@ def test_the_walls_that_a_job_got_are_in_its_lease(fleet: Fleet) -> None:
     assert len(changes) == 3, "one more for each of them, and nothing for what is known"
 
 
+@pytest.mark.parametrize("who", ["its agent's report", "who stopped it"])
+def test_the_end_of_a_stopped_job_is_stored_whoever_releases_its_lease(fleet: Fleet, who: str) -> None:
+    fleet.report()
+    token = fleet.submit("t")["fencing_token"]
+    key = job_key("t", token)
+    fleet.report(run(key))
+    fleet.manager.order_job("gpu-a", key, {"want": "stop"})
+    [item] = fleet.board.jobs("gpu-a")["jobs"]
+    assert (item["want"], item["keep"]) == ("stop", True), "nobody else has its output"
+    over = {"exit_code": 143, "last_line": "saved", "ended": True, "ended_at": fleet.clock.now}
+    fleet.report(run(key, "finished", want="stop", **over))
+    assert len(fleet.manager.leases()) == 1, "who stopped it has its time to say so"
+    if who == "who stopped it":
+        fleet.manager.release("t", fencing_token=token, outcome="CANCELLED", job_end="ended")
+    else:
+        fleet.clock.now += 30
+        fleet.report(run(key, "finished", want="stop", **over))
+    assert fleet.manager.leases() == []
+    found = fleet.manager.result_of("t", token)
+    assert found is not None
+    assert (found["exit_code"], found["last_line"], found["outcome"]) == (143, "saved", "CANCELLED")
+    assert found["jobs"] == [{"server": "gpu-a", "key": key}]
+
+
+def test_the_end_of_a_job_its_clean_gpu_and_the_next_grant_are_one_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = Fleet((Gpu(0, "A100", uuid=uuid(0)),))
+    fleet.report()
+    token = fleet.manager.submit("t", 1, 8, job=JOB, server="gpu-a")["fencing_token"]
+    key = job_key("t", token)
+    computes = gpu(0, processes=[process(job=key, lease_id="t", lease_source="environment")])
+    for _ in range(3):
+        fleet.report(run(key), gpus=(computes,))
+    fleet.manager.submit("next", 1, 8, job=JOB, server="gpu-a")
+    commits = []
+    commit = fleet.manager.store.commit
+
+    def counted(version: int, changes: Sequence[Change], *rest: Any, **more: Any) -> Any:
+        commits.append([type(change).__name__ for change in changes])
+        return commit(version, changes, *rest, **more)
+
+    monkeypatch.setattr(fleet.manager.store, "commit", counted)
+    fleet.report(run(key, "finished"))
+    assert commits == [["Released", "GpuCleaned", "Granted"]]
+    changes = fleet.manager.history()[-3:]
+    assert changes[1]["busy"] is not None, "with what was measured of the lease"
+    assert [lease["task_id"] for lease in fleet.manager.leases()] == ["next"]
+
+
 def test_reports_keep_a_lease_and_silence_frees_nothing(fleet: Fleet) -> None:
     fleet.report()
     token = fleet.submit("t", ttl=100)["fencing_token"]
@@ -179,6 +230,19 @@ def test_a_job_that_did_not_start_waits_again_elsewhere(fleet: Fleet) -> None:
     assert (lease["server_name"], lease["fencing_token"] > token) == ("gpu-b", True)
     assert "disk full" in str(fleet.manager.history())
     assert fleet.manager.stored_jobs.job("t") == JOB
+
+
+def test_a_job_that_did_not_start_waits_where_no_other_server_is(fleet: Fleet) -> None:
+    fleet.report()
+    token = fleet.submit("t")["fencing_token"]
+    why = {"refusal": "NotStartedError", "error": "bwrap is missing: install bubblewrap"}
+    fleet.report(run(job_key("t", token), "absent", **why))
+    [entry] = fleet.manager.queue()
+    assert "closed to it: its start failed there" in entry["reason"], "it is not granted again and again"
+    assert "bwrap is missing: install bubblewrap; avoided until" in entry["reason"]
+    fleet.clock.now += 601
+    fleet.manager.expire_and_schedule()
+    assert [lease["task_id"] for lease in fleet.manager.leases()] == ["t"]
 
 
 def test_a_job_that_starts_nowhere_ends_with_its_reason_and_keeps_no_other_back(fleet: Fleet) -> None:

@@ -218,5 +218,17 @@ def test_an_agent_runs_a_submitted_job_and_its_output_is_followed(
                 ):
                     done = subprocess.run([*at_url, *arguments], capture_output=True, text=True)
                     assert re.fullmatch(shown, done.stdout), done
+                script = "echo u; trap 'echo saved; exit 9' TERM; while :; do sleep 0.1; done"
+                client.submit("u", 1, server="gpu-a", job={"command": ["/bin/sh", "-c", script]})
+                wait_for(lambda: client.status_of("u")["job_places"])
+                [running] = RunningJob.all_of(client.status_of("u"))
+                wait_for(lambda: running.open().logs(running.key).text == "u\n")
+                for arguments, shown in (
+                    (("stop", "u"), r"u \w+: released, its job was stopped\n"),
+                    (("logs", "u"), r"u\n(Terminated\n)?saved\n"),
+                    (("status", "u"), r"u ended at \d\d:\d\d with exit code 9 \(CANCELLED\): saved\n"),
+                ):
+                    done = subprocess.run([*at_url, *arguments], capture_output=True, text=True)
+                    assert re.fullmatch(shown, done.stdout), done
             finally:
                 process.terminate()

@@ -563,10 +563,11 @@ def tell_and_end(
     return found
 
 
-def stop(root: str, key: str, grace_s: float = 10.0) -> dict[str, Any]:
+def stop(root: str, key: str, grace_s: float = 10.0, keep: bool = False) -> dict[str, Any]:
     """End the job as `terminate` does, and remove its directory; return {"ran": whether it ran until then}.
 
-    Its tombstone comes first, also where no job was, so that a start that comes later starts nothing.
+    With `keep` the directory stays. Its tombstone comes first, also where no job was, so that a start that
+    comes later starts nothing.
     Raises `RuntimeError`.
     """
     directory = directory_of(root, key)
@@ -583,7 +584,8 @@ def stop(root: str, key: str, grace_s: float = 10.0) -> dict[str, Any]:
             os.unlink(os.path.join(directory, "log"))
         bury(root, key)
     terminate(root, key, grace_s)
-    remove(root, key)
+    if not keep:
+        remove(root, key)
     return {"ran": ran}
 
 

@@ -180,14 +180,14 @@ def is_here(
 ) -> bool:
     """Return True if that server is this machine.
 
-    It is if `GPU_MANAGER_SERVER` names it, else if it has no address, if its agent reports this `machine`
-    or, where none reports, if the address is one of this machine's.
+    It is if `GPU_MANAGER_SERVER` names it, else if its agent reports this `machine` or, where none reports,
+    if the server has no address, or one of this machine's.
     """
     own_server = os.environ.get(OWN_SERVER) if own_server is None else own_server
     if own_server and server:
         return own_server == server
     if not address:
-        return True
+        return machine in (None, directory_job.machine())
     _, host, port = parts_of(address)
     if host is None or port not in (None, 22):
         return False

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from resource_manager.core.changes import Cancelled, Change, Expired, MembersReleased, Queued, Released
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import has_stored_job
 from resource_manager.storage.jobs import ENDED_S, JobRow, job_name
-
-STORED = {"job": "stored"}
-"""Label of a request whose job is stored."""
-
-
-def has_stored_job(labels: Mapping[str, str]) -> bool:
-    """Return whether a request with these labels brought its job."""
-    return STORED.items() <= labels.items()
 
 
 def ends_of_jobs(cluster: ClusterState, changes: Iterable[Change]) -> list[JobRow]:

@@ -92,6 +92,7 @@ def test_an_agent_tells_whether_the_server_is_this_machine():
     here = machine()
     assert terminal.is_here("192.0.2.7", "gpu-a", "", here), "behind another address"
     assert not terminal.is_here("127.0.0.1", "gpu-a", "", "gpu-a/1"), "a tunnel"
+    assert not terminal.is_here("", "gpu-a", "", "gpu-a/1"), "nobody logs in there, and its jobs are not here"
     assert not terminal.is_here("localhost:2222", "gpu-a", "", here), "another sshd"
     assert not terminal.is_here("192.0.2.7", "gpu-a", "gpu-b", here), "the setting decides"
 
