@@ -18,7 +18,7 @@ from resource_manager.manager.cluster_file.sign_on import LOOPBACK_NAMES
 from resource_manager.rest import tokens
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.sessions import SessionStore
-from resource_manager.rest.tokens import Role, Token, TokenStore
+from resource_manager.rest.tokens import USE_EVERY_S, Role, Token, TokenStore
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +28,6 @@ CSRF_FIELD = "csrf_token"
 CSRF_LIFE_S = 12 * 3600
 TOKEN_CACHE_S = 2.0
 """Longest time that a revoked token still works; saves a read of the token store for each request."""
-
-USE_EVERY_S = 600.0
-"""Time between two notes of a token's use, so that few calls write."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 PREFIX = "gpm"
 MAX_TEAMS = 50
 
+USE_EVERY_S = 600.0
+"""Time between two notes of a token's use, so that few calls write."""
+
 
 class Role(IntEnum):
     """Role of a caller; each includes the rights of those before it, but `AGENT`, which reports only."""

@@ -204,7 +204,7 @@ def test_servers_without_a_report_are_a_line_each_and_the_others_are_printed(
     first, second, third = done.stderr.splitlines()
     assert "gave no report: the GPU library crashed the probe: Segmentation fault" in first
     assert "gave no report: nvmlInit_v2 of NVML: Driver/library version mismatch" in second
-    assert f"server {stranger} does not answer by ssh" in third
+    assert f"server {stranger} does not answer by ssh: [Errno 111] Connection refused" in third
 
 
 @pytest.mark.e2e

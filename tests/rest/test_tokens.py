@@ -66,10 +66,10 @@ def test_the_last_use_is_noted_once_in_a_while(store: TokenStore) -> None:
     first = clock.now
     for _ in range(3):
         service.identify(bearer(used))
-        clock.now += auth.USE_EVERY_S / 4
+        clock.now += tokens.USE_EVERY_S / 4
     used_id, unused_id = used.split("_")[1], unused.split("_")[1]
     assert store.last_uses() == {used_id: first}
-    clock.now += auth.USE_EVERY_S
+    clock.now += tokens.USE_EVERY_S
     service.identify(bearer(used))
     assert store.last_uses() == {used_id: clock.now}
     assert set(store.read()) == {used_id, unused_id}

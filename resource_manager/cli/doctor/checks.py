@@ -35,8 +35,8 @@ NEXT_STEPS = (
 )
 """Parts of the reason why a server did not answer, and what to do about it."""
 
-SILENT_S = 120.0
-"""Time without a report after which a server is no more than slow, or its agent's token lately used."""
+LAST_REPORT_S = 60.0
+"""Time after a server's last report for which a use of its token may have been that report."""
 
 LOOK_AGAIN = "see docs/gpus.md, then ask again"
 
@@ -72,14 +72,14 @@ def of_cluster(summary: Mapping[str, Any], notices: Sequence[str]) -> list[Findi
     return [Finding(True, f"{has}, {counted(summary['leases'], 'lease')}")]
 
 
-def of_server(server: Mapping[str, Any], use: Mapping[str, Any]) -> list[Finding]:
+def of_server(server: Mapping[str, Any], use: Mapping[str, Any], now: float) -> list[Finding]:
     """Return the faults of a server, from its row of the summary and its last report."""
     name = server["server_name"]
     found = []
     if server["silent_since"] is not None:
-        age = "" if use["age_s"] is None else f" for {duration(use['age_s'])}"
+        age = duration(max(now - server["silent_since"], 0.0))
         found.append(
-            f"its agent has been silent{age}: on it, systemctl status gpu-manager-agent, or start "
+            f"its agent has been silent for {age}: on it, systemctl status gpu-manager-agent, or start "
             f"gpu-manager agent --server {name}"
         )
     if use["error"]:
@@ -101,14 +101,21 @@ def of_server(server: Mapping[str, Any], use: Mapping[str, Any]) -> list[Finding
 
 
 def of_agent_tokens(
-    tokens: Iterable[Token], last_uses: Mapping[str, float], ages: Mapping[str, float | None], now: float
+    tokens: Iterable[Token], last_uses: Mapping[str, float], reported_at: Mapping[str, float], now: float
 ) -> list[Finding]:
-    """Return the tokens of servers that somebody uses while no report of the server comes, by its age."""
+    """Return the tokens of servers that are in use after the last report of their server, if it ever came.
+
+    `last_uses` are the noted times by token id, `reported_at` those of the last reports by server.
+    """
+    from resource_manager.rest.tokens import USE_EVERY_S
+
     found = []
-    for token in tokens:
-        age = ages.get(token.server)
-        is_used = now - last_uses.get(token.token_id, float("-inf")) < SILENT_S
-        if token.server in ages and is_used and (age is None or age > SILENT_S):
+    for token in filter(lambda token: token.server, tokens):
+        used_at = last_uses.get(token.token_id, 0.0)
+        if (
+            now - used_at < USE_EVERY_S + LAST_REPORT_S
+            and used_at - reported_at.get(token.server, 0.0) > LAST_REPORT_S
+        ):
             found.append(
                 f"{token.server}: its agent's token is in use, but no report of it comes: another server "
                 f"sends with it: gpu-manager agent install {token.server} --service URL gives it a new one"

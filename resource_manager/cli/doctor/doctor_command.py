@@ -84,7 +84,7 @@ def _findings(
         yield from (("cluster", finding) for finding in _of_cluster(target, manager))
         yield from (("servers", finding) for finding in _of_servers(manager, by_ssh, login))
         if not target.url:
-            yield from (("servers", finding) for finding in _of_tokens(target, manager))
+            yield from (("servers", finding) for finding in _of_tokens(target))
     except (ResourceManagerError, OSError) as error:
         shown = redact(target.url or target.settings().store)
         yield "store", checks.of_store_out_of_reach(str(error), shown, is_service=bool(target.url))
@@ -113,7 +113,8 @@ def _of_servers(manager: LeaseService, by_ssh: bool, login: Login) -> Iterator[F
 
     uses = {use["server_id"]: use for use in manager.gpus()}
     rows = manager.servers()
-    faults = [fault for row in rows for fault in checks.of_server(row, uses[row["server_id"]])]
+    now = time.time()
+    faults = [fault for row in rows for fault in checks.of_server(row, uses[row["server_id"]], now)]
     if rows:
         agents = sum(uses[row["server_id"]]["agent_version"] is not None for row in rows)
         yield from faults or [checks.all_open(len(rows), agents)]
@@ -131,13 +132,16 @@ def _of_servers(manager: LeaseService, by_ssh: bool, login: Login) -> Iterator[F
             yield checks.of_walls(detail["server_name"], missing)
 
 
-def _of_tokens(target: Target, manager: LeaseService) -> list[Finding]:
+def _of_tokens(target: Target) -> list[Finding]:
     from resource_manager.cli.doctor.checks import of_agent_tokens
     from resource_manager.cli.token_commands import token_store
+    from resource_manager.fleet.records import records_of
 
-    store = token_store(target, None)
-    ages = {use["server_name"]: use["age_s"] for use in manager.gpus()}
-    return of_agent_tokens(store.read().values(), store.last_uses(), ages, time.time())
+    store, tokens = target.on_store().store, token_store(target, None)
+    known = tokens.read().values()
+    records = records_of(store, {token.server for token in known if token.server})
+    reported_at = {server: record.received_at for server, record in records.items()}
+    return of_agent_tokens(known, tokens.last_uses(), reported_at, time.time())
 
 
 def _of_machine() -> Finding:

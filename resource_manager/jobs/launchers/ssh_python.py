@@ -401,4 +401,7 @@ class SSHPython:
 
 
 def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    # Refused and without a route are both "Unable to connect" to paramiko, which keeps the reason by address.
+    by_address = getattr(error, "errors", None)
+    first = next(iter(by_address.values()), error) if isinstance(by_address, dict) else error
+    return str(first) or type(first).__name__

@@ -38,8 +38,8 @@ def test_a_healthy_stack_has_no_fault() -> None:
     summary = {"servers": [{"total_gpus": 8}], "total_servers": 1, "leases": 1}
     [cluster] = checks.of_cluster(summary, [])
     assert (cluster.ok, cluster.text) == (True, "1 server, 8 GPUs, 1 lease")
-    assert checks.of_server(server(), use()) == []
-    assert checks.of_server(server(), use(age_s=None, agent_version=None)) == []
+    assert checks.of_server(server(), use(), 100.0) == []
+    assert checks.of_server(server(), use(age_s=None, agent_version=None), 100.0) == []
     assert checks.of_disk("/jobs", checks.LEAST_FREE_BYTES).ok
     assert faults(checks.of_airflow(HEALTHY)) == []
     assert faults(checks.of_airflow({**HEALTHY, "plugins": None})) == [], "this user may not see the plugins"
@@ -49,8 +49,8 @@ def test_a_healthy_stack_has_no_fault() -> None:
     ("row", "report", "words"),
     [
         (
-            {"silent_since": 1.0},
-            {"age_s": 95.0},
+            {"silent_since": 5.0},
+            {"age_s": None, "agent_version": None},
             ["silent for 95 s", "systemctl status gpu-manager-agent", "gpu-manager agent --server "],
         ),
         ({}, {"error": "no NVML"}, ["reports no GPUs: no NVML", "docs/gpus.md"]),
@@ -64,7 +64,7 @@ def test_a_healthy_stack_has_no_fault() -> None:
     ],
 )
 def test_a_fault_of_a_server(row: dict[str, Any], report: dict[str, Any], words: list[str]) -> None:
-    [fault] = faults(checks.of_server(server(**row), use(**report)))
+    [fault] = faults(checks.of_server(server(**row), use(**report), 100.0))
     assert [word for word in ["gpu-a: ", *words] if word not in fault] == []
 
 
@@ -117,11 +117,15 @@ def test_a_full_disk_and_a_cluster_that_is_not_as_its_file() -> None:
 def test_another_servers_token_and_a_copied_instance_id_are_found() -> None:
     of_agent = Token("1", "agent of gpu-a", "agent", "", 0.0, server="gpu-a")
     tokens = [of_agent, Token("2", "olga", "operator", "", 0.0)]
-    silent, well = {"gpu-a": None}, {"gpu-a": 3.0}
-    [text] = faults(checks.of_agent_tokens(tokens, {"1": 995.0, "2": 995.0}, silent, 1000.0))
-    assert text.startswith("gpu-a: its agent's token is in use, but no report of it comes: another server")
-    assert checks.of_agent_tokens(tokens, {"1": 995.0}, well, 1000.0) == []
-    assert checks.of_agent_tokens(tokens, {"1": 5.0}, silent, 1000.0) == [], "nobody uses it"
+    for reported_at in ({}, {"gpu-a": 500.0}):
+        [text] = faults(checks.of_agent_tokens(tokens, {"1": 995.0, "2": 995.0}, reported_at, 1000.0))
+        assert text.startswith(
+            "gpu-a: its agent's token is in use, but no report of it comes: another server"
+        )
+    assert checks.of_agent_tokens(tokens, {"1": 995.0}, {"gpu-a": 997.0}, 1000.0) == []
+    last = {"gpu-a": 960.0}
+    assert checks.of_agent_tokens(tokens, {"1": 960.0}, last, 1000.0) == [], "an agent that has just ended"
+    assert checks.of_agent_tokens(tokens, {"1": 5.0}, {}, 1000.0) == [], "nobody uses it"
     [text] = faults(checks.of_instance("k7wd", [TaskIdentity("k7wd", "d", "r", "t")]))
     assert text.startswith("1 lease with its instance id k7wd of no task of it, such as d.t: another Airflow")
     assert checks.of_instance("k7wd", []) == []
