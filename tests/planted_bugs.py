@@ -529,8 +529,8 @@ BUGS += [
     *of_python(
         "scheduling/placement/avoidance",
         ("tests/scheduling/placement/test_avoidance.py",),
-        ("if not found or not could_ever_take(cluster, request, without=found):", "if True:"),
-        ("if not found or not could_ever_take(cluster, request, without=found):", "if not found:"),
+        (" or could_ever_take(cluster, request, without=found):", ":"),
+        ("if not found or has_stored_job", "if True or has_stored_job"),
     ),
     *of_python(
         "scheduling/allocator",
@@ -639,7 +639,7 @@ BUGS += [
         ('policy == "noeviction",', "True,"),
         ('if found.get("aof_enabled") == "0":', "if False:"),
     ),
-    *of_python("rest/routes", ("tests/rest/test_health.py",), ("    service.watch.check()\n", "")),
+    *of_python("rest/api/about", ("tests/rest/test_health.py",), ("    service.watch.check()\n", "")),
     *of_python(
         "manager/administration",
         OF_REPEATED,

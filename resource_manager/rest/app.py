@@ -15,7 +15,7 @@ from resource_manager.manager.commit.asking import Asking
 from resource_manager.manager.plurals import counted, numbered_gpus
 from resource_manager.manager.serializers import deadline_in_words, interval_in_words, usage_in_words
 from resource_manager.manager.wording import by_whom, describe
-from resource_manager.rest import problems, routes
+from resource_manager.rest import api, problems
 from resource_manager.rest.console import cells, pages
 from resource_manager.rest.limits import MAX_BODY_BYTES
 from resource_manager.rest.observability.tracing import request_span
@@ -73,7 +73,7 @@ def create_blueprint() -> flask.Blueprint:
     blueprint = flask.Blueprint(
         "gpu", "resource_manager.rest.console", template_folder="templates", static_folder="static"
     )
-    routes.routes.register(blueprint)
+    api.routes.register(blueprint)
     pages.routes.register(blueprint)
     return blueprint
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from resource_manager.rest import routes
+from resource_manager.rest import api
 from resource_manager.rest.console import pages
 from resource_manager.rest.tokens import Role
 from resource_manager.storage.airflow_variable.store import KEYS_KEPT
@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "service.md"
 
 def role_table() -> list[str]:
     rows = []
-    for route in [*routes.routes.all, *pages.routes.all]:
+    for route in [*api.routes.all, *pages.routes.all]:
         path = re.sub(r"<(?:int:)?(\w+)>", r"<id>", route.path)
         may = ["yes" if route.role is None else ""]
         may += ["yes" if route.role is None or role.includes(route.role) else "" for role in Role]

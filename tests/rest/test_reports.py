@@ -10,7 +10,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
-from resource_manager.rest import routes, tokens
+from resource_manager.rest import api, tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
 from resource_manager.rest.console import pages
@@ -19,7 +19,7 @@ from resource_manager.rest.tokens import Role, TokenError
 from tests.agent.reporting import as_text, gpu, report, server
 
 OWN = ("/api/reports", "/api/agent/jobs", "/api/agent/logs")
-OTHER_ROUTES = [route for route in (*routes.routes.all, *pages.routes.all) if route.path not in OWN]
+OTHER_ROUTES = [route for route in (*api.routes.all, *pages.routes.all) if route.path not in OWN]
 PROTECTED = [route for route in OTHER_ROUTES if route.role is not None]
 
 Reporting = Callable[..., FlaskClient]

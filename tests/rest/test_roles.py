@@ -10,14 +10,14 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
-from resource_manager.rest import auth, limits, routes
+from resource_manager.rest import api, auth, limits
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
 from resource_manager.rest.console import pages
 from resource_manager.rest.routing import Route
 from resource_manager.rest.tokens import Role, create
 
-ALL = [*routes.routes.all, *pages.routes.all]
+ALL = [*api.routes.all, *pages.routes.all]
 HEALTH = ("/livez", "/readyz", "/healthz")
 SIGN_ON = {("GET", "/sign-on"), ("GET", "/signed-on"), ("POST", "/api/login"), ("POST", "/api/login/token")}
 OPEN_TO_STRANGERS = {*(("GET", path) for path in HEALTH), ("GET", "/login"), ("POST", "/login"), *SIGN_ON}

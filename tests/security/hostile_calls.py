@@ -12,8 +12,8 @@ from urllib.parse import quote, urlencode
 
 from pydantic import BaseModel
 
+from resource_manager.rest.api import routes
 from resource_manager.rest.console import pages
-from resource_manager.rest.routes import routes
 from resource_manager.rest.routing import Route
 from tests.security import hostile
 

@@ -20,8 +20,7 @@ from resource_manager.manager.report import ReportQuery
 from resource_manager.manager.results import QueueEntry
 from resource_manager.manager.serializers import coming_in_words, gpus_coming
 from resource_manager.manager.slurm_jobs import is_live
-from resource_manager.rest import auth
-from resource_manager.rest import routes as rest
+from resource_manager.rest import api, auth
 from resource_manager.rest.auth import Identity, TokenAuthenticator
 from resource_manager.rest.console import (
     alerts,
@@ -304,7 +303,7 @@ def what_if(service: Service, caller: Identity) -> Any:
 
 @routes.add("POST", "/act/hold", Role.USER, "Take GPUs for a time, or wait for them", page=True)
 def act_hold(service: Service, caller: Identity) -> Any:
-    done = rest.submit(service, caller, demand_form.held_for(flask.request.form, caller))
+    done = api.leases.submit(service, caller, demand_form.held_for(flask.request.form, caller))
     name = answer_words.name_in_words(done)
     flask.flash(f"{name} waits: {done['reason']}." if done["state"] == "WAITING" else f"{name} is yours.")
     return flask.redirect(flask.url_for("gpu.page_lease", id=done["task_id"]), 303)
@@ -314,8 +313,8 @@ def act_hold(service: Service, caller: Identity) -> Any:
     "GET", "/docs", Role.READER, "Documentation of the REST interface, with forms to call it", page=True
 )
 def docs(service: Service, caller: Identity) -> Any:
-    described = document(rest.routes.all, service.manager.gpu_range(), flask.request.script_root)
-    roles = {(route.method.lower(), route.handler.__name__): route.role for route in rest.routes.all}
+    described = document(api.routes.all, service.manager.gpu_range(), flask.request.script_root)
+    roles = {(route.method.lower(), route.handler.__name__): route.role for route in api.routes.all}
     return _page("docs.html", service, caller, document=described, roles=roles, pretty=_pretty)
 
 
@@ -337,14 +336,14 @@ def events(service: Service, caller: Identity, query: EventsQuery) -> Any:
 @routes.add("POST", "/act/servers/<int:server_id>/drain", Role.OPERATOR, "Drain", page=True)
 def act_drain(service: Service, caller: Identity, server_id: int) -> Any:
     body = _form(DrainBody)
-    rest.drain(service, caller, body, server_id)
+    api.servers.drain(service, caller, body, server_id)
     return _back_from(server_id, body.gpu, "takes no new leases")
 
 
 @routes.add("POST", "/act/servers/<int:server_id>/resume", Role.OPERATOR, "Resume", page=True)
 def act_resume(service: Service, caller: Identity, server_id: int) -> Any:
     body = _form(ResumeBody)
-    rest.resume(service, caller, body, server_id)
+    api.servers.resume(service, caller, body, server_id)
     return _back_from(server_id, body.gpu, "takes leases again")
 
 
@@ -363,7 +362,7 @@ def act_release(service: Service, caller: Identity) -> Any:
         task_id=form.task_id, fencing_token=form.fencing_token, outcome="released in the console"
     )
     name = _name(service, form)
-    rest.release(service, caller, body)
+    api.leases.release(service, caller, body)
     return _back("gpu.page_leases", f"{name} is released.")
 
 
@@ -380,7 +379,9 @@ def act_stop(service: Service, caller: Identity) -> Any:
 @routes.add("POST", "/act/preempt", Role.OPERATOR, "Preempt a lease for who waits for it", page=True)
 def act_preempt(service: Service, caller: Identity) -> Any:
     form = _form(TaskForm)
-    done = rest.preempt(service, caller, PreemptBody(task_id=form.task_id, fencing_token=form.fencing_token))
+    done = api.leases.preempt(
+        service, caller, PreemptBody(task_id=form.task_id, fencing_token=form.fencing_token)
+    )
     grace = answer_words.duration(done["preempt_grace_s"])
     name = answer_words.name_in_words(done)
     flask.flash(f"{name} is {done['reason']}: its job has {grace} to save what it did.")
@@ -392,7 +393,7 @@ def act_cancel(service: Service, caller: Identity) -> Any:
     form = _form(TaskForm)
     name = _name(service, form)
     _end_task(service, caller, form)
-    rest.cancel(service, caller, CancelBody(task_id=form.task_id, sequence=form.sequence))
+    api.leases.cancel(service, caller, CancelBody(task_id=form.task_id, sequence=form.sequence))
     return _back("gpu.page_queue", f"{name} is no longer in the queue.")
 
 

@@ -9,11 +9,11 @@ import flask
 from pydantic import Field
 
 from resource_manager.rest.answers import CallerAnswer, DeviceAnswer, Done, LogInAnswer
+from resource_manager.rest.api import routes
 from resource_manager.rest.auth import Identity, TokenAuthenticator
 from resource_manager.rest.console.pages import routes as pages
 from resource_manager.rest.limits import network_of
 from resource_manager.rest.problems import ProblemError
-from resource_manager.rest.routes import routes
 from resource_manager.rest.schemas import Body
 from resource_manager.rest.service import Service
 from resource_manager.rest.sign_on.log_in import LOG_IN_S, SignOnDesk

@@ -1,0 +1,297 @@
+"""Operations on leases and requests."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import flask
+
+from resource_manager.core.changes import JobEnd, ReleaseResult
+from resource_manager.core.models import JobPlace, Lease
+from resource_manager.core.name_lookup import find
+from resource_manager.errors import (
+    NO_LEASE,
+    LeaseNotFoundError,
+)
+from resource_manager.manager.refusal_wording import Refusal
+from resource_manager.manager.results import (
+    Allocation,
+    Renewal,
+    Submission,
+)
+from resource_manager.rest.answers import (
+    AnnounceAnswer,
+    BatchAnswer,
+    Done,
+    ReleaseAnswer,
+    RenewBatchAnswer,
+    WithdrawAnswer,
+)
+from resource_manager.rest.api.operations import routes
+from resource_manager.rest.auth import Identity
+from resource_manager.rest.ownership import not_released, owned, owner_required, require_run_jobs
+from resource_manager.rest.problems import ProblemError, from_refusal
+from resource_manager.rest.schemas import (
+    AllocateBody,
+    AnnounceBody,
+    BatchBody,
+    CancelBody,
+    PlaceBody,
+    PreemptBody,
+    ReleaseBody,
+    RenewBatchBody,
+    RenewBody,
+    SubmitBody,
+    WithdrawBody,
+)
+from resource_manager.rest.service import Service
+from resource_manager.rest.tokens import Role
+from resource_manager.storage.once import Once
+
+
+@routes.add(
+    "POST",
+    "/api/allocate",
+    Role.USER,
+    "Grant GPUs now, or answer 503",
+    body=AllocateBody,
+    tags=("leases",),
+)
+def allocate(service: Service, caller: Identity, body: AllocateBody, once: Once | None = None) -> Allocation:
+    result = service.manager.try_allocate(owned(service, body, caller), once=once)
+    if isinstance(result, Refusal):
+        service.metrics.refusals.labels(result.kind).inc()
+        raise from_refusal(result)
+    return result
+
+
+@routes.add(
+    "POST",
+    "/api/allocate/batch",
+    Role.USER,
+    "Grant several requests, each on its own; each counts for the limit of calls",
+    body=BatchBody,
+    tags=("leases",),
+)
+def allocate_batch(
+    service: Service, caller: Identity, body: BatchBody, once: Once | None = None
+) -> BatchAnswer:
+    if len(body.requests) > 1:
+        service.limits.count(flask.g.counted_as, len(body.requests) - 1)
+    requests = [owned(service, item, caller) for item in body.requests]
+    results: list[Any] = []
+    refusals: list[Any] = []
+    for result in service.manager.try_allocate_batch(requests, once=once):
+        if isinstance(result, Refusal):
+            service.metrics.refusals.labels(result.kind).inc()
+            results.append(None)
+            refusals.append({"kind": str(result.kind), "detail": result.detail})
+        else:
+            results.append(result)
+            refusals.append(None)
+    return {"results": results, "refusals": refusals}
+
+
+@routes.add(
+    "POST",
+    "/api/submit",
+    Role.USER,
+    "Grant GPUs now, or queue the request",
+    body=SubmitBody,
+    tags=("queue",),
+)
+def submit(service: Service, caller: Identity, body: SubmitBody, once: Once | None = None) -> Submission:
+    if body.job is not None:
+        require_run_jobs(caller)
+    return service.manager.submit(owned(service, body, caller), job=body.job, once=once)
+
+
+@routes.add(
+    "POST",
+    "/api/announce",
+    Role.USER,
+    "Announce a demand that a task will make; it holds nothing",
+    body=AnnounceBody,
+    tags=("queue",),
+)
+def announce(
+    service: Service, caller: Identity, body: AnnounceBody, once: Once | None = None
+) -> AnnounceAnswer:
+    demand = owned(service, body, caller)
+    return {"announced": service.manager.announce(demand, after=body.after, copies=body.copies)}
+
+
+@routes.add(
+    "POST",
+    "/api/withdraw",
+    Role.USER,
+    "Withdraw announced demands; of another owner as operator only",
+    body=WithdrawBody,
+    tags=("queue",),
+)
+def withdraw(
+    service: Service, caller: Identity, body: WithdrawBody, once: Once | None = None
+) -> WithdrawAnswer:
+    owner = owner_required(caller)
+    return {
+        "withdrawn": service.manager.withdraw(body.task_ids, run=body.run, owner=owner, reason=body.reason)
+    }
+
+
+@routes.add(
+    "POST",
+    "/api/release",
+    Role.USER,
+    "End a lease; of another owner as operator only",
+    body=ReleaseBody,
+    failures=(404, 409),
+    tags=("leases",),
+)
+def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | None = None) -> ReleaseAnswer:
+    owner, outcome = owner_required(caller), body.outcome
+    lease_id, token = _meant(service, body.task_id, body.fencing_token, pending=False, exact=body.exact)
+    once = _needed(once, body.fencing_token)
+    if body.job_end is JobEnd.GONE and not caller.is_operator:
+        raise ProblemError(403, "job_end gone is an operator's word that nothing runs there any more")
+    if body.ranks is None or body.fencing_token is None:
+        result = service.manager.release(
+            lease_id,
+            fencing_token=token,
+            owner=owner,
+            outcome=outcome,
+            job_end=body.job_end,
+            reason=body.reason,
+            failed_nodes=body.failed_nodes,
+            once=once,
+        )
+    else:
+        result = service.manager.release_members(
+            body.task_id,
+            body.ranks,
+            fencing_token=body.fencing_token,
+            owner=owner,
+            outcome=outcome,
+            job_end=body.job_end,
+            once=once,
+        )
+    if result not in (ReleaseResult.RELEASED, ReleaseResult.QUARANTINED):
+        raise not_released(service, caller, lease_id, token)
+    quarantined = result is ReleaseResult.QUARANTINED
+    return {"success": True, "task_id": lease_id, "quarantined": quarantined}
+
+
+@routes.add(
+    "POST",
+    "/api/place",
+    Role.USER,
+    "Store where the jobs of a lease are about to start",
+    body=PlaceBody,
+    failures=(404,),
+    tags=("leases",),
+)
+def place(service: Service, caller: Identity, body: PlaceBody, once: Once | None = None) -> Allocation:
+    places = [JobPlace(**place.model_dump()) for place in body.places]
+    return service.manager.place_job(
+        body.task_id, places, fencing_token=body.fencing_token, owner=owner_required(caller)
+    )
+
+
+@routes.add(
+    "POST",
+    "/api/renew",
+    Role.USER,
+    "Renew a lease: its TTL starts again now",
+    body=RenewBody,
+    failures=(404, 409),
+    tags=("leases",),
+)
+def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None = None) -> Allocation:
+    lease_id, token = _meant(service, body.task_id, body.fencing_token, pending=False, exact=body.exact)
+    return service.manager.renew(
+        lease_id,
+        fencing_token=token,
+        owner=owner_required(caller),
+        checkpoint_at=body.checkpoint_at,
+        for_s=body.for_s,
+        once=_needed(once, body.fencing_token),
+    )
+
+
+@routes.add(
+    "POST",
+    "/api/renew/batch",
+    Role.USER,
+    "Renew several leases in one commit; each counts for the limit of calls",
+    body=RenewBatchBody,
+    tags=("leases",),
+)
+def renew_all(
+    service: Service, caller: Identity, body: RenewBatchBody, once: Once | None = None
+) -> RenewBatchAnswer:
+    if len(body.renewals) > 1:
+        service.limits.count(flask.g.counted_as, len(body.renewals) - 1)
+    renewals = [cast("Renewal", each.model_dump()) for each in body.renewals]
+    return {"renewed": service.manager.renew_all(renewals, owner=owner_required(caller))}
+
+
+@routes.add(
+    "POST",
+    "/api/preempt",
+    Role.OPERATOR,
+    "Preempt a lease for a pending request: its job has its grace to save what it did, then waits again",
+    body=PreemptBody,
+    failures=(404, 409),
+    tags=("leases",),
+)
+def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | None = None) -> Allocation:
+    lease_id, token = _meant(service, body.task_id, body.fencing_token, pending=False, exact=body.exact)
+    is_exact = body.exact or not body.preemptor
+    preemptor = _meant(service, body.preemptor, None, pending=True, exact=is_exact)[0]
+    return service.manager.preempt(
+        lease_id, preemptor=preemptor, fencing_token=token, dry_run=body.dry_run, once=once
+    )
+
+
+@routes.add(
+    "POST",
+    "/api/cancel",
+    Role.USER,
+    "Remove a pending request from the queue",
+    body=CancelBody,
+    failures=(404, 409),
+    tags=("queue",),
+)
+def cancel(service: Service, caller: Identity, body: CancelBody, once: Once | None = None) -> Done:
+    lease_id, sequence = _meant(service, body.task_id, body.sequence, pending=True, exact=body.exact)
+    is_cancelled = service.manager.cancel(
+        lease_id,
+        owner=owner_required(caller),
+        sequence=sequence,
+        reason=body.reason,
+        once=once,
+    )
+    if not is_cancelled:
+        raise ProblemError(404, f"task {body.task_id!r} has no pending request", kind=NO_LEASE)
+    return {"success": True, "task_id": lease_id}
+
+
+def _meant(
+    service: Service, name: str, number: int | None, *, pending: bool, exact: bool
+) -> tuple[str, int | None]:
+    """Return the full lease id of that name, with the fencing token of a lease or the sequence in the queue.
+
+    `number` is the caller's own, with which the name is a full id, and so it is where nothing has that name:
+    what is repeated may be over.
+    """
+    if exact or number is not None:
+        return name, number
+    try:
+        entry = service.manager.read(lambda cluster, now: find(cluster, name, pending=pending))
+    except LeaseNotFoundError:
+        return name, None
+    return entry.lease_id, entry.fencing_token if isinstance(entry, Lease) else entry.sequence
+
+
+def _needed(once: Once | None, fencing_token: int | None) -> Once | None:
+    """Return the idempotency key unless a fencing token is given, with which no repeat acts twice."""
+    return once if fencing_token is None else None

@@ -1,0 +1,292 @@
+"""What callers read: servers, leases, the queue and the history."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import flask
+
+from resource_manager.errors import (
+    NO_LEASE,
+)
+from resource_manager.fleet.server_use import use_of
+from resource_manager.manager.report import Report, ReportQuery
+from resource_manager.manager.results import (
+    Allocation,
+    ComingDemand,
+    EstimatesView,
+    Explanation,
+    QueueEntry,
+    SlurmJob,
+    Submission,
+    Summary,
+)
+from resource_manager.manager.use_results import ServerUse
+from resource_manager.manager.wording import matches
+from resource_manager.rest.answers import (
+    Change,
+    Done,
+    Page,
+    SnapshotAnswer,
+    Trend,
+)
+from resource_manager.rest.api.operations import routes
+from resource_manager.rest.auth import Identity
+from resource_manager.rest.problems import ProblemError
+from resource_manager.rest.schemas import (
+    ChangesQuery,
+    ExplainQuery,
+    GpusQuery,
+    HistoryQuery,
+    NameQuery,
+    PageQuery,
+    SlurmBody,
+    StatusQuery,
+    TaskQuery,
+    UsageHistoryQuery,
+)
+from resource_manager.rest.service import Service
+from resource_manager.rest.tokens import Role
+from resource_manager.storage.once import Once
+
+
+@routes.add(
+    "GET",
+    "/api/gpus",
+    Role.READER,
+    "Use of every GPU as last reported, by server, with its leases",
+    query=GpusQuery,
+    tags=("servers",),
+)
+def gpus(service: Service, caller: Identity, query: GpusQuery) -> Page[ServerUse]:
+    if query.servers:
+        return {"items": use_of(service.manager, query.servers), "next": None}
+    names = service.watch.read(lambda cluster, now: [state.name for state in cluster.nodes])
+    end = query.after + query.limit
+    page = use_of(service.manager, names[query.after : end])
+    return {"items": page, "next": end if end < len(names) else None}
+
+
+@routes.add(
+    "GET",
+    "/api/status",
+    Role.READER,
+    "Free and allocated capacity of every server",
+    query=StatusQuery,
+    tags=("servers",),
+)
+def status(service: Service, caller: Identity, query: StatusQuery) -> Summary:
+    summary = service.manager.summary()
+    if query.limit is not None or query.after:
+        servers = summary["servers"]
+        end = len(servers) if query.limit is None else query.after + query.limit
+        summary["servers"] = servers[query.after : end]
+        summary["next"] = end if end < len(servers) else None
+    return summary
+
+
+@routes.add(
+    "GET",
+    "/api/leases",
+    Role.READER,
+    "Live leases, oldest first",
+    query=PageQuery,
+    tags=("leases",),
+)
+def leases(service: Service, caller: Identity, query: PageQuery) -> Page[Allocation]:
+    later = [lease for lease in service.manager.leases() if lease["fencing_token"] > query.after]
+    page = later[: query.limit]
+    return {"items": page, "next": page[-1]["fencing_token"] if len(later) > len(page) else None}
+
+
+@routes.add(
+    "GET",
+    "/api/leases/changes",
+    Role.READER,
+    "Leases and requests that changed since a version, once some have: the request is held until then",
+    query=ChangesQuery,
+    tags=("leases",),
+)
+def lease_changes(service: Service, caller: Identity, query: ChangesQuery) -> Any:
+    def is_due() -> bool:
+        return service.watch.has_changed_leases(query.after)
+
+    if service.held.hold(flask.g.counted_as, is_due, query.timeout_s):
+        return flask.Response(status=204)  # nobody gets it: this request is carried out again
+    return service.manager.lease_changes(query.after, prefix=query.prefix)
+
+
+@routes.add(
+    "GET",
+    "/api/leases/preempting",
+    Role.READER,
+    "Leases that are being preempted",
+    tags=("leases",),
+)
+def preempting(service: Service, caller: Identity) -> Page[Allocation]:
+    return {"items": service.manager.preempting(), "next": None}
+
+
+@routes.add(
+    "GET",
+    "/api/slurm",
+    Role.READER,
+    "Jobs that Slurm placed, the latest submitted first",
+    tags=("leases",),
+)
+def slurm_jobs(service: Service, caller: Identity) -> Page[SlurmJob]:
+    return {"items": service.manager.slurm_jobs(), "next": None}
+
+
+@routes.add(
+    "POST",
+    "/api/slurm",
+    Role.USER,
+    "Replace what is known of the jobs of a cluster of Slurm",
+    body=SlurmBody,
+    tags=("leases",),
+)
+def keep_slurm_jobs(service: Service, caller: Identity, body: SlurmBody, once: Once | None = None) -> Done:
+    service.manager.keep_slurm_jobs(body.cluster, body.jobs)
+    return {"success": True}
+
+
+@routes.add(
+    "GET",
+    "/api/task",
+    Role.READER,
+    "Lease or pending request of a task",
+    query=TaskQuery,
+    failures=(404, 409),
+    tags=("leases",),
+)
+def task(service: Service, caller: Identity, query: TaskQuery) -> Submission:
+    if not query.exact:
+        return service.manager.named(query.task_id, pending=query.pending, fencing_token=query.fencing_token)
+    found = service.manager.status_of(query.task_id)
+    if found is None:
+        raise ProblemError(
+            404, f"task {query.task_id!r} has neither a lease nor a pending request", kind=NO_LEASE
+        )
+    return found
+
+
+@routes.add(
+    "GET",
+    "/api/queue",
+    Role.READER,
+    "Pending requests in queue order, with their estimated start",
+    query=PageQuery,
+    tags=("queue",),
+)
+def queue(service: Service, caller: Identity, query: PageQuery) -> Page[QueueEntry]:
+    entries = service.manager.queue()
+    end = query.after + query.limit
+    page = entries[query.after : end]
+    return {"items": page, "next": end if end < len(entries) else None, "total": len(entries)}
+
+
+@routes.add(
+    "GET",
+    "/api/coming",
+    Role.READER,
+    "Demands that tasks of running DAGs will make, the next first",
+    query=PageQuery,
+    tags=("queue",),
+)
+def coming(service: Service, caller: Identity, query: PageQuery) -> Page[ComingDemand]:
+    demands = service.manager.coming()
+    end = query.after + query.limit
+    return {
+        "items": demands[query.after : end],
+        "next": end if end < len(demands) else None,
+        "total": len(demands),
+    }
+
+
+@routes.add(
+    "GET",
+    "/api/history",
+    Role.READER,
+    "Changes in the history, oldest first",
+    query=HistoryQuery,
+    tags=("history",),
+)
+def history(service: Service, caller: Identity, query: HistoryQuery) -> Page[Change]:
+    page = service.manager.history(query.after, query.limit)
+    found = [change for change in page if matches(change, query.by, query.what)]
+    return {
+        "items": cast("list[Change]", found),
+        "next": page[-1]["version"] if len(page) == query.limit else None,
+    }
+
+
+@routes.add(
+    "GET",
+    "/api/snapshot",
+    Role.READER,
+    "The whole state, with which the history can be replayed",
+    tags=("history",),
+)
+def snapshot(service: Service, caller: Identity) -> SnapshotAnswer:
+    return {"snapshot": service.manager.snapshot()}
+
+
+@routes.add(
+    "GET",
+    "/api/explain",
+    Role.READER,
+    "Explain a request without making it: does it fit now, where, why not, and when",
+    query=ExplainQuery,
+    tags=("queue",),
+)
+def explain(service: Service, caller: Identity, query: ExplainQuery) -> Explanation:
+    return service.manager.explain(query)
+
+
+@routes.add(
+    "GET",
+    "/api/task/explain",
+    Role.READER,
+    "Explain why a pending request waits, and when it should start",
+    query=NameQuery,
+    failures=(404, 409),
+    tags=("queue",),
+)
+def explain_task(service: Service, caller: Identity, query: NameQuery) -> Explanation:
+    return service.manager.explain_named(query.name)
+
+
+@routes.add(
+    "GET",
+    "/api/trends",
+    Role.READER,
+    "Utilisation, queue and waits over the last hours",
+    query=UsageHistoryQuery,
+    tags=("history",),
+)
+def usage_history(service: Service, caller: Identity, query: UsageHistoryQuery) -> Trend:
+    return service.watch.usage_history(query.hours)
+
+
+@routes.add(
+    "GET",
+    "/api/report",
+    Role.READER,
+    "GPU-hours granted and what became of them, by team, user, DAG or GPU type",
+    query=ReportQuery,
+    tags=("history",),
+)
+def report(service: Service, caller: Identity, query: ReportQuery) -> Report:
+    return service.manager.report(query.by, query.since)
+
+
+@routes.add(
+    "GET",
+    "/api/estimates",
+    Role.READER,
+    "How often the estimated starts of pending requests came true",
+    tags=("history",),
+)
+def estimates(service: Service, caller: Identity) -> EstimatesView:
+    return service.manager.estimates()
