@@ -262,7 +262,7 @@ class JobBoard:
             self._manager.stored_jobs.ring(*(member["server_name"] for member in lease["members"]))
             return
         ended = [run for run in runs.values() if run is not None]
-        stopped = [run for run in ended if run["ended"]]
+        stopped = [run for run in ended if run["ended"] and run["state"] == "finished"]
         if any(run["ended_at"] is None or report.at < run["ended_at"] + STOPPED_S for run in stopped):
             return  # who stopped it is about to do so
         failed = [run for run in ended if run["refusal"] and run["state"] == "absent"]

@@ -232,6 +232,14 @@ def test_a_job_that_did_not_start_waits_again_elsewhere(fleet: Fleet) -> None:
     assert fleet.manager.stored_jobs.job("t") == JOB
 
 
+def test_a_job_that_is_known_to_have_ended_is_not_waited_for(fleet: Fleet) -> None:
+    fleet.report()
+    token = fleet.submit("t")["fencing_token"]
+    why = {"refusal": "AlreadyEndedError", "error": "it has ended already", "ended": True}
+    fleet.report(run(job_key("t", token), "absent", **why))
+    assert fleet.manager.leases() == [], "as after a restore of an older state"
+
+
 def test_a_job_that_did_not_start_waits_where_no_other_server_is(fleet: Fleet) -> None:
     fleet.report()
     token = fleet.submit("t")["fencing_token"]
