@@ -16,7 +16,12 @@ from resource_manager.manager.plurals import counted, numbered_gpus
 from resource_manager.manager.serializers import deadline_in_words, interval_in_words, usage_in_words
 from resource_manager.manager.wording import by_whom, describe
 from resource_manager.rest import api, problems
-from resource_manager.rest.console import cells, pages
+from resource_manager.rest.console import (  # noqa: F401 - actions and log_in add their routes
+    actions,
+    cells,
+    log_in,
+    pages,
+)
 from resource_manager.rest.limits import MAX_BODY_BYTES
 from resource_manager.rest.observability.tracing import request_span
 from resource_manager.rest.service import EXTENSION, Service

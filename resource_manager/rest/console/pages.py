@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import flask
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.name_lookup import contains, name_in
+from resource_manager.core.name_lookup import contains
 from resource_manager.errors import InvalidRequestError, ResourceManagerError, StoreError, Words
 from resource_manager.fleet.server_use import KeptReport, kept_reports, use_of
-from resource_manager.manager import answer_words
-from resource_manager.manager.demand_fields import LeaseId, Text
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.report import ReportQuery
 from resource_manager.manager.results import QueueEntry
 from resource_manager.manager.serializers import coming_in_words, gpus_coming
 from resource_manager.manager.slurm_jobs import is_live
 from resource_manager.rest import api, auth
-from resource_manager.rest.auth import Identity, TokenAuthenticator
+from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import (
     alerts,
     cells,
@@ -31,89 +29,29 @@ from resource_manager.rest.console import (
     timeline,
     use_page,
 )
+from resource_manager.rest.console.forms import (
+    PER_PAGE,
+    EventsQuery,
+    LeaseQuery,
+    ListQuery,
+    RowsQuery,
+    ServersQuery,
+    TimelineQuery,
+    UseQuery,
+)
 from resource_manager.rest.console.server_history import describe_change, health_history
 from resource_manager.rest.events import CLIENT_GONE, EventStream
-from resource_manager.rest.limits import network_of
 from resource_manager.rest.openapi import document
 from resource_manager.rest.problems import ProblemError, from_validation
 from resource_manager.rest.routing import Routes
-from resource_manager.rest.schemas import (
-    Body,
-    CancelBody,
-    DrainBody,
-    ExplainQuery,
-    PreemptBody,
-    ReleaseBody,
-    ResumeBody,
-)
+from resource_manager.rest.schemas import ExplainQuery
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 
 routes = Routes()
 
-PER_PAGE = 100
-
 FIRST = 5
 """Number of pending requests, and of maintenance windows, beside the servers."""
-
-
-class ServersQuery(Body):
-    """Filter of the servers to show."""
-
-    q: Text = ""
-    state: Literal["", "IDLE", "PARTIAL", "FULL", "ERROR", "DRAINED"] = ""
-    page: Annotated[int, Field(ge=1, le=10_000)] = 1
-    task: Annotated[str, Field(max_length=1000)] = ""
-
-
-class RowsQuery(Body):
-    """Ids of the servers whose rows are asked for."""
-
-    ids: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=2 * PER_PAGE)
-
-
-class ListQuery(Body):
-    """One page of the leases or the queue, filtered by a text, or only those of the caller."""
-
-    q: Annotated[str, Field(max_length=1000)] = ""
-    mine: bool = False
-    page: Annotated[int, Field(ge=1, le=10_000)] = 1
-
-
-class TimelineQuery(Body):
-    """Past hours to show, of servers whose name contains a text."""
-
-    hours: Annotated[float, Field(ge=0.1, le=168)] = 6
-    q: Text = ""
-    page: Annotated[int, Field(ge=1, le=10_000)] = 1
-
-
-class UseQuery(Body):
-    """Key to group by, and how many days back."""
-
-    by: Literal["team", "user", "dag", "gpu_type", "source"] = "team"
-    days: Annotated[float, Field(ge=0.01, le=3650)] = 7
-
-
-class EventsQuery(Body):
-    """Events after a version of the state."""
-
-    after: Annotated[int, Field(ge=0, le=2**53)] = 0
-
-
-class TaskForm(Body):
-    """Task that a button acts on."""
-
-    task_id: LeaseId
-    fencing_token: int | None = None
-    sequence: int | None = None
-    end_task: bool = False
-
-
-class LeaseQuery(Body):
-    """Lease or pending request to show."""
-
-    id: LeaseId
 
 
 @routes.add("GET", "/", Role.READER, "Servers", query=ServersQuery, page=True)
@@ -301,14 +239,6 @@ def what_if(service: Service, caller: Identity) -> Any:
     return _page("what_if.html", service, caller, given=shown, gpus=(min(least, 1), most), **answered)
 
 
-@routes.add("POST", "/act/hold", Role.USER, "Take GPUs for a time, or wait for them", page=True)
-def act_hold(service: Service, caller: Identity) -> Any:
-    done = api.leases.submit(service, caller, demand_form.held_for(flask.request.form, caller))
-    name = answer_words.name_in_words(done)
-    flask.flash(f"{name} waits: {done['reason']}." if done["state"] == "WAITING" else f"{name} is yours.")
-    return flask.redirect(flask.url_for("gpu.page_lease", id=done["task_id"]), 303)
-
-
 @routes.add(
     "GET", "/docs", Role.READER, "Documentation of the REST interface, with forms to call it", page=True
 )
@@ -331,116 +261,6 @@ def events(service: Service, caller: Identity, query: EventsQuery) -> Any:
     )
     response.headers["X-Accel-Buffering"] = "no"
     return response
-
-
-@routes.add("POST", "/act/servers/<int:server_id>/drain", Role.OPERATOR, "Drain", page=True)
-def act_drain(service: Service, caller: Identity, server_id: int) -> Any:
-    body = _form(DrainBody)
-    api.servers.drain(service, caller, body, server_id)
-    return _back_from(server_id, body.gpu, "takes no new leases")
-
-
-@routes.add("POST", "/act/servers/<int:server_id>/resume", Role.OPERATOR, "Resume", page=True)
-def act_resume(service: Service, caller: Identity, server_id: int) -> Any:
-    body = _form(ResumeBody)
-    api.servers.resume(service, caller, body, server_id)
-    return _back_from(server_id, body.gpu, "takes leases again")
-
-
-def _back_from(server_id: int, gpu: int | str | None, what: str) -> Any:
-    """Go back to where the button of a server, or of one of its GPUs, is."""
-    if gpu is None:
-        return _back("gpu.page_servers", f"Server {server_id} {what}.")
-    flask.flash(f"GPU {gpu} of server {server_id} {what}.")
-    return flask.redirect(flask.url_for("gpu.page_server", server_id=server_id), 303)
-
-
-@routes.add("POST", "/act/release", Role.USER, "Release", page=True)
-def act_release(service: Service, caller: Identity) -> Any:
-    form = _form(TaskForm)
-    body = ReleaseBody(
-        task_id=form.task_id, fencing_token=form.fencing_token, outcome="released in the console"
-    )
-    name = _name(service, form)
-    api.leases.release(service, caller, body)
-    return _back("gpu.page_leases", f"{name} is released.")
-
-
-@routes.add("POST", "/act/stop", Role.USER, "Stop the job of a lease and release it", page=True)
-def act_stop(service: Service, caller: Identity) -> Any:
-    form = _form(TaskForm)
-    if form.fencing_token is None:
-        raise ProblemError(400, "fencing_token is missing")
-    _end_task(service, caller, form)
-    flask.flash(lease_page.stop_job(service, caller, form.task_id, form.fencing_token))
-    return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
-
-
-@routes.add("POST", "/act/preempt", Role.OPERATOR, "Preempt a lease for who waits for it", page=True)
-def act_preempt(service: Service, caller: Identity) -> Any:
-    form = _form(TaskForm)
-    done = api.leases.preempt(
-        service, caller, PreemptBody(task_id=form.task_id, fencing_token=form.fencing_token)
-    )
-    grace = answer_words.duration(done["preempt_grace_s"])
-    name = answer_words.name_in_words(done)
-    flask.flash(f"{name} is {done['reason']}: its job has {grace} to save what it did.")
-    return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
-
-
-@routes.add("POST", "/act/cancel", Role.USER, "Cancel", page=True)
-def act_cancel(service: Service, caller: Identity) -> Any:
-    form = _form(TaskForm)
-    name = _name(service, form)
-    _end_task(service, caller, form)
-    api.leases.cancel(service, caller, CancelBody(task_id=form.task_id, sequence=form.sequence))
-    return _back("gpu.page_queue", f"{name} is no longer in the queue.")
-
-
-@routes.add("GET", "/login", None, "The page to log in", page=True)
-def login(service: Service, caller: Identity | None) -> Any:
-    csrf = auth.csrf_token(service.secret, caller) if caller else ""
-    return _login_page(service, caller, csrf=csrf)
-
-
-def _login_page(service: Service, caller: Identity | None, **values: Any) -> str:
-    provider = service.sign_on.settings() if service.sign_on else None
-    destination = flask.request.args.get("next", "")
-    return flask.render_template(
-        "login.html", service=service, caller=caller, sign_on=provider, next=destination, **values
-    )
-
-
-@routes.add("POST", "/login", None, "Log in with a token", page=True)
-def do_login(service: Service, caller: Identity | None) -> Any:
-    authenticator = service.authenticator
-    if not isinstance(authenticator, TokenAuthenticator):
-        raise ProblemError(404, "this service has no log-in of its own")
-    auth.refuse_other_pages(flask.request)
-    address = network_of(flask.request.remote_addr or "?")
-    text = flask.request.form.get("token", "").strip()
-    error = "Unknown token."
-    try:
-        token = authenticator.find(text, fresh=not service.limits.is_locked_out(address))
-    except auth.ExpiredTokenError as expired:
-        token, error = None, expired.detail
-    else:
-        if token is None:
-            service.limits.count_failure(address)
-    if token is None:
-        page = _login_page(service, None, error=error)
-        return flask.Response(page, status=401)
-    if token.server:
-        raise ProblemError(403, "an agent's token sends reports only: log in with another")
-    authenticator.begin_session(token)
-    return flask.redirect(flask.url_for("gpu.page_servers"), 303)
-
-
-@routes.add("POST", "/logout", Role.READER, "Log out", page=True)
-def logout(service: Service, caller: Identity) -> Any:
-    if isinstance(service.authenticator, TokenAuthenticator):
-        service.authenticator.end_session()
-    return flask.redirect(flask.url_for("gpu.page_login"), 303)
 
 
 def _last_reports(service: Service, servers: list[str]) -> dict[str, KeptReport]:
@@ -475,27 +295,6 @@ def _page(template: str, service: Service, caller: Identity, **values: Any) -> s
     return flask.render_template(
         template, service=service, caller=caller, csrf=auth.csrf_token(service.secret, caller), **values
     )
-
-
-def _form(model: type[Body]) -> Any:
-    fields = {key: value for key, value in flask.request.form.items() if key != auth.CSRF_FIELD}
-    return model.model_validate(fields)
-
-
-def _end_task(service: Service, caller: Identity, form: TaskForm) -> None:
-    if form.end_task:
-        numbers = {"fencing_token": form.fencing_token, "sequence": form.sequence}
-        lease_page.end_task(service, caller, form.task_id, **numbers)
-
-
-def _name(service: Service, form: TaskForm) -> str:
-    """Return the name of the lease or pending request that a button is about to end."""
-    return service.watch.read(lambda cluster, now: name_in(cluster, form.task_id))
-
-
-def _back(endpoint: str, message: str) -> flask.typing.ResponseReturnValue:
-    flask.flash(message)
-    return flask.redirect(flask.url_for(endpoint), 303)
 
 
 def _paged(rows: list[Any], page: int) -> tuple[list[Any], dict[str, int]]:

@@ -1,0 +1,119 @@
+"""What the buttons of the console do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flask
+
+from resource_manager.core.name_lookup import name_in
+from resource_manager.manager import answer_words
+from resource_manager.rest import api
+from resource_manager.rest.auth import Identity
+from resource_manager.rest.console import (
+    demand_form,
+    lease_page,
+)
+from resource_manager.rest.console.forms import (
+    TaskForm,
+    form_of,
+)
+from resource_manager.rest.console.pages import routes
+from resource_manager.rest.problems import ProblemError
+from resource_manager.rest.schemas import (
+    CancelBody,
+    DrainBody,
+    PreemptBody,
+    ReleaseBody,
+    ResumeBody,
+)
+from resource_manager.rest.service import Service
+from resource_manager.rest.tokens import Role
+
+
+@routes.add("POST", "/act/servers/<int:server_id>/drain", Role.OPERATOR, "Drain", page=True)
+def act_drain(service: Service, caller: Identity, server_id: int) -> Any:
+    body = form_of(DrainBody)
+    api.servers.drain(service, caller, body, server_id)
+    return _back_from(server_id, body.gpu, "takes no new leases")
+
+
+@routes.add("POST", "/act/servers/<int:server_id>/resume", Role.OPERATOR, "Resume", page=True)
+def act_resume(service: Service, caller: Identity, server_id: int) -> Any:
+    body = form_of(ResumeBody)
+    api.servers.resume(service, caller, body, server_id)
+    return _back_from(server_id, body.gpu, "takes leases again")
+
+
+def _back_from(server_id: int, gpu: int | str | None, what: str) -> Any:
+    """Go back to where the button of a server, or of one of its GPUs, is."""
+    if gpu is None:
+        return _back("gpu.page_servers", f"Server {server_id} {what}.")
+    flask.flash(f"GPU {gpu} of server {server_id} {what}.")
+    return flask.redirect(flask.url_for("gpu.page_server", server_id=server_id), 303)
+
+
+@routes.add("POST", "/act/release", Role.USER, "Release", page=True)
+def act_release(service: Service, caller: Identity) -> Any:
+    form = form_of(TaskForm)
+    body = ReleaseBody(
+        task_id=form.task_id, fencing_token=form.fencing_token, outcome="released in the console"
+    )
+    name = _name(service, form)
+    api.leases.release(service, caller, body)
+    return _back("gpu.page_leases", f"{name} is released.")
+
+
+@routes.add("POST", "/act/stop", Role.USER, "Stop the job of a lease and release it", page=True)
+def act_stop(service: Service, caller: Identity) -> Any:
+    form = form_of(TaskForm)
+    if form.fencing_token is None:
+        raise ProblemError(400, "fencing_token is missing")
+    _end_task(service, caller, form)
+    flask.flash(lease_page.stop_job(service, caller, form.task_id, form.fencing_token))
+    return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
+
+
+@routes.add("POST", "/act/preempt", Role.OPERATOR, "Preempt a lease for who waits for it", page=True)
+def act_preempt(service: Service, caller: Identity) -> Any:
+    form = form_of(TaskForm)
+    done = api.leases.preempt(
+        service, caller, PreemptBody(task_id=form.task_id, fencing_token=form.fencing_token)
+    )
+    grace = answer_words.duration(done["preempt_grace_s"])
+    name = answer_words.name_in_words(done)
+    flask.flash(f"{name} is {done['reason']}: its job has {grace} to save what it did.")
+    return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
+
+
+@routes.add("POST", "/act/cancel", Role.USER, "Cancel", page=True)
+def act_cancel(service: Service, caller: Identity) -> Any:
+    form = form_of(TaskForm)
+    name = _name(service, form)
+    _end_task(service, caller, form)
+    api.leases.cancel(service, caller, CancelBody(task_id=form.task_id, sequence=form.sequence))
+    return _back("gpu.page_queue", f"{name} is no longer in the queue.")
+
+
+def _end_task(service: Service, caller: Identity, form: TaskForm) -> None:
+    if form.end_task:
+        numbers = {"fencing_token": form.fencing_token, "sequence": form.sequence}
+        lease_page.end_task(service, caller, form.task_id, **numbers)
+
+
+def _name(service: Service, form: TaskForm) -> str:
+    """Return the name of the lease or pending request that a button is about to end."""
+    return service.watch.read(lambda cluster, now: name_in(cluster, form.task_id))
+
+
+def _back(endpoint: str, message: str) -> flask.typing.ResponseReturnValue:
+    flask.flash(message)
+    return flask.redirect(flask.url_for(endpoint), 303)
+
+
+@routes.add("POST", "/act/hold", Role.USER, "Take GPUs for a time, or wait for them", page=True)
+def act_hold(service: Service, caller: Identity) -> Any:
+    done = api.leases.submit(service, caller, demand_form.held_for(flask.request.form, caller))
+    name = answer_words.name_in_words(done)
+    flask.flash(f"{name} waits: {done['reason']}." if done["state"] == "WAITING" else f"{name} is yours.")
+    return flask.redirect(flask.url_for("gpu.page_lease", id=done["task_id"]), 303)

@@ -1,0 +1,78 @@
+"""Queries and forms of the console's pages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import flask
+from pydantic import Field
+
+from resource_manager.manager.demand_fields import LeaseId, Text
+from resource_manager.rest import auth
+from resource_manager.rest.schemas import Body
+
+PER_PAGE = 100
+
+
+class ServersQuery(Body):
+    """Filter of the servers to show."""
+
+    q: Text = ""
+    state: Literal["", "IDLE", "PARTIAL", "FULL", "ERROR", "DRAINED"] = ""
+    page: Annotated[int, Field(ge=1, le=10_000)] = 1
+    task: Annotated[str, Field(max_length=1000)] = ""
+
+
+class RowsQuery(Body):
+    """Ids of the servers whose rows are asked for."""
+
+    ids: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=2 * PER_PAGE)
+
+
+class ListQuery(Body):
+    """One page of the leases or the queue, filtered by a text, or only those of the caller."""
+
+    q: Annotated[str, Field(max_length=1000)] = ""
+    mine: bool = False
+    page: Annotated[int, Field(ge=1, le=10_000)] = 1
+
+
+class TimelineQuery(Body):
+    """Past hours to show, of servers whose name contains a text."""
+
+    hours: Annotated[float, Field(ge=0.1, le=168)] = 6
+    q: Text = ""
+    page: Annotated[int, Field(ge=1, le=10_000)] = 1
+
+
+class UseQuery(Body):
+    """Key to group by, and how many days back."""
+
+    by: Literal["team", "user", "dag", "gpu_type", "source"] = "team"
+    days: Annotated[float, Field(ge=0.01, le=3650)] = 7
+
+
+class EventsQuery(Body):
+    """Events after a version of the state."""
+
+    after: Annotated[int, Field(ge=0, le=2**53)] = 0
+
+
+class TaskForm(Body):
+    """Task that a button acts on."""
+
+    task_id: LeaseId
+    fencing_token: int | None = None
+    sequence: int | None = None
+    end_task: bool = False
+
+
+class LeaseQuery(Body):
+    """Lease or pending request to show."""
+
+    id: LeaseId
+
+
+def form_of(model: type[Body]) -> Any:
+    fields = {key: value for key, value in flask.request.form.items() if key != auth.CSRF_FIELD}
+    return model.model_validate(fields)

@@ -1,0 +1,61 @@
+"""The page to log in with a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flask
+
+from resource_manager.rest import auth
+from resource_manager.rest.auth import Identity, TokenAuthenticator
+from resource_manager.rest.console.pages import routes
+from resource_manager.rest.limits import network_of
+from resource_manager.rest.problems import ProblemError
+from resource_manager.rest.service import Service
+from resource_manager.rest.tokens import Role
+
+
+@routes.add("GET", "/login", None, "The page to log in", page=True)
+def login(service: Service, caller: Identity | None) -> Any:
+    csrf = auth.csrf_token(service.secret, caller) if caller else ""
+    return _login_page(service, caller, csrf=csrf)
+
+
+def _login_page(service: Service, caller: Identity | None, **values: Any) -> str:
+    provider = service.sign_on.settings() if service.sign_on else None
+    destination = flask.request.args.get("next", "")
+    return flask.render_template(
+        "login.html", service=service, caller=caller, sign_on=provider, next=destination, **values
+    )
+
+
+@routes.add("POST", "/login", None, "Log in with a token", page=True)
+def do_login(service: Service, caller: Identity | None) -> Any:
+    authenticator = service.authenticator
+    if not isinstance(authenticator, TokenAuthenticator):
+        raise ProblemError(404, "this service has no log-in of its own")
+    auth.refuse_other_pages(flask.request)
+    address = network_of(flask.request.remote_addr or "?")
+    text = flask.request.form.get("token", "").strip()
+    error = "Unknown token."
+    try:
+        token = authenticator.find(text, fresh=not service.limits.is_locked_out(address))
+    except auth.ExpiredTokenError as expired:
+        token, error = None, expired.detail
+    else:
+        if token is None:
+            service.limits.count_failure(address)
+    if token is None:
+        page = _login_page(service, None, error=error)
+        return flask.Response(page, status=401)
+    if token.server:
+        raise ProblemError(403, "an agent's token sends reports only: log in with another")
+    authenticator.begin_session(token)
+    return flask.redirect(flask.url_for("gpu.page_servers"), 303)
+
+
+@routes.add("POST", "/logout", Role.READER, "Log out", page=True)
+def logout(service: Service, caller: Identity) -> Any:
+    if isinstance(service.authenticator, TokenAuthenticator):
+        service.authenticator.end_session()
+    return flask.redirect(flask.url_for("gpu.page_login"), 303)
