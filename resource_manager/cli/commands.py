@@ -55,6 +55,8 @@ def main(context: click.Context, /, **given: Any) -> None:
     """
     # A command's own line says what its caller must know; `serve` sets up a log of its own.
     logging.getLogger("resource_manager").addHandler(_SILENCE)
+    # The client of a service says there why a call takes longer.
+    logging.getLogger("resource_manager.rest.client").addHandler(logging.lastResort or _SILENCE)
     context.obj = Target.of(given)
     context.call_on_close(context.obj.close)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import flask
 import httpx
 import pytest
+from click.testing import CliRunner
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
+from resource_manager.cli import main
 from resource_manager.errors import InvalidRequestError, ResourceManagerError, UnknownNodeError
 from resource_manager.manager import requests
 from resource_manager.manager.demand import Demand
@@ -264,3 +267,14 @@ def test_a_service_that_refuses_all_calls_is_told_from_another_program(
         with pytest.raises(ServiceUnavailableError, match=r"refused GET /api/\w+; ask again later$"):
             client.leases()
     assert 20 < clock.now < 40
+
+
+def test_a_command_says_on_stderr_why_its_answer_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = refused_first(1, {"Retry-After": "5"})
+    monkeypatch.setattr("resource_manager.rest.client.time", Clock())
+    monkeypatch.setattr(
+        httpx.HTTPTransport, "handle_request", lambda _, request: service.handle_request(request)
+    )
+    done = CliRunner().invoke(main, ["--url", "http://localhost", "queue", "--json"])
+    assert done.exit_code == 0
+    assert re.fullmatch(r"http://localhost has too many calls; asking again in 5\.\d s\n", done.stderr)
