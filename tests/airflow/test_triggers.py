@@ -17,6 +17,7 @@ with warnings.catch_warnings():
     from resource_manager.airflow.task_trigger.waits import (
         FreeCapacityTrigger,
         GrantTrigger,
+        GrantWait,
         LeaseEndTrigger,
     )
 
@@ -83,6 +84,35 @@ def test_two_hundred_waiting_tasks_cost_two_connections(monkeypatch, own_redis):
     server.close()
     assert connections <= 2, "one that waits for changes, one for all else"
     assert [event["state"] for event in fired] == [GrantState.GRANTED]
+
+
+def test_a_triggerer_that_takes_over_many_tasks_reads_their_requests_together(
+    manager, monkeypatch, notes, wanted, fast_triggers
+):
+    """One by one, the jobs of the first would begin only once all were asked for."""
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="true")
+    triggers = [asked(operator, map_index=index) for index in range(20)]
+    reads, waits = [], []
+    monkeypatch.setattr(manager, "status_of", reads.append)
+    monkeypatch.setattr(manager, "lease_changes", counted(manager.lease_changes, reads))
+    monkeypatch.setattr(GrantWait, "until_over", lambda wait: waits.append(wait) or asyncio.sleep(60))
+
+    async def take_over():
+        running = [asyncio.ensure_future(anext(trigger.run())) for trigger in triggers]
+        while len(waits) < len(triggers):
+            await asyncio.sleep(0.01)
+        for each in running:
+            each.cancel()
+
+    asyncio.run(asyncio.wait_for(take_over(), 30))
+    assert len(reads) < 5
+
+
+def counted(function, calls):
+    """Return the function, which notes its calls."""
+    return lambda *given, **more: calls.append(given) or function(*given, **more)
 
 
 def test_triggers_fire_for_free_gpus_and_for_the_end_of_a_lease(manager, monkeypatch, fast_triggers):

@@ -81,6 +81,20 @@ class TaskLease:
         entry = await self._trigger.ask(lambda manager: manager.status_of(identity.lease_id))
         return entry if entry is not None and is_of(entry, identity) else None
 
+    async def pending(self) -> QueueEntry | None:
+        """Return the task's pending request as read for all tasks of this triggerer, None if it has none.
+
+        A triggerer that takes over hundreds of tasks asked for each of them before it started a job.
+        """
+        identity, shared = self._trigger.identity, self._trigger.shared
+
+        async def read() -> QueueEntry | None:
+            await shared.catch_up(identity.lease_id)
+            return await shared.waiting(identity.lease_id)
+
+        entry = await self._trigger.outlast(read)
+        return entry if entry is not None and is_of(entry, identity) else None
+
     async def cancel(self, entry: QueueEntry) -> bool:
         """Cancel the pending request; return False if it is gone."""
         lease_id, sequence = entry["task_id"], entry["sequence"]

@@ -94,13 +94,17 @@ class TaskTrigger(TaskBoundTrigger):
         if await self._is_known_end():
             return TaskState.ENDING
         wait = GrantWait(self, self.plan.max_wait_s)
-        while (status := await self._request()) is not None and status["state"] == "WAITING":
+        # What was read for all may be of an earlier wait, but for the first.
+        status: Submission | None = None if self._waited else await self._lease.pending()
+        status = status or await self._request()
+        while status is not None and status["state"] == "WAITING":
             wait.before_s = await self._before_s(status)
             state = await wait.until_over()
             self._waited = {"waited_s": wait.waited_s, "reasons": wait.reasons}
             if state is GrantState.MAX_WAIT_EXCEEDED and await self._lease.cancel(status):
                 self._end = TaskEnd(state=EndState.MAX_WAIT_EXCEEDED)
                 return TaskState.ENDED
+            status = await self._request()
         if status is None:
             return TaskState.ENDING
         self._lease.allocation = status
