@@ -54,7 +54,11 @@ RENEW_TOGETHER_S = 1.0
 
 
 class SharedManager:
-    """Manager of one connection in one event loop: a thread asks it, another waits for changes of leases."""
+    """Manager of one connection in one event loop.
+
+    A thread asks it, another waits for changes of leases, and one reads why requests wait: a long queue with
+    its estimates takes seconds, in which no task would take its next step.
+    """
 
     _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, SharedManager]]] = (
         WeakKeyDictionary()
@@ -64,6 +68,7 @@ class SharedManager:
         self._hook = GPUManagerHook(gpu_conn_id)
         self._asking = ThreadPoolExecutor(1, "gpu-manager")
         self._waiting = ThreadPoolExecutor(1, "gpu-changes")
+        self._reasons = ThreadPoolExecutor(1, "gpu-reasons")
         self._clock = asyncio.get_running_loop().time
         self._prefix = ""
         self._version = -1
@@ -76,7 +81,7 @@ class SharedManager:
         self._read_at = self._expired_at = float("-inf")
         self._queue: dict[str, QueueEntry] = {}
         self._starts: dict[str, ExpectedStart] = {}
-        self._reading_queue = asyncio.Lock()
+        self._reading_queue: asyncio.Task[None] | None = None
         self._queue_at = self._estimated_at = float("-inf")
         self._windows: dict[str, WindowView] = {}
         self._reading_windows = asyncio.Lock()
@@ -150,22 +155,36 @@ class SharedManager:
             raise self._problem
         return self._leases.get(lease_id)
 
-    async def waiting(self, lease_id: str) -> QueueEntry | None:
+    async def waiting(self, lease_id: str, changed: asyncio.Event | None = None) -> QueueEntry | None:
         """Return the pending request, with a reason that may be `REASONS_EVERY_S` old; None if there is none.
 
-        One that has come since the last reading is None for `NEW_REASON_S`, too: see `is_waiting`.
+        One that has come since the last reading is None for `NEW_REASON_S`, too: see `is_waiting`. So is one
+        whose event of `watching` is set before the queue is read.
         """
-        async with self._reading_queue:
-            age_s = self._clock() - self._queue_at
-            is_new = lease_id in self._pending and lease_id not in self._queue
-            if age_s >= REASONS_EVERY_S or (is_new and age_s >= NEW_REASON_S):
-                entries = await self.call(self._read_queue)
-                self._queue = {entry["task_id"]: entry for entry in entries}
-                self._queue_at, age_s = self._clock(), 0.0
+        age_s = self._clock() - self._queue_at
+        is_new = lease_id in self._pending and lease_id not in self._queue
+        reading = self._reading_queue
+        if reading is None and (age_s >= REASONS_EVERY_S or (is_new and age_s >= NEW_REASON_S)):
+            loop = asyncio.get_running_loop()
+            reading = self._reading_queue = loop.create_task(self._take_queue(), context=Context())
+        if reading is not None:
+            await _first_of(reading, changed)
+            if not reading.done():
+                return None
+            reading.result()
         entry = self._queue.get(lease_id)
         if entry is None or not self.is_waiting(lease_id):
             return None
-        return {**entry, "waited_s": entry["waited_s"] + age_s}
+        return {**entry, "waited_s": entry["waited_s"] + self._clock() - self._queue_at}
+
+    async def _take_queue(self) -> None:
+        try:
+            manager = await self.call(lambda manager: manager)
+            entries = await in_thread(self._read_queue, manager, executor=self._reasons)
+        finally:
+            self._reading_queue = None
+        self._queue = {entry["task_id"]: entry for entry in entries}
+        self._queue_at = self._clock()
 
     def is_waiting(self, lease_id: str) -> bool:
         """Return whether there is a pending request, as last told."""
@@ -294,6 +313,18 @@ class SharedManager:
                 self._uses = {**dict.fromkeys(names), **{row["server_name"]: row for row in rows}}
                 self._use_at = now
             return [row for name in servers if (row := self._uses[name]) is not None]
+
+
+async def _first_of(reading: asyncio.Task[None], changed: asyncio.Event | None) -> None:
+    """Wait until the reading is over or the event, if there is one, is set."""
+    if changed is None:
+        await asyncio.wait({reading})
+        return
+    setting = asyncio.create_task(changed.wait())
+    try:
+        await asyncio.wait({reading, setting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        setting.cancel()
 
 
 def _uses_of(manager: LeaseService, servers: Sequence[str]) -> list[ServerUse]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 import warnings
 from dataclasses import asdict
@@ -55,7 +56,7 @@ def test_the_grant_trigger_fires_after_max_wait_and_for_a_lost_request(manager, 
     assert fire(GrantTrigger(asdict(TASK)))["state"] == GrantState.REQUEST_LOST
 
 
-def test_two_hundred_waiting_tasks_cost_two_connections(monkeypatch, own_redis):
+def test_two_hundred_waiting_tasks_cost_three_connections(monkeypatch, own_redis):
     url, server = own_redis.url, own_redis.client()
     monkeypatch.setenv("GPU_MANAGER_STORE", url)
     manager = GPUResourceManager.from_url(url, inventory=default_inventory())
@@ -82,7 +83,7 @@ def test_two_hundred_waiting_tasks_cost_two_connections(monkeypatch, own_redis):
     connections, fired = asyncio.run(wait())
     manager.close()
     server.close()
-    assert connections <= 2, "one that waits for changes, one for all else"
+    assert connections <= 3, "one that waits for changes, one for reasons of waits, one for all else"
     assert [event["state"] for event in fired] == [GrantState.GRANTED]
 
 
@@ -163,3 +164,27 @@ def test_a_trigger_that_is_cancelled_as_something_changes_is_cancelled(turns):
                 await waiting
 
     asyncio.run(run())
+
+
+def test_a_grant_does_not_wait_until_a_long_queue_is_read(manager, monkeypatch, fast_triggers):
+    for number in range(4):
+        manager.submit(f"holds{number}", 8, 8)
+    ask(manager, TASK, 8)
+    is_read, goes_on = threading.Event(), threading.Event()
+
+    def long_queue(**_):
+        is_read.set()
+        assert goes_on.wait(30)
+        return []
+
+    monkeypatch.setattr(manager, "queue", long_queue)
+
+    def free():
+        assert is_read.wait(30)
+        manager.release_resources("holds0")
+
+    monkeypatch.setattr(base, "MIN_DEFERRAL_S", 0.0)
+    try:
+        assert fire(GrantTrigger(asdict(TASK)), free)["state"] == GrantState.GRANTED
+    finally:
+        goes_on.set()

@@ -90,7 +90,7 @@ class TaskLease:
 
         async def read() -> QueueEntry | None:
             await shared.catch_up(identity.lease_id)
-            return await shared.waiting(identity.lease_id)
+            return await shared.waiting(identity.lease_id) if shared.is_waiting(identity.lease_id) else None
 
         entry = await self._trigger.outlast(read)
         return entry if entry is not None and is_of(entry, identity) else None

@@ -56,7 +56,7 @@ class GrantWait:
                         await trigger.shared.catch_up(lease_id)
                         is_new = False
                     lease = trigger.shared.known(lease_id)
-                    entry = await trigger.shared.waiting(lease_id) if lease is None else None
+                    entry = await trigger.shared.waiting(lease_id, changed) if lease is None else None
                 except (ResourceManagerError, AirflowException) as error:
                     trigger.log.warning("the GPU manager does not answer; still waiting: %s", error)
                     await asyncio.sleep(base.OUTAGE_POLL_S)
