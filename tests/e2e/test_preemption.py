@@ -200,6 +200,9 @@ def test_ten_preemptions_in_a_row_lose_no_step_and_no_try(bench, teams):
 
 
 def test_the_example_goes_on_with_the_epoch_after_its_checkpoint(bench, teams):
+    # Its launcher is `local`, and the DAG names no server: it has only this one.
+    for kind in ("ssh", "docker"):
+        assert bench.manager.allocate_resources(f"holds {kind}", 8, 8, gpu_types=[kind], ttl=3600)
     run = bench.run("train_preemptible", epochs=20_000)
     lease_id = f"{bench.instance}:train_preemptible/{run.run_id}/train"
 
@@ -212,6 +215,8 @@ def test_the_example_goes_on_with_the_epoch_after_its_checkpoint(bench, teams):
     wait_for(lambda: is_granted(bench, taker), what="the preemption")
     bench.manager.release(taker)
     run.wait_until("success", 300.0)
+    for kind in ("ssh", "docker"):
+        bench.manager.release(f"holds {kind}")
     left = said(r"preempted after epoch (\d+)")
     assert left is not None
     assert said(f"start 1 from epoch {left[1]}\\b")
