@@ -7,6 +7,7 @@ from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 
 from resource_manager.core.changes import Announced
+from resource_manager.core.runtimes import job_id_of
 
 MAX_ANNOUNCED = 500
 """Maximum of announced demands; more are not kept."""
@@ -23,7 +24,8 @@ ANNOUNCED_FOR_S = 7 * 86_400.0
 
 def names_announced(lease_id: str) -> tuple[str, str]:
     """Return the ids under which its request may be announced: that of a mapped task ends before `/3`."""
-    return lease_id, lease_id.rpartition("/")[0]
+    name = job_id_of(lease_id)
+    return name, name.rpartition("/")[0]
 
 
 def run_of(lease_id: str) -> str:

@@ -324,8 +324,15 @@ class Forecasts:
         draw = random.Random(cluster.version).random
         with self._learning:
             drawn = DrawnEnds(cluster, requests, self._model(cluster).estimate, draw, current.now)
+        arrivals = [each for each in self._arrivals(cluster, current.now) if each.times is not None]
         return forecast_starts(
-            cluster, current, drawn, extra, for_a_while(limit_s), (wanted,) if wanted else ()
+            cluster,
+            current,
+            drawn,
+            extra,
+            for_a_while(limit_s),
+            (wanted,) if wanted else (),
+            sorted(arrivals, key=lambda arrival: arrival.at(0.5)),
         )
 
     def _model(self, cluster: ClusterState) -> RuntimeModel:

@@ -17,6 +17,7 @@ def announced(**after: str) -> dict[str, Announced]:
 def test_a_mapped_task_is_announced_without_its_map_index() -> None:
     assert names_announced("i:d/r/t/3") == ("i:d/r/t/3", "i:d/r/t")
     assert names_announced("by_hand") == ("by_hand", "")
+    assert names_announced("i:d/r/t/3#2") == ("i:d/r/t/3", "i:d/r/t"), "as a replay calls its second lease"
     assert run_of("i:d/r/t") == "i:d/r"
 
 

@@ -184,3 +184,22 @@ def test_tasks_that_come_after_each_other_are_no_endless_loop(manager: GPUResour
 def test_a_wrong_announcement_is_refused(manager: GPUResourceManager, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"after|copies|gpus"):
         announce(manager, "train", **wrong)
+
+
+def test_the_estimate_of_a_start_knows_what_is_coming(manager: GPUResourceManager, clock: Clock) -> None:
+    """Of two that wait for one job, the second is overtaken by a weightier task that is announced."""
+    for number in range(5):
+        run = f"r{number}"
+        announce(manager, "weighty", run, gpus=8)
+        clock.now += 60
+        manager.submit(lease("weighty", run), 8, labels=labels("weighty", run))
+        clock.now += 600
+        manager.release(lease("weighty", run), outcome="SUCCESS")
+    manager.submit("now", 8, expected_runtime=600)
+    manager.submit("next", 8, expected_runtime=600)
+    before = manager.queue()[0]["estimated_start"]
+    announce(manager, "weighty", "r9", gpus=8, priority=100)
+    clock.now += 1
+    after = manager.explain_named("next")["estimated_start"]
+    assert before["at"] == pytest.approx(clock.now + 600, abs=10)
+    assert after["at"] == pytest.approx(clock.now + 1200, abs=60)

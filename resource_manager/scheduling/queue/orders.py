@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
 
+from resource_manager.core.announced import along_the_dag, names_announced
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Amount, PendingRequest, Request
 from resource_manager.core.pending import arrival
@@ -133,6 +134,32 @@ def by_deadline(cluster: ClusterState, now: float) -> list[PendingRequest]:
     return sorted(by_priority(cluster, now), key=slack_s)
 
 
+def by_critical_path(cluster: ClusterState, now: float) -> list[PendingRequest]:
+    """Return pending requests by arrival, each as much earlier as the work is long that waits for it.
+
+    That is its runtime and those of the announced demands after it, along the longest path: the upward rank
+    of HEFT (Topcuoglu, Hariri and Wu, IEEE TPDS 2002). It is 0 where nothing comes after it, and an unknown
+    runtime counts as 0. A step of priority is worth `PRIORITY_AGEING_S`.
+    """
+    follows: dict[str, float] = {}
+    """The length of the longest path after each lease id."""
+    runtime_of = cluster.runtimes.runtime_of
+    for announced in reversed([*along_the_dag(cluster.announced)]):
+        rank_s = (runtime_of(announced.request) or 0.0) + follows.get(announced.lease_id, 0.0)
+        for name in announced.after:
+            follows[name] = max(follows.get(name, 0.0), rank_s)
+
+    def key(pending: PendingRequest) -> tuple[float, int]:
+        path_s = max(
+            (follows[name] for name in names_announced(pending.lease_id) if name in follows), default=None
+        )
+        rank_s = 0.0 if path_s is None else path_s + (runtime_of(pending.request) or 0.0)
+        at, sequence = _aged(pending)
+        return at - rank_s / PRIORITY_AGEING_S, sequence
+
+    return sorted(cluster.pending.values(), key=key)
+
+
 def by_service(cluster: ClusterState, now: float) -> list[PendingRequest]:
     """Return pending requests by expected service, the least runtime times GPUs first.
 
@@ -255,6 +282,10 @@ fair_share = QueueDiscipline(
 )
 tiresias = QueueDiscipline(by_attained_service, rule="jobs that used less than 16 GPU-hours first")
 
+critical_path = QueueDiscipline(
+    by_critical_path, rule="first come, earlier by the work that its DAG has after it, and by priority"
+)
+
 deadline = QueueDiscipline(by_deadline, rule="least time to the deadline beyond the runtime first")
 
 fair_usage = QueueDiscipline(
@@ -276,6 +307,7 @@ ORDERS: dict[str, QueueDiscipline] = {
     "fair_tree": fair_tree,
     "tiresias": tiresias,
     "deadline": deadline,
+    "critical_path": critical_path,
 }
 
 

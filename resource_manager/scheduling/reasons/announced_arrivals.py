@@ -6,6 +6,7 @@ request: all that happens in between, such as tasks without GPUs. It is learnt a
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +30,15 @@ class Arrival:
     announced: Announced
     times: Times | None
     unknown: str = ""
+
+    def at(self, level: float) -> float:
+        """Return the time at a level from 0 to 1, between those that are known; infinite if none is."""
+        first, median, last = self.times or (math.inf,) * 3
+        return (
+            first + 2 * level * (median - first)
+            if level < 0.5
+            else median + (2 * level - 1) * (last - median)
+        )
 
 
 class LagWalk:

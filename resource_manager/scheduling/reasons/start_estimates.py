@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, islice
 
 from resource_manager.core.changes import GpuCleaned, Released
 from resource_manager.core.cluster import ClusterState
@@ -31,6 +32,7 @@ from resource_manager.core.refusal import (
 from resource_manager.core.runtimes import LearntRuntimes, class_of
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.gang_slots import could_start
+from resource_manager.scheduling.reasons.announced_arrivals import Arrival
 from resource_manager.scheduling.reasons.capacity_grounds import (
     leases_in_the_way,
     no_capacity,
@@ -45,6 +47,9 @@ MAX_STEPS = 500
 
 MAX_PLAYS = 40
 """Maximum number of plays with drawn runtimes."""
+
+MAX_ARRIVALS = 100
+"""Maximum number of announced requests, the next ones, that arrive in a play."""
 
 LONG_QUEUE = 100
 """Number of pending requests above which leases that end at about the same time end together in a play."""
@@ -107,13 +112,14 @@ def estimate_starts(
     extra: Iterable[Request] = (),
     goes_on: Callable[[], bool] = lambda: True,
     wanted: Collection[str] = (),
+    arrivals: Sequence[Arrival] = (),
 ) -> dict[str, Start]:
     """Estimate the start of every pending request, and of `extra` ones as if they were queued now.
 
     A lease is assumed to end when its runtime is over, and never if that is unknown: its TTL is renewed while
-    the job runs and tells nothing about its end. Once `goes_on` returns False, the starts that are left
-    are not estimated, nor are other starts than those `wanted` once these are known. The cluster is left
-    unchanged. Times are seconds of the store's clock.
+    the job runs and tells nothing about its end. Announced demands are queued when they should be made. Once
+    `goes_on` returns False, the starts that are left are not estimated, nor are other starts than those
+    `wanted` once these are known. The cluster is left unchanged. Times are seconds of the store's clock.
     """
     starts: dict[str, Start] = {}
     why: list[tuple[Request, Grounds | Fact | None]] = []
@@ -124,17 +130,20 @@ def estimate_starts(
             return starts
         ends_at = partial(expected_end, runtimes=cluster.runtimes)
         running = [(ends_at(lease, current.now), lease) for lease in cluster.leases.values()]
-        play = _play(cluster, current, running, ends_at, goes_on, wanted)
-        for lease_id, (at, node, after, end) in play.starts.items():
+        own = frozenset(cluster.pending)
+        play = _play(cluster, current, chain(running, _requests(arrivals)), ends_at, goes_on, wanted or own)
+        for lease_id in own & play.starts.keys():
+            at, node, after, end = play.starts[lease_id]
             starts[lease_id] = Start(
                 at, node, None, at, at, "" if after is None else name_of(after), ends_by=end
             )
         if wanted and starts.keys() >= set(wanted):
             return starts
         if play.is_cut:
-            return starts | dict.fromkeys(cluster.pending, LATER)
+            return starts | dict.fromkeys(own & cluster.pending.keys(), LATER)
         last = replace(current, now=play.at, suspended=None)
-        why += _why_unknown(cluster, last, play.endless, too_far=play.too_far)
+        unknown = _why_unknown(cluster, last, play.endless, too_far=play.too_far)
+        why += ((request, found) for request, found in unknown if request.lease_id in own)
     for request, found in why:  # without one: what the closed servers have now, not what they will have
         starts[request.lease_id] = Start(None, why=no_capacity(cluster, request) if found is None else found)
     return starts
@@ -147,6 +156,7 @@ def forecast_starts(
     extra: Iterable[Request] = (),
     goes_on: Callable[[], bool] = lambda: True,
     wanted: Collection[str] = (),
+    arrivals: Sequence[Arrival] = (),
 ) -> dict[str, Start]:
     """Estimate starts as `estimate_starts`, with intervals: by plays in which runtimes are drawn.
 
@@ -154,10 +164,10 @@ def forecast_starts(
     counts for all, which would be equal. A play ends once those `wanted` have started, by default all.
     """
     extra = list(extra)
-    starts = estimate_starts(cluster, current, extra, goes_on)
+    starts = estimate_starts(cluster, current, extra, goes_on, arrivals=arrivals)
     if LATER in starts.values():
         return starts
-    if not drawn.vary:
+    if not drawn.vary and not arrivals:
         return {lease_id: replace(start, plays=MAX_PLAYS) for lease_id, start in starts.items()}
     plays: list[_Play] = []
     with cluster.trial():
@@ -165,7 +175,8 @@ def forecast_starts(
             cluster.apply(change)
         while len(plays) < MAX_PLAYS:
             with cluster.trial():
-                play = _play(cluster, current, drawn.running(), drawn, goes_on, wanted)
+                events = chain(drawn.running(), _requests(arrivals, drawn.draw))
+                play = _play(cluster, current, events, drawn, goes_on, wanted or starts)
             if play.is_cut:
                 break
             plays.append(play)
@@ -208,7 +219,7 @@ class DrawnEnds:
         draw: Callable[[], float],
         now: float,
     ) -> None:
-        self._draw, self._quantiles_of, self._now = draw, quantiles_of, now
+        self.draw, self._quantiles_of, self._now = draw, quantiles_of, now
         self._known: dict[tuple[object, ...], RuntimeQuantiles | None] = {}
         self._fixed: list[tuple[float | None, Lease]] = []
         self._ends: list[tuple[list[float], int, int, Lease]] = []
@@ -231,7 +242,7 @@ class DrawnEnds:
 
         Levels are drawn from strata (Latin hypercube; McKay, Beckman and Conover, Technometrics 1979).
         """
-        draw, now, found, play = self._draw, self._now, self._fixed.copy(), self._plays
+        draw, now, found, play = self.draw, self._now, self._fixed.copy(), self._plays
         self._plays += 1
         for ends, stride, begin, lease in self._ends:  # for thousands of leases, in each play
             place = ((stride * play + begin) % STRATA + draw()) * (POINTS / STRATA)
@@ -253,28 +264,31 @@ class DrawnEnds:
         if lease.preempted_by:
             return max(lease.preempt_until, now)
         found = self._of(lease.request)
-        return None if found is None else lease.granted_at + found.at(self._draw())
+        return None if found is None else lease.granted_at + found.at(self.draw())
 
 
 def _play(
     cluster: ClusterState,
     current: SchedulingPass,
-    running: Iterable[tuple[float | None, Lease]],
+    events: Iterable[tuple[float | None, Lease | Request]],
     ends_at: Ends,
     goes_on: Callable[[], bool],
-    wanted: Collection[str] = (),
+    wanted: Collection[str],
 ) -> _Play:
-    """Play the queue of the cluster forward, in its trial, until nothing wanted is pending."""
+    """Play the queue of the cluster forward, in its trial, until nothing wanted is pending.
+
+    `events` are running leases with their ends, and requests with the times at which they are queued.
+    """
     now = current.now
     play, missing = _Play(at=now), set(wanted)
-    ends: list[tuple[float, int, Lease | None]] = [
+    ends: list[tuple[float, int, Lease | Request | None]] = [
         (opening, -number, None) for number, opening in enumerate(_openings(cluster, now), start=1)
     ]
-    for end, lease in running:
+    for number, (end, event) in enumerate(events, start=len(ends) + 1):
         if end is None:
-            play.endless.add(lease.lease_id)
+            play.endless.add(event.lease_id)
         else:
-            ends.append((end, lease.fencing_token, lease))
+            ends.append((end, event.fencing_token if isinstance(event, Lease) else -number, event))
     heapq.heapify(ends)
     after: Lease | None = None
     together = TOGETHER if len(cluster.pending) > LONG_QUEUE else 0.0
@@ -294,21 +308,20 @@ def _play(
                 play.endless.add(lease.lease_id)
             else:
                 heapq.heappush(ends, (own_end, lease.fencing_token, lease))
-        is_over = not cluster.pending or bool(wanted and not missing)
+        is_over = not missing
         if dirty and not is_over:
             play.at, dirty = now + CLEANING_S, False
             _apply_cleaned(cluster, play.at)
             continue
         if is_over or not ends:
             return play
-        play.at, _, after = heapq.heappop(ends)
-        if after is not None:  # else a server opens to requests
-            _apply_end(cluster, after, play.at)
+        play.at, _, entry = heapq.heappop(ends)
+        _apply_event(cluster, entry, play.at)
+        after = entry if isinstance(entry, Lease) else None
         last, total, count = play.at + together * (play.at - now), play.at, 1
         while together and ends and ends[0][0] <= last:
-            end, _, ended = heapq.heappop(ends)
-            if ended is not None:
-                _apply_end(cluster, ended, end)
+            end, _, entry = heapq.heappop(ends)
+            _apply_event(cluster, entry, end)
             total, count = total + end, count + 1
         play.at = total / count
     play.too_far = True
@@ -325,8 +338,31 @@ def _openings(cluster: ClusterState, now: float) -> Iterator[float]:
             yield max(avoided_until(entry), now)
 
 
+def _requests(
+    arrivals: Iterable[Arrival], draw: Callable[[], float] = lambda: 0.5
+) -> Iterator[tuple[float, Lease | Request]]:
+    """Yield the next announced requests with the times of their arrival, of a mapped task all at one time."""
+    copies = (
+        (at, announced.request.for_task(f"{announced.lease_id}/{number}"))
+        for announced, at in ((arrival.announced, arrival.at(draw())) for arrival in arrivals)
+        for number in range(max(announced.copies, 1))
+    )
+    return islice(copies, MAX_ARRIVALS)
+
+
+def _apply_event(cluster: ClusterState, entry: Lease | Request | None, at: float) -> None:
+    """Apply the end of a lease, or queue a request; None: a server opens to requests.
+
+    On watched nodes the GPUs of a lease are clean a moment after its end.
+    """
+    if isinstance(entry, Request):
+        for change in allocator.enqueue(cluster, [entry], at):
+            cluster.apply(change)
+    elif entry is not None:
+        _apply_end(cluster, entry, at)
+
+
 def _apply_end(cluster: ClusterState, lease: Lease, at: float) -> None:
-    """Apply the end of a lease, and on watched nodes that its GPUs are clean a moment later."""
     cluster.apply(Released(lease.lease_id, lease.fencing_token, at))
     for member in lease.members:
         if (state := cluster.by_name.get(member.node)) is not None and state.watched:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resource_manager.core.changes import Cancelled, Queued
+from resource_manager.core.changes import Announced, Cancelled, Queued, Withdrawn
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Node, PendingRequest, Request
@@ -103,6 +103,37 @@ def test_tiresias_puts_jobs_that_used_16_gpu_hours_behind_the_others() -> None:
     assert served(order, *requests, attained=used) == ["b", "d", "a", "c"]
     assert served(order, *requests, attained=used, now=STARVATION_LIMIT_S + 1) == ["a", "b", "c", "d"]
     assert served(order, *requests) == ["a", "b", "c", "d"]  # nothing is known
+
+
+def test_critical_path_counts_what_the_dag_has_after_a_request_as_time_that_it_waited() -> None:
+    state = ClusterState([node("a", 0)])
+    for sequence, task in enumerate(("alone", "short", "long/7", "weighty"), 1):
+        request = ask(task, 1, 600.0, priority=task == "weighty")
+        state.apply(Queued(request, 100.0 * sequence, sequence, 400.0))
+    after = {"end": ("short", "middle"), "middle": ("long",), "x": ("y",), "y": ("x",)}
+    for name, before in after.items():
+        state.apply(Announced(ask(name, 1, 1000.0), 400.0, before))
+    order = get_order("critical_path")
+    named = [entry.lease_id for entry in order(state, 400.0)]
+    assert named == ["weighty", "long/7", "short", "alone"], "a step of priority is worth an hour"
+    state.apply(Withdrawn("end", 401.0))
+    assert [entry.lease_id for entry in order(state, 401.0)] == ["weighty", "long/7", "alone", "short"]
+    state.apply(Withdrawn("middle", 402.0))
+    assert [entry.lease_id for entry in order(state, 402.0)] == ["weighty", "alone", "short", "long/7"]
+
+
+def test_critical_path_shortens_a_dag_whose_long_branch_came_last() -> None:
+    """On one GPU a run has a short task and one that four hours come after, queued behind it."""
+    ends = {}
+    for name in ("fifo", "critical_path"):
+        running = Running([node("a", 1)], get_order(name))
+        running.submit(ask("holder", 1, 60.0))
+        for task, runtime_s in (("short", 3600.0), ("head", 3600.0)):
+            running.submit(ask(task, 1, runtime_s))
+        running.state.apply(Announced(ask("tail", 1, 4 * 3600.0), 0.0, ("head",)))
+        running.run_until(9000.0)
+        ends[name] = running.started["head"] + 5 * 3600.0
+    assert ends["critical_path"] == ends["fifo"] - 3600.0
 
 
 def test_deadline_puts_the_least_slack_first_and_what_cannot_meet_its_own_back_to_its_priority() -> None:
@@ -217,7 +248,7 @@ def test_invented_teams_share_one_remainder() -> None:
 def test_an_unknown_order_is_refused_by_name() -> None:
     with pytest.raises(
         PolicyError,
-        match="unknown queue order 'lifo'; known are deadline, fair_share, fair_tree, fair_usage, fifo",
+        match="unknown queue order 'lifo'; known are critical_path, deadline, fair_share, fair_tree",
     ):
         get_order("lifo")
 

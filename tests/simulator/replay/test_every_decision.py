@@ -49,7 +49,7 @@ from simulator.replay.replay import Record, Replay, differences
 from tests.builders import Clock, redefine
 
 POLICIES = ("first_fit", "best_fit", "least_loaded", "round_robin", "fgd")
-ORDERS = ("fifo", "priority", "srtf", "fair_share", "fair_usage", "fair_tree", "tiresias")
+ORDERS = ("fifo", "priority", "srtf", "fair_share", "fair_usage", "fair_tree", "tiresias", "critical_path")
 RULES = (
     Teams(),
     Teams((Team("a", 6, weight=2.0), Team("b", 3, limit=8)), True, 0.0, 0.0),
@@ -62,6 +62,7 @@ STEPS = {
     "submit": 30, "allocate": 6, "batch": 3, "release": 14, "end": 12, "renew": 5, "cancel": 3, "preempt": 4,
     "members": 4, "remainder": 4, "teams": 2, "drain": 2, "resume": 3, "window": 2, "no_window": 1,
     "inventory": 1, "adopt": 1, "agent": 2, "close": 2, "open": 3, "clean": 5, "place": 1, "revoke": 1,
+    "announce": 6, "withdraw": 1,
     "idle": 3, "look": 8, "tick": 16,
 }  # fmt: skip
 
@@ -211,6 +212,13 @@ class Driver:
         demand = self.demand(draw)
         with self.counting(demand):
             self.manager.submit(**demand)
+
+    def do_announce(self, draw: random.Random) -> None:
+        after = [f"s{draw.randrange(14)}" for _ in range(draw.randrange(3))]
+        self.manager.announce(**self.demand(draw), after=after)
+
+    def do_withdraw(self, draw: random.Random) -> None:
+        self.manager.withdraw([f"s{draw.randrange(14)}"])
 
     def do_allocate(self, draw: random.Random) -> None:
         demand = self.demand(draw)

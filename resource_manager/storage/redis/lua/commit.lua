@@ -142,9 +142,14 @@ local function wake(lease, json)
   end
 end
 
+local function job_id_of(lease_id)
+  return (string.gsub(lease_id, '#%d+$', ''))
+end
+
 -- Nothing is announced any more of a task that asks, nor of the mapped task whose first one it is.
 local function end_announced(lease)
-  redis.call('HDEL', rules, 'announced:' .. lease, 'announced:' .. (string.match(lease, '^(.*)/') or ''))
+  local name = job_id_of(lease)
+  redis.call('HDEL', rules, 'announced:' .. name, 'announced:' .. (string.match(name, '^(.*)/') or ''))
 end
 
 -- Keep a job or a result for so long, and its size for its caller; without a text only for how long is changed.
@@ -184,10 +189,6 @@ local function keep_learnt(beginning, name, numbers, most)
   end
   numbers[1] = version + 1
   redis.call('HSET', rules, field, cjson.encode(numbers))
-end
-
-local function job_id_of(lease_id)
-  return (string.gsub(lease_id, '#%d+$', ''))
 end
 
 -- Return how long a lease ran that ends at that time, as core/runtimes.py does.
