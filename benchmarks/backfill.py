@@ -19,7 +19,7 @@ from statistics import median
 from resource_manager.core.changes import Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import POLICIES
 from resource_manager.scheduling.queue.orders import fifo, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -83,7 +83,7 @@ def passes_ms(seed: int = 1) -> list[float]:
     times = []
     for number in range(RELEASES):
         now = 1.0 + number / 10
-        released = lease_changes.release(cluster, draw.choice(list(cluster.leases)), now)
+        released = lease_steps.release(cluster, draw.choice(list(cluster.leases)), now)
         began = time.perf_counter()
         changes = allocator.with_dispatch(cluster, released, SchedulingPass(policy, order, now))
         times.append(1000 * (time.perf_counter() - began))

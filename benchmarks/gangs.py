@@ -15,7 +15,7 @@ from statistics import median
 from resource_manager.core.changes import Granted, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import POLICIES
 from resource_manager.scheduling.queue.orders import fifo, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -65,7 +65,7 @@ def grants(state: ClusterState, policy: str, **more: object) -> dict[str, float]
     times = []
     for number in range(SAMPLES):
         times.append(_ms(lambda number=number: one(number)))  # type: ignore[misc]
-        [released] = lease_changes.release(state, f"gang {number}", 2.0)
+        [released] = lease_steps.release(state, f"gang {number}", 2.0)
         state.apply(released)
     return {"p50": round(median(times), 2), "max": round(max(times), 2)}
 

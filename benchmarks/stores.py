@@ -19,7 +19,7 @@ from benchmarks.databases import measure_all
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.errors import SettingsError, StaleStateError
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -62,7 +62,7 @@ class Client:
         self.contended(
             lambda now: allocator.allocate(self.replica, request, SchedulingPass(POLICY, fifo, now))
         )
-        self.contended(lambda now: lease_changes.release(self.replica, task_id, now))
+        self.contended(lambda now: lease_steps.release(self.replica, task_id, now))
 
     def contended(self, step: Callable[[float], list[Any]]) -> None:
         try:

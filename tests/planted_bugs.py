@@ -368,7 +368,7 @@ BUGS += [
         ("if port not in used), 0)", "), 0)"),
     ),
     *of_python(
-        "scheduling/lease_changes",
+        "scheduling/lease_steps",
         OF_GANGS,
         ("not held.issuperset(ranks)", "False"),
     ),
@@ -477,7 +477,7 @@ OF_REPLAY = ("tests/simulator/replay/test_every_decision.py",)
 # What frees GPUs on which a job still runs, wherever somebody asks.
 BUGS += [
     *of_python(
-        "scheduling/lease_changes",
+        "scheduling/lease_steps",
         OF_PLACED_JOBS,
         ("Quarantined if lease.request.quarantine or lease.places else Expired", "Expired"),
         ("if lease.places and job_end in (JobEnd.UNKNOWN, JobEnd.FORCED):", "if False:"),
@@ -534,7 +534,7 @@ BUGS += [
     ),
     *of_python(
         "scheduling/allocator",
-        ("tests/scheduling/test_lease_changes.py", *OF_PREEMPTION),
+        ("tests/scheduling/test_lease_steps.py", *OF_PREEMPTION),
         ("cluster.sequence + 1 if pending is None else pending.sequence", "0"),
     ),
     *of_python(

@@ -12,10 +12,7 @@ from resource_manager.cli.fitted_table import Column, FittedTable
 from resource_manager.cli.tables import Row
 from resource_manager.manager.answer_words import duration
 from resource_manager.manager.plurals import counted
-from resource_manager.manager.serializers import (
-    most_wasted,
-    wasted,
-)
+from resource_manager.manager.server_views import most_wasted, wasted
 from resource_manager.scheduling.accounting.gpu_hours import WASTED
 
 REPORT_COLUMNS = {

@@ -20,13 +20,12 @@ from resource_manager.manager.answer_words import (
 )
 from resource_manager.manager.plurals import counted, plural
 from resource_manager.manager.serializers import (
-    Usage,
     coming_in_words,
     deadline_in_words,
     gpus_coming,
     interval_in_words,
-    usage_in_words,
 )
+from resource_manager.manager.server_views import Usage, usage_in_words
 from resource_manager.manager.wording import describe
 from resource_manager.rest.console.colours import Colour, Holder, assign
 

@@ -18,7 +18,7 @@ from resource_manager.fleet.search_answers import opened_by
 from resource_manager.fleet.sightings import gone_in_words, leases_gone, sightings_after
 from resource_manager.fleet.silence import SILENT_INTERVALS
 from resource_manager.fleet.transitions import Rules, clean_gpus, transitions
-from resource_manager.scheduling import lease_changes
+from resource_manager.scheduling import lease_steps
 
 DEFAULT_INTERVAL_S = 10.0
 MAX_CLOCK_OFFSET_S = 6 * 3600.0
@@ -158,7 +158,7 @@ def _with_use(change: Change, uses: Mapping[int, LeaseUse]) -> Change:
 def _ends(gone: Iterable[Lease], cluster: ClusterState, now: float) -> Iterator[Change]:
     """Yield the ends of leases whose jobs are gone."""
     for lease in gone:
-        yield from lease_changes.release(
+        yield from lease_steps.release(
             cluster,
             lease.lease_id,
             now,

@@ -17,7 +17,8 @@ from resource_manager.fleet.lease_use import IdleRules, LeaseUse, idle_leases
 from resource_manager.fleet.records import records_of, reports_of
 from resource_manager.fleet.transitions import rogue_processes
 from resource_manager.manager.queries import Queries
-from resource_manager.manager.serializers import closed_because, server_state, walls_in_words
+from resource_manager.manager.serializers import walls_in_words
+from resource_manager.manager.server_views import closed_because, server_state
 from resource_manager.manager.use_results import GpuUse, ServerUse
 from resource_manager.storage.base import Store
 

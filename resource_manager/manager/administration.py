@@ -21,7 +21,7 @@ from resource_manager.errors import (
     InvalidRequestError,
     StateLostError,
 )
-from resource_manager.manager import maintenance_windows, repeats, serializers
+from resource_manager.manager import maintenance_windows, repeats, server_views
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, plan, revision_of
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
 from resource_manager.manager.cluster_results import ClusterDiff, ServerDetail, ServerSummary, WindowView
@@ -291,7 +291,7 @@ class Administration:
 
     def _server_step(self, name: str, step: Step, once: Once | None) -> ServerSummary:
         def view(cluster: ClusterState, now: float) -> ServerSummary:
-            return serializers.server(cluster.node(name))
+            return server_views.server(cluster.node(name))
 
         step_of, repeat = repeats.of_answer(once, step, view)
         return self._commits.run(step_of, view, once=repeat)

@@ -35,7 +35,7 @@ from resource_manager.manager.refusal_wording import Refusal, lock_busy, never_w
 from resource_manager.manager.requests import checked, is_repeat, request_of
 from resource_manager.manager.results import Allocation, Recorded, Renewal, SlurmJob, Submission
 from resource_manager.manager.stored_jobs import JobEnded, JobResult, StoredJobs
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.reasons.feasibility import refusals_of
 from resource_manager.storage import Store, codec
 from resource_manager.storage.jobs import JobRow
@@ -231,7 +231,7 @@ class Commands:
                 rows = self.stored_jobs.rows_of_result(lease, result, outcome, reason)
         return self._release(
             lease_id,
-            lambda cluster, now: lease_changes.release(
+            lambda cluster, now: lease_steps.release(
                 cluster,
                 lease_id,
                 now,
@@ -320,7 +320,7 @@ class Commands:
         end = _job_end(job_end)
         return self._release(
             lease_id,
-            lambda cluster, now: lease_changes.release_members(
+            lambda cluster, now: lease_steps.release_members(
                 cluster,
                 lease_id,
                 ranks,
@@ -351,7 +351,7 @@ class Commands:
         check_text(reason=reason)
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            cancelled = lease_changes.cancel(cluster, lease_id, now, reason, owner=owner, sequence=sequence)
+            cancelled = lease_steps.cancel(cluster, lease_id, now, reason, owner=owner, sequence=sequence)
             return self._commits.with_dispatch(cluster, cancelled, now)
 
         try:
@@ -378,7 +378,7 @@ class Commands:
         Raises `LeaseNotFoundError` if the lease has ended, and `OtherOwnerError` if it is not that owner's.
         """
         return self._commits.run(
-            lambda cluster, now: lease_changes.renew(
+            lambda cluster, now: lease_steps.renew(
                 cluster,
                 lease_id,
                 now,
@@ -402,7 +402,7 @@ class Commands:
             for each in renewals:
                 token, saved_at = each["fencing_token"], each.get("checkpoint_at")
                 try:
-                    renewed = lease_changes.renew(
+                    renewed = lease_steps.renew(
                         cluster,
                         each["task_id"],
                         now,
@@ -448,7 +448,7 @@ class Commands:
             return serializers.allocation(cluster, cluster.leases[lease_id])
 
         return self._commits.run(
-            lambda cluster, now: lease_changes.place_job(
+            lambda cluster, now: lease_steps.place_job(
                 cluster, lease_id, places, now, fencing_token=fencing_token, owner=owner
             ),
             view,
@@ -471,7 +471,7 @@ class Commands:
         """
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            return lease_changes.preempt(
+            return lease_steps.preempt(
                 cluster,
                 lease_id,
                 self._commits.deciding(cluster, now),

@@ -13,7 +13,14 @@ from resource_manager.core.models import Lease, Node, Request
 from resource_manager.core.name_lookup import find
 from resource_manager.errors import ResourceManagerError
 from resource_manager.lazy import lazy_module
-from resource_manager.manager import lease_changes, maintenance_windows, serializers, team_views
+from resource_manager.manager import (
+    explanations,
+    lease_changes,
+    maintenance_windows,
+    serializers,
+    server_views,
+    team_views,
+)
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.cluster_change import NO_OPTIONS, ApplyOptions, cluster_view, plan
 from resource_manager.manager.cluster_file.sections import ClusterDefinition, ClusterForm
@@ -304,7 +311,7 @@ class Queries:
 
         def view(cluster: ClusterState, now: float) -> Summary:
             wrong = self._commits.misconfigured(cluster)
-            found = serializers.summary(cluster)
+            found = server_views.summary(cluster)
             return found if wrong is None else {**found, "misconfigured": detail_of(wrong)}
 
         return self._commits.read(view, self.settings.cache_ttl_s)
@@ -352,7 +359,7 @@ class Queries:
         return entries
 
     def _explanation_in(self, cluster: ClusterState, now: float, request: Request) -> Explanation:
-        answer = serializers.explanation(cluster, request, self._commits.explaining(cluster, now))
+        answer = explanations.explanation(cluster, request, self._commits.explaining(cluster, now))
         if answer["could_ever_fit"] and answer["kind"] is not None:
             start = answer["estimated_start"] = self._forecasts.alone(cluster, now, request)
             if request.deadline_at is not None and (start["ends_by"] or now) > request.deadline_at:

@@ -4,46 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from resource_manager.core import lease_limits
-from resource_manager.core.changes import GpuClosed, Granted
-from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.gpu_state import withheld_milli
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import preemptor_in_words
-from resource_manager.core.models import MILLI_PER_GPU, Amount, Gpu, JobPlace, Lease, Node, Placement, Request
+from resource_manager.core.models import MILLI_PER_GPU, Gpu, JobPlace, Lease, Node, Placement, Request
 from resource_manager.core.name_lookup import name_in
-from resource_manager.core.names import display_name, listed, name_of, short, short_id
-from resource_manager.core.node_state import Cleaning
-from resource_manager.core.refusal import RefusalKind
+from resource_manager.core.names import display_name, name_of, short, short_id
 from resource_manager.manager.answer_words import duration
-from resource_manager.manager.cluster_results import CleaningGpu, ClosedGpu, ServerSummary
-from resource_manager.manager.refusal_wording import detail_of, reasons_of, right_words
+from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.manager.results import (
     Allocation,
     ComingDemand,
     ExpectedStart,
-    Explanation,
     Member,
     Place,
     QueueEntry,
-    Quotes,
     Requested,
-    ServerVerdict,
-    Summary,
 )
-from resource_manager.manager.server_words import silence_of
-from resource_manager.scheduling import allocator
-from resource_manager.scheduling.accounting.gpu_hours import WASTED
-from resource_manager.scheduling.placement.gangs import Members, select_members
-from resource_manager.scheduling.placement.policies import scores_of
-from resource_manager.scheduling.preemption.preempting import would_preempt
-from resource_manager.scheduling.preemption.victim_right import right_to
-from resource_manager.scheduling.queue.price_admission import PriceAdmission
-from resource_manager.scheduling.queue.windows import closed_for
 from resource_manager.scheduling.reasons.announced_arrivals import Arrival
-from resource_manager.scheduling.reasons.feasibility import Standing, Verdict, explain, refusals_of, standings
+from resource_manager.scheduling.reasons.feasibility import Standing, standings
 from resource_manager.scheduling.reasons.start_estimates import MAX_PLAYS, Start
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
@@ -58,7 +39,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
     their ranks; the other keys describe the first.
     """
     request = lease.request
-    members = [_member(cluster, request, rank, placed) for rank, placed in lease.ranked]
+    members = [member_view(cluster, request, rank, placed) for rank, placed in lease.ranked]
     first = members[0]
     return {
         "server_id": first["server_id"],
@@ -130,7 +111,7 @@ def _place(place: JobPlace) -> Place:
     }
 
 
-def _member(cluster: ClusterState, request: Request, rank: int, placed: Placement) -> Member:
+def member_view(cluster: ClusterState, request: Request, rank: int, placed: Placement) -> Member:
     state = cluster.by_name[placed.node]
     node, gpu_ids = state.node, list(state.gpu_ids_of(placed))
     gpus = [gpu for gpu in node.gpus if gpu.gpu_id in gpu_ids]
@@ -326,153 +307,6 @@ def _demand(request: Request, cluster: ClusterState) -> Requested:
     }
 
 
-def server_state(state: NodeState) -> str:
-    """Return IDLE, PARTIAL, FULL or ERROR (original design, section 5.2), or DRAINED.
-
-    ERROR: the server was marked as failed, its agent is silent, or a lease on it is quarantined.
-    """
-    is_broken = state.silent is not None or (state.drained is not None and state.drained.failed)
-    if is_broken or any(lease.quarantined for lease in state.leases.values()):
-        return "ERROR"
-    if state.drained is not None or state.retired:
-        return "DRAINED"
-    if not state.leases:
-        return "IDLE"
-    return "FULL" if state.gpu_free and state.free_milli == 0 else "PARTIAL"
-
-
-def closed_because(state: NodeState) -> str:
-    """Return why the server takes no new leases: its operator's reason, and the silence of its agent."""
-    silence = silence_of(state) and f"{silence_of(state)}; if its agent was removed, resume the server"
-    return "; ".join(filter(None, ("" if state.drained is None else state.drained.reason, silence)))
-
-
-RowT = TypeVar("RowT", bound=Mapping[str, Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Amounts of a server's GPUs or CPUs: `free` can be granted now, `used` is allocated, `closed` neither.
-
-    Unused capacity of a server that takes no new leases is closed, not free. The three add up to `total`.
-    """
-
-    free: Amount
-    closed: Amount
-    total: Amount
-
-    @property
-    def used(self) -> Amount:
-        return self.total - self.free - self.closed
-
-
-def usage_in_words(usage: Usage) -> str:
-    """`4 free, 2 used, 2 closed of 8`."""
-    return f"{usage.free:g} free, {usage.used:g} used, {usage.closed:g} closed of {usage.total:g}"
-
-
-def wasted(row: Mapping[str, Any]) -> float:
-    """Return the GPU-hours of a report's row that gave nothing."""
-    return float(sum(row[name] for name in WASTED))
-
-
-def most_wasted(rows: Iterable[RowT]) -> RowT | None:
-    """Return the row of a report that wasted most, None if nothing is known to be wasted."""
-    return max((row for row in rows if wasted(row)), key=wasted, default=None)
-
-
-def gpu_usage(state: NodeState) -> Usage:
-    """Return the usage of whole GPUs; a partly allocated GPU counts as used."""
-    withheld = sum(milli == MILLI_PER_GPU for milli in withheld_milli(state).values())
-    return _usage(state, state.whole_free, len(state.gpu_free), withheld)
-
-
-def gpu_milli_usage(state: NodeState) -> Usage:
-    """Return the usage in thousandths of GPUs."""
-    withheld = sum(withheld_milli(state).values())
-    return _usage(state, state.free_milli, MILLI_PER_GPU * len(state.gpu_free), withheld)
-
-
-def cpu_usage(state: NodeState) -> Usage:
-    """Return the usage of CPUs; none is free if the inventory shrank below the leases."""
-    return _usage(state, max(state.free.get("cpus", 0), 0), state.node.resources.get("cpus", 0))
-
-
-def _usage(state: NodeState, unused: Amount, total: Amount, withheld: Amount = 0) -> Usage:
-    """Return the usage; `withheld` is unused as well, but closed or being cleaned."""
-    if state.is_open:
-        return Usage(unused, withheld, total)
-    return Usage(0, unused + withheld, total)
-
-
-def _closed_gpu(closed: GpuClosed) -> ClosedGpu:
-    return {
-        "gpu_id": closed.gpu_id,
-        "uuid": closed.uuid,
-        "reason": closed.reason,
-        "closed_at": closed.at,
-        "stop": closed.stop,
-    }
-
-
-def _cleaning_gpu(entry: Cleaning) -> CleaningGpu:
-    return {
-        "gpu_id": entry.gpu_id,
-        "task_id": entry.lease_id,
-        "name": entry.name,
-        "fencing_token": entry.fencing_token,
-        "gpu_milli": entry.milli,
-        "since": entry.since,
-    }
-
-
-def server(state: NodeState) -> ServerSummary:
-    """Return one server of the summary (original design, section 6.1.3), extended by closed capacity.
-
-    `closed_gpus` and `closed_cpus` are the unused capacity of a drained, failed, silent or retired server,
-    and the unused GPUs that are closed or being cleaned; none of it is in `available_gpus`, `available_cpus`
-    or `free_gpu_milli`.
-    """
-    gpus, milli, cpus = gpu_usage(state), gpu_milli_usage(state), cpu_usage(state)
-    return {
-        "server_id": state.node.server_id,
-        "server_name": state.name,
-        "available_gpus": gpus.free,
-        "closed_gpus": gpus.closed,
-        "total_gpus": gpus.total,
-        "available_cpus": cpus.free,
-        "closed_cpus": cpus.closed,
-        "total_cpus": cpus.total,
-        "running_tasks": len(state.leases),
-        "gpu_utilization": _percent(milli.used, milli.total),
-        "cpu_utilization": _percent(cpus.used, cpus.total),
-        "state": server_state(state),
-        "drained": state.drained is not None,
-        "drain_reason": "" if state.drained is None else state.drained.reason,
-        "retired": state.retired,
-        "address": state.node.address,
-        "gpu_types": sorted({gpu.gpu_type for gpu in state.node.gpus if gpu.gpu_type}),
-        "free_gpu_milli": {
-            str(gpu_id): free if state.is_open else 0 for gpu_id, free in state.gpu_free.items()
-        },
-        "watched": state.watched,
-        "silent_since": None if state.silent is None else state.silent.since,
-        "gpus_closed": [_closed_gpu(each) for _, each in sorted(state.closed_gpus.items())],
-        "gpus_cleaning": [_cleaning_gpu(each) for _, each in sorted(state.cleaning.items())],
-    }
-
-
-def summary(cluster: ClusterState) -> Summary:
-    """Return the resource summary (original design, section 6.1.3)."""
-    return {
-        "total_servers": len(cluster.nodes),
-        "servers": [server(state) for state in cluster.nodes],
-        "leases": len(cluster.leases) + len(cluster.remainders),
-        "queue_length": len(cluster.pending),
-        "version": cluster.version,
-    }
-
-
 ONE_COURSE = "from one simulated course: the interval is not known"
 
 
@@ -506,96 +340,3 @@ def deadline_in_words(entry: Mapping[str, Any], now: float) -> str:
     if entry["late_end"] is None:
         return found
     return f"{found}, at risk: should end in {duration(entry['late_end'] - now)}"
-
-
-def explanation(
-    cluster: ClusterState,
-    request: Request,
-    current: SchedulingPass,
-) -> Explanation:
-    """Explain whether and where the request would be granted now, or why not: overall and per server."""
-    with closed_for(cluster, request, current):
-        verdicts = explain(cluster, request)
-        scores: dict[str, int] = {}
-        members = None
-        if current.suspended is None:
-            scores = scores_of(current.policy, cluster, request)
-            members = select_members(cluster, request, current.policy)
-    granted, kind, reason = False, None, ""
-    if request.lease_id in cluster.leases:
-        reason = "the task has a lease already"
-    elif request.lease_id not in cluster.pending:
-        granted = any(
-            isinstance(change, Granted) and change.lease.lease_id == request.lease_id
-            for change in allocator.allocate_in_order(cluster, [request], current)
-        )
-    if not granted and not reason:
-        refusal = refusals_of(cluster, [request], current)[request.lease_id]
-        kind, reason = str(refusal.kind), detail_of(refusal)
-    victims: list[Lease] = []
-    if not granted and kind is not None and current.suspended is None:
-        victims = would_preempt(cluster, request, current)
-    if victims:
-        named = listed(list(map(name_of, victims)))
-        reason = f"{reason}; would preempt {named}, {right_words(right_to(cluster, request, victims))}"
-    admission = current.limits.admission
-    placed = [_member(cluster, request, rank, member) for rank, member in enumerate(members or ())]
-    return {
-        "task_id": request.lease_id,
-        "nodes": request.nodes,
-        "admission": None if admission is None else quotes(cluster, request, admission, members, current.now),
-        "fits": members is not None,
-        "would_be_granted": granted,
-        "kind": kind,
-        "reason": reason,
-        "could_ever_fit": kind != RefusalKind.NEVER_FITS,
-        "server_name": members[0].node if members else None,
-        "gpu_ids": list(members[0].gpu_ids) if members else [],
-        "members": placed,
-        "sharing": sharing_in_words(request, placed),
-        "ahead_in_queue": len(cluster.pending),
-        "policy": cluster.settings.policy,
-        "servers": [verdict(answer, request, scores.get(answer.node)) for answer in verdicts],
-        "would_preempt": [lease.lease_id for lease in victims],
-        "deadline_at": request.deadline_at,
-        "late_end": None,
-    }
-
-
-def verdict(answer: Verdict, request: Request, score: int | None = None) -> ServerVerdict:
-    """Return one server's answer to `explain`; `score` is the policy's, higher is better."""
-    return {
-        "server_id": answer.server_id,
-        "server_name": answer.node,
-        "fits": answer.fits,
-        "could_fit": answer.could_fit,
-        "reasons": reasons_of(answer.reasons, request),
-        "score": score,
-    }
-
-
-def quotes(
-    cluster: ClusterState,
-    request: Request,
-    admission: PriceAdmission,
-    members: Members | None,
-    now: float,
-) -> Quotes:
-    """Return the price of the request now on every server, and on the one where it would start.
-
-    `price` and `utility` are None without a utility, `covered` if the request fits on no server now.
-    """
-    chosen = None
-    if members is not None:
-        chosen = admission.quote(cluster, request, members, now, now)
-    return {
-        "price_per_hour": None if chosen is None else chosen.price_per_hour,
-        "price": None if chosen is None else chosen.price,
-        "utility": None if chosen is None else chosen.utility,
-        "covered": None if chosen is None else chosen.covered,
-        "servers": {state.name: admission.price_per_hour(state, request) for state in cluster.nodes},
-    }
-
-
-def _percent(used: float, total: float) -> str:
-    return f"{100 * used / total if total else 0:.1f}%"

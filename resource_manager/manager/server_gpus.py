@@ -13,7 +13,7 @@ from resource_manager.core.models import Gpu, Node
 from resource_manager.core.names import name_of
 from resource_manager.core.search import newcomer
 from resource_manager.errors import InvalidRequestError, ServerInUseError, UnknownNodeError
-from resource_manager.manager import serializers
+from resource_manager.manager import serializers, server_views
 from resource_manager.manager.cluster_results import InventoryGpu, ServerDetail
 from resource_manager.manager.wording import bounded, gpus_in_words
 
@@ -34,7 +34,7 @@ def server_detail(cluster: ClusterState, name: str) -> ServerDetail:
         for gpu in sorted(state.node.gpus, key=lambda gpu: gpu.gpu_id)
     ]
     return {
-        **serializers.server(state),
+        **server_views.server(state),
         "gpus": gpus,
         "confine": serializers.confine_of(cluster, state.node),
         "writable": serializers.writable_of(cluster, state.node),

@@ -13,12 +13,14 @@ from flask.sessions import SecureCookieSession, SecureCookieSessionInterface
 from resource_manager.manager.answer_words import duration
 from resource_manager.manager.commit.asking import Asking
 from resource_manager.manager.plurals import counted, numbered_gpus
-from resource_manager.manager.serializers import deadline_in_words, interval_in_words, usage_in_words
+from resource_manager.manager.serializers import deadline_in_words, interval_in_words
+from resource_manager.manager.server_views import usage_in_words
 from resource_manager.manager.wording import by_whom, describe
 from resource_manager.rest import api, problems
 from resource_manager.rest.console import (  # noqa: F401 - actions and log_in add their routes
     actions,
     cells,
+    joints,
     log_in,
     pages,
 )
@@ -68,7 +70,7 @@ def create_app(service: Service, *, secure_cookies: bool = False) -> flask.Flask
     app.add_template_filter(deadline_in_words, "deadline")
     app.add_template_filter(counted)
     app.add_template_filter(numbered_gpus)
-    app.add_template_filter(cells.joints)
+    app.add_template_filter(joints.joints)
     _observe(app, service)
     return app
 

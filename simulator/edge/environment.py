@@ -6,7 +6,7 @@ from resource_manager.core.changes import Drained, InventoryChanged, Resumed
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import Node, Placement, Request
 from resource_manager.scheduling.allocator import grant
-from resource_manager.scheduling.lease_changes import release
+from resource_manager.scheduling.lease_steps import release
 from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Category, Dataset, Device, Kind
 from simulator.edge.plan import Add, Commands, Match, Plan
 from simulator.edge.transfers import transfer_s, upload_s

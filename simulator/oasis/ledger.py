@@ -10,7 +10,7 @@ import numpy.typing as npt
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Request
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -126,7 +126,7 @@ class Ledger:
 
     def remove(self, slot: int, lease: Lease) -> None:
         """Release a lease of the slot."""
-        self._apply(slot, lease_changes.release(self.states[slot], lease.lease_id, slot))
+        self._apply(slot, lease_steps.release(self.states[slot], lease.lease_id, slot))
 
     def end_slot(self, slot: int) -> tuple[Lease, ...]:
         """Check the slot's state, release every lease and return the leases that ran."""
@@ -134,7 +134,7 @@ class Ledger:
         allocator.check(state)
         ran = tuple(state.leases.values())
         for lease in ran:
-            self._apply(slot, lease_changes.release(state, lease.lease_id, slot, outcome="slot over"))
+            self._apply(slot, lease_steps.release(state, lease.lease_id, slot, outcome="slot over"))
         return ran
 
     def _apply(self, slot: int, changes: list[Change]) -> None:

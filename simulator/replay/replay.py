@@ -32,7 +32,7 @@ from resource_manager.core.maintenance import is_window, preemptor_in_words
 from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease, Placement, Request
 from resource_manager.core.runtimes import job_id_of
 from resource_manager.core.teams import NO_TEAMS, Teams
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import Policy
 from resource_manager.scheduling.placement.policies.fgd import Fragmentation
 from resource_manager.scheduling.queue.orders import QueueDiscipline
@@ -232,7 +232,7 @@ class Replay:
 
     def _ended_early(self, lease: Lease, now: float) -> list[Change]:
         """Return the end of a preempted lease, whose request waits again."""
-        ended = lease_changes.release(self.cluster, lease.lease_id, now, outcome=Outcome.PREEMPTED)
+        ended = lease_steps.release(self.cluster, lease.lease_id, now, outcome=Outcome.PREEMPTED)
         return [*ended, *self._clean_later(lease, now)]
 
     def _clean_later(self, lease: Lease, now: float) -> list[Change]:
@@ -388,7 +388,7 @@ class Replay:
             self._run_on(job_run, lease, lease.granted_at)
             return []
         else:
-            ended = lease_changes.release(self.cluster, lease.lease_id, now, outcome=event.outcome)
+            ended = lease_steps.release(self.cluster, lease.lease_id, now, outcome=event.outcome)
         is_there = part.lease.members == job_run.members
         return ended if is_there else [*ended, *self._clean_later(lease, now)]
 

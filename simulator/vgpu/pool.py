@@ -10,7 +10,7 @@ from functools import partial
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import could_ever_fit
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Request
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies.glb import glb, rank_vendors
 from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -104,7 +104,7 @@ class Ledger:
 
     def release(self, task_id: str, now: float, outcome: str) -> None:
         """Release the lease of the task."""
-        for change in lease_changes.release(self.cluster, task_id, now, outcome=outcome):
+        for change in lease_steps.release(self.cluster, task_id, now, outcome=outcome):
             self.cluster.apply(change)
 
     def reallocate(self, booked: Mapping[str, Amounts], now: float) -> None:

@@ -24,7 +24,7 @@ from resource_manager.core.changes import (
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Node, Placement, Request
 from resource_manager.errors import CapacityError, LeaseNotFoundError, UnknownNodeError
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import POLICIES
 from resource_manager.scheduling.queue.orders import ORDERS, fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -141,7 +141,7 @@ def test_indexes_follow_every_change(seed: int) -> None:
                 state, request, SchedulingPass(POLICIES["round_robin"], fifo, float(step))
             )
         elif kind < 8 and state.leases:
-            changes = lease_changes.release(state, rng.choice(sorted(state.leases)), float(step))
+            changes = lease_steps.release(state, rng.choice(sorted(state.leases)), float(step))
         elif kind == 8:
             at = rng.choice(state.nodes)
             changes = [Drained(at.name, float(step)) if at.is_open else Resumed(at.name, float(step))]

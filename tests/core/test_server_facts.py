@@ -11,11 +11,11 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.models import Request
 from resource_manager.core.refusal import RefusalKind
+from resource_manager.manager.explanations import explanation
 from resource_manager.manager.refusal_wording import (
     detail_of,
     reasons_of,
 )
-from resource_manager.manager.serializers import explanation
 from resource_manager.scheduling.reasons.capacity_grounds import never_fits
 from resource_manager.scheduling.reasons.feasibility import explain, standings
 from resource_manager.scheduling.scheduling_pass import SchedulingPass

@@ -10,7 +10,7 @@ from typing import Any
 
 from resource_manager.core.changes import Expired, JobEnd, Preempting, Quarantined, Released
 from resource_manager.core.cluster import ClusterState
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.preemption import victim_right
 from resource_manager.scheduling.preemption.victim_bounds import VictimBounds
 from resource_manager.storage import RedisStore, VariableStore
@@ -62,9 +62,9 @@ def no_remainder() -> None:
     """A gang ends with the first of its members, and frees what the others still use."""
 
     def careless(cluster: Any, lease_id: str, ranks: Any, now: float, **options: Any) -> Any:
-        return lease_changes.release(cluster, lease_id, now, **options)
+        return lease_steps.release(cluster, lease_id, now, **options)
 
-    lease_changes.release_members = careless
+    lease_steps.release_members = careless
 
 
 def lost_victim() -> None:
@@ -113,7 +113,7 @@ def early_grant() -> None:
 
 def expired_job() -> None:
     """A lease whose job was placed expires at its end, as one without a job does."""
-    expire = lease_changes.expire
+    expire = lease_steps.expire
 
     def careless(cluster: Any, now: float) -> Any:
         return [
@@ -121,7 +121,7 @@ def expired_job() -> None:
             for each in expire(cluster, now)
         ]
 
-    lease_changes.expire = careless
+    lease_steps.expire = careless
 
 
 def absent_elsewhere() -> None:
@@ -134,12 +134,12 @@ def absent_elsewhere() -> None:
 
 def release_of_anybody() -> None:
     """A release frees the GPUs of a job that runs."""
-    release = lease_changes.release
+    release = lease_steps.release
 
     def careless(cluster: Any, *arguments: Any, **options: Any) -> Any:
         return release(cluster, *arguments, **{**options, "job_end": JobEnd.ENDED})
 
-    lease_changes.release = careless
+    lease_steps.release = careless
 
 
 def deaf_job() -> None:

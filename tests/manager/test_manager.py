@@ -26,7 +26,7 @@ from resource_manager.errors import (
 )
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.refusal_wording import Refusal, lock_busy
-from resource_manager.manager.serializers import summary
+from resource_manager.manager.server_views import summary
 from resource_manager.scheduling.allocator import check
 from resource_manager.storage.codec import snapshot_from_dict
 from tests.builders import Clock, redefine

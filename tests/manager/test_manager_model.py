@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.errors import DuplicateTaskError, LeaseNotFoundError
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.manager.serializers import summary
+from resource_manager.manager.server_views import summary
 from resource_manager.scheduling.allocator import check
 from resource_manager.storage import Store, open_store
 

@@ -13,7 +13,7 @@ from resource_manager.core.changes import Drained, Granted, InventoryChanged, Qu
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
 from resource_manager.core.refusal import NotEstimated
-from resource_manager.manager import answer_words, serializers
+from resource_manager.manager import answer_words, explanations, serializers, server_views
 from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import get_order
@@ -124,7 +124,7 @@ def test_the_states_of_a_server() -> None:
     cluster.apply(Drained("e", 1.0, failed=True))
     hold(cluster, Request("lost", 1), "f", 0)
     cluster.apply(Quarantined("lost", cluster.last_fencing_token, 2.0))
-    assert [serializers.server_state(cluster.by_name[name]) for name in "abcdef"] == [
+    assert [server_views.server_state(cluster.by_name[name]) for name in "abcdef"] == [
         "IDLE",
         "PARTIAL",
         "FULL",
@@ -134,7 +134,7 @@ def test_the_states_of_a_server() -> None:
     ]
     bare = ClusterState([Node("bare", 0, {"cpus": 1})])
     hold(bare, Request("t", resources={"cpus": 1}), "bare")
-    assert serializers.server_state(bare.by_name["bare"]) == "PARTIAL", "FULL is said of GPUs"
+    assert server_views.server_state(bare.by_name["bare"]) == "PARTIAL", "FULL is said of GPUs"
 
 
 @given(
@@ -157,9 +157,9 @@ def test_free_used_and_closed_add_up_for_every_server(
         cluster.apply(Drained(name, 1.0))
     if shrinks:
         cluster.apply(InventoryChanged(nodes("a", 1, 2), 2.0))
-    for row in serializers.summary(cluster)["servers"]:
+    for row in server_views.summary(cluster)["servers"]:
         state = cluster.by_name[row["server_name"]]
-        for usage, kind in ((serializers.gpu_usage(state), "gpus"), (serializers.cpu_usage(state), "cpus")):
+        for usage, kind in ((server_views.gpu_usage(state), "gpus"), (server_views.cpu_usage(state), "cpus")):
             assert usage.free + usage.used + usage.closed == usage.total
             assert (row[f"available_{kind}"], row[f"closed_{kind}"], row[f"total_{kind}"]) == (
                 usage.free,
@@ -177,7 +177,7 @@ def test_a_summary_counts_what_the_state_has() -> None:
     cluster = ClusterState(nodes("ab", 4))
     hold(cluster, Request("t", 1, 500), "a", 0)
     cluster.apply(Queued(Request("w", 9), 1.0, 1, 1.0))
-    summary = serializers.summary(cluster)
+    summary = server_views.summary(cluster)
     counted = {key: summary[key] for key in ("total_servers", "leases", "queue_length", "version")}
     assert counted == {"total_servers": 2, "leases": 1, "queue_length": 1, "version": 2}
     first = summary["servers"][0]
@@ -195,7 +195,7 @@ def test_an_explanation_agrees_with_the_allocator_and_has_every_server() -> None
 
     def explain(request: Request) -> dict[str, object]:
         before = cluster.snapshot()
-        answer = serializers.explanation(cluster, request, SchedulingPass(FIRST_FIT, FIFO, 5.0))
+        answer = explanations.explanation(cluster, request, SchedulingPass(FIRST_FIT, FIFO, 5.0))
         assert cluster.snapshot() == before
         return answer
 
@@ -256,4 +256,4 @@ def test_a_duration_is_told_in_its_own_unit(seconds: float, text: str) -> None:
 
 
 def test_words_for_people() -> None:
-    assert serializers.usage_in_words(serializers.Usage(4, 2, 8)) == "4 free, 2 used, 2 closed of 8"
+    assert server_views.usage_in_words(server_views.Usage(4, 2, 8)) == "4 free, 2 used, 2 closed of 8"

@@ -7,7 +7,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
 from resource_manager.core.teams import Team, Teams
 from resource_manager.manager.refusal_wording import detail_of
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue.orders import QueueDiscipline, fifo, get_order
 from resource_manager.scheduling.reasons.feasibility import standings
@@ -50,14 +50,14 @@ class Shared:
 
     def tick(self, seconds: float = 1.0) -> list[Change]:
         self.now += seconds
-        due = lease_changes.expire(self.state, self.now)
+        due = lease_steps.expire(self.state, self.now)
         return self.do(
             allocator.with_dispatch(self.state, due, SchedulingPass(first_fit, self.order, self.now))
         )
 
     def release(self, lease_id: str, outcome: str = Outcome.PREEMPTED) -> list[Change]:
         self.now += 1.0
-        ended = lease_changes.release(self.state, lease_id, self.now, outcome=outcome)
+        ended = lease_steps.release(self.state, lease_id, self.now, outcome=outcome)
         return self.do(
             allocator.with_dispatch(self.state, ended, SchedulingPass(first_fit, self.order, self.now))
         )

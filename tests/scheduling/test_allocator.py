@@ -27,7 +27,7 @@ from resource_manager.errors import (
     UnknownNodeError,
 )
 from resource_manager.manager.refusal_wording import detail_of
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.gangs import Members
 from resource_manager.scheduling.placement.policies import POLICIES, select_placement
 from resource_manager.scheduling.queue.orders import QueueDiscipline, fifo, get_order
@@ -154,7 +154,7 @@ def test_leases_granted_at_once_and_given_back_wait_in_the_order_of_their_arriva
     apply(allocator.submit(cluster, Request("third", 2), SchedulingPass(FIRST_FIT, FIFO, 2.0)))
     apply(allocator.submit(cluster, Request("waits", 4), SchedulingPass(FIRST_FIT, FIFO, 3.0)))
     for name in ("third", "second", "first"):
-        apply(lease_changes.release(cluster, name, 4.0, outcome=Outcome.NOT_STARTED))
+        apply(lease_steps.release(cluster, name, 4.0, outcome=Outcome.NOT_STARTED))
     assert [entry.lease_id for entry in FIFO(cluster, 4.0)] == ["first", "second", "third", "waits"]
     assert [entry.sequence for entry in FIFO(cluster, 4.0)] == [1, 2, 3, 4]
 
@@ -304,7 +304,7 @@ def test_a_retired_node_does_not_count_for_what_could_ever_fit(cluster: Untouche
 def test_a_release_includes_the_grants_it_makes_possible(cluster: Untouched) -> None:
     cluster.move(held("x", "a"), held("y", "b", token=2))
     cluster.move(Queued(Request("first", 3), 1.0, 1, 1.0), Queued(Request("second", 1), 1.0, 2, 1.0))
-    ended = lease_changes.release(cluster, "y", 2.0)
+    ended = lease_steps.release(cluster, "y", 2.0)
     changes = allocator.with_dispatch(cluster, ended, SchedulingPass(FIRST_FIT, FIFO, 2.0))
     assert kinds(changes) == [("Released", "y"), ("Granted", "first"), ("Granted", "second")]
     assert allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, FIFO, 2.0)) == []
@@ -324,7 +324,7 @@ def test_a_queued_request_that_fits_is_granted_in_the_same_commit(cluster: Untou
 
 def test_without_pending_requests_the_changes_are_returned_alone(cluster: Untouched) -> None:
     cluster.move(held("x", "a"))
-    ended = tuple(lease_changes.release(cluster, "x", 2.0))
+    ended = tuple(lease_steps.release(cluster, "x", 2.0))
     assert allocator.with_dispatch(cluster, ended, SchedulingPass(FIRST_FIT, FIFO, 2.0)) == list(ended)
 
 

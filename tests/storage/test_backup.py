@@ -43,7 +43,7 @@ from resource_manager.manager.cluster_file.sections import ClusterDefinition
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.refusal_wording import Refusal
-from resource_manager.scheduling import lease_changes
+from resource_manager.scheduling import lease_steps
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
 from resource_manager.storage.backup import (
@@ -343,10 +343,10 @@ def test_a_lease_that_may_have_been_granted_again_cannot_be_renewed_after_a_rest
     after = ClusterState.from_snapshot(fresh(store))
     for name in ("over", "ended"):
         with pytest.raises(LeaseNotFoundError):
-            lease_changes.renew(after, name, store.now(), fencing_token=lease[name].fencing_token)
+            lease_steps.renew(after, name, store.now(), fencing_token=lease[name].fencing_token)
         assert after.leases[name].expires_at <= store.now(), "it expires when the window is over"
     for name in ("kept", "placed"):
-        assert lease_changes.renew(after, name, store.now(), fencing_token=lease[name].fencing_token)
+        assert lease_steps.renew(after, name, store.now(), fencing_token=lease[name].fencing_token)
 
 
 def test_every_server_is_closed_until_it_was_searched_also_one_that_was_drained(

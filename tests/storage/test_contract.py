@@ -47,7 +47,7 @@ from resource_manager.errors import (
     StateLostError,
     StateUnconfirmedError,
 )
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.accounting.decayed_use import uses_after
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import fifo, get_order
@@ -435,7 +435,7 @@ def test_a_lease_given_back_has_its_old_number_and_takes_none_from_later_request
         )
 
     def release(lease_id: str, outcome: str) -> Snapshot:
-        return next_step(lambda cluster, now: lease_changes.release(cluster, lease_id, now, outcome=outcome))
+        return next_step(lambda cluster, now: lease_steps.release(cluster, lease_id, now, outcome=outcome))
 
     submit(first)
     state = submit(Request("second", 8))
@@ -639,7 +639,7 @@ def test_concurrent_writers_lose_nothing(open_client: OpenStore) -> None:
         def decide(now: float) -> list[Change]:
             changes: list[Change] = [granted(replica, f"{name}-{step}", now, gpus=1)]
             if step:
-                changes += lease_changes.release(replica, f"{name}-{step - 1}", now)
+                changes += lease_steps.release(replica, f"{name}-{step - 1}", now)
             return changes
 
         commit(store, replica, decide, lock)

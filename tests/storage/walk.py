@@ -31,7 +31,7 @@ from resource_manager.core.cluster_settings import ClusterSettings, HealthRule
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu, JobPlace, Lease, Node, Placement, Request, Spread
 from resource_manager.core.teams import Team, Teams
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -141,15 +141,15 @@ class Walk:
             return allocator.submit(cluster, self.request(), SchedulingPass(self.policy, fifo, now))
         if step == "expire":
             return self._with_dispatch(
-                cluster, lease_changes.expire(cluster, now + rng.choice((0.0, 30.0))), now
+                cluster, lease_steps.expire(cluster, now + rng.choice((0.0, 30.0))), now
             )
         if step == "cancel" and cluster.pending:
-            gone = lease_changes.cancel(cluster, rng.choice(sorted(cluster.pending)), now, "tired")
+            gone = lease_steps.cancel(cluster, rng.choice(sorted(cluster.pending)), now, "tired")
             return self._with_dispatch(cluster, gone, now)
         if step == "release" and cluster.leases:
             lease = cluster.leases[rng.choice(sorted(cluster.leases))]
             failed = [member.node for member in lease.members if lease.fencing_token % 4 == 0]
-            ended = lease_changes.release(
+            ended = lease_steps.release(
                 cluster,
                 lease.lease_id,
                 now,
@@ -162,7 +162,7 @@ class Walk:
         if step == "members" and (held := [*cluster.leases.values(), *cluster.remainders.values()]):
             lease = rng.choice(held)
             ranks = [rank for rank, _ in lease.ranked]
-            ended = lease_changes.release_members(
+            ended = lease_steps.release_members(
                 cluster,
                 lease.lease_id,
                 rng.sample(ranks, rng.randint(1, len(ranks))),
@@ -172,21 +172,21 @@ class Walk:
             )
             return self._with_dispatch(cluster, ended, now)
         if step == "renew" and (held := [lease for lease in cluster.leases.values() if not lease.revoked]):
-            return lease_changes.renew(cluster, rng.choice(held).lease_id, now)
+            return lease_steps.renew(cluster, rng.choice(held).lease_id, now)
         if step == "place" and (held := [lease for lease in cluster.leases.values() if not lease.revoked]):
             lease = rng.choice(held)
             places = [JobPlace("ssh", machine=member.node, user="u") for member in lease.members]
-            return lease_changes.place_job(
+            return lease_steps.place_job(
                 cluster, lease.lease_id, places, now, fencing_token=lease.fencing_token
             )
         if step == "revoke" and (held := [lease for lease in cluster.leases.values() if lease.places]):
-            return lease_changes.release(cluster, rng.choice(held).lease_id, now, job_end=JobEnd.FORCED)
+            return lease_steps.release(cluster, rng.choice(held).lease_id, now, job_end=JobEnd.FORCED)
         if step == "preempt" and cluster.leases:
             lease = cluster.leases[rng.choice(sorted(cluster.leases))]
             until = now + rng.choice((0.0, 60.0))
             if lease.lease_id not in cluster.preempting:
                 return [Preempting(lease.lease_id, lease.fencing_token, "stronger", until, now)]
-            ended = lease_changes.release(
+            ended = lease_steps.release(
                 cluster, lease.lease_id, now, outcome=Outcome.PREEMPTED, job_end=JobEnd.ENDED
             )
             return self._with_dispatch(cluster, ended, now)

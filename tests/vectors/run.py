@@ -29,7 +29,7 @@ from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placem
 from resource_manager.core.team_ledger import Use
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import ResourceManagerError
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import BACKFILL_SUFFIX, QueueDiscipline, get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -119,7 +119,7 @@ class Case:
             if not isinstance(change, Preempting):
                 continue
             self.lost.add(change.lease_id)
-            ended = lease_changes.release(self.cluster, change.lease_id, NOW, outcome=Outcome.PREEMPTED)
+            ended = lease_steps.release(self.cluster, change.lease_id, NOW, outcome=Outcome.PREEMPTED)
             for step in allocator.with_dispatch(self.cluster, ended, SchedulingPass(BEST_FIT, order, NOW)):
                 self.cluster.apply(step)
         return bool(changes)

@@ -20,7 +20,7 @@ from resource_manager.core.models import Request
 from resource_manager.errors import SettingsError, StoreError, how_to_install, redact
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -81,7 +81,7 @@ def allocations_per_s(policy_name: str, servers: int, live: int, seconds: float)
     while (elapsed := time.process_time() - started) < seconds:
         for _ in range(200):
             oldest = requests[(at - live) % len(requests)].lease_id
-            cluster.apply(lease_changes.release(cluster, oldest, 1.0)[0])
+            cluster.apply(lease_steps.release(cluster, oldest, 1.0)[0])
             cluster.apply(
                 allocator.allocate(cluster, requests[at % len(requests)], SchedulingPass(policy, fifo, 1.0))[
                     0

@@ -46,7 +46,7 @@ from resource_manager.manager.commit.job_ends import ends_of_jobs
 from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.commit.rules import RuleBook
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.accounting.decayed_use import uses_after
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage import Store
@@ -430,7 +430,7 @@ class Transactions:
         if self._recovery.suspends_grants:
             due = self._recovery.extensions(cluster, now)
         else:
-            due = lease_changes.expire(cluster, now)
+            due = lease_steps.expire(cluster, now)
         own = [operation for operation in group if isinstance(operation, _Expirations)]
         if due:
             _log(cluster, due)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
-
-from markupsafe import Markup
 
 from resource_manager.agent.report_format import GpuReport
 from resource_manager.core.cluster import ClusterState, NodeState
@@ -21,22 +18,13 @@ from resource_manager.core.names import display_name, name_of, short_id, task_of
 from resource_manager.fleet.server_use import KeptReport
 from resource_manager.manager.answer_words import ranges
 from resource_manager.manager.plurals import counted
-from resource_manager.manager.serializers import Usage, closed_because, cpu_usage, gpu_usage, server_state
+from resource_manager.manager.server_views import Usage, closed_because, cpu_usage, gpu_usage, server_state
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import colours
 from resource_manager.rest.console.alerts import mark_of
 from resource_manager.rest.console.colours import Colour, Holder
 from resource_manager.rest.console.once_a_version import once_a_version
 from resource_manager.rest.service import Service
-
-JOINT = re.compile(r"(?<=[._/])")
-"""Places at which a name may be broken into lines."""
-
-
-def joints(name: str) -> Markup:
-    """Return the name as HTML that breaks between its words, and nowhere else if a line has room for them."""
-    return Markup("<wbr>").join(JOINT.split(name))
-
 
 LEVELS = 8
 CELLS_PER_LINE = 8

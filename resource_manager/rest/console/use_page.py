@@ -13,7 +13,7 @@ from resource_manager.manager.answer_words import duration
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.report import Accounts, ReportQuery
-from resource_manager.manager.serializers import most_wasted, wasted
+from resource_manager.manager.server_views import most_wasted, wasted
 from resource_manager.scheduling.accounting.gpu_hours import CATEGORIES
 
 HEIGHT = 180

@@ -31,7 +31,7 @@ from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.core.names import name_of
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import StateLostError
-from resource_manager.manager.serializers import cpu_usage
+from resource_manager.manager.server_views import cpu_usage
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.scheduling.accounting.lives import Life
 from resource_manager.scheduling.queue.windows import under_maintenance

@@ -29,7 +29,7 @@ from resource_manager.manager.commit import group, protocol
 from resource_manager.manager.commit.group import Step
 from resource_manager.manager.commit.protocol import TRIES_WITHOUT_LOCK, Transactions
 from resource_manager.manager.refusal_wording import lock_busy
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.storage.locks import Lock, ThreadLock, nothing
 
 GPUS = 8
@@ -82,9 +82,7 @@ def granting(state: Transactions, task_id: str, gpus: int = 1, ttl_s: float = 60
 
 
 def releasing(state: Transactions, task_id: str) -> Step:
-    return lambda cluster, now: state.with_dispatch(
-        cluster, lease_changes.release(cluster, task_id, now), now
-    )
+    return lambda cluster, now: state.with_dispatch(cluster, lease_steps.release(cluster, task_id, now), now)
 
 
 def holders(cluster: ClusterState, now: float) -> set[str]:

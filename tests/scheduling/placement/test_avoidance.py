@@ -14,9 +14,9 @@ from resource_manager.core.models import Request
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import UnknownNodeError
+from resource_manager.manager.explanations import explanation
 from resource_manager.manager.refusal_wording import detail_of
-from resource_manager.manager.serializers import explanation
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.avoidance import avoided
 from resource_manager.scheduling.placement.policies import POLICIES, get_policy
 from resource_manager.scheduling.queue.orders import QueueDiscipline, get_order
@@ -58,7 +58,7 @@ def submit(
 def fail(cluster: ClusterState, lease_id: str, now: float = 90.0) -> None:
     """End a lease whose job did not start on any of its servers."""
     names = {member.node for member in cluster.leases[lease_id].members}
-    released = lease_changes.release(cluster, lease_id, now, outcome="FAILED", reason=WHY, failed_nodes=names)
+    released = lease_steps.release(cluster, lease_id, now, outcome="FAILED", reason=WHY, failed_nodes=names)
     apply(cluster, released)
 
 
@@ -107,7 +107,7 @@ def test_while_the_others_are_full_it_waits_and_the_reason_names_the_server_and_
 def test_a_try_that_is_queued_again_by_its_release_avoids_it_in_the_same_commit() -> None:
     cluster = cluster_of("ab")
     submit(cluster, Request("t", 1), 0.0)
-    released = lease_changes.release(
+    released = lease_steps.release(
         cluster, "t", 90.0, outcome=Outcome.NOT_STARTED, reason=WHY, failed_nodes=["a"]
     )
     assert apply(
@@ -145,7 +145,7 @@ def test_a_gang_is_placed_without_the_server_that_failed() -> None:
     cluster = cluster_of("abc")
     gang = Request("g", 4, nodes=2)
     submit(cluster, gang, 0.0)
-    apply(cluster, lease_changes.release(cluster, "g", 90.0, outcome="FAILED", failed_nodes=["b"]))
+    apply(cluster, lease_steps.release(cluster, "g", 90.0, outcome="FAILED", failed_nodes=["b"]))
     assert submit(cluster, gang, 91.0) == {"g": ["a", "c"]}
 
 
@@ -153,7 +153,7 @@ def test_a_gang_that_avoids_a_server_does_not_keep_others_of_its_shape_from_it()
     cluster = cluster_of("abc")
     gang = Request("g", 4, nodes=2)
     submit(cluster, gang, 0.0)
-    apply(cluster, lease_changes.release(cluster, "g", 90.0, outcome="FAILED", failed_nodes=["b"]))
+    apply(cluster, lease_steps.release(cluster, "g", 90.0, outcome="FAILED", failed_nodes=["b"]))
     cluster.apply(Drained("a", 90.0))
     assert submit(cluster, gang, 91.0) == {}
     assert submit(cluster, Request("h", 4, nodes=2), 92.0) == {"h": ["b", "c"]}
@@ -190,7 +190,7 @@ def test_backfill_reserves_servers_for_a_gang_from_then_on() -> None:
     cluster = cluster_of("abc")
     gang = Request("g", 4, nodes=2, expected_runtime_s=60.0)
     submit(cluster, gang, 0.0)
-    apply(cluster, lease_changes.release(cluster, "g", 90.0, outcome="FAILED", failed_nodes=["a"]))
+    apply(cluster, lease_steps.release(cluster, "g", 90.0, outcome="FAILED", failed_nodes=["a"]))
     submit(cluster, Request("runs", 4, required_node="b"), 90.0)
     submit(cluster, gang, 100.0, BACKFILL)
     assert submit(cluster, Request("long", 1, expected_runtime_s=600.0), 101.0, BACKFILL) == {}
@@ -223,8 +223,8 @@ def test_a_release_refuses_unknown_servers_and_cuts_a_long_sentence() -> None:
     cluster = cluster_of("ab")
     submit(cluster, Request("t", 1), 0.0)
     with pytest.raises(UnknownNodeError, match="'z'"):
-        lease_changes.release(cluster, "t", 1.0, failed_nodes=["a", "z"])
-    [change] = lease_changes.release(cluster, "t", 1.0, reason="x" * 5000, failed_nodes=["b", "a", "b"])
+        lease_steps.release(cluster, "t", 1.0, failed_nodes=["a", "z"])
+    [change] = lease_steps.release(cluster, "t", 1.0, reason="x" * 5000, failed_nodes=["b", "a", "b"])
     assert isinstance(change, Released)
     assert (len(change.reason), change.failed_nodes) == (239, ("b", "a"))
 
@@ -242,7 +242,7 @@ def test_no_grant_is_on_a_server_that_its_request_avoids(
         now = 100.0 * place
         if name in cluster.leases:
             failed = [member.node for member in cluster.leases[name].members] if is_failed else []
-            changes = lease_changes.release(cluster, name, now, failed_nodes=failed)
+            changes = lease_steps.release(cluster, name, now, failed_nodes=failed)
             changes = allocator.with_dispatch(cluster, changes, SchedulingPass(FIRST_FIT, order, now))
         elif name in cluster.pending:
             changes = allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, order, now))

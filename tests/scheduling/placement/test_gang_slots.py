@@ -13,7 +13,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request, Spread
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.gang_slots import Prospects, slots, takes_ever
 from tests.scheduling.placement.test_gangs import (
     cluster_of,
@@ -36,7 +36,7 @@ def test_packed_members_share_servers() -> None:
     assert places(start(cluster, gang("cpus", 2, 0, resources={"cpus": 4}, spread=Spread.PACK))) == "aa"
     assert places(start(cluster, gang("more", 3, 0, resources={"cpus": 4}, spread=Spread.PACK))) == ""
     for lease_id in ("g", "cpus"):
-        for change in lease_changes.release(cluster, lease_id, 1.0):
+        for change in lease_steps.release(cluster, lease_id, 1.0):
             cluster.apply(change)
     assert cluster.snapshot().leases == ()
     assert [state.free for state in cluster.nodes] == [{"cpus": 8}, {"cpus": 8}]

@@ -25,7 +25,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import FreeCapacity, fits, pick_gpus, usable_gpus
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request, Spread
 from resource_manager.errors import CapacityError, LeaseNotFoundError
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.gang_slots import could_start
 from resource_manager.scheduling.placement.gangs import Part, fitting_node, plan
 from resource_manager.scheduling.placement.policies import POLICIES
@@ -271,7 +271,7 @@ def test_the_first_member_has_the_next_port_and_two_gangs_never_share_one() -> N
 
     assert [ports(start(cluster, gang(name, 2, 1))) for name in "xyz"] == [[7000, 0], [7001, 0], [7002, 0]]
     assert start(cluster, gang("full", 2, 1)) is None, "each server but b is first, and a has no port left"
-    [released] = lease_changes.release(cluster, "y", 1.0)
+    [released] = lease_steps.release(cluster, "y", 1.0)
     cluster.apply(released)
     assert ports(start(cluster, gang("again", 2, 1))) == [7001, 0]
     members = (Placement("a", (7,), port=7001), Placement("b", (7,)))
@@ -282,7 +282,7 @@ def test_the_first_member_has_the_next_port_and_two_gangs_never_share_one() -> N
 def test_the_last_port_outlives_its_lease_and_the_process() -> None:
     cluster = cluster_of("ab")
     start(cluster, gang("g", 2))
-    [released] = lease_changes.release(cluster, "g", 1.0)
+    [released] = lease_steps.release(cluster, "g", 1.0)
     cluster.apply(released)
     for state in (cluster, ClusterState.from_snapshot(cluster.snapshot())):
         with state.trial():
@@ -319,7 +319,7 @@ def test_a_grant_that_is_not_whole_changes_nothing(members: tuple[Placement, ...
 
 
 def released_members(cluster: ClusterState, *ranks: int, lease_id: str = "g", token: int = 1) -> None:
-    for change in lease_changes.release_members(cluster, lease_id, ranks, 5.0, fencing_token=token):
+    for change in lease_steps.release_members(cluster, lease_id, ranks, 5.0, fencing_token=token):
         cluster.apply(change)
 
 
@@ -329,18 +329,16 @@ def test_the_rest_of_a_gang_keeps_its_capacity_and_frees_the_id() -> None:
     released_members(cluster, 0, 2)
     assert (cluster.leases, [lease.ranks for lease in cluster.remainders.values()]) == ({}, [(1,)])
     assert places(start(cluster, gang("g", 3))) == "acd", "not on what the remainder holds"
-    assert lease_changes.expire(cluster, math.inf) == []
+    assert lease_steps.expire(cluster, math.inf) == []
     allocator.check(cluster)
     restored = ClusterState.from_snapshot(cluster.snapshot())
     assert restored.snapshot() == cluster.snapshot()
     allocator.check(restored)
     with pytest.raises(LeaseNotFoundError):
-        lease_changes.renew(cluster, "g", 6.0, fencing_token=1)
+        lease_steps.renew(cluster, "g", 6.0, fencing_token=1)
     with pytest.raises(LeaseNotFoundError):
-        lease_changes.preempt(
-            cluster, "g", SchedulingPass(FIRST_FIT, get_order("fifo"), 6.0), fencing_token=1
-        )
-    [ended] = lease_changes.release(cluster, "g", 6.0, fencing_token=1)
+        lease_steps.preempt(cluster, "g", SchedulingPass(FIRST_FIT, get_order("fifo"), 6.0), fencing_token=1)
+    [ended] = lease_steps.release(cluster, "g", 6.0, fencing_token=1)
     assert ended == MembersReleased("g", 1, (1,), 6.0)
     cluster.apply(ended)
     assert cluster.remainders == {}
@@ -374,16 +372,14 @@ def test_a_remainder_ends_in_steps_and_a_trial_restores_it() -> None:
 def test_all_members_of_a_lease_are_the_lease() -> None:
     cluster = cluster_of("ab")
     start(cluster, gang("g", 2))
-    assert lease_changes.release_members(cluster, "g", (0, 1), 5.0, fencing_token=1) == [
-        Released("g", 1, 5.0)
-    ]
-    again = lease_changes.release_members(cluster, "g", (0, 1), 5.0, fencing_token=1, outcome="NOT_STARTED")
+    assert lease_steps.release_members(cluster, "g", (0, 1), 5.0, fencing_token=1) == [Released("g", 1, 5.0)]
+    again = lease_steps.release_members(cluster, "g", (0, 1), 5.0, fencing_token=1, outcome="NOT_STARTED")
     assert [type(change) for change in again] == [Released, Queued], "its request is not lost"
     for ranks in ((), (2,), (0, 7)):
         with pytest.raises(LeaseNotFoundError):
-            lease_changes.release_members(cluster, "g", ranks, 5.0, fencing_token=1)
+            lease_steps.release_members(cluster, "g", ranks, 5.0, fencing_token=1)
     with pytest.raises(LeaseNotFoundError):
-        lease_changes.release_members(cluster, "g", (0,), 5.0, fencing_token=9)
+        lease_steps.release_members(cluster, "g", (0,), 5.0, fencing_token=9)
 
 
 def test_packed_members_of_one_server_end_one_by_one() -> None:
@@ -571,7 +567,7 @@ def test_whatever_happens_members_are_whole_ports_unique_and_capacity_kept(
         if held and data.draw(st.booleans()):
             lease = data.draw(st.sampled_from(held))
             ranks = data.draw(st.sets(st.sampled_from([rank for rank, _ in lease.ranked]), min_size=1))
-            made = lease_changes.release_members(
+            made = lease_steps.release_members(
                 cluster, lease.lease_id, ranks, float(step), fencing_token=lease.fencing_token
             )
         elif f"g{step % 3}" not in cluster.leases:

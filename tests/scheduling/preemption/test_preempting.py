@@ -25,7 +25,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, PendingRequest, Placement, Request
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.preemption.preempting import held_back, would_preempt
 from resource_manager.scheduling.preemption.victims import find_victims
@@ -170,10 +170,10 @@ def test_victims_are_of_the_team_most_over_then_of_low_priority_little_lost_and_
 def test_a_checkpoint_is_kept_by_later_renewals() -> None:
     shared = Shared()
     shared.submit("x")
-    shared.do(lease_changes.renew(shared.state, "x", shared.now, checkpoint_at=shared.now - 5.0))
+    shared.do(lease_steps.renew(shared.state, "x", shared.now, checkpoint_at=shared.now - 5.0))
     saved_at = shared.now - 5.0
-    shared.do(lease_changes.renew(shared.state, "x", shared.now + 1.0))
-    shared.do(lease_changes.renew(shared.state, "x", shared.now + 2.0, checkpoint_at=saved_at - 1.0))
+    shared.do(lease_steps.renew(shared.state, "x", shared.now + 1.0))
+    shared.do(lease_steps.renew(shared.state, "x", shared.now + 2.0, checkpoint_at=saved_at - 1.0))
     assert shared.state.leases["x"].checkpoint_at == saved_at
 
 
@@ -301,13 +301,11 @@ def test_a_search_in_vain_is_not_made_again_until_something_changes(monkeypatch:
     searched.clear()
     shared.tick()
     shared.submit("more", 3, team="vision", owner="kim-0", priority=5, required_node="a")
-    shared.do(lease_changes.renew(shared.state, "theirs-0", shared.now))
+    shared.do(lease_steps.renew(shared.state, "theirs-0", shared.now))
     shared.tick()
     assert searched == []
     for change in (
-        lambda: shared.do(
-            lease_changes.renew(shared.state, "theirs-0", shared.now, checkpoint_at=shared.now)
-        ),
+        lambda: shared.do(lease_steps.renew(shared.state, "theirs-0", shared.now, checkpoint_at=shared.now)),
         lambda: shared.release("lent-0", "SUCCESS"),
         lambda: shared.do([TeamsChanged(shared.state.teams, shared.now)]),
         lambda: shared.do([Drained("b", shared.now)]),
@@ -388,7 +386,7 @@ def test_an_operator_takes_nothing_for_a_request_that_is_to_get_its_place_alread
     (victim,) = shared.preempting()
     (other,) = {"x", "y"} - {victim}
     with pytest.raises(NotPreemptibleError, match="need not wait"):
-        lease_changes.preempt(
+        lease_steps.preempt(
             shared.state, other, SchedulingPass(first_fit, fifo, shared.now), preemptor="mine"
         )
 
@@ -413,7 +411,7 @@ def test_a_cancelled_preemptor_keeps_nothing_and_its_victims_run_on() -> None:
     assert isinstance(granted, Granted)
     assert granted.lease.lease_id == "x"  # the victim that ended goes on
     shared.tick(60.0)
-    shared.do(lease_changes.renew(shared.state, "y", shared.now))
+    shared.do(lease_steps.renew(shared.state, "y", shared.now))
     assert not shared.state.leases["y"].quarantined
     assert ClusterState.from_snapshot(shared.state.snapshot()).snapshot() == shared.state.snapshot()
 
@@ -537,9 +535,7 @@ def test_a_placement_in_the_trial_is_not_left_behind() -> None:
 def by_hand(shared: Shared, lease_id: str, by: str = "") -> str:
     """Preempt a lease and return the request for which it ends."""
     [change] = shared.do(
-        lease_changes.preempt(
-            shared.state, lease_id, SchedulingPass(first_fit, fifo, shared.now), preemptor=by
-        )
+        lease_steps.preempt(shared.state, lease_id, SchedulingPass(first_fit, fifo, shared.now), preemptor=by)
     )
     assert isinstance(change, Preempting)
     return change.preemptor
@@ -565,9 +561,7 @@ def test_by_hand_a_lease_has_its_grace_and_ends_for_the_request_that_is_named() 
     for name in ("first", "second"):
         shared.submit(name, 4, team="nlp")
     token, now = shared.state.leases["x"].fencing_token, shared.now
-    changes = lease_changes.preempt(
-        shared.state, "x", SchedulingPass(first_fit, fifo, now), preemptor="second"
-    )
+    changes = lease_steps.preempt(shared.state, "x", SchedulingPass(first_fit, fifo, now), preemptor="second")
     assert changes == [Preempting("x", token, "second", now + 7.0, now, by_operator=True)]
 
 

@@ -14,7 +14,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.maintenance import Window
 from resource_manager.core.teams import Team
-from resource_manager.scheduling import lease_changes
+from resource_manager.scheduling import lease_steps
 from resource_manager.scheduling.preemption.requeueing import restarts_of
 from resource_manager.scheduling.queue.orders import fifo
 from tests.scheduling.preemption.test_preempting import cancel
@@ -85,7 +85,7 @@ def test_a_lease_held_beyond_its_grace_is_quarantined_and_the_preemptor_goes_on_
         "awaiting_release",
         "x vnpm on a is still held after its preemption: release it once its job is known to be gone",
     )
-    shared.do(lease_changes.renew(shared.state, "x", shared.now))
+    shared.do(lease_steps.renew(shared.state, "x", shared.now))
     assert shared.state.leases["x"].quarantined
     shared.release("x", "")
     assert set(shared.state.leases) == {"mine"}

@@ -15,7 +15,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Node, PendingRequest, Request
 from resource_manager.errors import PolicyError
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue.orders import (
     FIRST_QUEUE_GPU_S,
@@ -70,7 +70,7 @@ class Running:
     def run_until(self, time: float) -> None:
         while self.ends and self.ends[0][0] <= time:
             self.now, _, task_id = heapq.heappop(self.ends)
-            over = lease_changes.release(self.state, task_id, self.now)
+            over = lease_steps.release(self.state, task_id, self.now)
             self._apply(
                 allocator.with_dispatch(self.state, over, SchedulingPass(first_fit, self.order, self.now))
             )

@@ -12,7 +12,7 @@ from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.core.team_ledger import Account, TeamLedger
 from resource_manager.core.teams import Team, Teams
 from resource_manager.manager.refusal_wording import detail_of
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue.orders import fifo, get_order
 from resource_manager.scheduling.queue.quotas import (
@@ -188,7 +188,7 @@ def test_fair_share_reads_the_weights() -> None:
             cluster.apply(Queued(request, 1.0, cluster.sequence + 1, 1.0))
     changes = allocator.with_dispatch(
         cluster,
-        lease_changes.release(cluster, "all", 2.0),
+        lease_steps.release(cluster, "all", 2.0),
         SchedulingPass(first_fit, get_order("fair_share"), 2.0),
     )
     started = [change.lease.request.team for change in changes if isinstance(change, Granted)]

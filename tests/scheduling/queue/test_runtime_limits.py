@@ -13,7 +13,7 @@ from resource_manager.core.lease_limits import MAX_RUNTIME, REQUEUE_AFTER
 from resource_manager.core.models import JobPlace, Request
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import InvalidRequestError
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.scheduling.queue.runtime_limits import limit_of
@@ -41,7 +41,7 @@ def apply(cluster: ClusterState, changes: Any) -> None:
 
 
 def expire(cluster: ClusterState, now: float) -> list[str]:
-    changes = lease_changes.expire(cluster, now)
+    changes = lease_steps.expire(cluster, now)
     apply(cluster, changes)
     return [type(change).__name__ for change in changes]
 
@@ -73,7 +73,7 @@ def test_a_job_is_told_in_time_to_be_gone_at_the_limit_and_does_not_wait_again()
     lease = cluster.leases["x"]
     assert (lease.preempted_by, lease.preempt_until, lease.expires_at) == (MAX_RUNTIME, 610.0, 610.0)
     assert expire(cluster, 609.0) == []
-    released, *more = lease_changes.release(
+    released, *more = lease_steps.release(
         cluster, "x", 590.0, outcome=Outcome.PREEMPTED, job_end=JobEnd.ENDED
     )
     assert (released.outcome, more) == (Outcome.TIMED_OUT, [])  # type: ignore[union-attr]
@@ -82,7 +82,7 @@ def test_a_job_is_told_in_time_to_be_gone_at_the_limit_and_does_not_wait_again()
 def test_a_job_gives_its_gpus_back_after_its_turn_and_waits_behind_others() -> None:
     cluster = running(requeue_after_s=600.0, ttl_s=1000.0)
     assert expire(cluster, 550.0) == ["Renewed", "Preempting"]
-    _, queued = lease_changes.release(cluster, "x", 590.0, outcome=Outcome.PREEMPTED, job_end=JobEnd.ENDED)
+    _, queued = lease_steps.release(cluster, "x", 590.0, outcome=Outcome.PREEMPTED, job_end=JobEnd.ENDED)
     assert (queued.queued_at, queued.sequence) == (590.0, 2)  # type: ignore[union-attr]
     assert queued.request.labels["restart_count"] == "1"  # type: ignore[union-attr]
 
@@ -90,11 +90,11 @@ def test_a_job_gives_its_gpus_back_after_its_turn_and_waits_behind_others() -> N
 def test_a_renewal_does_not_extend_the_limit_but_the_time_that_a_told_job_has() -> None:
     cluster = running(max_runtime_s=600.0, ttl_s=100.0)
     for now, end in ((100.0, 200.0), (500.0, 550.0)):
-        [renewed] = lease_changes.renew(cluster, "x", now)
+        [renewed] = lease_steps.renew(cluster, "x", now)
         assert renewed.expires_at == end  # type: ignore[union-attr]
         cluster.apply(renewed)
     expire(cluster, 560.0)
-    [renewed] = lease_changes.renew(cluster, "x", 600.0)
+    [renewed] = lease_steps.renew(cluster, "x", 600.0)
     assert renewed.expires_at == 700.0  # type: ignore[union-attr]
     cluster.apply(renewed)
     assert expire(cluster, 621.0) == ["Quarantined"]
@@ -103,7 +103,7 @@ def test_a_renewal_does_not_extend_the_limit_but_the_time_that_a_told_job_has() 
 def test_what_placed_no_job_ends_with_its_preemption_and_what_is_not_renewed_before() -> None:
     cluster = running(max_runtime_s=600.0, ttl_s=1000.0, placed=False)
     assert expire(cluster, 550.0) == ["Renewed", "Preempting"]
-    [renewed] = lease_changes.renew(cluster, "x", 555.0)
+    [renewed] = lease_steps.renew(cluster, "x", 555.0)
     assert renewed.expires_at == 610.0  # type: ignore[union-attr]
     assert expire(cluster, 610.0) == ["Expired"]
     cluster = running(max_runtime_s=600.0, ttl_s=100.0, placed=False)

@@ -25,7 +25,7 @@ from resource_manager.core.refusal import RefusalKind
 from resource_manager.core.teams import Teams
 from resource_manager.manager.demand import Demand
 from resource_manager.manager.refusal_wording import detail_of, reasons_of
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.scheduling.queue.windows import closed_for, ending, opens_at, under_maintenance
@@ -128,11 +128,11 @@ def test_what_still_runs_at_the_begin_is_preempted_once_and_waits_at_its_old_pla
     cluster.apply(TeamsChanged(Teams(preemption=True), 0.0))
     assert submit(cluster, job("x", preempt_grace_s=60.0), 0.0) == ["x"]
     assert submit(cluster, job("fixed", 3500.0, gpus=0, preemptible=False), 0.0) == ["fixed"]  # it runs on
-    assert lease_changes.expire(cluster, 3599.0) == []
-    assert lease_changes.expire(cluster, 3600.0) == [Preempting("x", 1, window.preemptor, 3660.0, 3600.0)]
-    apply(cluster, lease_changes.expire(cluster, 3600.0))
-    assert lease_changes.expire(cluster, 3601.0) == []
-    gone = lease_changes.release(cluster, "x", 3610.0, outcome="PREEMPTED")
+    assert lease_steps.expire(cluster, 3599.0) == []
+    assert lease_steps.expire(cluster, 3600.0) == [Preempting("x", 1, window.preemptor, 3660.0, 3600.0)]
+    apply(cluster, lease_steps.expire(cluster, 3600.0))
+    assert lease_steps.expire(cluster, 3601.0) == []
+    gone = lease_steps.release(cluster, "x", 3610.0, outcome="PREEMPTED")
     assert (
         apply(cluster, allocator.with_dispatch(cluster, gone, SchedulingPass(FIRST_FIT, FIFO, 3610.0))) == []
     )
@@ -146,7 +146,7 @@ def test_a_lease_given_back_before_its_job_began_waits_at_its_old_place_until_th
     cluster = cluster_with(Window(7, ("a",), 3600.0, 7200.0))
     assert submit(cluster, job("x", 3500.0, gpus=8), 100.0) == ["x"]
     assert submit(cluster, job("y", 5000.0, gpus=8), 110.0) == []
-    gone = lease_changes.release(cluster, "x", 125.0, outcome=Outcome.NOT_STARTED)
+    gone = lease_steps.release(cluster, "x", 125.0, outcome=Outcome.NOT_STARTED)
     assert (
         apply(cluster, allocator.with_dispatch(cluster, gone, SchedulingPass(FIRST_FIT, FIFO, 125.0))) == []
     )
@@ -165,7 +165,7 @@ def test_a_request_named_like_a_window_gets_nothing_of_what_it_preempts() -> Non
     cluster.apply(TeamsChanged(Teams(preemption=True), 0.0))
     submit(cluster, job("x", gpus=8), 0.0)
     submit(cluster, job("maintenance 7", 10.0, gpus=8), 0.0)
-    apply(cluster, lease_changes.expire(cluster, 3600.0))
+    apply(cluster, lease_steps.expire(cluster, 3600.0))
     refusals = refusals_of(
         cluster, [cluster.pending["maintenance 7"].request], SchedulingPass(FIRST_FIT, FIFO, 3600.0)
     )
@@ -205,7 +205,7 @@ def test_a_gang_is_reserved_where_no_server_of_it_has_a_window() -> None:
     cluster.apply(MaintenanceChanged((Window(1, ("b",), 3600.0, 7200.0),), 0.0))
     assert submit(cluster, job("gang", 5000.0, gpus=2, nodes=2), 0.0, BACKFILL) == []
     assert submit(cluster, job("short", 3000.0, gpus=8), 0.0, BACKFILL) == ["short"]
-    assert apply(cluster, lease_changes.release(cluster, "short", 3000.0)) == []
+    assert apply(cluster, lease_steps.release(cluster, "short", 3000.0)) == []
     assert apply(
         cluster, allocator.schedule_pending(cluster, SchedulingPass(FIRST_FIT, BACKFILL, 7200.0))
     ) == ["gang"]

@@ -29,7 +29,7 @@ from resource_manager.errors import (
 )
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.scheduling import lease_changes
+from resource_manager.scheduling import lease_steps
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
 from resource_manager.storage.sql import postgresql as dialect
@@ -500,7 +500,7 @@ def test_no_snapshot_has_changes_that_the_server_lost(
 def end(store: Store, cluster: ClusterState, lease_id: str) -> None:
 
     now = store.now()
-    changes = lease_changes.release(cluster, lease_id, now)
+    changes = lease_steps.release(cluster, lease_id, now)
     store.commit(cluster.version, changes, now=now)
     for change in changes:
         cluster.apply(change)

@@ -13,7 +13,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.changes import Change, Drained, Granted, InventoryChanged, Resumed
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import Gpu, Node, Placement, Request
-from resource_manager.scheduling import allocator, lease_changes
+from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import POLICIES, Policy, get_policy, takes_seed
 from resource_manager.scheduling.placement.policies.capacity import CORES
 from resource_manager.scheduling.placement.policies.dot_product import dot_product_for
@@ -113,7 +113,7 @@ def play(cluster: ClusterState, policy: Policy, script: list[tuple[str, object]]
             assert isinstance(argument, int)
             running = list(cluster.leases)
             if running:
-                changes = lease_changes.release(cluster, running[argument % len(running)], float(number))
+                changes = lease_steps.release(cluster, running[argument % len(running)], float(number))
         elif what == "drain":
             changes = [Drained(str(argument), float(number))]
         elif what == "resize":

@@ -1,0 +1,114 @@
+"""Whether, where and when a request would fit, as it is told."""
+
+from __future__ import annotations
+
+from resource_manager.core.changes import Granted
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Lease, Request
+from resource_manager.core.names import listed, name_of
+from resource_manager.core.refusal import RefusalKind
+from resource_manager.manager.refusal_wording import detail_of, reasons_of, right_words
+from resource_manager.manager.results import (
+    Explanation,
+    Quotes,
+    ServerVerdict,
+)
+from resource_manager.manager.serializers import member_view, sharing_in_words
+from resource_manager.scheduling import allocator
+from resource_manager.scheduling.placement.gangs import Members, select_members
+from resource_manager.scheduling.placement.policies import scores_of
+from resource_manager.scheduling.preemption.preempting import would_preempt
+from resource_manager.scheduling.preemption.victim_right import right_to
+from resource_manager.scheduling.queue.price_admission import PriceAdmission
+from resource_manager.scheduling.queue.windows import closed_for
+from resource_manager.scheduling.reasons.feasibility import Verdict, explain, refusals_of
+from resource_manager.scheduling.scheduling_pass import SchedulingPass
+
+
+def explanation(
+    cluster: ClusterState,
+    request: Request,
+    current: SchedulingPass,
+) -> Explanation:
+    """Explain whether and where the request would be granted now, or why not: overall and per server."""
+    with closed_for(cluster, request, current):
+        verdicts = explain(cluster, request)
+        scores: dict[str, int] = {}
+        members = None
+        if current.suspended is None:
+            scores = scores_of(current.policy, cluster, request)
+            members = select_members(cluster, request, current.policy)
+    granted, kind, reason = False, None, ""
+    if request.lease_id in cluster.leases:
+        reason = "the task has a lease already"
+    elif request.lease_id not in cluster.pending:
+        granted = any(
+            isinstance(change, Granted) and change.lease.lease_id == request.lease_id
+            for change in allocator.allocate_in_order(cluster, [request], current)
+        )
+    if not granted and not reason:
+        refusal = refusals_of(cluster, [request], current)[request.lease_id]
+        kind, reason = str(refusal.kind), detail_of(refusal)
+    victims: list[Lease] = []
+    if not granted and kind is not None and current.suspended is None:
+        victims = would_preempt(cluster, request, current)
+    if victims:
+        named = listed(list(map(name_of, victims)))
+        reason = f"{reason}; would preempt {named}, {right_words(right_to(cluster, request, victims))}"
+    admission = current.limits.admission
+    placed = [member_view(cluster, request, rank, member) for rank, member in enumerate(members or ())]
+    return {
+        "task_id": request.lease_id,
+        "nodes": request.nodes,
+        "admission": None if admission is None else quotes(cluster, request, admission, members, current.now),
+        "fits": members is not None,
+        "would_be_granted": granted,
+        "kind": kind,
+        "reason": reason,
+        "could_ever_fit": kind != RefusalKind.NEVER_FITS,
+        "server_name": members[0].node if members else None,
+        "gpu_ids": list(members[0].gpu_ids) if members else [],
+        "members": placed,
+        "sharing": sharing_in_words(request, placed),
+        "ahead_in_queue": len(cluster.pending),
+        "policy": cluster.settings.policy,
+        "servers": [verdict(answer, request, scores.get(answer.node)) for answer in verdicts],
+        "would_preempt": [lease.lease_id for lease in victims],
+        "deadline_at": request.deadline_at,
+        "late_end": None,
+    }
+
+
+def verdict(answer: Verdict, request: Request, score: int | None = None) -> ServerVerdict:
+    """Return one server's answer to `explain`; `score` is the policy's, higher is better."""
+    return {
+        "server_id": answer.server_id,
+        "server_name": answer.node,
+        "fits": answer.fits,
+        "could_fit": answer.could_fit,
+        "reasons": reasons_of(answer.reasons, request),
+        "score": score,
+    }
+
+
+def quotes(
+    cluster: ClusterState,
+    request: Request,
+    admission: PriceAdmission,
+    members: Members | None,
+    now: float,
+) -> Quotes:
+    """Return the price of the request now on every server, and on the one where it would start.
+
+    `price` and `utility` are None without a utility, `covered` if the request fits on no server now.
+    """
+    chosen = None
+    if members is not None:
+        chosen = admission.quote(cluster, request, members, now, now)
+    return {
+        "price_per_hour": None if chosen is None else chosen.price_per_hour,
+        "price": None if chosen is None else chosen.price,
+        "utility": None if chosen is None else chosen.utility,
+        "covered": None if chosen is None else chosen.covered,
+        "servers": {state.name: admission.price_per_hour(state, request) for state in cluster.nodes},
+    }
