@@ -12,9 +12,7 @@ import struct
 import time
 
 import numpy as np
-from digits import BATCH, shifted
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
+from digits import BATCH, accuracy_of, digits, first_weights, gradients
 
 RANK = int(os.environ.get("GPU_NODE_RANK", "0"))
 MEMBERS = int(os.environ.get("GPU_NODES_NUM", "1"))
@@ -107,25 +105,6 @@ def exactly(peer, size):
     return bytes(data)
 
 
-def gradients(weights, x, y):
-    """Return the gradients of the cross-entropy of a network of one hidden layer."""
-    first, first_bias, second, second_bias = weights
-    hidden = np.maximum(x @ first + first_bias, 0)
-    scores = hidden @ second + second_bias
-    wrong = np.exp(scores - scores.max(axis=1, keepdims=True))
-    wrong /= wrong.sum(axis=1, keepdims=True)
-    wrong[np.arange(len(y)), y] -= 1
-    wrong /= len(y)
-    back = (wrong @ second.T) * (hidden > 0)
-    return [x.T @ back, back.sum(axis=0), hidden.T @ wrong, wrong.sum(axis=0)]
-
-
-def accuracy_of(weights, x, y):
-    first, first_bias, second, second_bias = weights
-    scores = np.maximum(x @ first + first_bias, 0) @ second + second_bias
-    return float((scores.argmax(axis=1) == y).mean())
-
-
 def group():
     try:
         return Gloo()
@@ -144,20 +123,10 @@ def main():
     server = os.environ.get("GPU_SERVER", "")
     print(f"rank {RANK} of {MEMBERS} on {server}: CUDA_VISIBLE_DEVICES={devices}", flush=True)
 
-    images, labels = load_digits(return_X_y=True)
-    images = (images / 16).astype(np.float32).reshape(-1, 8, 8)
-    x, x_test, y, y_test = train_test_split(images, labels, test_size=0.25, random_state=0, stratify=labels)
-    x, y = shifted(x, y)
-    x, x_test = x.reshape(len(x), 64), x_test.reshape(len(x_test), 64)
-
+    (x, y), (x_test, y_test) = digits()
     members = group()
     random = np.random.default_rng(0)  # the same in all members: weights and order of the data
-    weights = [
-        random.normal(0, 0.1, (64, options.width)).astype(np.float32),
-        np.zeros(options.width, np.float32),
-        random.normal(0, 0.1, (options.width, 10)).astype(np.float32),
-        np.zeros(10, np.float32),
-    ]
+    weights = first_weights(options.width, random)
     for epoch in range(1, options.epochs + 1):
         order = random.permutation(len(x))
         for start in range(0, len(x) - MEMBERS, BATCH):
