@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -36,6 +36,12 @@ AIRFLOW_PORT = 8080
 SERVICE_PORT = 5000
 INVENTORY = REPOSITORY / "resource_manager" / "deploy" / "servers.toml"
 DOCKER_S = 30.0
+
+READ_ONCE = {
+    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
+    "AIRFLOW__DAG_PROCESSOR__STALE_DAG_THRESHOLD": "7200",
+}
+"""Settings of an Airflow that reads its DAGs once: each time costs the jobs seconds of the cores."""
 
 
 @click.group(invoke_without_command=True)
@@ -122,10 +128,24 @@ def docker_answers() -> bool:
 
 @contextmanager
 def _stack(
-    store: str, *, api_port: int | None = None, service_port: int | None = None, **settings: str
+    store: str,
+    *,
+    only: Sequence[str] = (),
+    api_port: int | None = None,
+    service_port: int | None = None,
+    **settings: str,
 ) -> Iterator[Stack]:
-    """Run the stack in a temporary folder, which is kept only if the stack fails to start or stop."""
+    """Run the stack in a temporary folder, which is kept only if the stack fails to start or stop.
+
+    With all example DAGs, or `only` these.
+    """
     home = Path(tempfile.mkdtemp(prefix="gpu-manager-demo-"))
+    dags = REPOSITORY / "dags"
+    if only:
+        shutil.copytree(dags / "jobs", home / "dags" / "jobs")
+        for dag_id in only:
+            shutil.copy(dags / f"{dag_id}.py", home / "dags")
+        dags = home / "dags"
     print(
         f"starting {'Redis' if store == 'redis' else 'PostgreSQL'} and Airflow in {home} (half a minute)",
         flush=True,
@@ -134,6 +154,7 @@ def _stack(
         stack = running.enter_context(
             Stack(
                 home,
+                dags=dags,
                 settings={"GPU_MANAGER_INVENTORY": str(INVENTORY), **settings},
                 api_port=api_port,
                 service_port=service_port,
@@ -149,7 +170,7 @@ def _stack(
 
 def run(picture: Path | None, history: Path | None, store: str = "redis") -> list[str]:
     """Run the demo; return the problems found."""
-    with _stack(store) as stack:
+    with _stack(store, only=(DAG_ID, GANG), **READ_ONCE) as stack:
         manager = GPUResourceManager.from_url(stack.store_url)
         runs = {DAG_ID: stack.api.trigger(DAG_ID), GANG: stack.api.trigger(GANG, GANG_CONF)}
         states = _watch(stack, manager, runs)

@@ -53,7 +53,7 @@ def test_up_leaves_no_folder_behind(tmp_path, monkeypatch):
         url = service_url = store_url = dags = "here"
         api = SimpleNamespace(login=("admin", "word"))
 
-        def __init__(self, home, *, api_port, service_port, settings, store):
+        def __init__(self, home, *, dags, api_port, service_port, settings, store):
             self.home = home
 
         def __enter__(self):
