@@ -1,7 +1,7 @@
 """Cost of agents: 1,000 of them at one service, one on a server, and how soon a freed GPU is granted.
 
 With `--jobs 8` the thousand agents run eight jobs each, and a question of each about its jobs is held; with
-`--jobs 0` the questions alone are. `--run-jobs` measures both, and the jobs of a real agent. A thousand
+`--jobs 0` the questions alone are. `--run-jobs` measures the jobs of a real agent. A thousand
 agents are played by one process that sends their reports over connections of their own; the agent whose costs
 are measured is the real one, on the stand-in for NVIDIA's library (`tests/nvml`) with 8 GPUs.
 """
@@ -464,8 +464,6 @@ def main() -> None:
         if asked.run_jobs:
             figures = jobs_in_turn(f"{url}?namespace=turn", Path(folder) / "turn")
             figures.update(jobs_at_once(f"{url}?namespace=once", Path(folder) / "once", 200, 120.0))
-            for name, jobs in (("idle", 0), ("with_jobs", 8)):
-                figures[name] = many_agents(f"{url}?namespace={name}", asked.agents, jobs, asked.seconds)
         else:
             figures = many_agents(f"{url}?namespace=many", asked.agents, asked.jobs, asked.seconds)
         if asked.jobs is None and not asked.run_jobs:
