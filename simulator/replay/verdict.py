@@ -105,6 +105,15 @@ def _live_verdict(results: Sequence[dict[str, Any]]) -> list[str]:
         f"{instead_of(wait, before)} on average{_percent_less(wait, before)}, and "
         f"{instead_of(best['max_wait_s'], first['max_wait_s'])} at most."
     ]
+    if equal := [
+        row["name"]
+        for row in different
+        if row["runs"] > 1
+        and row["name"] not in (best["name"], first["name"])
+        and row["started"] == best["started"]
+        and not is_above(_waits(results, row), _waits(results, best))
+    ]:
+        lines.append(f"{best['name']} is no better than {', '.join(equal)} beyond chance.")
     return [
         *_winners_and_losers(results, best["name"], first["name"]),
         *lines,
@@ -113,8 +122,12 @@ def _live_verdict(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _winners_and_losers(results: Sequence[dict[str, Any]], name: str, first: str) -> list[str]:
-    """Return who would wait less and who longer under that run than under the first, by size and team."""
-    now, before = (_group_waits(results, each) for each in (name, first))
+    """Return who would wait less and who longer under that run than under the first, by size and team.
+
+    Over several seeds, a group is named if its confidence intervals do not overlap.
+    """
+    both = [_group_waits(results, each) for each in (name, first)]
+    now, before = ({group: _mean(each) for group, each in waits.items()} for waits in both)
     changes = {group: now[group] - before[group] for group in now if group in before}
     found = []
     for words, sign in (("less", -1), ("longer", 1)):
@@ -122,6 +135,7 @@ def _winners_and_losers(results: Sequence[dict[str, Any]], name: str, first: str
             group
             for group, change in changes.items()
             if sign * change >= max(NO_WAIT_S, SAME_WAIT * before[group])
+            and is_above(*(_of_seeds(waits[group]) for waits in both[::sign]))
         ]
         groups.sort(key=lambda group: -abs(changes[group]))
         who = [f"{group} ({instead_of(now[group], before[group])})" for group in groups[:MAX_GROUPS]]
@@ -130,17 +144,22 @@ def _winners_and_losers(results: Sequence[dict[str, Any]], name: str, first: str
     return [f"Under {name} these wait {'; these wait '.join(found)}."] if changes else []
 
 
-def _group_waits(results: Sequence[dict[str, Any]], name: str) -> dict[str, float]:
-    """Return the mean wait of each group of jobs over the seeds of a run."""
+def _group_waits(results: Sequence[dict[str, Any]], name: str) -> dict[str, list[tuple[float, float]]]:
+    """Return jobs and their mean wait of each group, for each seed of a run."""
     found: dict[str, list[tuple[float, float]]] = {}
     for result in results:
         if result["case"]["name"] == name:
             for group, (jobs, wait_s) in result["summary"].get("waits_of", {}).items():
                 found.setdefault(group, []).append((jobs, wait_s))
-    return {
-        group: sum(jobs * wait_s for jobs, wait_s in each) / sum(jobs for jobs, _ in each)
-        for group, each in found.items()
-    }
+    return found
+
+
+def _mean(seeds: Sequence[tuple[float, float]]) -> float:
+    return sum(jobs * wait_s for jobs, wait_s in seeds) / sum(jobs for jobs, _ in seeds)
+
+
+def _of_seeds(seeds: Sequence[tuple[float, float]]) -> list[float]:
+    return [wait_s for _, wait_s in seeds]
 
 
 def cautions(results: Sequence[dict[str, Any]]) -> list[str]:

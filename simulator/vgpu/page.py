@@ -89,6 +89,12 @@ TEXTS = {
         " {bad} in {worst}.",
         "{best} 的隔离最好：{good} 的已启动任务耗时超过理想时长的 1.25 倍，{worst} 为 {bad}。",
     ),
+    "ir_better": (
+        "{best} isolates better than {worst}: {good} of started tasks take more than 1.25 times their ideal"
+        " time, {bad} there; between these two and others the confidence intervals overlap.",
+        "{best} 的隔离优于 {worst}：{good} 的已启动任务耗时超过理想时长的 1.25 倍，后者为 {bad}；"
+        "与其他场景的置信区间重叠。",
+    ),
     "ir_equal": (
         "The scenarios isolate alike: {good} of started tasks take more than 1.25 times their ideal time.",
         "各场景隔离效果相同：{good} 的已启动任务耗时超过理想时长的 1.25 倍。",
@@ -96,6 +102,11 @@ TEXTS = {
     "slo_best": (
         "Most tasks meet their deadline in {best} ({good}), fewest in {worst} ({bad}).",
         "满足期限的任务在 {best} 最多（{good}），在 {worst} 最少（{bad}）。",
+    ),
+    "slo_better": (
+        "More tasks meet their deadline in {best} ({good}) than in {worst} ({bad}); between these two and"
+        " others the confidence intervals overlap.",
+        "满足期限的任务在 {best}（{good}）多于 {worst}（{bad}）；与其他场景的置信区间重叠。",
     ),
     "ir_overlap": (
         "No scenario isolates better: {good} to {bad} of started tasks take more than 1.25 times their ideal"
@@ -242,22 +253,31 @@ def _contrast(
 ) -> str:
     """Return the sentence on all scenarios that, as shown, are best and worst, or on their being equal.
 
-    No winner is named where the confidence intervals of the best and the worst overlap.
+    One that is best or worst has a confidence interval that overlaps with no other's; where the two ends are
+    apart and one of them is not, only these two are compared.
     """
     values = {name: each["mean"] for name, each in spreads.items()}
     good, bad = share(best(values.values())), share(worst(values.values()))
-    at_ends = {pick(values.values()) for pick in (best, worst)}
-    ends = [each for each in spreads.values() if each["mean"] in at_ends]
-    if good != bad and all(each.get("low") is not None for each in ends):
-        least = [each["high"] for each in ends if each["mean"] == min(at_ends)]
-        if max(least) >= min(each["low"] for each in ends if each["mean"] == max(at_ends)):
-            return text(f"{sentence}_overlap", language).format(good=good, bad=bad)
     names = {
-        shown: ", ".join(name for name, value in values.items() if share(value) == shown)
-        for shown in (good, bad)
+        shown: [name for name, value in values.items() if share(value) == shown] for shown in (good, bad)
     }
-    key = f"{sentence}_equal" if good == bad else f"{sentence}_best"
-    return text(key, language).format(best=names[good], worst=names[bad], good=good, bad=bad)
+    if good == bad:
+        key = "equal"
+    elif any(_overlap(spreads[one], spreads[other]) for one in names[good] for other in names[bad]):
+        key = "overlap"
+    else:
+        rest = [each for name, each in spreads.items() if name not in names[good] + names[bad]]
+        is_clear = not any(_overlap(spreads[end], each) for each in rest for end in names[good] + names[bad])
+        key = "best" if is_clear else "better"
+    best_names, worst_names = (", ".join(names[shown]) for shown in (good, bad))
+    return text(f"{sentence}_{key}", language).format(best=best_names, worst=worst_names, good=good, bad=bad)
+
+
+def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two confidence intervals overlap; single runs have none."""
+    if one.get("low") is None or other.get("low") is None:
+        return False
+    return bool(one["low"] <= other["high"] and other["low"] <= one["high"])
 
 
 def figures_table(collected: Collected, keys: Collection[str], language: str = "en", note: str = "") -> Table:

@@ -242,6 +242,21 @@ def test_no_change_is_advised_where_the_intervals_over_the_seeds_overlap() -> No
     assert keep.endswith("but the 95 % confidence intervals overlap: compare over more seeds.")
     clear = [timed("random, sjf", mean_wait_s=wait) for wait in (2000.0, 2050.0)]
     assert verdict.verdict([*first, *clear])[0].startswith("Change from random, fifo to random, sjf")
+    beside = [timed("random, srtf", mean_wait_s=wait) for wait in (2010.0, 2300.0)]
+    advice = verdict.verdict([*first, *clear, *beside])
+    assert "random, sjf is no better than random, srtf beyond chance." in advice
+
+
+def test_a_group_is_named_only_beyond_the_intervals_over_the_seeds() -> None:
+    def runs(name: str, *waits: float) -> list[dict[str, Any]]:
+        steady = {"team a": [200, waits[-1]]}
+        return [
+            timed(name, mean_wait_s=waits[-1], waits_of={**steady, "team b": [200, wait]}) for wait in waits
+        ]
+
+    who = verdict.verdict([*runs("random, fifo", 8000.0, 9000.0), *runs("random, sjf", 1000.0, 6000.0)])[0]
+    assert "these wait less: team a (" in who
+    assert "team b" not in who
 
 
 def test_winners_and_losers_stand_before_the_advice() -> None:

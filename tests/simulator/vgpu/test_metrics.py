@@ -59,8 +59,13 @@ def test_a_bucket_begins_with_its_lower_edge() -> None:
 
 
 def test_no_scenario_is_named_best_where_the_confidence_intervals_overlap() -> None:
-    def said(first: list[float], second: list[float]) -> str:
-        return _contrast("slo", {"A1": over_seeds(first), "A3": over_seeds(second)}, max, min, "en")
+    def said(*runs: list[float]) -> str:
+        spreads = {f"A{number}": over_seeds(values) for number, values in enumerate(runs, 1)}
+        return _contrast("slo", spreads, max, min, "en")
 
     assert "and the confidence intervals overlap" in said([0.43, 0.509, 0.58], [0.44, 0.512, 0.59])
-    assert said([0.50, 0.51, 0.52], [0.80, 0.81, 0.82]).startswith("Most tasks meet their deadline in A3")
+    low, high = [0.50, 0.51, 0.52], [0.80, 0.81, 0.82]
+    assert said(low, high).startswith("Most tasks meet their deadline in A2")
+    assert said(low, [0.65, 0.66, 0.67], high).startswith("Most tasks meet their deadline in A3")
+    for between in ([0.79, 0.80, 0.81], [0.51, 0.52, 0.53]):
+        assert said(low, between, high).startswith("More tasks meet their deadline in A3 (81.0 %) than in A1")
