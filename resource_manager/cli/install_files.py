@@ -60,6 +60,8 @@ def write_files(kind: str, folder: Path) -> list[Path]:
     for written, source in KINDS[kind].items():
         root = PACKAGE / source
         for path in [root] if root.is_file() else sorted(filter(Path.is_file, root.rglob("*"))):
+            if path.parent.name == "__pycache__":  # pip compiles the DAG of the stack, too
+                continue
             texts[folder / written / path.relative_to(root)] = path.read_text(encoding="utf-8")
     for path, text in texts.items():
         if path.exists() and path.read_text(encoding="utf-8") != text:

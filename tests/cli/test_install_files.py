@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import compileall
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from resource_manager.cli import main
+from resource_manager.cli import install_files, main
 from resource_manager.cli.install_files import KINDS
 from resource_manager.manager.cluster_file.reading import load_inventory
 
@@ -22,6 +24,18 @@ def test_the_files_of_each_kind_are_written_and_named(kind: str, tmp_path: Path)
     assert kind in CliRunner().invoke(main, ["files", "--help"]).stdout
     again = CliRunner().invoke(main, ["files", kind, "--output", str(tmp_path / "new"), "--json"])
     assert json.loads(again.stdout) == done.stdout.splitlines()
+
+
+def test_a_package_that_pip_compiled_gives_its_sources_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package"
+    shutil.copytree(install_files.PACKAGE / "deploy", package / "deploy")
+    assert compileall.compile_dir(package, quiet=1)
+    assert list((package / "deploy" / "compose").rglob("*.pyc"))
+    monkeypatch.setattr(install_files, "PACKAGE", package)
+    written = install_files.write_files("compose", tmp_path / "new")
+    assert not [path for path in written if path.suffix == ".pyc"]
 
 
 def test_the_example_is_a_cluster(tmp_path: Path) -> None:

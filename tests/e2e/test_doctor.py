@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from demo.stack import answers, free_ports
-from resource_manager import __version__
+from demo.stack import Stack, answers, free_ports
+from resource_manager import GPUResourceManager, __version__
+from resource_manager.jobs.task_identity import TaskIdentity
 from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
 from tests.e2e.servers import SSHD, SSHServer
 from tests.nvml.standin import State, gpu, library, uuid_of
@@ -197,3 +199,64 @@ def test_agents_that_are_silent_old_blind_or_have_the_token_of_another(
     assert "systemctl status gpu-manager-agent" in found["silent"]
     assert "its agent's token is in use, but no report of it comes" in found["robbed"]
     assert "gpu-manager agent install robbed --service URL" in found["robbed"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to hide the plugin from one API server")
+def test_an_airflow_without_triggerer_reconciler_plugin_or_an_id_of_its_own(tmp_path: Path) -> None:
+    dags = tmp_path / "dags"
+    dags.mkdir()
+    (dags / "reconcile.py").write_text(
+        "from resource_manager.airflow import reconcile_dag\n\ndag = reconcile_dag()\n"
+    )
+    (tmp_path / "cluster.toml").write_text('[[servers]]\nname = "gpu-a"\ngpus = 2\ncpus = 8\n')
+    settings = {
+        "GPU_MANAGER_INVENTORY": str(tmp_path / "cluster.toml"),
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(tmp_path / "plugins"),
+    }
+    limits = {"start_timeout_s": 600.0 * TIMEOUT_FACTOR, "answer_timeout_s": 30.0 * TIMEOUT_FACTOR}
+    with Stack(tmp_path / "home", dags=dags, settings=settings, **limits) as stack:
+        wait_for(lambda: stack.api.knows("gpu_reconcile"), 120.0, "the reading of the DAG")
+        user, password = stack.api.login
+
+        def airflow_faults(url: str = stack.url) -> list[str]:
+            login = ("--airflow-url", url, "--airflow-user", user, "--airflow-password", password)
+            lines = doctor(stack.environment, *login)
+            return [
+                line.removeprefix("FAULT  airflow: ") for line in lines if line.startswith("FAULT  airflow: ")
+            ]
+
+        wait_for(lambda: len(airflow_faults()) == 1, 60.0, "the heartbeats")
+        assert airflow_faults() == ["the DAG gpu_reconcile is paused: airflow dags unpause gpu_reconcile"]
+        instance = stack.api.call("GET", "/variables/gpu_manager_instance")["value"]
+        of_copy = TaskIdentity(instance, "elsewhere", "manual__1", "train")
+        with GPUResourceManager.from_url(stack.store_url) as manager:
+            manager.submit(of_copy.lease_id, 1, labels=of_copy.labels)
+            [_, copied] = airflow_faults()  # while nobody reconciles, who would release it
+            manager.release(of_copy.lease_id)
+        assert "no task of it, such as elsewhere.train: another Airflow has a copy of the id" in copied
+
+        program = str(Path(sys.executable).parent / "airflow")
+        step = [program, "dags", "unpause", "--yes", "gpu_reconcile"]
+        subprocess.run(step, env=stack.environment, check=True, capture_output=True)
+        assert airflow_faults() == []
+
+        for process in stack.processes():
+            if process.cmdline()[-1:] == ["triggerer"]:
+                process.kill()
+        wait_for(airflow_faults, 90.0, "the end of its heartbeats")
+        assert airflow_faults() == ["its triggerer is unhealthy: start one, airflow triggerer"]
+
+        [installed] = [
+            file
+            for file in importlib.metadata.files("gpu-resource-manager") or []
+            if file.name == "entry_points.txt"
+        ]
+        hide = f"mount --bind /dev/null {installed.locate()} && exec {program} api-server --port $0"
+        [port] = free_ports(1)
+        stack.spawn("other", ["unshare", "-m", "sh", "-c", hide, str(port)])
+        wait_for(lambda: answers(port), 120.0, "the API server without the plugin")
+        of_other = airflow_faults(f"http://127.0.0.1:{port}")
+        assert of_other[1:] == [
+            "the plugin is not loaded: install this package in the environment of its API server, and "
+            "restart that"
+        ]
