@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
 from resource_manager import STORED_FORMAT, __version__
-from resource_manager.cli import cluster_tables, completing
+from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, OneLineErrors, print_json
 from resource_manager.cli.demand_options import DemandCommand, demand_of, owned
 from resource_manager.cli.target import Target, exit_codes
@@ -29,9 +29,10 @@ from resource_manager.manager.plurals import counted, numbered_gpus
 from resource_manager.manager.wording import What, matches, what_of
 
 if TYPE_CHECKING:
-    from resource_manager.cli import tables
+    from resource_manager.cli import cluster_tables, tables
     from resource_manager.manager.results import Allocation, QueueEntry
 else:  # loads rich, which no command with --json needs
+    cluster_tables = lazy_module("resource_manager.cli.cluster_tables")
     tables = lazy_module("resource_manager.cli.tables")
 
 F = TypeVar("F", bound=Callable[..., Any])

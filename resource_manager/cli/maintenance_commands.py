@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from resource_manager.cli import cluster_tables, completing
+from resource_manager.cli import completing
 from resource_manager.cli.base import print_json
 from resource_manager.cli.commands import json_option, main, wide_option
 from resource_manager.cli.target import Target, exit_codes
@@ -14,9 +14,10 @@ from resource_manager.lazy import lazy_module
 from resource_manager.manager.plurals import counted
 
 if TYPE_CHECKING:
-    from resource_manager.cli import tables
+    from resource_manager.cli import cluster_tables, tables
     from resource_manager.manager.cluster_results import WindowView
 else:  # loads rich
+    cluster_tables = lazy_module("resource_manager.cli.cluster_tables")
     tables = lazy_module("resource_manager.cli.tables")
 
 

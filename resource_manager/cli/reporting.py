@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from resource_manager.cli import cluster_tables
 from resource_manager.cli.base import BAD_INPUT, Failure, print_json
 from resource_manager.cli.commands import json_option, main, wide_option
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.lazy import lazy_module
 
 if TYPE_CHECKING:
-    from resource_manager.cli import tables
+    from resource_manager.cli import cluster_tables, tables
 else:  # loads rich, which no command with --json needs
+    cluster_tables = lazy_module("resource_manager.cli.cluster_tables")
     tables = lazy_module("resource_manager.cli.tables")
 
 FIELDS = ("granted", "used", "idle", "failed", "preempted", "quarantined", "unknown", "waited")

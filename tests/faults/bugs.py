@@ -38,7 +38,7 @@ def no_lock() -> None:
 
 def no_fencing() -> None:
     for name in ("release", "renew"):
-        setattr(allocator, name, partial(_without_fencing, getattr(allocator, name)))
+        setattr(lease_steps, name, partial(_without_fencing, getattr(lease_steps, name)))
 
 
 def _without_fencing(step: Any, *arguments: Any, **options: Any) -> Any:
@@ -69,17 +69,17 @@ def no_remainder() -> None:
 
 def lost_victim() -> None:
     """The request of a preempted lease is not pending again."""
-    allocator.requeued = lambda lease, outcome, now: []  # type: ignore[attr-defined]
+    lease_steps.requeued = lambda cluster, lease, outcome, now: []
 
 
 def victim_last() -> None:
     """The request of a preempted lease waits behind all others."""
-    requeued = allocator.requeued  # type: ignore[attr-defined]
+    requeued = lease_steps.requeued
 
-    def late(lease: Any, outcome: str, now: float) -> Any:
-        return [replace(queued, queued_at=now) for queued in requeued(lease, outcome, now)]
+    def late(cluster: Any, lease: Any, outcome: str, now: float) -> Any:
+        return [replace(queued, queued_at=now) for queued in requeued(cluster, lease, outcome, now)]
 
-    allocator.requeued = late  # type: ignore[attr-defined]
+    lease_steps.requeued = late
 
 
 def forgotten_restart() -> None:

@@ -17,6 +17,13 @@ from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
 from resource_manager.rest.tokens import Role, create
 
+# Before any test: pytest rewrites it on import, which Python 3.11 cannot do while another thread compiles.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import schemathesis
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import positive_data_acceptance
+
 CHANGES = (
     "/api/allocate",
     "/api/allocate/batch",
@@ -156,12 +163,6 @@ def test_schemathesis_finds_no_server_error(
     manager: GPUResourceManager, kept: Persistence, monkeypatch: pytest.MonkeyPatch, paths: str, rounds: int
 ) -> None:
     """Inputs are drawn by the shape of each operation; a name, as changes have it, takes seconds to make."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        import schemathesis
-        from schemathesis.checks import not_a_server_error
-        from schemathesis.specs.openapi.checks import positive_data_acceptance
-
     monkeypatch.setattr(limits, "FAILURES", "100000/second")  # schemathesis also tries wrong tokens
     service = standalone(manager, kept, rate="100000/second")
     app = create_app(service)
