@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
@@ -43,7 +43,11 @@ def is_above(values: Sequence[float], others: Sequence[float]) -> bool:
 
     Single values are compared as they are.
     """
-    of, than = over_seeds(values), over_seeds(others)
-    low = of["mean"] if of["low"] is None else of["low"]
-    high = than["mean"] if than["high"] is None else than["high"]
+    return is_interval_above(over_seeds(values), over_seeds(others))
+
+
+def is_interval_above(of: Mapping[str, float | None], than: Mapping[str, float | None]) -> bool:
+    """Return whether one result of `over_seeds` is above another, as `is_above` has it."""
+    low = of["mean"] if of.get("low") is None else of["low"]
+    high = than["mean"] if than.get("high") is None else than["high"]
     return low is not None and high is not None and low > high

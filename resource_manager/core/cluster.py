@@ -348,8 +348,7 @@ class ClusterState(NodeIndex):
         if lease.sequence > self.sequence:
             self.sequence = lease.sequence
         self.last_node = placement.node
-        if self.announced:
-            self._no_longer_announced(names_announced(lease_id))
+        self._made(lease_id)
         pending = self.pending.pop(lease_id, None) if self.pending else None
         if self._undo is not None:
             self._undo.append(partial(self._undo_grant, lease, pending))
@@ -562,7 +561,7 @@ class ClusterState(NodeIndex):
             raise CapacityError(f"task {lease_id!r} is already pending or holds a lease")
         self.sequence = max(self.sequence, change.sequence)
         self.pending[lease_id] = PendingRequest(change.request, change.queued_at, change.sequence)
-        self._no_longer_announced(names_announced(lease_id))
+        self._made(lease_id)
         if self._undo is not None:
             self._undo.append(lambda: self.pending.__delitem__(lease_id))
 
@@ -632,6 +631,11 @@ class ClusterState(NodeIndex):
 
     def _withdrawn(self, change: Withdrawn) -> None:
         self._no_longer_announced((change.lease_id,))
+
+    def _made(self, lease_id: str) -> None:
+        """End the announcement of a request that is made now."""
+        if self.announced:
+            self._no_longer_announced(names_announced(lease_id))
 
     def _no_longer_announced(self, lease_ids: Collection[str]) -> None:
         if not self.announced.keys().isdisjoint(lease_ids):

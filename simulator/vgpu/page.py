@@ -10,6 +10,7 @@ from simulator.present.figures import Picture, same_together
 from simulator.present.page import Page, Section, render
 from simulator.present.tables import Cell, Column, Spread, Table
 from simulator.present.units import share
+from simulator.stats import is_interval_above
 from simulator.vgpu.results import GATES, SHORT_DIMENSIONS
 
 Collected = Mapping[str, Mapping[str, Any]]
@@ -275,9 +276,7 @@ def _contrast(
 
 def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two confidence intervals overlap; single runs have none."""
-    if one.get("low") is None or other.get("low") is None:
-        return False
-    return bool(one["low"] <= other["high"] and other["low"] <= one["high"])
+    return not (is_interval_above(one, other) or is_interval_above(other, one))
 
 
 def figures_table(collected: Collected, keys: Collection[str], language: str = "en", note: str = "") -> Table:
