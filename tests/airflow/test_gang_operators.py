@@ -19,7 +19,13 @@ with warnings.catch_warnings():
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
 from resource_manager.core.models import Gpu, JobPlace, Node
-from resource_manager.jobs.launchers import LAUNCHERS, LauncherError, LauncherUnreachableError, job_key
+from resource_manager.jobs.launchers import (
+    LAUNCHERS,
+    LauncherError,
+    LauncherUnreachableError,
+    job_key,
+    registry,
+)
 from resource_manager.jobs.launchers.fake import FakeLauncher
 from resource_manager.jobs.reconcile import reconcile
 from resource_manager.jobs.running_job import RunningJob
@@ -76,6 +82,7 @@ def servers(manager, fast_triggers, notes, wanted, monkeypatch):
     servers = Servers()
     for name in LAUNCHERS:
         monkeypatch.setitem(LAUNCHERS, name, lambda place: servers.at(place.address))
+    monkeypatch.setattr(registry, "SIGNALS", {})  # a thread would call the addresses by ssh, long afterwards
     monkeypatch.setattr(trigger, "START_PAUSE_S", 0.05)
     return servers
 
