@@ -169,8 +169,11 @@ class StandingProgram:
     @property
     def is_usable(self) -> bool:
         """Whether it may be given work."""
-        is_old = time.monotonic() - self._opened_at >= MAX_AGE_S
-        return self._lost is None and not is_old and self._transport.is_active()
+        return self._lost is None and not self._is_old and self._transport.is_active()
+
+    @property
+    def _is_old(self) -> bool:
+        return time.monotonic() - self._opened_at >= MAX_AGE_S
 
     def run(self, program: str, timeout_s: float) -> Ended:
         """Run a program there; raises `TimeoutError` or, if it may have begun and run on, `_LostError`."""
@@ -285,8 +288,11 @@ class StandingProgram:
         return _LostError("the program there ended", ended)
 
     def _is_over(self) -> bool:
-        """Return whether the program is lost; one without work ends now, if it is old or idle for long."""
-        is_unused = not self.is_usable or time.monotonic() - self._used_at >= IDLE_S
+        """Return whether the program is lost; one without work ends now, if it is old or idle for long.
+
+        The end of its connection is left to the reading, which tells why to whoever is about to give it work.
+        """
+        is_unused = self._is_old or time.monotonic() - self._used_at >= IDLE_S
         with self._lock:
             if is_unused and not self._inboxes and self._lost is None:
                 self._lost = _LostError("it had no work")
