@@ -326,6 +326,15 @@ def test_what_is_printed_is_no_change_and_gives_an_empty_store_the_same(
     assert other.cluster() == printed
 
 
+def test_labels_are_printed_in_their_order_so_that_all_processes_have_one_revision(
+    manager: GPUResourceManager,
+) -> None:
+    labels = {f"{name}{number}": "x" for number in range(4) for name in ("zone", "rack", "disk")}
+    manager.apply(form(servers=[{"name": "a", "cpus": 1, "labels": labels}]))
+    server = manager.cluster()["sections"]["servers"][0]
+    assert list(server["labels"].items()) == list(labels.items())
+
+
 # ---- the constructor ----
 
 

@@ -81,7 +81,8 @@ def _servers(nodes: Iterable[Node]) -> Iterator[dict[str, Any]]:
             found["islands"] = [list(island) for island in node.islands]
         if resources:
             found["resources"] = resources
-        if stated := dict(node.labels.items() - (RUNS_JOBS.items() if node.job_user else ())):
+        ours = RUNS_JOBS if node.job_user else {}
+        if stated := {name: text for name, text in node.labels.items() if (name, text) not in ours.items()}:
             found["labels"] = stated
         if node.gpus:
             found |= _alike(node) or {"gpus": list(_gpus(node.gpus))}
