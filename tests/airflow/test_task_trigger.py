@@ -477,7 +477,7 @@ def test_a_wait_counts_from_the_preemption_not_from_the_first_request(asks, mana
     for number in range(1, 4):
         manager.submit(f"holds{number}", 8, server=f"gpu-server-{number}", team="vision")
     take()
-    until(again(trigger), lambda: notes["gpu_task"].get("restarts") == 1)
+    until(again(trigger), lambda: notes.get("gpu_task", {}).get("restarts") == 1)
     [waiting] = [entry for entry in manager.queue() if entry["task_id"] == TASK.lease_id]
     assert 0.0 < notes["gpu_task"]["before_s"] <= waiting["waited_s"]
 
