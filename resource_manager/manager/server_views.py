@@ -16,6 +16,9 @@ from resource_manager.manager.results import Summary
 from resource_manager.manager.server_words import silence_of
 from resource_manager.scheduling.accounting.gpu_hours import WASTED
 
+LEAST_SHOWN_HOURS = 0.05
+"""Least GPU-hours that a table of tenths shows as more than none."""
+
 
 def server_state(state: NodeState) -> str:
     """Return IDLE, PARTIAL, FULL or ERROR (original design, section 5.2), or DRAINED.
@@ -68,8 +71,8 @@ def wasted(row: Mapping[str, Any]) -> float:
 
 
 def most_wasted(rows: Iterable[RowT]) -> RowT | None:
-    """Return the row of a report that wasted most, None if nothing is known to be wasted."""
-    return max((row for row in rows if wasted(row)), key=wasted, default=None)
+    """Return the row of a report that wasted most, None if none wasted what a table shows."""
+    return max((row for row in rows if wasted(row) >= LEAST_SHOWN_HOURS), key=wasted, default=None)
 
 
 def gpu_usage(state: NodeState) -> Usage:

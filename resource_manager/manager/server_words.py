@@ -99,7 +99,7 @@ def closed_words(fact: ClosedServer | MoreClosed | WithheldGpus, request: Reques
     if isinstance(fact, WithheldGpus):
         gpus = "; ".join(map(short, withheld_words(fact.gpus)))
         return f"on {short(fact.node)} {gpus}" if fact.node else gpus
-    has = f"has {fact.has}{unit_of(request)}" if request.gpus else "could take it"
+    has = f"has {fact.has}{unit_of(request)} free" if request.gpus else "could take it"
     who, why = f"{short(fact.node)} {has} but", fact.why
     match why:
         case WithheldGpus():

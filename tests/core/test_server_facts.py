@@ -35,14 +35,14 @@ def test_a_retired_server_never_takes_it() -> None:
 def test_closed_servers_do_not_count_as_free_and_are_named() -> None:
     cluster = cluster_of(server("s1", 1, 4), server("s3", 3, 8))
     cluster.apply(Drained("s3", 0.0, "broken fan"))
-    assert reason(cluster, Request("t", 8)) == ("maintenance", "s3 has 8 but is drained: broken fan")
+    assert reason(cluster, Request("t", 8)) == ("maintenance", "s3 has 8 free but is drained: broken fan")
     hold(cluster, "a", "s1", 2)
     assert reason(cluster, Request("t", 4)) == (
         "no_capacity",
-        "no server with 4 GPUs: largest free is 2 on s1; s3 has 8 but is drained: broken fan",
+        "no server with 4 GPUs: largest free is 2 on s1; s3 has 8 free but is drained: broken fan",
     )
     cluster.apply(Drained("s3", 0.0, failed=True))
-    assert reason(cluster, Request("t", 8))[1] == "s3 has 8 but is marked as failed"
+    assert reason(cluster, Request("t", 8))[1] == "s3 has 8 free but is marked as failed"
     assert reason(cluster, Request("t", resources={"cpus": 64}, required_node="s3"))[1] == (
         "s3 could take it but is marked as failed"
     )
@@ -54,14 +54,14 @@ def test_a_silent_server_is_missing_capacity_that_an_operator_need_not_give_back
     cluster.apply(AgentLost("s3", 100.0, 39.5))
     assert reason(cluster, Request("t", 8, required_node="s3")) == (
         "no_capacity",
-        "s3 has 8 but has been silent since 1970-01-01T00:00Z",
+        "s3 has 8 free but has been silent since 1970-01-01T00:00Z",
     )
     assert reason(cluster, Request("t", 4)) == (
         "no_capacity",
-        "s2 has 8 but is drained: fan; s3 has 8 but has been silent since 1970-01-01T00:00Z",
+        "s2 has 8 free but is drained: fan; s3 has 8 free but has been silent since 1970-01-01T00:00Z",
     )
     cluster.apply(Drained("s3", 110.0, "its disk"))
-    assert reason(cluster, Request("t", 4, required_node="s3"))[1] == "s3 has 8 but is drained: its disk"
+    assert reason(cluster, Request("t", 4, required_node="s3"))[1] == "s3 has 8 free but is drained: its disk"
     [_, _, verdict] = explain(cluster, Request("t", 4))
     assert reasons_of(verdict.reasons, Request("t", 4)) == [
         "drained: its disk",

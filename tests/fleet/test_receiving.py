@@ -199,7 +199,7 @@ def test_a_silent_server_takes_no_new_leases_until_its_agent_reports(pair: Servi
     refusal = pair.manager.allocate("u", 1, 1, server="gpu-a")
     assert isinstance(refusal, Refusal)
     assert refusal.kind == "no_capacity"
-    assert refusal.detail == "gpu-a has 0 but has been silent since 1970-01-12T13:46Z"
+    assert refusal.detail == "gpu-a has 0 free but has been silent since 1970-01-12T13:46Z"
     assert pair.manager.explain("u", 1, 1)["servers"][0]["reasons"] == [
         "has been silent since 1970-01-12T13:46Z"
     ]
@@ -219,7 +219,7 @@ def test_a_queued_request_is_told_which_silent_server_could_take_it(pair: Servic
     [entry] = pair.manager.queue()
     assert (entry["kind"], entry["reason"]) == (
         "no_capacity",
-        "no server with 2 GPUs: none is free anywhere; gpu-a has 2 but has been silent since "
+        "no server with 2 GPUs: none is free anywhere; gpu-a has 2 free but has been silent since "
         "1970-01-12T13:46Z",
     )
 

@@ -175,7 +175,7 @@ def test_explain_counts_servers_and_names_the_members(manager: GPUResourceManage
     found = manager.explain("g", 4, nodes=3)
     assert (found["kind"], found["reason"]) == (
         "maintenance",
-        "2 of 3 servers have 4 GPUs and 1 CPU free; b has 4 but is drained: fan",
+        "2 of 3 servers have 4 GPUs and 1 CPU free; b has 4 free but is drained: fan",
     )
 
 

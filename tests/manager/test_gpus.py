@@ -33,7 +33,7 @@ def test_a_closed_gpu_is_never_granted_until_an_operator_opens_it(manager: GPURe
     assert isinstance(refusal, Refusal)
     assert (refusal.kind, refusal.detail) == (
         RefusalKind.MAINTENANCE,
-        "gpu-a has 1 but GPU 0 is closed: xid 79; fell off the bus",
+        "gpu-a has 1 free but GPU 0 is closed: xid 79; fell off the bus",
     )
     one = manager.allocate_resources("one", 1, 1)
     assert one is not None
@@ -69,7 +69,7 @@ def test_an_operator_drains_one_gpu(manager: GPUResourceManager) -> None:
     manager.release_resources("t")
     refusal = manager.allocate("both", 2, 1)
     assert isinstance(refusal, Refusal)
-    assert refusal.detail == "gpu-a has 1 but GPU 1 is closed: drained; fans"
+    assert refusal.detail == "gpu-a has 1 free but GPU 1 is closed: drained; fans"
     assert manager.resume("gpu-a", 1)["available_gpus"] == 2
     with pytest.raises(InvalidRequestError, match="whole server"):
         manager.drain("gpu-a", 1, failed=True)

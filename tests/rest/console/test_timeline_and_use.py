@@ -103,6 +103,19 @@ def test_use_names_who_wasted_most_and_adds_up(as_role: AsRole) -> None:
     assert as_role(Role.READER).get("/use?by=colour").status_code == 400
 
 
+def test_what_a_table_of_tenths_shows_as_nothing_wasted_nothing(
+    as_role: AsRole, manager: GPUResourceManager, clock: Clock
+) -> None:
+    manager.release("d/r/now")
+    clock.now += 24 * 3600
+    manager.submit("d/r/short", 1, team="audio")
+    clock.now += 60
+    manager.release("d/r/short", outcome="FAILED")
+    text = page(as_role, "/use?by=team&days=1")
+    assert "audio" in text
+    assert "Nothing is known to be wasted." in text
+
+
 def test_estimates_are_shown_with_what_came_true(as_role: AsRole, manager: GPUResourceManager) -> None:
     assert "No request has started yet that waited" in page(as_role, "/estimates")
     manager.submit("d/r/<last>", 8)

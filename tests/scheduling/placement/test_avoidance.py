@@ -91,7 +91,7 @@ def test_while_the_others_are_full_it_waits_and_the_reason_names_the_server_and_
     ]
     assert (refusal.kind, detail_of(refusal)) == (
         RefusalKind.NO_CAPACITY,
-        f"no server with 4 GPUs: none is free anywhere; a has 4 but is closed to it: {AVOIDED}",
+        f"no server with 4 GPUs: none is free anywhere; a has 4 free but is closed to it: {AVOIDED}",
     )
     answer = explanation(cluster, cluster.pending["t"].request, SchedulingPass(FIRST_FIT, FIFO, 100.0))
     assert [server["reasons"] for server in answer["servers"]] == [
@@ -135,8 +135,8 @@ def test_one_that_is_closed_could_take_it_some_day() -> None:
     refusal = refusals_of(cluster, [cluster.pending["t"].request], SchedulingPass(FIRST_FIT, FIFO, 92.0))["t"]
     assert refusal.kind is RefusalKind.NO_CAPACITY
     assert detail_of(refusal) == (
-        f"a has 4 but is closed to it: {AVOIDED}; b has 4 but is drained; "
-        "c has 4 but has been silent since 1970-01-01T00:00Z"
+        f"a has 4 free but is closed to it: {AVOIDED}; b has 4 free but is drained; "
+        "c has 4 free but has been silent since 1970-01-01T00:00Z"
     )
     assert submit(cluster, Request("behind", 1), 93.0) == {"behind": ["a"]}, "it blocks nobody"
 

@@ -91,7 +91,7 @@ def test_drained_servers_and_quarantined_leases_are_said_to_be_in_the_way() -> N
     refusal = no_capacity(cluster, gang("g", 2))
     assert (refusal.kind, detail_of(refusal)) == (
         RefusalKind.MAINTENANCE,
-        "0 of 2 servers have 2 GPUs free; b has 2 but is drained: fan",
+        "0 of 2 servers have 2 GPUs free; b has 2 free but is drained: fan",
     )
 
 
@@ -101,7 +101,7 @@ def test_a_silent_server_keeps_a_gang_waiting_for_capacity() -> None:
     refusal = no_capacity(cluster, gang("g", 2))
     assert (refusal.kind, detail_of(refusal)) == (
         RefusalKind.NO_CAPACITY,
-        "1 of 2 servers have 2 GPUs free; b has 2 but has been silent since 1970-01-01T00:00Z",
+        "1 of 2 servers have 2 GPUs free; b has 2 free but has been silent since 1970-01-01T00:00Z",
     )
 
 

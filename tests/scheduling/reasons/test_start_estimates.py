@@ -129,7 +129,7 @@ def test_the_lease_that_is_named_is_on_a_server_that_could_take_the_request() ->
     starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 10.0))
     assert detail_of(starts["w"].why).startswith("the end of runs1 bbbb and 1 more is unknown; ")
     assert detail_of(starts["here"].why).startswith("the end of runs2 bbbb is unknown; ")
-    assert detail_of(starts["closed"].why) == "gpu-server-0 has 0 but is drained"
+    assert detail_of(starts["closed"].why) == "gpu-server-0 has 0 free but is drained"
 
 
 def test_a_request_that_only_a_silent_server_could_take_has_no_estimate_and_is_told_so() -> None:
@@ -140,7 +140,7 @@ def test_a_request_that_only_a_silent_server_could_take_has_no_estimate_and_is_t
     starts = estimate_starts(cluster, SchedulingPass(FIRST_FIT, FIFO, 80.0))
     assert (starts["w"].at, detail_of(starts["w"].why)) == (
         None,
-        "gpu-server-0 has 0 but has been silent since 1970-01-01T00:00Z",
+        "gpu-server-0 has 0 free but has been silent since 1970-01-01T00:00Z",
     )
     assert (starts["x"].at, starts["x"].node) == (600.0, "gpu-server-1")
 
