@@ -6,7 +6,7 @@ Thousands of agents ask at once: at each look all of them share one read of the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease
@@ -25,6 +25,8 @@ class Doorbell:
         self._marks: dict[str, object] = {}
         self._rings: dict[str, str] = {}
         self._bell = ""
+        self._looked_at: ClusterState | None = None
+        self._version = -1
 
     def follow(self, on_look: Callable[[Callable[[], None]], None]) -> None:
         """Look whenever this calls what it is given; `mark` then returns what was seen at the last look."""
@@ -37,7 +39,7 @@ class Doorbell:
             with self._lock:
                 self._marks[server] = None
                 self._rings |= self._manager.stored_jobs.rings([server])
-            self.read()
+                self._manager.read(lambda cluster, now: self._see(cluster, [server]))
         elif not self._is_followed:
             self.read()
         return self._marks[server], self._rings.get(server, "")
@@ -48,13 +50,18 @@ class Doorbell:
         with self._lock:
             if not self._marks:
                 return
-            self._manager.read(self._see)
+            self._manager.read(self._look)
             if (bell := jobs.bell) != self._bell:
                 self._bell, self._rings = bell, jobs.rings(self._marks)
 
-    def _see(self, cluster: ClusterState, now: float) -> None:
+    def _look(self, cluster: ClusterState, now: float) -> None:
+        if self._looked_at is not cluster or self._version != cluster.version:
+            self._see(cluster, self._marks)
+            self._looked_at, self._version = cluster, cluster.version
+
+    def _see(self, cluster: ClusterState, servers: Iterable[str]) -> None:
         has_failures = any(state.closed_gpus for state in cluster.nodes)
-        for server in self._marks:
+        for server in servers:
             leases = tuple(leases_on(cluster, server))
             if has_failures or self._leases.get(server) != leases:  # which compares by identity first
                 self._leases[server] = leases

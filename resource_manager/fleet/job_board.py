@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from typing_extensions import TypedDict
@@ -49,6 +50,9 @@ AGENT = "agent"
 
 END_GRACE_S = 10.0
 
+STATE_MAX_AGE_S = 0.25
+"""Age of a state on which a report that changes nothing may be judged."""
+
 STOPPED_S = 30.0
 """Time within which whoever stopped a job releases its lease."""
 
@@ -78,12 +82,11 @@ class JobBoard:
 
     def jobs(self, server: str) -> JobsAnswer:
         """Return what should be on a server; places the stored jobs of new leases first."""
-        self._place(server)
+        seen = self._manager.read(lambda cluster, now: _Seen.of(cluster, server))
+        if self._place(seen.unplaced):
+            seen = self._manager.read(lambda cluster, now: _Seen.of(cluster, server))
         state = self._manager.agent_state(server)
-        wanted = self._manager.read(lambda cluster, now: _jobs_of(cluster, server))
-        version, user = self._manager.read(
-            lambda cluster, now: (cluster.version, cluster.node(server).node.job_user)
-        )
+        wanted = seen.jobs
         keys = [key for key, _, _ in wanted]
         orders = self._manager.stored_jobs.orders(keys)
         items = []
@@ -98,7 +101,7 @@ class JobBoard:
                 order = {**order, "keep": True}  # its output, which nobody else has
             for item in (order, self._of_stored(lease, rank)):
                 if item is not None:
-                    items.append({"n": "", **item, "key": key, "token": token, "user": user})
+                    items.append({"n": "", **item, "key": key, "token": token, "user": seen.user})
                     break
         live = {*keys}
         for key, run in state["runs"].items():
@@ -110,7 +113,7 @@ class JobBoard:
         return {
             "server": server,
             "incarnation": self._manager.store.incarnation,
-            "version": version,
+            "version": seen.version,
             "known": known,
             "jobs": items,
             "output": output,
@@ -179,24 +182,17 @@ class JobBoard:
 
     # ---- places and ends of stored jobs ----
 
-    def _place(self, server: str) -> None:
-        """Commit the places of stored jobs that wait for one, where the agents of all members tell theirs."""
-
-        def unplaced(cluster: ClusterState, now: float) -> list[Allocation]:
-            return [
-                serializers.allocation(cluster, lease)
-                for _, _, lease in jobs_on(cluster, server)
-                if has_stored_job(lease.request.labels) and not lease.places and not lease.quarantined
-            ]
-
-        for lease in self._manager.read(unplaced):
+    def _place(self, leases: Iterable[Allocation]) -> bool:
+        """Commit the places of these stored jobs that the agents of all members tell; return if there are."""
+        has_placed = False
+        for lease in leases:
             places = [self._place_at(member["server_name"]) for member in lease["members"]]
-            if all(places):
-                known = [place for place in places if place is not None]
-                try:
+            known = [place for place in places if place is not None]
+            if len(known) == len(places):
+                with suppress(LeaseNotFoundError):
                     self._manager.place_job(lease["task_id"], known, fencing_token=lease["fencing_token"])
-                except LeaseNotFoundError:
-                    continue
+                has_placed = True
+        return has_placed
 
     def _place_at(self, server: str) -> JobPlace | None:
         state = self._manager.agent_state(server)
@@ -216,17 +212,21 @@ class JobBoard:
 
         `record` is that of the server's reports after this one.
         """
-        if report.place is not None:
-            self._place(report.server)
+        if report.place is not None:  # of a lease that is newer the agent asks at once
+            unplaced = self._manager.read(
+                lambda cluster, now: _unplaced(cluster, report.server), STATE_MAX_AGE_S
+            )
+            self._place(unplaced)
         if not report.runs:
             return
         runs = {run.key: run for run in report.runs}
 
         def view(cluster: ClusterState, now: float) -> list[tuple[Allocation, RunReport, bool]]:
             return [
-                (serializers.allocation(cluster, lease), runs[key], _is_due(lease, now))
-                for key, _, lease in jobs_on(cluster, report.server)
+                (serializers.allocation(cluster, lease), runs[key], is_due)
+                for key, rank, lease in jobs_on(cluster, report.server)
                 if key in runs and lease.places and has_stored_job(lease.request.labels)
+                if (is_due := _is_due(lease, now)) or not _goes_on(lease, runs[key], rank)
             ]
 
         for lease, run, is_due in self._manager.read(view):
@@ -316,7 +316,39 @@ def _is_due(lease: Lease, now: float) -> bool:
     return lease.expires_at - now < lease.request.ttl_s / 2
 
 
-def _jobs_of(cluster: ClusterState, server: str) -> list[tuple[str, Allocation, int]]:
+def _goes_on(lease: Lease, run: RunReport, rank: int) -> bool:
+    """Return whether nothing is to be done about a job that runs, of a lease that need not be renewed."""
+    return (
+        run.state == "running"
+        and lease.request.nodes == 1
+        and not lease.quarantined
+        and (not run.walls or bool(lease.places[rank].walls))
+    )
+
+
+def _unplaced(cluster: ClusterState, server: str) -> list[Allocation]:
+    """Return the leases with a member on a server whose stored jobs wait for their places."""
     return [
-        (key, serializers.allocation(cluster, lease), rank) for key, rank, lease in jobs_on(cluster, server)
+        serializers.allocation(cluster, lease)
+        for _, _, lease in jobs_on(cluster, server)
+        if has_stored_job(lease.request.labels) and not lease.places and not lease.quarantined
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What one read of the state shows of a server: key, lease and rank of each job, and those unplaced."""
+
+    version: int
+    user: str
+    jobs: list[tuple[str, Allocation, int]]
+    unplaced: list[Allocation]
+
+    @classmethod
+    def of(cls, cluster: ClusterState, server: str) -> _Seen:
+        jobs = [
+            (key, serializers.allocation(cluster, lease), rank)
+            for key, rank, lease in jobs_on(cluster, server)
+        ]
+        user = cluster.node(server).node.job_user
+        return cls(cluster.version, user, jobs, _unplaced(cluster, server))

@@ -20,19 +20,16 @@ from resource_manager.core.gpu_state import shared_gpus
 from resource_manager.core.lease_limits import LIMITS, in_words
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.search import is_unsearched
-from resource_manager.fleet.job_board import JobBoard
+from resource_manager.fleet.job_board import STATE_MAX_AGE_S, JobBoard
 from resource_manager.fleet.judgement import DEFAULT_INTERVAL_S, Judgement, check_order, judge
 from resource_manager.fleet.records import Record, keep, records_of
 from resource_manager.fleet.sightings import is_list_wanted, partners
-from resource_manager.fleet.silence import LastReport, SilenceWatch
+from resource_manager.fleet.silence import MISSED_INTERVALS, LastReport, SilenceWatch
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.state_marks import StateMarks
 
 logger = logging.getLogger(__name__)
-
-STATE_MAX_AGE_S = 0.25
-"""Age of a state on which a report that changes nothing may be judged."""
 
 WAITED_FOR_INTERVAL_S = 1.0
 """Time between two reports of a server whose GPUs a pending request may get."""
@@ -84,7 +81,8 @@ class ReportReceiver:
         self._lock = threading.Lock()
         self._second = 0
         self._fast = 0
-        self._has_received = False
+        self._received: dict[str, LastReport] = {}
+        """The last report of each server that this process has received."""
         self.marks = StateMarks(manager)
         self.board = JobBoard(manager)
         self.silence = SilenceWatch(ClusterSettings().silent_after_s)
@@ -94,7 +92,6 @@ class ReportReceiver:
 
         Raises `ReportError` for a report that is out of order, and `UnknownNodeError`.
         """
-        self._has_received = True
         self.marks.hear(report.generation)
         before = records_of(self._store, [report.server]).get(report.server)
         check_order(report, before, self._store.now())
@@ -112,8 +109,10 @@ class ReportReceiver:
                 lambda cluster, now: self._answer(cluster, report, judged[-1].record),
                 max_age_s=STATE_MAX_AGE_S,
             )
-        keep(self._store, report, judged[-1].record)
-        self.board.settle(report, judged[-1].record)
+        record = judged[-1].record
+        keep(self._store, report, record)
+        self._received[report.server] = LastReport(record.received_at, record.interval_s)
+        self.board.settle(report, record)
         for lease_id, limit_s in judged[-1].became_idle.items():
             logger.warning("lease %s computes nothing on %s for %.0f s", lease_id, report.server, limit_s)
         _log(asking.changes, asking.names())
@@ -172,19 +171,25 @@ class ReportReceiver:
         To be called regularly. A process that receives no reports cannot tell a silent agent from one that
         does not reach it: before its first report it finds none.
         """
-        if not self._has_received:
+        if not self._received:
             return []
         names = self._manager.read(
-            lambda cluster, now: [s.name for s in cluster.nodes if s.watched and s.silent is None]
+            lambda cluster, now: {s.name for s in cluster.nodes if s.watched and s.silent is None}
         )
-        records = records_of(self._store, names)
         now = self._store.now()
         agents = {
-            name: LastReport(-math.inf, DEFAULT_INTERVAL_S)
-            if (record := records.get(name)) is None
-            else LastReport(record.received_at, record.interval_s)
+            name: last
             for name in names
+            if (last := self._received.get(name)) and now - last.at <= MISSED_INTERVALS * last.interval_s
         }
+        records = records_of(self._store, names - agents.keys())  # another service may have their reports
+        for name in names - agents.keys():
+            record = records.get(name)
+            agents[name] = (
+                LastReport(-math.inf, DEFAULT_INTERVAL_S)
+                if record is None
+                else LastReport(record.received_at, record.interval_s)
+            )
         self.silence.silent_after_s = self._manager.read(
             lambda cluster, now: cluster.settings.silent_after_s, STATE_MAX_AGE_S
         )
@@ -193,7 +198,9 @@ class ReportReceiver:
         def step(cluster: ClusterState, now: float) -> list[Change]:
             known = (cluster.by_name.get(name) for name in lost)
             return [
-                AgentLost(state.name, now, agents[state.name].at if state.name in records else now)
+                AgentLost(
+                    state.name, now, agents[state.name].at if agents[state.name].at > -math.inf else now
+                )
                 for state in known
                 if state is not None and state.watched and state.silent is None
             ]

@@ -23,6 +23,9 @@ PARK = "gpu_manager.park"
 
 MAX_HELD_PER_CALLER = 64
 
+GONE_EVERY_S = 1.0
+"""Time between two looks for clients that left: each takes a call of the system for every held request."""
+
 
 class Parked(NamedTuple):
     """Request that its server keeps: `resume` carries it out again, `is_gone` tells that its client left."""
@@ -47,6 +50,7 @@ class HeldRequests:
         self._lock = threading.Lock()
         self._held: list[_Held] = []
         self._callers: Counter[str] = Counter()
+        self._gone_looked_at = 0.0
         watch.on_look(self._resume_due)
 
     def __len__(self) -> int:
@@ -63,7 +67,6 @@ class HeldRequests:
         park = environ.get(PARK) or environ.get("asgi.scope", {}).get(PARK)
         if park is None or timeout_s <= 0:
             return False
-        self._watch.read(lambda cluster, now: None)
         if is_due():
             return False
         with self._lock:
@@ -85,11 +88,17 @@ class HeldRequests:
 
     def _resume_due(self) -> None:
         now = time.monotonic()
+        is_time = now >= self._gone_looked_at + GONE_EVERY_S
+        if is_time:
+            self._gone_looked_at = now
         with self._lock:
             due = [
                 each
                 for each in self._held
-                if now >= each.until or self._watch.stopped or each.parked.is_gone() or each.is_due()
+                if now >= each.until
+                or self._watch.stopped
+                or (is_time and each.parked.is_gone())
+                or each.is_due()
             ]
             for each in due:
                 self._held.remove(each)

@@ -143,7 +143,8 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
 
     def _neighbours(self, map: dict[int, Any]) -> int:
         """Return the number of connections of this one's address, itself included."""
-        return sum(isinstance(c, BoundedChannel) and c._network == self._network for c in map.values())
+        channels = list(map.values())  # other threads take held requests out meanwhile, and put them back
+        return sum(isinstance(c, BoundedChannel) and c._network == self._network for c in channels)
 
 
 class HealthApart(ThreadedTaskDispatcher):  # type: ignore[misc]

@@ -111,6 +111,7 @@ def lease_changes(service: Service, caller: Identity, query: ChangesQuery) -> An
     def is_due() -> bool:
         return service.watch.has_changed_leases(query.after)
 
+    service.watch.read(lambda cluster, now: None)
     if service.held.hold(flask.g.counted_as, is_due, query.timeout_s):
         return flask.Response(status=204)  # nobody gets it: this request is carried out again
     return service.manager.lease_changes(query.after, prefix=query.prefix)

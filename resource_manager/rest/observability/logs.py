@@ -47,3 +47,4 @@ def configure(style: str, level: str) -> None:
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     logging.getLogger("waitress").setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a line for each held request that goes on
