@@ -313,7 +313,13 @@ def test_the_stack_has_what_its_page_uses(tmp_path: Path) -> None:
     secrets = dict(line.split("=", 1) for line in (folder / ".env").read_text().splitlines())
     needed = set(re.findall(r"\$\{(\w+):\?", (folder / "docker-compose.yml").read_text()))
     assert needed <= secrets.keys()
-    assert {len(base64.urlsafe_b64decode(secret)) for secret in secrets.values()} == {32}
+    own = [secret for name, secret in secrets.items() if not name.startswith("GPU_")]
+    assert {len(base64.urlsafe_b64decode(secret)) for secret in own} == {32}
+    example = (folder / "env.example").read_text()
+    written = (folder / ".env").read_text().replace(secrets["REDIS_PASSWORD"], "<REDIS_PASSWORD>")
+    written = written.replace(secrets["GPU_DATABASE_PASSWORD"], "<GPU_DATABASE_PASSWORD>")
+    stores = re.findall(r"^GPU_MANAGER_STORE=.*", written, re.MULTILINE)
+    assert sorted(re.findall(r"GPU_MANAGER_STORE=\S+", example)) == sorted(stores)
     mounted = [
         str(each).split(":")[0] for one in stack["services"].values() for each in one.get("volumes", ())
     ]
@@ -326,6 +332,23 @@ def test_the_stack_has_what_its_page_uses(tmp_path: Path) -> None:
             assert words[words.index("--profile") + 1] in profiles
         if "exec" in words:
             assert words[words.index("exec") + 1] in stack["services"]
+
+
+def test_a_store_that_has_none_of_the_stacks_tokens_gets_new_ones(tmp_path: Path) -> None:
+    stack = yaml.safe_load((ROOT / "resource_manager/deploy/compose/docker-compose.yml").read_text())
+    [script] = stack["services"]["gpu-manager"]["command"]
+    script = script.replace("$$", "$").replace("/opt/airflow/tokens", str(tmp_path))
+    begin = script.replace("exec gpu-manager serve", "exec echo")
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    written = []
+    for store in ("first", "first", "second"):
+        settings = {"GPU_MANAGER_STORE": f"sqlite:///{tmp_path}/{store}.db", "PATH": programs}
+        subprocess.run(["bash", "-c", begin], env={**os.environ, **settings}, check=True)
+        written.append({file.name: file.read_text() for file in tmp_path.glob("*.token")})
+    once, again, elsewhere = written
+    assert once == again
+    assert once.keys() == elsewhere.keys() == {"operator.token", "user.token", "reader.token"}
+    assert not set(once.values()) & set(elsewhere.values())
 
 
 def test_the_fault_tests_know_their_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,9 @@ class ByHandCommand(DemandCommand):
     defaults: ClassVar[Mapping[str, Any]] = {"gpus": 1}
 
 
-@main.command(cls=ByHandCommand, context_settings={"ignore_unknown_options": True})
+@main.command(
+    cls=ByHandCommand, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
 @time_option
 @click.option(
     "--sync",
@@ -138,7 +140,7 @@ def hold(target: Target, /, for_s: float, as_json: bool, **options: Any) -> None
     hold_once_granted(target, demand, tell)
 
 
-@main.command(context_settings={"ignore_unknown_options": True})
+@main.command()
 @click.argument("name", shell_complete=completing.leases)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj

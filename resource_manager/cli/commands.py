@@ -153,7 +153,7 @@ def allocate(target: Target, /, lease_id: str, wait: bool, as_json: bool, **opti
     tell(lease)
 
 
-@main.command(cls=DemandCommand, context_settings={"ignore_unknown_options": True})
+@main.command(cls=DemandCommand)
 @click.option(
     "-e", "--env", "environment", multiple=True, metavar="NAME[=VALUE]", help="Variable of the command."
 )

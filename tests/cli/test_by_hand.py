@@ -86,6 +86,8 @@ def test_arguments_arrive_as_they_are(environment: dict[str, str], manager: GPUR
     odd = ["a b", "$HOME", "'", '"', "`id`", "ünï", "--json", "\\n", ""]
     done = piped(environment, "run", "--gpus", "1", "--", "printf", "<%s>", *odd)
     assert done.stdout == "".join(f"<{each}>" for each in odd)
+    done = piped(environment, "run", "--gpus", "1", "echo", "--gpus", "3")
+    assert done.stdout == "--gpus 3\n", "what follows the program is its own, without -- too"
 
 
 def test_a_command_has_the_terminal_and_its_size(
@@ -253,6 +255,7 @@ def test_gpus_are_held_for_a_time_without_a_job(
         ),
         (["run", "--gpus", "1", "--", "no-such-program-here"], 127, "no-such-program-here"),
         (["hold"], 2, "--for"),
+        (["attach", "nobody", "--gpus", "1"], 2, "No such option '--gpus'"),
         (["attach", "nobody"], 1, "no lease or pending request is called 'nobody'"),
         (["stop", "nobody"], 1, "no lease or pending request is called 'nobody'"),
         (["logs", "nobody"], 1, "no lease or pending request is called 'nobody'"),

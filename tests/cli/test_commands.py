@@ -271,6 +271,7 @@ def test_by_hand_without_a_store_that_answers_nothing_is_left_to_be_given_back(
             "Error: --require-label must be NAME=VALUE, got 'zone'\n",
         ),
         (("--gpus", "2", "--target", "5"), "Error: --target needs --utility as well\n"),
+        (("--gpus", "2", "--expected-rutime", "1h"), "Did you mean one of: '--expected-runtime'"),
     ],
 )
 def test_a_wrong_option_is_named(run: Run, command: str, options: tuple[str, ...], line: str) -> None:
