@@ -94,7 +94,15 @@ def service(url: str) -> Iterator[tuple[str, psutil.Process]]:
 def run_of(key: str) -> dict[str, Any]:
     """Return what an agent says of a job that runs."""
     nothing = dict.fromkeys(("exit_code", "ended_at", "checkpoint_at", "error", "refusal"))
-    done = {"want": "run", "n": "", "began": True, "ended": False, "last_line": "", "preempted": False}
+    done = {
+        "want": "run",
+        "n": "",
+        "began": True,
+        "ended": False,
+        "last_line": "",
+        "preempted": False,
+        "walls": "",
+    }
     return {"key": key, "state": "running", **nothing, **done}
 
 

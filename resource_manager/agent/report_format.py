@@ -124,7 +124,7 @@ class RunReport(Strict):
     began: bool | None
     last_line: Annotated[str, Field(max_length=4000)]
     ended: bool
-    walls: Text = ""
+    walls: Text
 
 
 class Report(Strict):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from resource_manager.cli.base import REFUSED, UNREACHABLE, Failure
+from resource_manager.cli.by_agent import AgentProcess, AgentTerminal, show
 from resource_manager.cli.session import Session, say
 from resource_manager.cli.shared_connection import SharedConnection
 from resource_manager.cli.signals import Calls, Interrupted
@@ -33,7 +34,7 @@ from resource_manager.jobs.launchers import (
     terminal,
 )
 from resource_manager.jobs.launchers.registry import TERMINAL
-from resource_manager.jobs.launchers.terminal import TerminalLauncher
+from resource_manager.jobs.launchers.terminal import SignedLauncher
 from resource_manager.manager.answer_words import duration, name_in_words
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.use_results import IdleWarning
@@ -71,7 +72,8 @@ class Ending:
 class Attended:
     """Job of a lease in this terminal; with `owns` the lease is renewed meanwhile and released at its end.
 
-    It begins in a copy of `folder`, if one is given.
+    It begins in a copy of `folder`, if one is given. `by_agent`: where nobody can log in to the server, its
+    agent may run the job, which then gets no input.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Attended:
         *,
         owns: bool = True,
         folder: Path | None = None,
+        by_agent: bool = False,
     ) -> None:
         self._session = session
         self._signals = session.signals
@@ -91,13 +94,18 @@ class Attended:
         self._time_s = time_s
         self._owns = owns
         self._folder = folder
+        self._may_go_by_agent = by_agent
         self._server: str = lease["members"][0]["server_name"]
         self._address: str = lease["members"][0]["address"]
-        self._here = False
+        self._has_agent = bool(lease["members"][0]["job_user"])
+        by_hand = f"; its agent runs jobs: gpu-manager submit NAME --server {self._server} …"
+        self._hint = by_hand if self._has_agent else ""
+        """What else runs a command on the server, though nobody logs in there."""
+        self._here = self._is_placed = False
+        self._process: subprocess.Popen[bytes] | AgentProcess
         self._signing, self._telling = Calls(self._signals), Calls(self._signals)
         self._signed_at = self._asked_at = self._renewed_at = self._begun_at = time.monotonic()
         self._asked: Future[Mapping[str, Any] | None] | None = None
-        self._told: Future[JobStatus] | None = None
         self._preemption = ""
         self._is_warned = self._is_silent = False
         self._idle = IdleWarning(say)
@@ -108,23 +116,73 @@ class Attended:
         with ExitStack() as connection:
             try:
                 self._here = self._is_here()
-                options = self._log_in(connection)
-                working_dir = self._copy(options)
-                launcher = terminal.open_terminal(JobPlace(TERMINAL, self._address), self._here, options)
-                place = self._signals.result(self._telling.begin(lambda: launcher.prepare(self._job)))
-                if self._owns:
-                    self._place(place)
-                self._signals.check()
-                self._process = terminal.attend(place, self._job, self._here, TTL_S, options, working_dir)
+                try:
+                    launcher = self._begun_there(connection)
+                except LauncherError as error:
+                    if not self._can_go_by_agent(error):
+                        raise
+                    say(f"{error}; its agent runs the command, which gets no input from here")
+                    self._hint = ""
+                    launcher = self._begun_by_agent()
             except LauncherError as error:
                 self._release(Outcome.FAILED, str(error), (self._server,))
                 is_unknown = isinstance(error, LauncherUnreachableError)
-                hint = self._by_agent() if is_unknown or not self._address else ""
+                hint = self._hint if is_unknown or not self._address else ""
                 raise Failure(f"{error}{hint}", UNREACHABLE if is_unknown else REFUSED) from error
             except BaseException:
                 self._release(Outcome.CANCELLED)
                 raise
             return self._attend(launcher)
+
+    def _begun_there(self, connection: ExitStack) -> SignedLauncher:
+        """Start the job on its server, in a log-in or on this machine."""
+        options = self._log_in(connection)
+        working_dir = self._copy(options)
+        launcher = terminal.open_terminal(JobPlace(TERMINAL, self._address), self._here, options)
+        place = self._prepared(launcher)
+        self._process = terminal.attend(place, self._job, self._here, TTL_S, options, working_dir)
+        return launcher
+
+    def _begun_by_agent(self) -> SignedLauncher:
+        """Have the agent of the server start the job, and show its output from now on."""
+        launcher = AgentTerminal(JobPlace("agent", self._server))
+        self._prepared(launcher)
+        try:
+            self._signals.result(self._telling.begin(lambda: launcher.start(self._job)))
+        except BaseException:  # it may have begun all the same
+            self._owns = self._is_gone(launcher)
+            raise
+        self._process = AgentProcess(launcher, self._job.key, show)
+        return launcher
+
+    def _is_gone(self, launcher: SignedLauncher) -> bool:
+        """Stop the job, and return whether it is known to be gone; say so if it is not."""
+        call = Calls(self._signals).begin(lambda: launcher.stop(self._job.key, 0.0))
+        settled = self._signals.is_settled(call, END_S, END_S)
+        if settled and call.exception() is None:
+            return True
+        self._say_it_may_run(str(call.exception() if settled else "its agent does not answer in time"))
+        return False
+
+    def _prepared(self, launcher: SignedLauncher) -> JobPlace:
+        """Return where the job is about to be, which its lease then says, too."""
+        place = self._signals.result(self._telling.begin(lambda: launcher.prepare(self._job)))
+        if self._owns:
+            self._place(place)
+            self._is_placed = True
+        self._signals.check()
+        return place
+
+    def _can_go_by_agent(self, error: LauncherError) -> bool:
+        """Return whether the agent may run a job that could be placed nowhere, as nobody can log in."""
+        is_unknown = isinstance(error, LauncherUnreachableError)
+        return (
+            self._may_go_by_agent
+            and not self._is_placed
+            and self._folder is None
+            and (is_unknown or not self._address)
+            and self._has_agent
+        )
 
     def _is_here(self) -> bool:
         """Return whether the server is this machine, as its agent says where one reports."""
@@ -144,13 +202,6 @@ class Attended:
             )
         return connection.enter_context(SharedConnection(self._address, self._signals)).options
 
-    def _by_agent(self) -> str:
-        """Return what runs a command on the server though nobody logs in there; empty if nothing does."""
-        has_agent = self._lease["members"][0]["job_user"]
-        return (
-            f"; its agent runs jobs: gpu-manager submit NAME --server {self._server} …" if has_agent else ""
-        )
-
     def _copy(self, options: tuple[str, ...]) -> str:
         """Return the folder of the code on the server, copied there unless that is this machine."""
         if self._folder is None or self._here:
@@ -165,29 +216,33 @@ class Attended:
         lease_id, token = self._lease["task_id"], self._lease["fencing_token"]
         self._session.ask(lambda manager: manager.place_job(lease_id, [place], fencing_token=token))
 
-    def _attend(self, launcher: TerminalLauncher) -> int:
+    def _attend(self, launcher: SignedLauncher) -> int:
         """Return the exit code of the job that runs now, once all that is to be done after it is done."""
         ending = self._watch(launcher)
         status, unknown = self._end(launcher)
         if unknown is None:
             self._release(ending.outcome, ending.reason)
         elif self._owns:
-            say(
-                f"{name_in_words(self._lease)}: its job on {self._server} may still run: {unknown}; its GPUs "
-                f"stay allocated until it is known to be gone: gpu-manager stop {self._lease['short_id']}, "
-                "once the server is back"
-            )
+            self._say_it_may_run(str(unknown))
         else:
             say(f"the command on {self._server} may still run, for {TTL_S:g} s at most: {unknown}")
         if (
             not self._here
+            and isinstance(self._process, subprocess.Popen)
             and ending.exit_code == terminal.SSH_FAILED
             and (status is None or status.exit_code != ending.exit_code)
         ):
             raise Failure(f"server {self._server} does not answer by ssh", UNREACHABLE)
         return ending.exit_code
 
-    def _watch(self, launcher: TerminalLauncher) -> Ending:
+    def _say_it_may_run(self, why: str) -> None:
+        say(
+            f"{name_in_words(self._lease)}: its job on {self._server} may still run: {why}; its GPUs stay "
+            f"allocated until it is known to be gone: gpu-manager stop {self._lease['short_id']}, once the "
+            "server is back"
+        )
+
+    def _watch(self, launcher: SignedLauncher) -> Ending:
         """Return the end of the job: its own, or that which its lease, its time or a signal demands."""
         try:
             self._signals.check()
@@ -293,7 +348,7 @@ class Attended:
     def _ended(self) -> str:
         return f"the lease {name_in_words(self._lease)} was ended"
 
-    def _mind_job(self, launcher: TerminalLauncher) -> None:
+    def _mind_job(self, launcher: SignedLauncher) -> None:
         """Let the job's server know that this program is there, and the job that its lease is taken."""
         now, key = time.monotonic(), self._job.key
         if now - self._signed_at >= SIGN_EVERY_S and not self._signing.is_busy:
@@ -303,7 +358,7 @@ class Attended:
             grace_s, signal_name = grace_of(self._lease), self._lease["preempt_signal"]
             self._telling.begin(lambda: launcher.preempt(key, grace_s, signal_name, PREEMPT_STEP_S))
 
-    def _end(self, launcher: TerminalLauncher) -> tuple[JobStatus | None, Exception | None]:
+    def _end(self, launcher: SignedLauncher) -> tuple[JobStatus | None, Exception | None]:
         """End what is left of the job; return how it was, and why it may still run, None if it is gone."""
 
         def end() -> JobStatus:

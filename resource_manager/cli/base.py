@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -89,3 +90,12 @@ class Duration(click.ParamType[float]):
 
 INTERVAL = Duration(DAY_S, "a day")
 """Time between two of what a command repeats."""
+
+
+STEERING = re.compile(r"\x1b(?!\[[0-9;:]*[mK])|[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
+"""Characters that would steer the terminal of a reader: all controls but colours, line ends and returns."""
+
+
+def harmless(text: str) -> str:
+    """Return a job's output, escaped where it would steer the terminal: its title, clipboard or answers."""
+    return STEERING.sub(lambda found: ascii(found[0])[1:-1], text)

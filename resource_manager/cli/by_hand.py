@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import re
 import secrets
 import socket
 import time
@@ -46,9 +45,6 @@ else:  # loads rich
 
 LOOK_AGAIN_S = 5.0
 """Time after which a commit that was on its way when nothing was found has arrived."""
-
-STEERING = re.compile(r"\x1b(?!\[[0-9;:]*[mK])|[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
-"""Characters that would steer the terminal of a reader: all controls but colours, line ends and returns."""
 
 LOGIN_SHELL = ("/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -i')
 
@@ -102,7 +98,7 @@ def run(
         from resource_manager.cli.syncing import check_folder
 
         check_folder(folder)  # before it waits for GPUs
-    raise SystemExit(_run(target, command, time_s, options, folder))
+    raise SystemExit(_run(target, command, time_s, options, folder, by_agent=True))
 
 
 @main.command(cls=ByHandCommand)
@@ -263,17 +259,14 @@ def _at_last(end: Callable[[], Action], retry_for_s: float) -> Action:
         time.sleep(LOOK_AGAIN_S)
 
 
-def harmless(text: str) -> str:
-    """Return a job's output, escaped where it would steer the terminal: its title, clipboard or answers."""
-    return STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
-
-
 def _run(
     target: Target,
     command: Sequence[str],
     time_s: float | None,
     options: dict[str, Any],
     folder: Path | None = None,
+    *,
+    by_agent: bool = False,
 ) -> int:
     target.require_lasting_store()
     from resource_manager.cli.attended import TTL_S, Attended  # loads pydantic
@@ -287,7 +280,8 @@ def _run(
         with Session(target) as session:
             lease = wait_for_grant(session, demand)
             say(f"{tables.lease_line(lease)}" + (f", for {duration(time_s)}" if time_s else ""))
-            return Attended(session, lease, _job(lease, command), time_s, folder=folder).run()
+            job = _job(lease, command)
+            return Attended(session, lease, job, time_s, folder=folder, by_agent=by_agent).run()
     except Interrupted as interrupted:
         return interrupted.exit_code
 

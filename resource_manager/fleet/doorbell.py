@@ -50,11 +50,11 @@ class Doorbell:
         with self._lock:
             if not self._marks:
                 return
-            self._manager.read(self._look)
+            self._manager.read(self._see_all)
             if (bell := jobs.bell) != self._bell:
                 self._bell, self._rings = bell, jobs.rings(self._marks)
 
-    def _look(self, cluster: ClusterState, now: float) -> None:
+    def _see_all(self, cluster: ClusterState, now: float) -> None:
         if self._looked_at is not cluster or self._version != cluster.version:
             self._see(cluster, self._marks)
             self._looked_at, self._version = cluster, cluster.version
@@ -69,4 +69,5 @@ class Doorbell:
 
 
 def _mark(cluster: ClusterState, lease: Lease) -> object:
-    return lease.fencing_token, bool(lease.places), lease.preempted_by, cluster.gpu_failure(lease) is not None
+    failed = cluster.gpu_failure(lease) is not None
+    return lease.fencing_token, bool(lease.places), lease.preempted_by, lease.quarantined, failed

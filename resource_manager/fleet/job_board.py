@@ -35,6 +35,7 @@ from resource_manager.jobs.job_preemption import grace_of
 from resource_manager.jobs.job_template import JobTemplate
 from resource_manager.jobs.launchers.base import LauncherError
 from resource_manager.jobs.launchers.local import spec_of
+from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.running_job import RunningJob, is_remainder
 from resource_manager.manager import serializers
 from resource_manager.manager.agent_jobs import end_of, jobs_on
@@ -97,6 +98,8 @@ class JobBoard:
             if isinstance(order, CorruptStateError):  # it may have been to end the job
                 logger.error("nothing is told of the job of %s: %s", lease["name"], order)
                 continue
+            if _is_left(lease) and (order is None or order["want"] != "stop"):
+                order = {"want": "stop", "grace_s": END_GRACE_S}
             if order is not None and has_stored_job(lease["labels"]):
                 order = {**order, "keep": True}  # its output, which nobody else has
             for item in (order, self._of_stored(lease, rank)):
@@ -294,6 +297,11 @@ def _is_at(place: Mapping[str, str] | None, lease: Allocation, rank: int) -> boo
         if member["rank"] == rank and place is not None:
             return all(stored[name] == place[name] for name in ("machine", "folder", "mark"))
     return True
+
+
+def _is_left(lease: Allocation) -> bool:
+    """Return whether the terminal that showed a job is gone: it has not renewed the job's lease."""
+    return lease["quarantined"] and lease["labels"].get("launcher") == TERMINAL
 
 
 def _is_over(run: Mapping[str, Any]) -> bool:

@@ -85,7 +85,7 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         self._begun_at: float | None = time.monotonic()
         self._network = network_of(addr[0])
         super().__init__(server, sock, addr, adj, map=map)
-        if self.trusted_proxy not in ("*", addr[0]) and self._neighbours(map) > self.max_per_address:
+        if self.trusted_proxy not in ("*", addr[0]) and self.neighbours(map) > self.max_per_address:
             with suppress(OSError):
                 sock.send(REFUSAL)
             self.will_close = True
@@ -141,7 +141,7 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
     def _allowed_s(self) -> float:
         return REQUEST_S if self.request is not None and self.request.headers_finished else HEADER_S
 
-    def _neighbours(self, map: dict[int, Any]) -> int:
+    def neighbours(self, map: dict[int, Any]) -> int:
         """Return the number of connections of this one's address, itself included."""
         channels = list(map.values())  # other threads take held requests out meanwhile, and put them back
         return sum(isinstance(c, BoundedChannel) and c._network == self._network for c in channels)

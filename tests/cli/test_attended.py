@@ -183,7 +183,7 @@ def test_a_command_that_cannot_be_prepared_gives_its_lease_back_and_says_why(
         ("", "server gpu-c has no address in the inventory, so no ssh can reach it"),
     ],
 )
-def test_run_on_a_server_that_nobody_logs_in_to_names_submit(
+def test_run_on_a_server_where_nobody_logs_in_and_no_agent_reports_says_both(
     embedded_redis: RedisServer, tmp_path: Path, address: str, why: str
 ) -> None:
     servers = f'[[servers]]\nname = "gpu-c"\ngpus = 1\ncpus = 8\njob_user = "train"\naddress = "{address}"\n'
@@ -198,8 +198,10 @@ def test_run_on_a_server_that_nobody_logs_in_to_names_submit(
             "--",
             "true",
         )
-        said = f"Error: {why}; its agent runs jobs: gpu-manager submit NAME --server gpu-c …"
-        assert re.fullmatch(said, done.stderr.splitlines()[-1]), done.stderr
+        first, last = done.stderr.splitlines()[-2:]
+        said = f"gpu-manager: {why}; its agent runs the command, which gets no input from here"
+        assert re.fullmatch(said, first), done.stderr
+        assert last == "Error: the agent of gpu-c is silent: what it runs is unknown"
         assert manager.leases() == []
 
 

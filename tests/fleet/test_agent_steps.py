@@ -13,7 +13,7 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.agent.job_runner import AgentJobs
 from resource_manager.agent.report_format import read_report
-from resource_manager.core.models import RUNS_JOBS, Gpu, Node
+from resource_manager.core.models import RUNS_JOBS, Gpu, JobPlace, Node
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.fleet.server_use import use_of
 from resource_manager.jobs.launchers import directory_job, job_key
@@ -168,3 +168,25 @@ def test_the_walls_that_an_agents_job_got_are_in_lease_top_and_log(
     world.manager.order_job("gpu-a", key, {"want": "stop"})
     world.poll()
     wait_for(lambda: world.state(key) != "running")
+
+
+def test_a_job_is_ended_whose_terminal_has_not_renewed_its_lease(world: World, tmp_path: Path) -> None:
+    """As a terminal's job on any other server is a TTL after the last sign of its caller."""
+    clock = world.manager.store.now
+    world.report()
+    lease: Any = world.manager.submit("t", 1, ttl=0.2, labels={"launcher": "terminal"})
+    key = job_key("t", lease["fencing_token"])
+    state = world.manager.agent_state("gpu-a")["place"]
+    assert state is not None
+    place = JobPlace("agent", "gpu-a", **state)
+    world.manager.place_job("t", [place], fencing_token=lease["fencing_token"])
+    started = tmp_path / "started"
+    spec = {"command": ["/bin/sh", "-c", f"touch {started}; sleep 600"], "environment": {}}
+    world.manager.order_job("gpu-a", key, {"want": "run", "spec": spec})
+    world.poll()
+    wait_for(started.exists)
+    wait_for(lambda: clock() > lease["expires_at"])
+    world.manager.expire_and_schedule()
+    assert world.manager.status_of("t")["quarantined"]
+    world.poll()
+    wait_for(lambda: world.state(key) == "absent")

@@ -73,6 +73,7 @@ def run(key: str, state: str = "running", **known: Any) -> dict[str, Any]:
         "error": None,
         "refusal": None,
         "began": True,
+        "walls": "",
         "last_line": "",
         "ended": False,
         **known,

@@ -136,4 +136,4 @@ def test_connections_are_counted_while_other_threads_hold_their_requests() -> No
     connections |= {number: Leaving(connections) for number in range(6)}
     counted = next(iter(connections.values()))
     assert isinstance(counted, Leaving)
-    assert counted._neighbours(connections) == 6
+    assert counted.neighbours(connections) == 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from dataclasses import replace
 
 from resource_manager.core.changes import (
@@ -31,11 +32,13 @@ from resource_manager.core.cluster_settings import ClusterSettings, HealthRule
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import Gpu, JobPlace, Lease, Node, Placement, Request, Spread
 from resource_manager.core.teams import Team, Teams
+from resource_manager.errors import StaleStateError
 from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import fifo
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage import Store
+from resource_manager.storage.clock import CLOCK_TOLERANCE_S
 
 
 def servers(count: int = 4) -> tuple[Node, ...]:
@@ -74,10 +77,17 @@ def granted(cluster: ClusterState, task_id: str, now: float, gpus: int = 2) -> G
 
 
 def add(store: Store, cluster: ClusterState, task_id: str) -> None:
-    """Commit a lease and apply it to the replica."""
-    now = store.now()
-    change = granted(cluster, task_id, now)
-    store.commit(cluster.version, [change], now=now)
+    """Commit a lease and apply it to the replica; decide again if this machine stood still meanwhile."""
+    while True:
+        begun_at, now = time.monotonic(), store.now()
+        change = granted(cluster, task_id, now)
+        try:
+            store.commit(cluster.version, [change], now=now)
+        except StaleStateError as error:
+            if "clock" not in str(error) or time.monotonic() - begun_at < CLOCK_TOLERANCE_S / 2:
+                raise
+            continue
+        break
     cluster.apply(change)
     store.tidy_up(cluster)
 

@@ -93,14 +93,18 @@ def _talk(command: Sequence[str], given: str, timeout_s: float) -> tuple[int, st
     return exit_code, answer, complaint
 
 
-class TerminalLauncher(Launcher, Protocol):
+class SignedLauncher(Launcher, Protocol):
+    """Launcher of a job that ends if it hears nothing of its caller."""
+
+    def sign(self, key: str) -> None:
+        """Tell the job that its caller is there; `attend` ends it after `ttl_s` without."""
+
+
+class TerminalLauncher(SignedLauncher, Protocol):
     """Launcher that finds, watches and ends a job that runs in a terminal."""
 
     def stage(self, key: str, program: str) -> str:
         """Write a program into the prepared job's folder, which only its user reads; return its path."""
-
-    def sign(self, key: str) -> None:
-        """Tell the job that its caller is there; `attend` ends it after `ttl_s` without."""
 
 
 def open_terminal(place: JobPlace, here: bool | None = None, options: Sequence[str] = ()) -> TerminalLauncher:

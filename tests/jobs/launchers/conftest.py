@@ -10,6 +10,7 @@ import warnings
 import pytest
 
 from resource_manager.agent.job_runner import AgentJobs
+from resource_manager.agent.report_format import RunReport
 from resource_manager.jobs.launchers import Job, LauncherUnreachableError, open_launcher
 from resource_manager.jobs.launchers.docker import ENDED_LABEL
 from resource_manager.jobs.launchers.local import LocalLauncher
@@ -44,7 +45,8 @@ class Board:
 
     def agent_state(self, server):
         said = self.jobs.report()
-        runs = {run["key"]: run for run in said["runs"]}
+        stored = [RunReport(**run).model_dump(exclude_defaults=True) for run in said["runs"]]
+        runs = {run["key"]: run for run in stored}
         return {"server": server, "place": said["place"], "runs": runs, "is_silent": False}
 
     def job_output(self, server, key, offset, *, lease_id=""):

@@ -1,0 +1,70 @@
+"""Command on a server where nobody logs in: its agent runs it, and its output comes to this terminal."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+
+from resource_manager.cli.base import harmless
+from resource_manager.jobs.launchers import JobState, LauncherError
+from resource_manager.jobs.launchers.agent import AgentLauncher
+
+LOOK_EVERY_S = 0.5
+KILLED = 137
+"""Exit code of a job that left none: somebody has killed it, or its server was started again."""
+
+
+class AgentTerminal(AgentLauncher):
+    """Launcher of a job whose output this process shows."""
+
+    def sign(self, key: str) -> None:
+        """Do nothing: the lease that this process renews is the sign, and the agent ends a job without it."""
+
+
+class AgentProcess:
+    """Job that an agent runs, as a process of this terminal: `show` gets its output until it ends."""
+
+    def __init__(self, launcher: AgentLauncher, key: str, show: Callable[[str], object]) -> None:
+        self._launcher, self._key, self._show = launcher, key, show
+        self._code: int | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name=f"output of {key}", daemon=True)
+        self._thread.start()
+
+    def poll(self) -> int | None:
+        """Return the exit code once the job has ended and all of its output was shown."""
+        return self._code
+
+    def terminate(self) -> None:
+        """Show no more; the job itself is ended by its launcher."""
+        self._stop.set()
+
+    kill = terminate
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._thread.join(timeout)
+
+    def _follow(self) -> None:
+        offset = 0
+        while not self._stop.is_set():
+            try:
+                part = self._launcher.logs(self._key, offset)
+            except LauncherError:  # the agent or the service is silent: the job goes on
+                self._stop.wait(LOOK_EVERY_S)
+                continue
+            if part.text:
+                self._show(part.text)
+            is_more, offset = part.offset != offset, part.offset
+            if not is_more and part.status.state is not JobState.RUNNING:
+                code = part.status.exit_code
+                self._code = KILLED if code is None else code
+                return
+            if not is_more:
+                self._stop.wait(LOOK_EVERY_S)
+
+
+def show(text: str) -> None:
+    """Write a part of a job's output, escaped where it would steer the terminal."""
+    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()

@@ -1,0 +1,110 @@
+"""`run` on a server where nobody logs in: by a real service and a real agent, which runs the command."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from resource_manager import GPUResourceManager
+from resource_manager.jobs.launchers import terminal
+from resource_manager.rest import tokens
+from resource_manager.rest.redis_persistence import TokenRedis
+from resource_manager.rest.tokens import Role
+from resource_manager.storage.redis.client import RedisClient
+from tests.cli.programs import MARK, begun, left_of, piped
+from tests.eventually import wait_for
+from tests.redis_server import RedisServer
+
+
+@pytest.fixture(scope="module")
+def environment(
+    embedded_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, str]]:
+    """Yield the environment of a person who may use the service, and log in nowhere."""
+    folder, store = tmp_path_factory.mktemp("by-agent"), embedded_redis.fresh_url()
+    server = f'[[servers]]\nname = "gpu-c"\ngpus = 1\ncpus = 8\njob_user = "{getpass.getuser()}"\n'
+    (folder / "servers.toml").write_text(server)
+    GPUResourceManager.from_url(store, inventory=folder / "servers.toml").close()
+    kept = TokenRedis(RedisClient.from_url(store))
+    person = tokens.create(kept, "ada", Role.USER, run_jobs=True)
+    agent = tokens.create(kept, "agent", Role.AGENT, server="gpu-c")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    own = {**os.environ, MARK: folder.name, terminal.OWN_SERVER: "gpu-z", "HOME": str(folder)}
+    own.pop("GPU_MANAGER_STORE", None)
+    jobs = {"GPU_MANAGER_JOBS_DIR": str(folder / "jobs"), "GPU_MANAGER_AGENT_TOKEN": agent}
+    with ExitStack() as stack:
+
+        def program(environment: dict[str, str], *arguments: str) -> None:
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            process = stack.enter_context(begun(environment, *arguments, **quiet))
+            stack.callback(process.terminate)
+
+        program({**own, "GPU_MANAGER_STORE": store}, "serve", "--port", url.rpartition(":")[2])
+        program({**own, **jobs}, "agent", "--server", "gpu-c", "--url", url, "--run-jobs", "--every", "2s")
+        with GPUResourceManager.from_url(store) as manager:
+            wait_for(lambda: manager.agent_state("gpu-c")["place"], 60)
+            yield {**own, "GPU_MANAGER_URL": url, "GPU_MANAGER_TOKEN": person, "TEST_STORE": store}
+
+
+@pytest.fixture
+def manager(environment: dict[str, str]) -> Iterator[GPUResourceManager]:
+    with GPUResourceManager.from_url(environment["TEST_STORE"]) as manager:
+        yield manager
+        wait_for(lambda: not manager.leases())
+
+
+def test_a_command_runs_by_the_agent_with_its_output_and_its_exit_code(
+    environment: dict[str, str], manager: GPUResourceManager
+) -> None:
+    script = "echo on GPU $CUDA_VISIBLE_DEVICES; echo to stderr >&2; exit 7"
+    done = piped(environment, "run", "--gpus", "1", "--", "sh", "-c", script)
+    assert (done.returncode, done.stdout) == (7, "on GPU 0\nto stderr\n"), done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "gpu-manager: server gpu-c has no address in the inventory, so no ssh can reach it; its agent runs "
+        "the command, which gets no input from here"
+    )
+    [placed] = [change for change in manager.history() if change["change"] == "jobplaced"]
+    assert placed["places"][0]["launcher"] == "agent"
+    assert [change["outcome"] for change in manager.history() if change["change"] == "released"] == ["FAILED"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_job_and_frees_its_gpus(
+    environment: dict[str, str], manager: GPUResourceManager, number: signal.Signals
+) -> None:
+    process = begun(environment, "run", "--gpus", "1", "--", "sh", "-c", "echo ready; sleep 600; : in vain")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert manager.leases() == []
+    assert not [each for each in left_of(environment) if "in vain" in " ".join(each.cmdline())]
+
+
+def test_a_shell_needs_a_log_in_and_names_submit(
+    environment: dict[str, str], manager: GPUResourceManager
+) -> None:
+    done = piped(environment, "shell", "--gpus", "1")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        "so no ssh can reach it; its agent runs jobs: gpu-manager submit NAME --server gpu-c …"
+    )
+
+
+def test_code_is_not_copied_where_nobody_logs_in(
+    environment: dict[str, str], manager: GPUResourceManager, tmp_path: Path
+) -> None:
+    done = piped(environment, "run", "--gpus", "1", "--sync", str(tmp_path), "--", "true")
+    assert done.returncode == 1
+    assert "no ssh can reach it; its agent runs jobs" in done.stderr.splitlines()[-1]
