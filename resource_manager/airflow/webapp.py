@@ -252,7 +252,7 @@ async def _bridge_or_hold(bridge: Any, scope: Any, send: Any, gone: threading.Ev
     loop, resumed = asyncio.get_running_loop(), asyncio.Event()
     is_parked = False
 
-    def resume() -> None:
+    def resume(is_due: bool) -> None:
         loop.call_soon_threadsafe(resumed.set)
 
     def park() -> Parked:

@@ -85,6 +85,28 @@ def create_blueprint() -> flask.Blueprint:
     return blueprint
 
 
+def _log(request: flask.Request, response: flask.Response, seconds: float) -> None:
+    identity = flask.g.get("identity")
+    path = quote(request.path)  # escaped here: inside Airflow the log format is Airflow's
+    made = _changes_of(flask.g.get("asking"))
+    logger.info(
+        "%s %s %d%s",
+        request.method,
+        path,
+        response.status_code,
+        "".join(f"; {each}" for each in made),
+        extra={
+            "method": request.method,
+            "path": path,
+            "status": response.status_code,
+            "duration_ms": round(1000 * seconds, 2),
+            "caller": identity.name if identity else None,
+            "address": request.remote_addr,
+            **({"changes": made} if made else {}),
+        },
+    )
+
+
 def _observe(app: flask.Flask, service: Service) -> None:
     @app.before_request
     def begin() -> None:
@@ -105,25 +127,8 @@ def _observe(app: flask.Flask, service: Service) -> None:
         if response.mimetype != "text/event-stream":
             service.metrics.requests.labels(method, rule, str(response.status_code)).observe(seconds)
         flask.g.span.set_attribute("http.response.status_code", response.status_code)
-        identity = flask.g.get("identity")
-        path = quote(request.path)  # escaped here: inside Airflow the log format is Airflow's
-        made = _changes_of(flask.g.get("asking")) if logger.isEnabledFor(logging.INFO) else []
-        logger.info(
-            "%s %s %d%s",
-            request.method,
-            path,
-            response.status_code,
-            "".join(f"; {each}" for each in made),
-            extra={
-                "method": request.method,
-                "path": path,
-                "status": response.status_code,
-                "duration_ms": round(1000 * seconds, 2),
-                "caller": identity.name if identity else None,
-                "address": request.remote_addr,
-                **({"changes": made} if made else {}),
-            },
-        )
+        if logger.isEnabledFor(logging.INFO):
+            _log(request, response, seconds)
         return _guard(response, service)
 
     @app.teardown_request

@@ -21,6 +21,9 @@ from resource_manager.rest.state_follower import StateFollower
 PARK = "gpu_manager.park"
 """Key of the WSGI environment, or the ASGI scope, with a function that returns a `Parked`."""
 
+UNCHANGED = "gpu_manager.unchanged"
+"""Key of the WSGI environment, where a server gives it, of a request that is resumed and is not due."""
+
 MAX_HELD_PER_CALLER = 64
 
 GONE_EVERY_S = 1.0
@@ -28,9 +31,12 @@ GONE_EVERY_S = 1.0
 
 
 class Parked(NamedTuple):
-    """Request that its server keeps: `resume` carries it out again, `is_gone` tells that its client left."""
+    """Request that its server keeps: `resume` carries it out again, `is_gone` tells that its client left.
 
-    resume: Callable[[], None]
+    `resume` is told whether the request is due, or its time is over.
+    """
+
+    resume: Callable[[bool], None]
     is_gone: Callable[[], bool]
 
 
@@ -92,17 +98,17 @@ class HeldRequests:
         if is_time:
             self._gone_looked_at = now
         with self._lock:
-            due = [
-                each
+            ready = [
+                (each, is_due)
                 for each in self._held
-                if now >= each.until
+                if (is_due := each.is_due())
+                or now >= each.until
                 or self._watch.stopped
                 or (is_time and each.parked.is_gone())
-                or each.is_due()
             ]
-            for each in due:
+            for each, _ in ready:
                 self._held.remove(each)
                 self._callers[each.caller] -= 1
             self._callers += Counter()  # drops those without any
-        for each in due:
-            each.parked.resume()
+        for each, is_due in ready:
+            each.parked.resume(is_due)

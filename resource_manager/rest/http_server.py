@@ -12,7 +12,7 @@ from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer, create_server
 from waitress.task import ThreadedTaskDispatcher, WSGITask
 
-from resource_manager.rest.held_requests import PARK, Parked
+from resource_manager.rest.held_requests import PARK, UNCHANGED, Parked
 from resource_manager.rest.limits import MAX_BODY_BYTES, network_of
 
 HEADER_S = 10.0
@@ -52,6 +52,8 @@ class HoldingTask(WSGITask):  # type: ignore[misc]
         environ: dict[str, Any] = super().get_environment()
         if self.channel.held_request is not self.request:
             environ[PARK] = self._park
+        else:
+            environ[UNCHANGED] = self.channel.is_unchanged
         return environ
 
     def _park(self) -> Parked:
@@ -80,6 +82,8 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
     task_class = HoldingTask
     held_request: Any = None
     """The request that is or was held: it is carried out once more, and then not held again."""
+    is_unchanged = False
+    """True once that request was resumed without being due."""
 
     def __init__(self, server: Any, sock: Any, addr: Any, adj: Any, map: dict[int, Any]) -> None:
         self._begun_at: float | None = time.monotonic()
@@ -94,7 +98,7 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         try:
             super().service()
         except _Parking:
-            self._resume()
+            self._go_on()
 
     def park(self, request: Any) -> Parked:
         """Keep the request without an answer until it is resumed, and the thread that serves it is done.
@@ -102,7 +106,7 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         Meanwhile the loop of all connections does not ask about this one: it does so for each one by one
         whenever something happens on any, and thousands are held.
         """
-        self.held_request, self._awaited = request, 2
+        self.held_request, self.is_unchanged, self._awaited = request, False, 2
         self._map.pop(self._fileno, None)
         return Parked(self._resume, self._is_gone)
 
@@ -115,7 +119,11 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         except OSError:
             return True
 
-    def _resume(self) -> None:
+    def _resume(self, is_due: bool) -> None:
+        self.is_unchanged = not is_due
+        self._go_on()
+
+    def _go_on(self) -> None:
         with self.requests_lock:
             self._awaited -= 1
             is_due = self._awaited == 0

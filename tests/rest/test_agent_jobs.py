@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager, __version__
 from resource_manager.core.models import RUNS_JOBS, Gpu, Node
+from resource_manager.fleet.job_board import JobBoard, JobsAnswer
 from resource_manager.jobs.launchers import job_key
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.manager.stored_jobs import Question
@@ -116,6 +118,24 @@ def test_nothing_new_is_told_by_the_hash(as_: As, manager: GPUResourceManager) -
     known = ask(mine).json["known"]
     assert ask(mine, known=known).json == {"known": known}
     assert ask(mine, known="other").json["jobs"] == []
+
+
+def test_a_question_whose_time_is_over_looks_at_nothing_again(
+    manager: GPUResourceManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    jobs = JobBoard.jobs
+
+    def counted(board: JobBoard, server: str) -> JobsAnswer:
+        seen.append(server)
+        return jobs(board, server)
+
+    monkeypatch.setattr(JobBoard, "jobs", counted)
+    with served(manager, tmp_path, 2) as url:
+        path = f"{url}/api/agent/jobs?server=gpu-a&version={__version__}"
+        known = httpx.get(path).json()["known"]
+        answer = httpx.get(f"{path}&known={known}&wait=1", timeout=30).json()
+    assert (answer, seen) == ({"known": known}, ["gpu-a", "gpu-a"])
 
 
 def test_output_is_for_owner_team_and_operator(

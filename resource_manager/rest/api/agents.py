@@ -30,6 +30,7 @@ from resource_manager.rest.answers import (
 )
 from resource_manager.rest.api.operations import routes
 from resource_manager.rest.auth import Identity
+from resource_manager.rest.held_requests import UNCHANGED
 from resource_manager.rest.ownership import may_read, owner_required, require_run_jobs
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.routing import raw_body
@@ -70,6 +71,8 @@ def reports(service: Service, caller: Identity) -> ReportAnswer:
 def agent_jobs(service: Service, caller: Identity, query: AgentJobsQuery) -> Any:
     _require_agent(caller, query.server)
     check_version(query.version)
+    if flask.request.environ.get(UNCHANGED):  # the agent asks again at once
+        return {"known": query.known}
     board, bell = service.receiver.board, service.receiver.board.doorbell
     before = bell.mark(query.server)
     answer = board.jobs(query.server)
