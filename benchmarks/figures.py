@@ -355,6 +355,8 @@ BENCHMARKS: dict[str, Benchmark] = {
                 "{}",
                 "≤ 2",
             ),
+            Row("the same: a task's start → its request in the queue, median", "start_to_queued_s/p50", S),
+            Row("the slowest of them", "start_to_queued_s/max", S, "≤ 10 s"),
         ),
     ),
     "triggerer": Benchmark(

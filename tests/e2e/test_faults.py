@@ -16,9 +16,10 @@ IMAGE = os.environ.get("TEST_IMAGE", "python:3.11-slim")
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900 * TIMEOUT_FACTOR)]
 
 
-def containers():
-    """Return the job containers that the engine lists."""
-    listing = ["docker", "ps", "--all", "--quiet", "--filter", "label=gpu-manager.dag_id"]
+def containers(bench):
+    """Return the containers of this Airflow's jobs; other stacks may use the same engine."""
+    own = f"label=gpu-manager.instance={bench.instance}"
+    listing = ["docker", "ps", "--all", "--quiet", "--filter", "label=gpu-manager.dag_id", "--filter", own]
     return subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -225,7 +226,7 @@ def test_clear_and_mark_never_run_two_containers_at_once(bench):
     other = bench.run("docker_job")
     other.wait_until_training()
     other.mark("failed")
-    wait_for(lambda: not containers(), TTL_S + 30, "the end of the container")
+    wait_for(lambda: not containers(bench), TTL_S + 30, "the end of the container")
 
 
 def test_a_request_that_can_never_be_granted_fails_at_once(bench):

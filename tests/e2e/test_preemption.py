@@ -148,7 +148,7 @@ def test_a_preempted_training_loses_no_step_and_no_try(bench, teams, record_prop
     assert taker.task()["try_number"] == 1
     assert "the lease is preempted for" in victim.log(1)
     if dag == "preemptible_docker_job":
-        assert not containers()
+        assert not containers(bench)
     check_times(times)
 
 

@@ -192,7 +192,7 @@ with DAG("waiting_jobs", schedule=None, catchup=False) as waiting_jobs:
     waiting = GPUTrainingOperator.partial(
         task_id="job", gpus=8, cpus=8, gpu_types="local", ttl=TTL, retries=3
     )
-    waiting.expand(command=["true"] * 200)
+    waiting.expand(command=["true"] * int(os.environ.get("WAITING_JOBS", "200")))
 
 with DAG("short_jobs", schedule=None, catchup=False, params={"seconds": 15}) as short_jobs:
     short = CountedOperator.partial(
