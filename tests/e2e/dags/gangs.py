@@ -1,14 +1,13 @@
 """DAGs of several servers for the fault tests, and for torchrun and mpirun."""
 
 import os
-import time
 from datetime import timedelta
 from pathlib import Path
 
 from airflow.sdk import DAG
 
 from resource_manager.airflow import GPUTrainingOperator
-from resource_manager.jobs.launchers.ssh import SSHLauncher
+from tests.e2e.lingering_trigger import LingeringTrigger
 
 HERE = Path(__file__).parent
 LEDGER = os.environ.get("LEDGER", "/dev/null")
@@ -17,20 +16,10 @@ PARAMS = {"seconds": 3600, "exit_code": 0, "nodes": 4}
 
 
 class LingeringOperator(GPUTrainingOperator):
-    """Operator whose first try stays between the starts of two members, and says so in a file."""
+    """Operator whose first trigger stays between the starts of two members."""
 
-    def execute(self, context):
-        if context["ti"].try_number == 1:
-            start = SSHLauncher.start
-
-            def start_or_linger(launcher, job):
-                if int(job.environment["GPU_NODE_RANK"]) >= 2:
-                    Path(f"{LEDGER}-starting").write_text(str(os.getpid()))
-                    time.sleep(600)
-                start(launcher, job)
-
-            SSHLauncher.start = start_or_linger
-        return super().execute(context)
+    def defer(self, *, trigger, **arguments):
+        super().defer(trigger=LingeringTrigger(**trigger.serialize()[1]), **arguments)
 
 
 def gang_dag(name, operator=GPUTrainingOperator, **arguments):
