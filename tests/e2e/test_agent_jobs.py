@@ -100,7 +100,7 @@ def test_a_job_goes_on_while_its_agent_and_the_service_are_away(bench, service, 
     run.finish()
     run.wait_until("success")
     assert len(run.processes()) == 1
-    assert run.task()["try_number"] == 1
+    assert run.task()["try_number"] == 1, run.log(1)
 
 
 def test_a_task_that_is_marked_failed_ends_its_job(bench, agent):
