@@ -256,10 +256,15 @@ class Replay:
         ]
 
     def _under_maintenance(self, changes: Sequence[Change], now: float) -> list[Change]:
-        """Return the preemptions by windows that are open, but for leases that these changes end."""
+        """Return the preemptions by windows that are open, but for leases that these changes end or limit."""
         if not self.cluster.windows:
             return []
-        gone = {change.lease_id for change in changes if isinstance(change, Released | Expired | Quarantined)}
+        gone = {
+            change.lease_id
+            for change in changes
+            if isinstance(change, Released | Expired | Quarantined)
+            or (isinstance(change, Preempting) and change.preemptor in LIMITS)
+        }
         return [change for change in ending(self.cluster, now) if change.lease_id not in gone]
 
     # ---- events ----

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager
@@ -435,8 +435,21 @@ def check_other_decisions(course: Course, policy: str, order: str) -> None:
             assert job_run.ended_at is not None
 
 
+LIMITED_IN_A_WINDOW = [
+    Step("batch", 874350),
+    *[Step("submit", 0)] * 14,
+    Step("submit", 660),
+    Step("release", 0),
+    Step("window", 1032),
+    Step("tick", 52),
+    Step("submit", 1),
+]
+"""A lease reaches its limit in a maintenance window that preempts: it is preempted once, by the limit."""
+
+
 @settings(max_examples=150)
 @given(courses())
+@example(Course("first_fit", "fifo", False, RULES[1], LIMITED_IN_A_WINDOW))
 def test_under_the_live_policy_and_order_every_decision_is_the_recorded_one(course: Course) -> None:
     """Each job is there once with all its leases, and what is left at the end is the live state."""
     check_live_decisions(course)
