@@ -16,7 +16,10 @@ from resource_manager.storage import Store
 T = TypeVar("T")
 
 CHEAP_S = 0.05
-"""Processor time up to which an answer is computed anew for each state."""
+"""Processor time up to which an answer is computed anew for each state.
+
+The cheaper of the last two counts: a single one may have had to wait for a garbage collection.
+"""
 
 REST = 4.0
 """A dear one is kept for so many times of what it cost."""
@@ -33,7 +36,7 @@ class Age:
     def __init__(self) -> None:
         self._version = -1
         self._at = 0.0
-        self._cost_s = 0.0
+        self._cost_s = self._last_s = 0.0
 
     @property
     def is_cheap(self) -> bool:
@@ -51,7 +54,9 @@ class Age:
         """Take note of an answer that is computed inside."""
         began = time.thread_time()
         yield
-        self._version, self._at, self._cost_s = version, now, time.thread_time() - began
+        cost_s = time.thread_time() - began
+        self._version, self._at = version, now
+        self._cost_s, self._last_s = min(cost_s, self._last_s), cost_s
 
 
 class QueueView:

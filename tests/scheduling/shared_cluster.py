@@ -36,6 +36,10 @@ class Shared:
         self.changes: list[Change] = []
         self.do([TeamsChanged(Teams(teams, True, min_runtime_s, delay_s), 0.0)])
 
+    @property
+    def current(self) -> SchedulingPass:
+        return SchedulingPass(first_fit, self.order, self.now)
+
     def do(self, changes: list[Change]) -> list[Change]:
         for change in changes:
             self.state.apply(change)
@@ -46,25 +50,21 @@ class Shared:
     def submit(self, lease_id: str, gpus: int = 1, team: str = "", **more: object) -> list[Change]:
         request = Request(lease_id, gpus, team=team, resources={"cpus": 1}, **more)  # type: ignore[arg-type]
         self.now += 1.0
-        return self.do(allocator.submit(self.state, request, SchedulingPass(first_fit, self.order, self.now)))
+        return self.do(allocator.submit(self.state, request, self.current))
 
     def tick(self, seconds: float = 1.0) -> list[Change]:
         self.now += seconds
         due = lease_steps.expire(self.state, self.now)
-        return self.do(
-            allocator.with_dispatch(self.state, due, SchedulingPass(first_fit, self.order, self.now))
-        )
+        return self.do(allocator.with_dispatch(self.state, due, self.current))
 
     def release(self, lease_id: str, outcome: str = Outcome.PREEMPTED) -> list[Change]:
         self.now += 1.0
         ended = lease_steps.release(self.state, lease_id, self.now, outcome=outcome)
-        return self.do(
-            allocator.with_dispatch(self.state, ended, SchedulingPass(first_fit, self.order, self.now))
-        )
+        return self.do(allocator.with_dispatch(self.state, ended, self.current))
 
     def preempting(self) -> dict[str, str]:
         return {name: self.state.leases[name].preempted_by for name in self.state.preempting}
 
     def refusal(self, lease_id: str) -> tuple[str, str]:
-        (standing,) = standings(self.state, SchedulingPass(first_fit, self.order, self.now), only=[lease_id])
+        (standing,) = standings(self.state, self.current, only=[lease_id])
         return str(standing.refusal.kind), detail_of(standing.refusal)

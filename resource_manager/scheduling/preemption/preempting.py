@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import blake2b
@@ -65,7 +65,8 @@ def would_preempt(cluster: ClusterState, request: Request, current: SchedulingPa
         plan = _plan(cluster, current)
         if request.lease_id in plan.to_come:
             return []
-        return find_victims(cluster, pending, current, plan.planned)
+        victims = find_victims(cluster, pending, current, plan.planned)
+        return victims if _starts_after(cluster, pending, victims, plan, current) else []
 
 
 def ending_for(cluster: ClusterState, lease_id: str) -> list[Lease]:
@@ -173,6 +174,8 @@ def preemptions(cluster: ClusterState, current: SchedulingPass) -> list[Change]:
             kind = (*own_kind, current.policy)
             if is_alone or not bounds.is_in_vain(kind):
                 victims = find_victims(cluster, pending, current, plan.planned)
+            if victims and not _starts_after(cluster, pending, victims, plan, current):
+                continue
             if not victims:
                 in_vain[own_kind, is_alone] += 1
                 searches[team] += own_kind not in turn
@@ -181,8 +184,10 @@ def preemptions(cluster: ClusterState, current: SchedulingPass) -> list[Change]:
                 continue
             for lease in victims:
                 until = now + lease.request.preempt_grace_s
-                changes.append(Preempting(lease.lease_id, lease.fencing_token, request.lease_id, until, now))
+                change = Preempting(lease.lease_id, lease.fencing_token, request.lease_id, until, now)
+                changes.append(change)
                 cluster.suppose_ended(lease)
+                plan.ending.append(replace(lease, preempted_by=request.lease_id))
             plan.add(_place(cluster, pending, current))
             found += 1
             if found == MAX_SEARCHES:
@@ -234,7 +239,8 @@ def _next(each: Sequence[T], count: int, turn: str) -> Sequence[T]:
 class _Plan:
     """What requests are to get once the leases that are being preempted for them have ended."""
 
-    def __init__(self, cluster: ClusterState) -> None:
+    def __init__(self, cluster: ClusterState, ending: list[Lease]) -> None:
+        self.ending = ending
         self.to_come: dict[str, Lease] = {}
         self.planned = Planned(cluster)
 
@@ -247,14 +253,36 @@ class _Plan:
 
 def _plan(cluster: ClusterState, current: SchedulingPass) -> _Plan:
     """Apply the ends of the preempted leases, and place those they end for; return what those are to get."""
-    ending = _ending(cluster) if cluster.preempting else []
-    plan = _Plan(cluster)
-    for lease in ending:
+    plan = _Plan(cluster, _ending(cluster) if cluster.preempting else [])
+    for lease in plan.ending:
         cluster.suppose_ended(lease)
-    for by in dict.fromkeys(lease.preempted_by for lease in ending):
+    for by in dict.fromkeys(lease.preempted_by for lease in plan.ending):
         if pending := cluster.pending.get(by):
             plan.add(_place(cluster, pending, current))
     return plan
+
+
+def _starts_after(
+    cluster: ClusterState,
+    pending: PendingRequest,
+    victims: Sequence[Lease],
+    plan: _Plan,
+    current: SchedulingPass,
+) -> bool:
+    """Return True if the request may start as soon as its victims have ended, whatever ends for others later.
+
+    Nothing is kept for it between their ends and those: they would start again, and be preempted again.
+    """
+    others = [lease for lease in plan.ending if lease.preempted_by != pending.lease_id]
+    if not others:
+        return True
+    with cluster.trial():
+        for lease in (*victims, *plan.to_come.values()):
+            cluster.suppose_ended(lease)
+        for lease in others:
+            cluster.apply(Granted(lease, lease.granted_at))
+        with cluster.reserved(_free_parts(cluster, plan.to_come.values())):
+            return place_of(cluster, pending, current) is not None
 
 
 def _ending(cluster: ClusterState) -> list[Lease]:
@@ -306,14 +334,17 @@ def held_back(cluster: ClusterState, current: SchedulingPass) -> Iterator[Collec
         return
     with cluster.trial():
         planned = _plan(cluster, current).to_come
-    parts = [
+    with cluster.reserved(_free_parts(cluster, planned.values())):
+        yield planned.keys()
+
+
+def _free_parts(cluster: ClusterState, planned: Iterable[Lease]) -> list[Lease]:
+    return [
         part
-        for lease in planned.values()
+        for lease in planned
         for rank, member in enumerate(lease.members)
         if (part := _free_part(cluster, lease.request, rank, member)) is not None
     ]
-    with cluster.reserved(parts):
-        yield planned.keys()
 
 
 def _free_part(cluster: ClusterState, request: Request, rank: int, member: Placement) -> Lease | None:

@@ -22,6 +22,7 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
+from resource_manager.core.lease_limits import IDLE
 from resource_manager.core.models import Lease, PendingRequest, Placement, Request
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError
@@ -30,6 +31,7 @@ from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.preemption.preempting import held_back, would_preempt
 from resource_manager.scheduling.preemption.victims import find_victims
 from resource_manager.scheduling.queue.orders import fifo
+from resource_manager.scheduling.queue.runtime_limits import preempted_at_limit
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from tests.scheduling.shared_cluster import GREEDY, Shared
 
@@ -376,6 +378,22 @@ def test_nothing_is_taken_of_what_is_only_planned() -> None:
     changes = shared.submit("more", 4, team="vision", priority=5)
     assert [type(change) for change in changes] == [Queued]
     assert shared.preempting() == {"x": "mine"}
+
+
+def test_nobody_is_preempted_for_who_waits_for_other_leases_to_end_then() -> None:
+    """The victim would end before they do, start again where it was, and be preempted again."""
+    shared = Shared(Team("vision", 4))
+    shared.submit("idle", 2, team="nlp")
+    shared.submit("small", 2, team="vision")
+    ends = preempted_at_limit(shared.state.ledger, shared.state.leases["idle"], IDLE, shared.now)
+    shared.do(list(ends))
+    shared.submit("large", 4, team="vision", priority=1)
+    assert shared.preempting() == {"idle": IDLE}
+    assert would_preempt(shared.state, shared.state.pending["large"].request, shared.current) == []
+    shared.release("idle", Outcome.IDLE)
+    assert shared.preempting() == {"small": "large"}
+    shared.release("small")
+    assert set(shared.state.leases) == {"large"}
 
 
 def test_an_operator_takes_nothing_for_a_request_that_is_to_get_its_place_already() -> None:

@@ -455,12 +455,25 @@ def test_under_the_live_policy_and_order_every_decision_is_the_recorded_one(cour
     check_live_decisions(course)
 
 
+ENDS_FOR_NOBODY = [
+    Step(*step)
+    for step in (
+        ("submit", 21556), ("submit", 25585), ("submit", 3228), ("release", 1155), ("submit", 105),
+        ("submit", 1000000), ("idle", 28442), ("submit", 86), ("submit", 20202), ("close", 779320),
+        ("agent", 91014), ("release", 655), ("tick", 9409), ("submit", 12040), ("idle", 92),
+    )
+]  # fmt: skip
+"""A gang waits for a lease that its limit ends later: meanwhile nobody is preempted for it."""
+
+
 @settings(max_examples=60)
 @given(courses(), st.sampled_from(POLICIES), st.sampled_from(ORDERS))
+@example(Course("best_fit", "priority+backfill", False, RULES[1], ENDS_FOR_NOBODY), "fgd", "srtf")
 def test_under_another_policy_and_order_each_job_is_there_once_and_ends(
     course: Course, policy: str, order: str
 ) -> None:
-    check_other_decisions(course, policy, f"{order}+backfill")
+    for other in (order, f"{order}+backfill"):
+        check_other_decisions(course, policy, other)
 
 
 @pytest.mark.e2e
