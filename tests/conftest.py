@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture.providers import HypothesisProvider
+from hypothesis.internal.constants_ast import Constants
 
 from tests.redis_server import clock, embedded_redis, own_redis, system_redis
 from tests.small_disk import small_disk_at
@@ -40,6 +42,12 @@ PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("gate", PATIENT, derandomize=True)
 settings.register_profile("explore", PATIENT)
 settings.load_profile("gate")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--hypothesis-profile"):
+        # It draws constants of the modules that are loaded, which depend on the tests that ran before.
+        HypothesisProvider._local_constants = Constants()  # type: ignore[assignment]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -171,6 +171,8 @@ class Replay:
         """Preempted leases whose jobs end at once."""
         self._tokens = {entry.fencing_token: entry.fencing_token for entry in workload.start.cleaning}
         """Fencing token by the recorded one, of leases that hold the same GPUs."""
+        self._begun_to_end: set[int] = set()
+        """Recorded fencing tokens of leases of which an end was played; who starts later does not follow them."""
         self._cleaned_here: set[int] = set()
         """Fencing tokens of leases whose GPUs are clean at another time than in the recording."""
         self._fragmentation = Fragmentation.of(job.request for job in workload.jobs)
@@ -210,8 +212,13 @@ class Replay:
         """End the jobs due up to that time, those of one time together: capacity is freed before arrivals."""
         while self._due and self._due.next_time <= time:
             now = self._due.next_time
+            # A job that has just saved what it did may be done.
+            due = {(kind, lease.fencing_token): lease for kind, lease in filter(None, self._due.pop_due(now))}
             over = [
-                change for due in self._due.pop_due(now) if due for change in self._due_changes(*due, now)
+                change
+                for (kind, token), lease in due.items()
+                if kind is not Due.SAVED or (Due.END, token) not in due
+                for change in self._due_changes(kind, lease, now)
             ]
             if over or not self._is_as_recorded:
                 over = [*self._under_maintenance(over, now), *over]
@@ -374,6 +381,8 @@ class Replay:
 
     def _lease_changes(self, event: LeaseChange, now: float) -> list[Change]:
         """Return the changes of an event of a recorded lease, none if no lease follows it."""
+        if isinstance(event, Released | Expired | MembersReleased):
+            self._begun_to_end.add(event.fencing_token)
         job_run = self.record.job_runs.get(event.lease_id)
         lease = self._lease(event.lease_id)
         part = None if job_run is None else job_run.follows
@@ -451,7 +460,9 @@ class Replay:
     def _note_start(self, job_run: JobRun, lease: Lease, now: float) -> None:
         job_run.started_at, job_run.lease = now, lease
         recorded = job_run.job.recorded[len(job_run.parts) :]
-        job_run.follows = recorded[0] if recorded and recorded[0].lease.granted_at == now else None
+        if recorded and recorded[0].lease.granted_at == now:
+            token = recorded[0].lease.fencing_token
+            job_run.follows = None if token in self._begun_to_end else recorded[0]
         if job_run.follows is None:
             self._run_on(job_run, lease, now)
         elif job_run.follows.lease.members == lease.members:
