@@ -172,7 +172,7 @@ class Replay:
         self._tokens = {entry.fencing_token: entry.fencing_token for entry in workload.start.cleaning}
         """Fencing token by the recorded one, of leases that hold the same GPUs."""
         self._begun_to_end: set[int] = set()
-        """Recorded fencing tokens of leases of which an end was played; who starts later does not follow them."""
+        """Recorded fencing tokens of leases of which an end was played: who starts later follows none."""
         self._cleaned_here: set[int] = set()
         """Fencing tokens of leases whose GPUs are clean at another time than in the recording."""
         self._fragmentation = Fragmentation.of(job.request for job in workload.jobs)

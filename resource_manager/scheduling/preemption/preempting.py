@@ -279,9 +279,7 @@ def _starts_after(
     with cluster.trial():
         for lease in (*victims, *plan.to_come.values()):
             cluster.suppose_ended(lease)
-        for lease in others:
-            cluster.apply(Granted(lease, lease.granted_at))
-        with cluster.reserved(_free_parts(cluster, plan.to_come.values())):
+        with cluster.reserved(others), cluster.reserved(_free_parts(cluster, plan.to_come.values())):
             return place_of(cluster, pending, current) is not None
 
 

@@ -12,6 +12,7 @@ from resource_manager.core.changes import (
     Change,
     Drained,
     Expired,
+    GpuClosed,
     Granted,
     InventoryChanged,
     Outcome,
@@ -380,13 +381,14 @@ def test_nothing_is_taken_of_what_is_only_planned() -> None:
     assert shared.preempting() == {"x": "mine"}
 
 
-def test_nobody_is_preempted_for_who_waits_for_other_leases_to_end_then() -> None:
+@pytest.mark.parametrize("closed", [(), (1,)])
+def test_nobody_is_preempted_for_who_waits_for_other_leases_to_end_then(closed: tuple[int, ...]) -> None:
     """The victim would end before they do, start again where it was, and be preempted again."""
-    shared = Shared(Team("vision", 4))
+    shared = Shared(Team("vision", 4), gpus=4 + len(closed))
     shared.submit("idle", 2, team="nlp")
     shared.submit("small", 2, team="vision")
     ends = preempted_at_limit(shared.state.ledger, shared.state.leases["idle"], IDLE, shared.now)
-    shared.do(list(ends))
+    shared.do([*ends, *(GpuClosed("a", gpu_id, "", "xid 79", shared.now) for gpu_id in closed)])
     shared.submit("large", 4, team="vision", priority=1)
     assert shared.preempting() == {"idle": IDLE}
     assert would_preempt(shared.state, shared.state.pending["large"].request, shared.current) == []
