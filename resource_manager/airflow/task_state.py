@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -14,30 +15,43 @@ from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs.airflow_api import ENDED_TASK_STATES
 from resource_manager.jobs.airflow_instance import instance_id
-from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.jobs.task_identity import TaskIdentity, runs_and_tasks
+
+_NUMBERS = re.compile(r"_\d+(?=(?:_\d+)*$)")
+"""Each of the numbers at the end of a task id."""
 
 
 class ExecutionTaskStates:
     """`TaskStates` inside Airflow; its methods block, so an event loop must call them in a thread."""
 
     def unfinished(self, identities: Iterable[TaskIdentity]) -> set[TaskIdentity]:
-        wanted: dict[tuple[str, str, str], set[TaskIdentity]] = defaultdict(set)
-        for identity in identities:
-            wanted[identity.dag_id, identity.run_id, identity.task_id].add(identity)
         found = set()
-        for (dag_id, run_id, task_id), of_task in wanted.items():
-            # One task per call: a key `train_1` can mean index 1 of mapped `train` or the task `train_1`.
-            answer = RuntimeTaskInstance.get_task_states(dag_id=dag_id, run_ids=[run_id], task_ids=[task_id])
-            states = answer.get(run_id, {})
-            for identity in of_task:
+        for of_part in _told_apart(identities):
+            states: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
+            for dag_id, run_ids, task_ids in runs_and_tasks(of_part):
+                answer = RuntimeTaskInstance.get_task_states(dag_id, run_ids=run_ids, task_ids=task_ids)
+                for run_id, of_run in answer.items():
+                    states[dag_id, run_id].update(of_run)
+            for identity in of_part:
                 suffix = "" if identity.map_index < 0 else f"_{identity.map_index}"
-                name = f"{task_id}{suffix}"
-                if name in states and states[name] not in ENDED_TASK_STATES:
+                state = states[identity.dag_id, identity.run_id].get(f"{identity.task_id}{suffix}", "removed")
+                if state not in ENDED_TASK_STATES:
                     found.add(identity)
         return found
 
     def run_is_unfinished(self, dag_id: str, run_id: str) -> bool:
         return bool(RuntimeTaskInstance.get_dr_count(dag_id, run_ids=[run_id], states=["queued", "running"]))
+
+
+def _told_apart(identities: Iterable[TaskIdentity]) -> list[list[TaskIdentity]]:
+    """Return the identities in two parts, in each of which a key of Airflow's answer means one task instance.
+
+    A key `train_1` means index 1 of a mapped `train` or the task `train_1`: a name with one number more.
+    """
+    parts: list[list[TaskIdentity]] = [[], []]
+    for identity in identities:
+        parts[len(_NUMBERS.findall(identity.task_id)) % 2].append(identity)
+    return parts
 
 
 def identity_of(context: Any) -> tuple[TaskIdentity, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
@@ -11,13 +11,17 @@ import httpx
 
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
 from resource_manager.jobs.airflow_instance import VARIABLE, instance_in_variable
-from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.jobs.task_identity import TaskIdentity, runs_and_tasks
 from resource_manager.manager.answer_words import duration
 
 ENDED_TASK_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 ENDED_RUN_STATES = frozenset({"success", "failed"})
 TIMEOUT_S = 30.0
 MAX_KNOWN = 1000
+TASK_LIST = "/api/v2/dags/~/dagRuns/~/taskInstances/list"
+PAGE = 100
+"""Number of task instances that Airflow lists at once."""
+
 RECONCILE_DAG = "gpu_reconcile"
 """Id that `reconcile_dag` has unless another is given."""
 
@@ -50,11 +54,33 @@ class AirflowTaskStates:
         self._http.headers["Authorization"] = f"Bearer {self._object(answer, 'access_token')['access_token']}"
 
     def unfinished(self, identities: Iterable[TaskIdentity]) -> set[TaskIdentity]:
+        identities = set(identities)
+        listed: dict[tuple[str, str, str, int], str | None] = {}
+        for dag_id, run_ids, task_ids in runs_and_tasks(identities):
+            if len(run_ids) * len(task_ids) > 1:
+                listed |= self._listed(dag_id, run_ids, task_ids)
         found = set()
-        for identity in identities:
-            task = self._get(_task(identity), "state")
+        for each in identities:
+            key = each.dag_id, each.run_id, each.task_id, each.map_index
+            # One that is not listed may be gone, be on a later page, or not be shown to this user.
+            task = {"state": listed[key]} if key in listed else self._get(_task(each), "state")
             if task is not None and task["state"] not in ENDED_TASK_STATES:
-                found.add(identity)
+                found.add(each)
+        return found
+
+    def _listed(
+        self, dag_id: str, run_ids: Sequence[str], task_ids: Sequence[str]
+    ) -> dict[tuple[str, str, str, int], str | None]:
+        """Return states by DAG, run, task and map index, as many as if no task were mapped."""
+        body = {"dag_ids": [dag_id], "dag_run_ids": run_ids, "task_ids": task_ids, "page_limit": PAGE}
+        found = {}
+        for offset in range(0, len(run_ids) * len(task_ids), PAGE):
+            page = self._get(
+                TASK_LIST, "task_instances", none_for=(403, 404), body={**body, "page_offset": offset}
+            )
+            for task in (page or {}).get("task_instances", ()):
+                key = task["dag_id"], task["dag_run_id"], task["task_id"], task["map_index"]
+                found[key] = task["state"]
         return found
 
     def has(self, identity: TaskIdentity) -> bool:
@@ -115,22 +141,25 @@ class AirflowTaskStates:
         run = self._get(_run(dag_id, run_id), "state")
         return run is not None and run["state"] not in ENDED_RUN_STATES
 
-    def _get(self, path: str, key: str, none_for: Collection[int] = (404,)) -> dict[str, Any] | None:
+    def _get(
+        self, path: str, key: str, none_for: Collection[int] = (404,), body: Mapping[str, Any] | None = None
+    ) -> dict[str, Any] | None:
         """Return the object there, which has that key, or None for a status in `none_for`.
 
-        Raises `AirflowUnavailableError`.
+        A list is asked for by a `body`. Raises `AirflowUnavailableError`.
         """
-        answer = self._request("GET", path)
+        method, content = ("GET", {}) if body is None else ("POST", {"json": body})
+        answer = self._request(method, path, **content)
         if answer.status_code == 401 and self._login is not None:  # the token expired
             self._log_in()
-            answer = self._request("GET", path)
+            answer = self._request(method, path, **content)
         # A 404 of a proxy or of a wrong address must not be taken for a task that is gone.
         is_json = answer.headers.get("content-type", "").startswith("application/json")
         if answer.status_code in none_for and is_json:
             return None
         if answer.is_error:
             raise AirflowUnavailableError(
-                f"Airflow at {self._http.base_url} answered {answer.status_code} to GET {path}"
+                f"Airflow at {self._http.base_url} answered {answer.status_code} to {method} {path}"
             )
         return self._object(answer, key)
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
+from urllib.parse import quote
 
 from resource_manager.core.names import task_of
+
+MAX_NAMES_LENGTH = 3000
+"""Maximum length of the run ids, and of the task ids, in one address; proxies refuse one of 8 KiB."""
+
+SEPARATOR = len("&task_ids=")
 
 
 def task_as_caller(instance: str, dag_id: str, task_id: str = "") -> str:
@@ -73,6 +80,37 @@ class TaskIdentity:
             "task_id": self.task_id,
             "map_index": str(self.map_index),
         }
+
+
+def runs_and_tasks(identities: Iterable[TaskIdentity]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield DAG id, run ids and task ids such that all these tasks of all these runs are the identities.
+
+    Each task of a run comes once, whatever its map indexes, and runs of which the same tasks are wanted come
+    together, as far as their names go into one address.
+    """
+    of_runs: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for each in identities:
+        of_runs[each.dag_id, each.run_id].add(each.task_id)
+    runs: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
+    for (dag_id, run_id), task_ids in of_runs.items():
+        for part in _parts(sorted(task_ids)):
+            runs[dag_id, tuple(part)].append(run_id)
+    for (dag_id, tasks), run_ids in runs.items():
+        for part in _parts(run_ids):
+            yield dag_id, part, [*tasks]
+
+
+def _parts(names: Iterable[str]) -> Iterator[list[str]]:
+    part: list[str] = []
+    length = 0
+    for name in names:
+        length += len(quote(name, safe="")) + SEPARATOR
+        if part and length > MAX_NAMES_LENGTH:
+            yield part
+            part, length = [], len(quote(name, safe="")) + SEPARATOR
+        part.append(name)
+    if part:
+        yield part
 
 
 def _without_slash(name: str) -> str:

@@ -24,6 +24,10 @@ class Airflow(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/api/v2/dags/~/dagRuns/~/taskInstances/list":
+            return self.list_tasks(body)
+        if self.path.startswith("/proxy"):
+            return self.answer(404, "not here", "text/html")
         self.server.logins += 1
         if self.server.token is None:
             return self.answer(503, {"detail": "still starting"})
@@ -31,7 +35,20 @@ class Airflow(BaseHTTPRequestHandler):
             return self.answer(401, {"detail": "Invalid credentials"})
         return self.answer(201, {"access_token": f"token-{self.server.logins}"})
 
+    def list_tasks(self, body):
+        self.server.lists += 1
+        if self.headers.get("Authorization") != f"Bearer {self.server.token}":
+            return self.answer(401, {"detail": "Invalid JWT token"})
+        if self.server.list_status != 200:
+            return self.answer(self.server.list_status, {"detail": "Forbidden"})
+        of_dag = [each for each in self.server.tasks if each["dag_id"] in body["dag_ids"]]
+        of_runs = [each for each in of_dag if each["dag_run_id"] in body["dag_run_ids"]]
+        found = [each for each in of_runs if each["task_id"] in body["task_ids"]]
+        page = found[body["page_offset"] :][: min(body["page_limit"], 100)]
+        return self.answer(200, {"task_instances": page, "total_entries": len(found)})
+
     def do_GET(self):
+        self.server.reads.append(self.path)
         if self.headers.get("Authorization") != f"Bearer {self.server.token}":
             return self.answer(401, {"detail": "Invalid JWT token"})
         answers = {
@@ -73,11 +90,25 @@ def airflow():
     with HTTPServer(("127.0.0.1", 0), Airflow) as server:
         server.logins, server.token = 0, "token-1"
         server.patched, server.patch_status = [], 200
+        server.lists, server.list_status, server.reads = 0, 200, []
+        server.tasks = [listed("runs", "deferred"), listed("ended", "failed"), listed("cleared", None)]
         server.variable = 200, {"key": "gpu_manager_instance", "value": "staging"}
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         server.url = f"http://127.0.0.1:{server.server_port}"
         yield server
         server.shutdown()
+
+
+def listed(task_id, state, run_id="r+1", map_index=-1):
+    """Return a task instance as Airflow lists it."""
+    return {
+        "dag_id": "d",
+        "dag_run_id": run_id,
+        "task_id": task_id,
+        "map_index": map_index,
+        "state": state,
+        "try_number": 1,
+    }
 
 
 def tasks(*names):
@@ -91,6 +122,25 @@ def test_unfinished_tasks_are_told_from_ended_and_missing_ones(airflow):
     assert states.unfinished(tasks("runs", "ended", "cleared", "gone")) == tasks("runs", "cleared")
     assert states.run_is_unfinished("d", "r+1")
     assert not states.run_is_unfinished("d", "gone")
+    assert airflow.lists == 1
+    assert sorted(path.rpartition("/")[2] for path in airflow.reads[:-2]) == ["3", "gone"], "not listed"
+
+
+def test_hundreds_of_tasks_are_one_question_for_each_page(airflow):
+    """500 announced tasks in runs of five: 100 runs together, whose names fill the addresses of two."""
+    airflow.tasks = [listed(f"t{n % 5}", None, f"run{n // 5}") for n in range(500)]
+    asked = {TaskIdentity("staging", "d", f"run{n // 5}", f"t{n % 5}") for n in range(500)}
+    assert AirflowTaskStates(airflow.url, token="token-1").unfinished(asked) == asked
+    assert (airflow.lists, airflow.reads) == (5, [])
+
+
+def test_a_list_that_this_user_may_not_read_is_no_list_of_missing_tasks(airflow):
+    airflow.list_status = 403
+    states = AirflowTaskStates(airflow.url, token="token-1")
+    assert states.unfinished(tasks("runs", "ended")) == tasks("runs")
+    assert len(airflow.reads) == 3, "each by itself"
+    airflow.list_status, airflow.tasks = 200, []
+    assert states.unfinished(tasks("runs", "ended")) == tasks("runs"), "those of DAGs that are not shown"
 
 
 def test_an_expired_token_is_renewed(airflow):
