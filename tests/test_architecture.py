@@ -36,6 +36,7 @@ OF_SIMULATOR = (
     "scheduling",
     "storage",
     "manager.cluster_file",  # rules of teams on a trace, from the file that the manager takes
+    "manager.plurals",  # numbers with their nouns
     "manager.refusal_wording",  # a job that never fits is refused in the manager's words
     "cli.base",
 )

@@ -11,11 +11,8 @@ from resource_manager import __version__
 from resource_manager.agent.job_runner import AgentJobs
 from resource_manager.agent.sending import ReportRefusedError, ReportSender, spread
 
-WAIT_S = 50.0
-"""Time for which the service holds the question while nothing changes.
-
-Less than the minute after which many proxies give up. A question costs the service about what a report does.
-"""
+WAIT_S = 25.0
+"""Time for which the service holds the question while nothing changes."""
 
 MARGIN_S = 10.0
 FIRST_PAUSE_S = 0.5

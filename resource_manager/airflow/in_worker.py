@@ -30,6 +30,7 @@ from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.jobs.registered_process import register_process
 from resource_manager.manager.cluster_file.durations import seconds_of
 from resource_manager.manager.lease_service import LeaseService
+from resource_manager.manager.plurals import numbered_gpus
 from resource_manager.manager.results import Allocation
 
 _EXIT_CODE = re.compile(r"(?:exit code|exit status =|exit status|'StatusCode':) (-?\d+)")
@@ -95,7 +96,7 @@ class RunsInWorker(HoldsLease):
             raise AirflowException(elsewhere)
         if self.gives_back(manager, status):
             return self._granted(context, manager, granted_to_this_try=True)
-        self.log.info("allocated GPUs %s of %s", status["gpu_devices"], status["server_name"])
+        self.log.info("allocated %s of %s", numbered_gpus(status["gpu_ids"]), status["server_name"])
         return status
 
     def end_earlier_try(

@@ -268,7 +268,7 @@ def _searched(manager: LeaseService, server: ServerSummary, leases: Iterable[All
     closed = Drained(name, 0.0, after["drain_reason"])
     if after["drained"] and is_unsearched(closed):
         return Action("", name, ActionKind.KEPT_CLOSED, closed.reason)
-    return Action("", name, ActionKind.OPENED, f"each of its {len(jobs)} jobs has a lease")
+    return Action("", name, ActionKind.OPENED, f"every job on it has a lease: {len(jobs)}")
 
 
 def _end_if_over(manager: LeaseService, entry: Mapping[str, Any]) -> list[Action]:

@@ -30,6 +30,7 @@ from resource_manager.manager.agent_jobs import reported_end
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.commit.asking import Step, checked_by, with_by
 from resource_manager.manager.commit.protocol import Transactions
+from resource_manager.manager.plurals import numbered_gpus
 from resource_manager.manager.queries import status_in
 from resource_manager.manager.refusal_wording import Refusal, lock_busy, never_words, no_servers, refusal_of
 from resource_manager.manager.requests import checked, is_repeat, request_of
@@ -557,8 +558,9 @@ class Commands:
             if isinstance(result, tuple):
                 lease, answer = result
                 for member in lease.members if logger.isEnabledFor(logging.INFO) else ():
-                    gpu_ids = ",".join(map(str, member.gpu_ids))
-                    logger.info("%s holds GPUs %s of %s", name_of(lease), gpu_ids, member.node)
+                    logger.info(
+                        "%s holds %s of %s", name_of(lease), numbered_gpus(member.gpu_ids), member.node
+                    )
                 answers.append(answer)
             else:
                 answers.append(result)

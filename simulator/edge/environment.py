@@ -5,6 +5,7 @@ from __future__ import annotations
 from resource_manager.core.changes import Drained, InventoryChanged, Resumed
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import Node, Placement, Request
+from resource_manager.manager.plurals import counted
 from resource_manager.scheduling.allocator import grant
 from resource_manager.scheduling.lease_steps import release
 from simulator.edge.dataset import KINDS, METRIC_PERIOD_S, Category, Dataset, Device, Kind
@@ -225,6 +226,6 @@ def check_feasible(dataset: Dataset) -> None:
         category = dataset.categories[task.category_id]
         if not any(category.cpus <= cpus and category.memory_mib <= memory for cpus, memory in hosts):
             raise SimulationError(
-                f"dataset {dataset.name}: task {task.task_id} asks for {category.cpus} CPUs and "
+                f"dataset {dataset.name}: task {task.task_id} asks for {counted(category.cpus, 'CPU')} and "
                 f"{category.memory_mib} MiB, and no host has that"
             )

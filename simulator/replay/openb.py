@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from resource_manager.core.cluster import ClusterState, NodeState
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Node, Request
 from resource_manager.manager.cluster_file.servers import MAX_GPUS, MAX_GPUS_OF_SERVER
+from resource_manager.manager.plurals import counted
 from resource_manager.scheduling.allocator import allocate
 from resource_manager.scheduling.placement.policies import Policy, get_policy
 from resource_manager.scheduling.placement.policies.capacity import CPU_MILLI
@@ -130,7 +131,7 @@ def _request(row: Row) -> Request:
     if gpus == 0:
         milli = MILLI_PER_GPU
     elif milli != MILLI_PER_GPU and (gpus != 1 or not 0 < milli < MILLI_PER_GPU):
-        raise row.fail(f"gpu_milli is {milli} for {gpus} GPUs, not 1000, or 1 to 999 of one GPU")
+        raise row.fail(f"gpu_milli is {milli} for {counted(gpus, 'GPU')}, not 1000, or 1 to 999 of one GPU")
     if not row.text("name"):
         raise row.fail("name is empty")
     return Request(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from resource_manager.manager.plurals import counted
 from resource_manager.scheduling.queue.orders import ORDERS
 from simulator.present.units import duration, instead_of
 from simulator.stats import is_above
@@ -178,7 +179,7 @@ def cautions(results: Sequence[dict[str, Any]]) -> list[str]:
         return []
     if first["jobs"] < FEW_JOBS:
         found.append(
-            f"Only {first['jobs']:g} jobs: with fewer than {FEW_JOBS}, a difference may be chance; "
+            f"Only {counted(first['jobs'], 'job')}: with fewer than {FEW_JOBS}, a difference may be chance; "
             "compare over a longer time."
         )
     if _nobody_waits(table):
@@ -193,7 +194,8 @@ def cautions(results: Sequence[dict[str, Any]]) -> list[str]:
         )
     elif first.get("stated_runtimes", first["jobs"]) < FEW_RUNTIMES * first["jobs"]:
         found.append(
-            f"Only {first['stated_runtimes']:g} of {first['jobs']:g} jobs state a runtime, so backfill, "
+            f"Only {first['stated_runtimes']:g} of {counted(first['jobs'], 'job')} "
+            f"{'states' if first['stated_runtimes'] == 1 else 'state'} a runtime, so backfill, "
             f"{' and '.join(BY_RUNTIME)} decide on few of them."
         )
     if any(row.get("preemptions") for row in table):
@@ -351,7 +353,10 @@ def _waiting(row: Row, first: Row) -> str:
     wait, wait_first = row.get("mean_wait_s"), first.get("mean_wait_s")
     if wait is None or wait_first is None:
         started, started_first = row["started"], first["started"]
-        return f"{row['name']} starts {started:g} of {row['jobs']:g} jobs, {first['name']} {started_first:g}."
+        return (
+            f"{row['name']} starts {started:g} of {counted(row['jobs'], 'job')}, "
+            f"{first['name']} {started_first:g}."
+        )
     if math.isclose(wait, wait_first, rel_tol=SAME_WAIT, abs_tol=1e-3):
         about = "" if math.isclose(wait, wait_first, rel_tol=1e-3, abs_tol=1e-3) else "about "
         names = f"{row['name']} as under {first['name']}"

@@ -11,6 +11,7 @@ from itertools import pairwise
 from math import ceil, floor
 from pathlib import Path
 
+from resource_manager.manager.plurals import counted
 from simulator.errors import InputError
 from simulator.io.rows import Row, read_csv, read_json
 from simulator.rounds.fixed_rounds import RESTART_S
@@ -83,7 +84,8 @@ class Application:
         step_s, sync_s = self.times.of(placement, size)
         if step_s != step_s:
             raise InputError(
-                f"{self.name}: no step time was measured near {size} samples for each of {gpus} GPUs"
+                f"{self.name}: no step time was measured near {counted(size, 'sample')} a GPU "
+                f"on {counted(gpus, 'GPU')}"
             )
         return step_s + (step_s - sync_s) * extra, gpus * size * (extra + 1)
 

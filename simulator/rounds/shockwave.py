@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
+from resource_manager.manager.plurals import counted
 from simulator.errors import InputError
 from simulator.io.rows import MAX_VALUE, Row, read_json
 from simulator.rounds.job import Job
@@ -173,7 +174,8 @@ def _job(row: Row, tables: Tables) -> ShockwaveJob:
     if mode not in MODES:
         raise row.fail(f"mode is {mode!r}, not one of {', '.join(MODES)}")
     if gpus not in tables.steps_per_s[model].get(size, {}):
-        raise row.fail(f"throughputs.json has no rate of {model} at batch size {size} on {gpus} GPUs")
+        where = f"{model} at batch size {size} on {counted(gpus, 'GPU')}"
+        raise row.fail(f"throughputs.json has no rate of {where}")
     if mode == "accordion" and model == "Recommendation" and size not in RECOMMENDATION_CRITICAL:
         raise row.fail(f"accordion knows no Recommendation at batch size {size}")
     if not row.whole("steps") or not row.number("exclusive_s"):
@@ -210,7 +212,7 @@ def read_tables(folder: Path) -> Tables:
     steps_per_s: dict[str, dict[int, dict[int, float]]] = {}
     for (model, size, gpus), rate in rates.items():
         if not (0 <= rate < MAX_VALUE and size > 0 and gpus > 0 and samples.get(model, 0) > 0):
-            raise InputError(f"{model}, batch size {size}, {gpus} GPUs: rate is {rate}", path=path)
+            raise InputError(f"{model}, batch size {size}, {counted(gpus, 'GPU')}: rate is {rate}", path=path)
         if rate:  # 0 where nothing was measured
             steps_per_s.setdefault(model, {}).setdefault(size, {})[gpus] = rate
     return Tables(steps_per_s, samples, _read_by_noise(folder / "gns.json"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from resource_manager.manager.plurals import counted
 from simulator.errors import SimulationError
 from simulator.shares.instance import Instance
 
@@ -11,7 +12,9 @@ from simulator.shares.instance import Instance
 def divide(instance: Instance, parts: int) -> list[Instance]:
     """Return the parts; raise `SimulationError` if one has no jobs, or a job that can run nowhere in it."""
     if parts > len(instance.jobs):
-        raise SimulationError(f"--parts {parts} for {len(instance.jobs)} jobs: some parts would have no jobs")
+        raise SimulationError(
+            f"--parts {parts} for {counted(len(instance.jobs), 'job')}: some parts would have none"
+        )
     gpus = {name: count // parts for name, count in instance.gpus.items()}
     where = "the fleet" if parts == 1 else "its part of the fleet"
     for job in instance.jobs:

@@ -101,7 +101,7 @@ def test_a_server_opens_once_a_look_finds_no_job_without_a_lease(fleet: Restored
     assert isinstance(fleet.manager.allocate("next", 1, 1), Refusal)
     fleet.stop(fleet.lost)
     [opened] = fleet.look(1.0)
-    assert (opened.action, opened.detail) == ("opened", "each of its 1 jobs has a lease")
+    assert (opened.action, opened.detail) == ("opened", "every job on it has a lease: 1")
     assert not isinstance(fleet.manager.allocate("next", 1, 1), Refusal)
     assert fleet.look(1.0) == [], "it is not searched again"
 

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 
 import pytest
 
 from resource_manager.manager.plurals import counted, numbered_gpus, plural
 from tests.test_architecture import ROOT
 
-NOUNS = re.compile(
-    r"^ (?:new |more |pending |waiting |maintenance )?"
-    r"(?:GPUs|CPUs|servers|leases|jobs|members|windows|changes|teams|requests|tasks)\b(?! of| again)"
+VALUE = r"(?:%[sdg]|\{[^{}]*\})"
+PLURAL = re.compile(
+    rf"{VALUE} (?:new |more |pending |waiting |maintenance )?"
+    r"(?:GPUs|CPUs|servers|leases|jobs|members|windows|changes|teams|requests|tasks|entries)\b"
+    rf"(?! again| would)|\bGPUs {VALUE}"
 )
+"""A plural beside a value, in an f-string, a format of a log call or a template of an error."""
 
 NEVER_ONE = {
     "errors.py": "beside its own words for one",
     "report_format.py": "above a limit",
     "servers.py": "above a limit, or of a list with other entries",
-    "maintenance.py": "at a limit",
     "refusal_wording.py": "members of a gang, of which there are two or more",
     "cells.py": "beside its own words for one",
     "tables.py": "members of a gang, of which there are two or more",
-    "reconcile.py": "of each",
+    "server_words.py": "servers of a gang, of which there are two or more",
+    "silence.py": "fell silent together",
+    "maintenance_windows.py": "a limit",
     "tokens.py": "a limit",
     "preempting.py": "of two or more",
+    "workload.py": "of a job that is split over servers",
+    "node_state.py": "an error of a placement, for developers",
+    "sample.py": "a simulated month",
+    "report.py": "above a limit",
     "cluster.py": "an error of the state, for developers",
 }
 """Files with a plural that never follows a 1, and why."""
@@ -46,16 +55,30 @@ def test_gpus_are_named_by_their_numbers(gpu_ids: list[int], words: str) -> None
     assert numbered_gpus(gpu_ids) == words
 
 
-def test_no_sentence_writes_a_plural_behind_a_number_that_may_be_one() -> None:
-    wrong = []
-    for path in ROOT.glob("resource_manager/**/*.py"):
-        if path.name in NEVER_ONE:
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.JoinedStr):
-                continue
-            for before, text in zip(node.values, node.values[1:], strict=False):
-                is_text = isinstance(before, ast.FormattedValue) and isinstance(text, ast.Constant)
-                if is_text and NOUNS.match(str(text.value)):
-                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: …{text.value!r}")
-    assert not wrong
+def sentences(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of all strings; `{}` stands for a value of an f-string."""
+    parts = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.JoinedStr):
+            parts.update(map(id, node.values))
+            yield node.lineno, "".join(v.value if isinstance(v, ast.Constant) else "{}" for v in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize(
+    "source", ['f"{n} servers"', 'log.info("GPUs %s of %s", a, b)', 'Words("{} more jobs", n)']
+)
+def test_a_plural_is_seen_in_each_kind_of_sentence(source: str) -> None:
+    assert [text for _, text in sentences(ast.parse(source)) if PLURAL.search(text)]
+
+
+def test_no_sentence_writes_a_plural_beside_a_number_that_may_be_one() -> None:
+    assert not [
+        f"{path.relative_to(ROOT)}:{line}: {text!r}"
+        for folder in ("resource_manager", "simulator")
+        for path in (ROOT / folder).rglob("*.py")
+        if path.name not in NEVER_ONE
+        for line, text in sentences(ast.parse(path.read_text()))
+        if PLURAL.search(text)
+    ]

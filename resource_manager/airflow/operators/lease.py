@@ -24,6 +24,7 @@ from resource_manager.jobs.reconcile import RUN_SCOPE
 from resource_manager.jobs.registered_process import register_process
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.answer_words import name_in_words
+from resource_manager.manager.plurals import numbered_gpus
 from resource_manager.manager.results import Allocation
 
 MEMBERS = "members"
@@ -53,8 +54,7 @@ class GPUAllocateOperator(GPUOperator):
         with outlasting_outages(self, "execute_request", event, at_most=self.max_wait):
             allocation = self.lease(context, self.manager, labels={"scope": RUN_SCOPE})
         for member in allocation["members"]:
-            gpu_ids = ",".join(map(str, member["gpu_ids"]))
-            self.log.info("allocated GPUs %s of %s", gpu_ids, member["server_name"])
+            self.log.info("allocated %s of %s", numbered_gpus(member["gpu_ids"]), member["server_name"])
         context["ti"].xcom_push(key=MEMBERS, value=allocation["members"])
         return allocation
 

@@ -44,7 +44,7 @@ class GPUReconcileOperator(BaseOperator):
             self.log.info("every lease of this Airflow belongs to an unfinished task")
         if done.other_instances:
             self.log.info(
-                "%d leases and requests of other Airflow instances were left unchanged", done.other_instances
+                "leases and requests of other Airflow instances, left unchanged: %d", done.other_instances
             )
         return asdict(done)
 

@@ -29,6 +29,7 @@ from resource_manager.jobs.gang_environment import is_gang
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.job_preemption import STEP_S, grace_of, is_time_over, waits_again
 from resource_manager.jobs.launchers import AlreadyEndedError, Job, LauncherError, LauncherUnreachableError
+from resource_manager.manager.plurals import counted, numbered_gpus
 from resource_manager.manager.results import QueueEntry, Submission
 from resource_manager.scheduling.preemption.requeueing import restarts_of
 
@@ -288,10 +289,10 @@ class TaskTrigger(TaskBoundTrigger):
         lease = self._lease.allocation
         for member, job in zip(lease["members"], gang.jobs, strict=True):
             self.log.info(
-                "%sallocated GPUs %s and %s CPUs of %s; job %s",
+                "%sallocated %s and %s of %s; job %s",
                 f"rank {job.rank}: " if is_gang(lease) else "",
-                ",".join(map(str, member["gpu_ids"])),
-                member["cpu_count"],
+                numbered_gpus(member["gpu_ids"]),
+                counted(member["cpu_count"], "CPU"),
                 member["server_name"],
                 job.key,
             )

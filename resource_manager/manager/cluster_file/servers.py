@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from resource_manager.core.models import GANG_PORTS, RUNS_JOBS, Gpu, Node
 from resource_manager.errors import InvalidRequestError
+from resource_manager.manager.plurals import counted
 
 Amount = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -78,7 +79,7 @@ class GpuGroup(BaseModel):
             raise ValueError("give either count or ids")
         for name, texts in (("uuids", self.uuids), ("pci", self.pci)):
             if texts is not None and len(texts) != self.size:
-                raise ValueError(f"{name} has {len(texts)} entries for {self.size} GPUs")
+                raise ValueError(f"{name} has {counted(len(texts), 'value')} for {counted(self.size, 'GPU')}")
         return self
 
     @property

@@ -105,7 +105,7 @@ ids = [7]
         (
             "[[servers]]\nname = 'a'\ncpus = 1\ngpus = [{ count = 2, uuids = ['GPU-1'] }]\n",
             4,
-            "uuids has 1 entries for 2 GPUs",
+            "uuids has 1 value for 2 GPUs",
         ),
         (
             "[[servers]]\nname = 'a'\ncpus = 1\ngpus = [{ count = 2, uuids = ['GPU-1', 'GPU-1'] }]\n",

@@ -220,7 +220,7 @@ def test_a_shape_that_nothing_was_measured_near_is_named(tmp_path: Path) -> None
     folder = write_pollux(tmp_path, "a,0,toy,64,64")
     scalability = folder / "applications" / "toy" / "scalability.csv"
     scalability.write_text("num_nodes,num_replicas,local_bsz,step_time,sync_time\n")
-    assert_refused(replay(folder), "toy: no step time was measured near 1 samples for each of 64 GPUs")
+    assert_refused(replay(folder), "toy: no step time was measured near 1 sample a GPU on 64 GPUs")
 
 
 def test_a_job_that_hardly_makes_progress_ends_the_replay(

@@ -194,7 +194,7 @@ def assert_refused(result: Result, message: str) -> None:
         ("jobs.json", "[]", "jobs.json: the trace lists no job"),
         ("throughputs.json", "{}", "throughputs.json: not steps_per_s by model, batch size and GPUs"),
         ("throughputs.json", '{"steps_per_s": {"LM": {"40": {"1": -1}}}, "dataset_size": {"LM": 4}}',
-         "throughputs.json: LM, batch size 40, 1 GPUs: rate is -1.0"),
+         "throughputs.json: LM, batch size 40, 1 GPU: rate is -1.0"),
         ("gns.json", '{"LM": {"40": {"1": [3]}}}', "gns.json: not [epoch, batch size] by model"),
     ],
 )  # fmt: skip

@@ -165,7 +165,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
         ("", "Missing option '--policy'"),
         ("--policy fair", "Invalid value for '--policy': 'fair' is not one of 'max_min', 'two_level'"),
         ("--policy max_min --parts 0", "Invalid value for '--parts'"),
-        ("--policy max_min --parts 2", "--parts 2 for 1 jobs: some parts would have no jobs"),
+        ("--policy max_min --parts 2", "--parts 2 for 1 job: some parts would have none"),
         ("--policy max_min --solver simplex", "Invalid value for '--solver'"),
         ("--policy two_level --settle later", "Invalid value for '--settle'"),
         ("--policy two_level", "job 'x': two_level needs a team for every job"),

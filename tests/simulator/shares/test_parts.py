@@ -32,7 +32,7 @@ def test_every_job_has_what_its_part_gives_it() -> None:
 @pytest.mark.parametrize(
     ("gpus", "parts", "message"),
     [
-        ({"old": 5, "new": 4}, 6, "--parts 6 for 5 jobs: some parts would have no jobs"),
+        ({"old": 5, "new": 4}, 6, "--parts 6 for 5 jobs: some parts would have none"),
         ({"old": 2, "new": 2}, 3, "job '0' can run on no GPU type of its part of the fleet"),
     ],
 )
