@@ -15,8 +15,10 @@ from simulator.present.figures import Bar
 from simulator.present.tables import print_tables
 from simulator.progress import Progress, progress_bar
 from simulator.replay import metrics, muri, openb
+from simulator.replay.agreement import compare_with_record
 from simulator.replay.comparison import Case, check, head_of, play, rounds_of
 from simulator.replay.curves import curve_data
+from simulator.replay.job_runs import Record
 from simulator.replay.options import (
     TEAM_OPTIONS,
     default_order,
@@ -26,7 +28,6 @@ from simulator.replay.options import (
     source_of,
     workload_options,
 )
-from simulator.replay.replay import Record, compare_with_record
 from simulator.replay.report import team_table, write_report
 from simulator.rounds.policies import ROUND_POLICIES, is_round_policy
 from simulator.rounds.record import JOB_COLUMNS, curves, job_rows, study_summary, summarise

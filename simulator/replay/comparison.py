@@ -22,7 +22,8 @@ from simulator.progress import Progress, no_progress
 from simulator.replay import metrics, openb
 from simulator.replay.curves import curve_data
 from simulator.replay.history import read_history, workload_of
-from simulator.replay.replay import CHECKPOINT_S, Record, Replay
+from simulator.replay.job_runs import Record
+from simulator.replay.replay import CHECKPOINT_S, Replay
 from simulator.replay.workload import Workload, read_workload
 from simulator.rounds.policies import get_round_policy, is_round_policy
 from simulator.rounds.record import Rounds, curves, summarise

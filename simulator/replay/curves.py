@@ -7,7 +7,7 @@ from typing import Any
 
 from simulator.replay import metrics
 from simulator.replay.fairness import fairness
-from simulator.replay.replay import Record
+from simulator.replay.job_runs import Record
 
 MAX_VALUES = 400
 """Values kept of a distribution, besides its last."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from resource_manager.core.models import MILLI_PER_GPU
-from simulator.replay.replay import Record
+from simulator.replay.job_runs import Record
 
 UNFAIR_ABOVE = 1.05
 """Ratio above which a job counts as treated unfairly."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from resource_manager.core.models import MILLI_PER_GPU, Placement
 from simulator.replay.fairness import fairness_figures
-from simulator.replay.replay import JobRun, Record, Sample
+from simulator.replay.job_runs import JobRun, Record, Sample
 from simulator.stats import mean, percentile
 
 THE_REST = "the rest"

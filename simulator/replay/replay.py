@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum, auto
-from typing import Any
 
 from resource_manager.core.changes import (
     Cancelled,
@@ -28,8 +27,8 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import LIMITS
-from resource_manager.core.maintenance import is_window, preemptor_in_words
-from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease, Placement, Request
+from resource_manager.core.maintenance import is_window
+from resource_manager.core.models import KEY_SEPARATOR, MILLI_PER_GPU, Lease, Request
 from resource_manager.core.runtimes import job_id_of
 from resource_manager.core.teams import NO_TEAMS, Teams
 from resource_manager.scheduling import allocator, lease_steps
@@ -41,11 +40,11 @@ from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.engine import EventQueue
 from simulator.errors import SimulationError
 from simulator.progress import Progress, no_progress
+from simulator.replay.job_runs import JobRun, Record, Sample
 from simulator.replay.workload import (
     Decision,
     EventBatch,
     ExternalEvent,
-    Job,
     LeaseChange,
     Part,
     Workload,
@@ -56,81 +55,6 @@ BATCHES_PER_REPORT = 64
 
 CHECKPOINT_S = 1800.0
 """Time between two checkpoints of a job; what it did since the last is lost when its lease is taken."""
-
-
-@dataclass(slots=True)
-class JobRun:
-    """One job in a replay: its start, end and lease; times in seconds.
-
-    `left_at` has the members of a gang that left it before its end, by rank; it ends with the last one.
-    `parts` are its earlier leases, after which it waited again, and `saved_s` is how much of its runtime the
-    last checkpoint holds. `follows` is the recorded lease that began when its lease did, None if that goes
-    another way. `preempted_at` and `preempted_by` are about its lease.
-    """
-
-    job: Job
-    started_at: float | None = None
-    ended_at: float | None = None
-    lease: Lease | None = None
-    cancelled: bool = False
-    left_at: dict[int, float] = field(default_factory=dict)
-    parts: list[Part] = field(default_factory=list)
-    saved_s: float = 0.0
-    follows: Part | None = None
-    preempted_at: float | None = None
-    preempted_by: str = ""
-    outcome: str = ""
-
-    @property
-    def ran_s(self) -> float:
-        """How long it ran before it waited again."""
-        return sum(part.ran_s for part in self.parts)
-
-    @property
-    def preemptions(self) -> int:
-        """How often it was preempted."""
-        return sum(part.outcome == Outcome.PREEMPTED for part in self.parts)
-
-    @property
-    def first_started_at(self) -> float | None:
-        """When its first lease began; None if it had none."""
-        return self.parts[0].lease.granted_at if self.parts else self.started_at
-
-    @property
-    def members(self) -> tuple[Placement, ...]:
-        """The placements by rank, one unless the job is a gang; none before the start."""
-        return () if self.lease is None else self.lease.members
-
-    @property
-    def leases(self) -> list[Part]:
-        """All its leases so far."""
-        if self.lease is None:
-            return self.parts
-        return [*self.parts, Part(self.lease, self.preempted_at, self.preempted_by)]
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The cluster after all events of one time; servers may be added and removed."""
-
-    at: float
-    used_milli: int
-    busy_nodes: int
-    pending: int
-    fragmented_milli: float
-    gpu_milli: int
-    nodes: int
-
-
-@dataclass(slots=True)
-class Record:
-    """Every job of a replay, the changes that the manager would have stored, and the cluster over time."""
-
-    workload: Workload
-    job_runs: dict[str, JobRun] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
-    teams: Teams = NO_TEAMS
 
 
 class Due(Enum):
@@ -562,56 +486,3 @@ class Replay:
             samples[-1] = sample
         else:
             samples.append(sample)
-
-
-def _described(parts: Iterable[Part]) -> list[str]:
-    """Return the decisions about a job in words: its starts and preemptions."""
-    found = []
-    for part in parts:
-        where = ", ".join(f"{member.node} {list(member.gpu_ids)}" for member in part.lease.members)
-        found.append(f"{where} at {part.lease.granted_at:.6g}")
-        if part.preempted_at is not None:
-            preemptor = preemptor_in_words(part.preempted_by)
-            found.append(f"preempted for {preemptor} at {part.preempted_at:.6g}")
-    return found or ["not started"]
-
-
-def differences(record: Record) -> list[str]:
-    """Return one line for each job that the replay placed, started or preempted otherwise than recorded."""
-
-    def decisions(parts: Iterable[Part]) -> list[tuple[Any, ...]]:
-        return [
-            (part.lease.granted_at, part.lease.members, part.preempted_at, part.preempted_by)
-            for part in parts
-        ]
-
-    return [
-        f"{task_id}: recorded {'; '.join(_described(job_run.job.recorded))}, "
-        f"replayed {'; '.join(_described(job_run.leases))}"
-        for task_id, job_run in record.job_runs.items()
-        if decisions(job_run.job.recorded) != decisions(job_run.leases)
-    ]
-
-
-def compare_with_record(record: Record, longest: int = 20) -> dict[str, Any]:
-    """Return how the replay's decisions compare to the recorded ones, and which jobs start earlier.
-
-    `started_earlier` lists the jobs that gain most, with the seconds gained.
-    """
-    moved = [
-        (task_id, job_run.first_started_at - job_run.job.recorded[0].lease.granted_at)
-        for task_id, job_run in record.job_runs.items()
-        if job_run.job.recorded and job_run.first_started_at is not None
-    ]
-    earlier = sorted((shift, task_id) for task_id, shift in moved if shift < 0)
-    different = len(differences(record))
-    return {
-        "decisions": len(record.job_runs),
-        "same": len(record.job_runs) - different,
-        "different": different,
-        "earlier": len(earlier),
-        "later": sum(shift > 0 for _, shift in moved),
-        "started_earlier": [
-            {"task_id": task_id, "earlier_s": round(-shift, 3)} for shift, task_id in earlier[:longest]
-        ],
-    }

@@ -11,7 +11,7 @@ from simulator.progress import Progress, no_progress
 from simulator.replay import metrics
 from simulator.replay.curves import curve_data
 from simulator.replay.fairness import fairness, fairness_figures
-from simulator.replay.replay import JobRun, Record, Sample
+from simulator.replay.job_runs import JobRun, Record, Sample
 from simulator.replay.workload import Job as Arrival
 from simulator.replay.workload import Workload
 from simulator.rounds.job import Job

@@ -14,8 +14,9 @@ from demo.__main__ import main
 from demo.timeline import holdings, overlaps
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import get_order
+from simulator.replay.agreement import differences
 from simulator.replay.history import read_history, workload_of
-from simulator.replay.replay import Replay, differences
+from simulator.replay.replay import Replay
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -29,7 +29,7 @@ from resource_manager.jobs.launchers import (
     LauncherUnreachableError,
     directory_job,
     job_key,
-    ssh_python,
+    ssh_standing,
     terminal,
 )
 from resource_manager.jobs.launchers.local import LocalLauncher
@@ -233,8 +233,8 @@ def die_of_a_signal(channel: Any, command: str) -> None:
 def test_a_server_that_never_ends_its_answer_is_given_up(
     act: Any, timeout_s: float, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh_python, "ANSWER_S", 0.5)
-    monkeypatch.setattr(ssh_python, "MAX_ANSWER_BYTES", 1_000_000)
+    monkeypatch.setattr(ssh_standing, "ANSWER_S", 0.5)
+    monkeypatch.setattr(ssh_standing, "MAX_ANSWER_BYTES", 1_000_000)
     server = SSHPython("h", lambda: logged_in(act))
     with pytest.raises(LauncherUnreachableError, match=f"^server h does not answer by ssh: {reason}$"):
         server.run("pass", timeout_s)

@@ -39,7 +39,8 @@ from resource_manager.jobs.launchers.local import (
     status_of,
 )
 from resource_manager.jobs.launchers.plain_ssh import parts_of, silence
-from resource_manager.jobs.launchers.ssh_python import PROGRAM, PythonServer, SSHPython
+from resource_manager.jobs.launchers.ssh_python import PythonServer, SSHPython
+from resource_manager.jobs.launchers.ssh_standing import PROGRAM
 
 
 class Answer(BaseModel):

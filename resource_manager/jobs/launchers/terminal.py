@@ -25,7 +25,8 @@ from resource_manager.jobs.launchers.devices import job_environment
 from resource_manager.jobs.launchers.local import LocalLauncher, before_command
 from resource_manager.jobs.launchers.plain_ssh import parts_of
 from resource_manager.jobs.launchers.ssh import SSHLauncher
-from resource_manager.jobs.launchers.ssh_python import MAX_ANSWER_BYTES, PROGRAM, PYTHON
+from resource_manager.jobs.launchers.ssh_python import PYTHON
+from resource_manager.jobs.launchers.ssh_standing import MAX_ANSWER_BYTES, PROGRAM
 
 OWN_SERVER = "GPU_MANAGER_SERVER"
 """Environment variable with the name of the server that this machine is."""

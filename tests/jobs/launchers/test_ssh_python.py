@@ -13,7 +13,7 @@ import pytest
 from resource_manager.jobs.launchers import (
     LauncherUnreachableError,
     directory_job,
-    ssh_python,
+    ssh_standing,
     standing_program,
 )
 from resource_manager.jobs.launchers.ssh_python import SSHPython
@@ -187,7 +187,7 @@ class TestTheLogIn:
 
     def test_is_replaced_when_the_server_begins_nothing_any_more(self, account, monkeypatch):
         """As after a restart of the server behind a firewall that drops what it does not know."""
-        monkeypatch.setattr(ssh_python, "ANSWER_S", 0.2)
+        monkeypatch.setattr(ssh_standing, "ANSWER_S", 0.2)
         account.run()
         transport = account.logins[0].get_transport()
         monkeypatch.setattr(transport, "_send_user_message", lambda message: None)
@@ -203,14 +203,14 @@ class TestTheLogIn:
     def test_ends_when_it_was_idle_for_long(self, account, monkeypatch):
         monkeypatch.setattr(standing_program, "HEARTBEAT_S", 0.05)
         standing = account.standing()
-        monkeypatch.setattr(ssh_python, "IDLE_S", 0.2)
+        monkeypatch.setattr(ssh_standing, "IDLE_S", 0.2)
         standing.wait(30.0)
         assert not is_active(account.logins[0])
 
     def test_is_given_nothing_more_when_it_is_old(self, account, monkeypatch):
         monkeypatch.setattr(standing_program, "HEARTBEAT_S", 0.05)
         standing = account.standing()
-        account.server._programs()[0]._opened_at -= ssh_python.MAX_AGE_S
+        account.server._programs()[0]._opened_at -= ssh_standing.MAX_AGE_S
         account.run()
         assert len(account.logins) == 2
         standing.wait(30.0)
@@ -220,8 +220,8 @@ class TestTheLogIn:
         with account.server.lookout("/", LIBRARY, "pass") as lookout:
             standing = account.standing(LIBRARY)
             standing.suspend()
-            monkeypatch.setattr(ssh_python, "SILENT_S", 0.2)
-            with pytest.raises(ssh_python._LostError, match="it is silent"):
+            monkeypatch.setattr(ssh_standing, "SILENT_S", 0.2)
+            with pytest.raises(ssh_standing.LostError, match="it is silent"):
                 wait_for(lambda: lookout.changed(0.1))
             standing.kill()
 
@@ -255,7 +255,7 @@ class TestALookout:
             (tmp_path / "j").mkdir()
             lookout.watch("j")
             account.standing(LIBRARY).kill()
-            with pytest.raises(ssh_python._LostError, match="ended"):
+            with pytest.raises(ssh_standing.LostError, match="ended"):
                 wait_for(lambda: lookout.changed(0.1) - {"j"})
 
     def test_is_refused_where_the_folder_is_another(self, account):

@@ -43,9 +43,11 @@ from resource_manager.scheduling.queue.runtime_limits import preempted_at_limit
 from resource_manager.settings import Settings
 from resource_manager.storage.history_file import History, change_of, collect, snapshot_of, to_lines
 from resource_manager.storage.memory import MemoryStore
+from simulator.replay.agreement import differences
 from simulator.replay.history import workload_of
+from simulator.replay.job_runs import Record
 from simulator.replay.metrics import summarise
-from simulator.replay.replay import Record, Replay, differences
+from simulator.replay.replay import Replay
 from tests.builders import Clock, redefine
 
 POLICIES = ("first_fit", "best_fit", "least_loaded", "round_robin", "fgd")

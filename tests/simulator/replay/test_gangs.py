@@ -22,9 +22,11 @@ from resource_manager.storage.history_file import History, collect, to_lines
 from resource_manager.storage.memory import MemoryStore
 from simulator.cli import main
 from simulator.replay import metrics
+from simulator.replay.agreement import differences
 from simulator.replay.comparison import Source, case_from_values, cases_as_values
 from simulator.replay.history import read_history, workload_of
-from simulator.replay.replay import Record, Replay, differences
+from simulator.replay.job_runs import Record
+from simulator.replay.replay import Replay
 from simulator.replay.workload import Workload, read_workload
 
 NODES = "node,gpus,cpus,gpu_type\na,8,64,A100\nb,8,64,A100\nc,4,64,T4\n"

@@ -35,8 +35,9 @@ from resource_manager.storage.history_file import History, before_changes, colle
 from resource_manager.storage.memory import MemoryStore
 from simulator.cli import main
 from simulator.replay import metrics
+from simulator.replay.agreement import differences
 from simulator.replay.history import read_history, workload_of
-from simulator.replay.replay import Replay, differences
+from simulator.replay.replay import Replay
 from tests.builders import redefine
 
 ORDERS = ("fifo", "fifo+backfill", "priority", "srtf", "srsf+backfill", "fair_share", "tiresias")

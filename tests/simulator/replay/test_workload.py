@@ -18,7 +18,8 @@ from resource_manager.scheduling.queue.orders import get_order
 from simulator.cli import main
 from simulator.errors import SimulationError
 from simulator.replay import metrics
-from simulator.replay.replay import Record, Replay, Sample
+from simulator.replay.job_runs import Record, Sample
+from simulator.replay.replay import Replay
 from simulator.replay.workload import EventBatch, Job, Part, read_workload
 
 NODES = "node,gpus,gpu_type,cpus,memory_mib\na,2,T4,8,1000\nb,1,A100,8,1000\n"

@@ -1,0 +1,63 @@
+"""How a replay's decisions compare to the recorded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from resource_manager.core.maintenance import preemptor_in_words
+from simulator.replay.job_runs import Record
+from simulator.replay.workload import Part
+
+
+def _described(parts: Iterable[Part]) -> list[str]:
+    """Return the decisions about a job in words: its starts and preemptions."""
+    found = []
+    for part in parts:
+        where = ", ".join(f"{member.node} {list(member.gpu_ids)}" for member in part.lease.members)
+        found.append(f"{where} at {part.lease.granted_at:.6g}")
+        if part.preempted_at is not None:
+            preemptor = preemptor_in_words(part.preempted_by)
+            found.append(f"preempted for {preemptor} at {part.preempted_at:.6g}")
+    return found or ["not started"]
+
+
+def differences(record: Record) -> list[str]:
+    """Return one line for each job that the replay placed, started or preempted otherwise than recorded."""
+
+    def decisions(parts: Iterable[Part]) -> list[tuple[Any, ...]]:
+        return [
+            (part.lease.granted_at, part.lease.members, part.preempted_at, part.preempted_by)
+            for part in parts
+        ]
+
+    return [
+        f"{task_id}: recorded {'; '.join(_described(job_run.job.recorded))}, "
+        f"replayed {'; '.join(_described(job_run.leases))}"
+        for task_id, job_run in record.job_runs.items()
+        if decisions(job_run.job.recorded) != decisions(job_run.leases)
+    ]
+
+
+def compare_with_record(record: Record, longest: int = 20) -> dict[str, Any]:
+    """Return how the replay's decisions compare to the recorded ones, and which jobs start earlier.
+
+    `started_earlier` lists the jobs that gain most, with the seconds gained.
+    """
+    moved = [
+        (task_id, job_run.first_started_at - job_run.job.recorded[0].lease.granted_at)
+        for task_id, job_run in record.job_runs.items()
+        if job_run.job.recorded and job_run.first_started_at is not None
+    ]
+    earlier = sorted((shift, task_id) for task_id, shift in moved if shift < 0)
+    different = len(differences(record))
+    return {
+        "decisions": len(record.job_runs),
+        "same": len(record.job_runs) - different,
+        "different": different,
+        "earlier": len(earlier),
+        "later": sum(shift > 0 for _, shift in moved),
+        "started_earlier": [
+            {"task_id": task_id, "earlier_s": round(-shift, 3)} for shift, task_id in earlier[:longest]
+        ],
+    }
