@@ -102,12 +102,14 @@ async def user_of(request: Any, bearer: Any) -> Any:
     Raises `fastapi.HTTPException` with status 401 for an unknown one.
     """
     from airflow.api_fastapi.core_api import security
+    from fastapi import HTTPException
 
-    if hasattr(security, "resolve_user_from_token"):  # since 3.1
-        return await security.get_user(request, None, bearer)
-    token = bearer.credentials if bearer else request.cookies.get("_token")
-    if not token:
-        from fastapi import HTTPException
-
-        raise HTTPException(401, "Not authenticated")
-    return await security.get_user(token)
+    try:
+        if hasattr(security, "resolve_user_from_token"):  # since 3.1
+            return await security.get_user(request, None, bearer)
+        token = bearer.credentials if bearer else request.cookies.get("_token")
+        if not token:
+            raise HTTPException(401, "Not authenticated")
+        return await security.get_user(token)
+    except HTTPException as error:  # Airflow answers 403 to a wrong token, as to a user without the right
+        raise HTTPException(401, error.detail) from error

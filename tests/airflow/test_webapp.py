@@ -162,6 +162,28 @@ def test_other_tokens_of_ours_are_nothing_to_airflow(
     assert "POST /auth/token" in refused.json()["detail"], "it says what a program sends"
 
 
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({}, "Not authenticated"),
+        ({"Authorization": "Bearer eyJ.of.another"}, "Invalid JWT token"),
+        ({"Cookie": "_token=eyJ.of.another"}, "Invalid JWT token"),
+    ],
+)
+def test_airflows_own_refusal_says_what_a_program_sends(
+    mounted: Client, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], words: str
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Airflow's own, on import
+        from airflow.api_fastapi.app import create_auth_manager
+    monkeypatch.setattr(webapp, "get_auth_manager", create_auth_manager)
+    refused = mounted.request("GET", "/gpu/api/status", headers=headers)
+    assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+    assert refused.json()["detail"].startswith(f"{words}: send the header Authorization: Bearer TOKEN")
+    browser = mounted.request("GET", "/gpu/", headers={"Accept": "text/html", **headers})
+    assert (browser.status_code, "/login?next=" in browser.headers["location"]) == (303, True)
+
+
 def test_wrong_tokens_and_strangers_are_refused(client: Client, manager: GPUResourceManager) -> None:
     for text in ("gpm_0_0", "eyJ.of.airflow", ""):
         headers = {"Authorization": f"Bearer {text}", "Content-Type": "application/json"}
