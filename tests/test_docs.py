@@ -438,6 +438,11 @@ def test_the_site_asks_no_other_host_for_fonts() -> None:
     assert "\n  font: false" in (ROOT / "mkdocs.yml").read_text()
 
 
+def test_make_docs_says_where_the_site_is() -> None:
+    commands = subprocess.run(["make", "-n", "docs"], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert commands.stdout.endswith(f'echo "the site: file://{ROOT}/site/index.html"\n')
+
+
 SPEED = re.compile(r"\bp(?:50|9\d) (?:of )?\d|\d (?:pairs|pods|requests|steps|functions|calls)/s|\bµs\b")
 PRIVATE = re.compile(r"\b(whoever|room|rests|rested|resting|anew|settle|he|his|him|wish|held)\b")
 """Words of an older dialect, for which docs/glossary.md has a term."""

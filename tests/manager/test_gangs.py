@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,12 @@ def test_the_commands_take_and_show_gangs(manager: GPUResourceManager) -> None:
     assert "2 × 4" in command(manager, "queue").output
     explained = command(manager, "explain", "--gpus", "4", "--nodes", "2")
     assert (explained.exit_code, "1 of 2 servers" in explained.output) == (1, True)
+    assert re.search(r"server ┃ a member of 2 fits ┃", explained.output)
+    assert re.findall(r"│ ([abc]) +│ (\w+) ", explained.output) == [
+        ("a", "later"),
+        ("b", "later"),
+        ("c", "yes"),
+    ]
     assert "g" in command(manager, "status").output
     bad = command(manager, "release", "g", "--rank", "0")
     assert (bad.exit_code, "--rank needs --fencing-token" in bad.output) == (2, True)

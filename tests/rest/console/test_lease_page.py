@@ -85,6 +85,15 @@ def test_output_is_followed_by_who_may_read_it_also_after_the_end(
             manager.release(NAME, fencing_token=granted, job_end="ended", result=end)
 
 
+@pytest.mark.parametrize("reason", ["exit code 137", "ValueError"], ids=["a job", "a function that raised"])
+def test_an_ended_lease_shows_the_exit_code_or_error_that_ended_it(
+    granted: int, as_role: AsRole, manager: GPUResourceManager, reason: str
+) -> None:
+    manager.release(NAME, fencing_token=granted, outcome="FAILED", reason=reason)
+    [verdict] = re.findall(r'<p class="verdict">It has ended, (.*?)</p>', page(as_role(Role.READER)))
+    assert re.fullmatch(rf"[\d.]+ \w+ ago: released: FAILED, {reason}, by .+\.", verdict), verdict
+
+
 def test_a_pending_request_says_why_it_waits(
     granted: int, manager: GPUResourceManager, as_role: AsRole
 ) -> None:

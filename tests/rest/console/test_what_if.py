@@ -59,6 +59,12 @@ def test_what_if_takes_the_whole_demand(as_role: AsRole, field: str, value: str,
     assert "Hold" not in text, "a reader takes none"
 
 
+def test_the_servers_of_a_gang_say_whether_a_member_fits(as_role: AsRole) -> None:
+    reader = as_role(Role.READER)
+    assert ">A member of 3 fits</th>" in page(reader, gpus="2", cpus="1", nodes="3")
+    assert ">Fits</th>" in page(reader, gpus="2", cpus="1")
+
+
 def test_gpus_are_held_for_a_time_with_the_demand_that_was_asked_about(
     as_role: AsRole, manager: GPUResourceManager
 ) -> None:

@@ -218,6 +218,18 @@ def timed(name: str, **figures: Any) -> dict[str, Any]:
     return {"case": case, "summary": usual | {"allocated_percent": 50.0, "known_runtimes": 400} | figures}
 
 
+def test_fairness_is_defined_below_its_columns() -> None:
+    fair = timed("first_fit, fifo", worst_ftf=1.2, unfair_percent=3.0)
+    table = report.table_of([fair])
+    assert {"worst fairness", "treated unfairly"} <= set(table.heads())
+    assert (
+        "Fairness: a job's time from submission to end over the time with an equal share of the cluster "
+        "among all jobs (Themis); the worst of a run, and the part above 1.05, treated unfairly."
+        in table.note
+    )
+    assert "Fairness" not in report.table_of([timed("first_fit, fifo")]).note
+
+
 def test_a_verdict_names_the_change_that_asks_for_the_fewest_settings() -> None:
     results = [
         timed("first_fit, fifo"),
@@ -289,6 +301,11 @@ def test_winners_and_losers_stand_before_the_advice() -> None:
             {"stated_runtimes": 3},
             "every run starts the same jobs at the same times",
             "Only 3 of 400 jobs state",
+        ),
+        (
+            {"stated_runtimes": 1},
+            "every run starts the same jobs at the same times",
+            "Only 1 of 400 jobs states a runtime, so backfill",
         ),
         ({"preemptions": 7}, "every run starts the same jobs at the same times", "Jobs are preempted under "),
         ({"jobs": 49}, "every run starts the same jobs at the same times", "Only 49 jobs"),
