@@ -32,6 +32,11 @@ def test_openb_is_covered_overall_and_in_each_large_group(shared_data: Path) -> 
     assert figures["coverage_percent"] == pytest.approx(80, abs=3)
     assert len(figures["coverage_by_group"]) >= 4
     assert all(73 <= percent <= 87 for percent in figures["coverage_by_group"].values())
+    assert figures["calibrated_coverage_percent"] == pytest.approx(80, abs=3), (
+        "plain ones, as wide as it takes"
+    )
+    assert figures["of_calibrated_loss"] < 0.9
+    assert figures["of_calibrated_width"] < 1.1
 
 
 def test_no_estimate_knows_what_comes_after_it(sample: list[Run]) -> None:
