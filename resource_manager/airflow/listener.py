@@ -34,6 +34,15 @@ NOT_ANNOUNCED = "what the tasks of a DAG run will ask for is not announced"
 
 
 @hookimpl
+def on_starting(component: Any) -> None:
+    """Prepare a triggerer, whose process has no other sign of what it will be."""
+    if sys.argv[1:2] == ["triggerer"]:
+        from resource_manager.airflow.execution_api import build_execution_api
+
+        build_execution_api()
+
+
+@hookimpl
 def on_task_instance_running(previous_state: Any, task_instance: Any) -> None:
     """Make the process of a task in a `gpu_lease` known by its lease; a DAG with one has the module."""
     lease = sys.modules.get("resource_manager.airflow.operators.lease")

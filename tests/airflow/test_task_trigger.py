@@ -230,6 +230,14 @@ def test_the_job_trigger_renews_while_the_job_runs(asks, manager):
     assert {change["by"] for change in manager.history(what="renew")} == {"airflow:test/d/t"}
 
 
+def test_a_lease_that_nobody_renewed_for_long_is_renewed_at_once(asks, manager, monkeypatch):
+    """Airflow may be slow to bring the task from its worker here: a third of the lease's life is over."""
+    monkeypatch.setattr(shared_manager, "RENEW_TOGETHER_S", 0.01)
+    trigger = asks("sleep 60")
+    life_s = trigger.plan.ttl_s
+    until(again(trigger, ttl_s=4 * life_s), lambda: manager.history(what="renew"))
+
+
 @pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
 def test_the_use_of_the_gpus_is_measured_while_the_job_runs(asks, manager, monkeypatch, tmp_path):
     monkeypatch.setattr(shared_manager, "USE_EVERY_S", 0.0)

@@ -41,7 +41,7 @@ MAX_TAILS = 8
 
 
 class JobWatch:
-    """Watch over the jobs of a lease, which were started at `started_at`.
+    """Watch over the jobs of a lease, which were started at `started_at`; it is renewed in `renewal_due_s`.
 
     Their end is that of all members, or with `done_when="rank0"` that of rank 0. If a member fails, or its
     server is unreachable for too long, the others are ended first: SIGTERM, after `stale_grace_s` SIGKILL.
@@ -54,13 +54,15 @@ class JobWatch:
         notes: TaskNotes,
         jobs: Sequence[RunningJob],
         started_at: float,
+        renewal_due_s: float,
     ) -> None:
         self.jobs = tuple(jobs)
         self._trigger, self._plan, self._notes = trigger, plan, notes
         self._log, self._shared = trigger.log, trigger.shared
         self._started_at = started_at
         self._clock = asyncio.get_running_loop().time
-        self._renewed_at = self._measured_at = self._clock()
+        self._measured_at = self._clock()
+        self._renew_at = self._measured_at + renewal_due_s
         self._changed = asyncio.Event()
         self._renewal: asyncio.Task[None] | None = None
         self._noted_offset = 0
@@ -113,7 +115,7 @@ class JobWatch:
         ]
         if not all(place.is_standing for place in running) or any(watch.look for watch in self._watches):
             return base.POLL_S
-        until_s = [LOOK_EVERY_S, self._renewed_at + self._plan.ttl_s / 3 - self._clock()]
+        until_s = [LOOK_EVERY_S, self._renew_at - self._clock()]
         if self._plan.timeout_s is not None:
             until_s.append(self._started_at + self._plan.timeout_s - time.time())
         return max(min(until_s), 0.01)
@@ -135,9 +137,9 @@ class JobWatch:
                 self._log.warning("the lease could not be renewed, trying again: %s", error)
             await self._note()
         now, job = self._clock(), self.jobs[0]
-        if self._renewal is not None or now - self._renewed_at <= self._plan.ttl_s / 3:
+        if self._renewal is not None or now < self._renew_at:
             return
-        self._renewed_at = now
+        self._renew_at = now + self._plan.ttl_s / 3
         saved = [watch.status.checkpoint_at for watch in self._watches]
         # A gang goes on from the oldest of its members' checkpoints.
         saved_at = min((at for at in saved if at is not None), default=None) if all(saved) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -49,6 +50,17 @@ class TaskLease:
     @property
     def token(self) -> int:
         return self.allocation["fencing_token"]
+
+    @property
+    def renewal_due_s(self) -> float:
+        """Time until a third of the lease's life has passed since it was granted or renewed.
+
+        It was granted before its task left the worker, which took as long as Airflow needs.
+        """
+        third_s, lease = self._plan.ttl_s / 3, self._held
+        if lease is None or lease["expires_at"] is None:
+            return third_s
+        return min(max(lease["expires_at"] - 2 * third_s - time.time(), 0.0), third_s)
 
     def is_still(self, entry: Submission) -> bool:
         """Return whether it is this lease, neither a later one of the task nor its pending request."""
@@ -133,13 +145,15 @@ class TaskLease:
     async def launch(self, act: Callable[..., T], *args: Any, **options: Any) -> T:
         """Call launchers in a thread, and renew the lease meanwhile."""
         call = self._trigger.begin_launcher(act, *args, **options)
+        due_s = self.renewal_due_s
         while True:
-            done, _ = await asyncio.wait({call}, timeout=self._plan.ttl_s / 3)
+            done, _ = await asyncio.wait({call}, timeout=due_s)
             if done:
                 return call.result()
             if self._held is not None:
                 with suppress(ResourceManagerError, AirflowException):  # the next step finds out
-                    await self._trigger.shared.call(self._renew)
+                    self._held = await self._trigger.shared.call(self._renew)
+            due_s = self._plan.ttl_s / 3
 
     async def _with_manager(self, act: Callable[..., T], *args: Any, **options: Any) -> T:
         """Do what asks manager and launchers, as often as it takes until the manager answers."""

@@ -337,7 +337,8 @@ class TaskTrigger(TaskBoundTrigger):
         if self._watch is not None:
             await self._watch.close()
         started_at = started_at or self._lease.allocation["granted_at"]
-        self._watch = JobWatch(self, self.plan, self._notes, gang.jobs, started_at)
+        due_s = self._lease.renewal_due_s
+        self._watch = JobWatch(self, self.plan, self._notes, gang.jobs, started_at, due_s)
         await self._watch.recall()
         return self._watch
 

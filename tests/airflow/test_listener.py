@@ -1,0 +1,54 @@
+"""What the listener prepares as a component of Airflow starts."""
+
+import sys
+import warnings
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, on import
+    from airflow.api_fastapi.execution_api import app as execution_api
+    from airflow.api_fastapi.execution_api.app import InProcessExecutionAPI
+    from airflow.jobs import triggerer_job_runner
+
+    from resource_manager.airflow import listener
+
+
+class BuiltAtFirstRequest:
+    """Web application that is built at its first request, as Airflow's execution API is."""
+
+    is_built = False
+
+    async def __call__(self, scope, receive, send):
+        self.is_built = True
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body"})
+
+
+@pytest.fixture
+def api(monkeypatch):
+    """Execution API of this process, not built yet."""
+    app = BuiltAtFirstRequest()
+    monkeypatch.setattr(execution_api, "InProcessExecutionAPI", lambda: InProcessExecutionAPI(app=app))
+    monkeypatch.setattr(
+        triggerer_job_runner, "in_process_api_server", triggerer_job_runner.in_process_api_server
+    )
+    return app
+
+
+def test_a_triggerer_builds_what_it_asks_airflow_by_before_it_runs_triggers(api, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["airflow", "triggerer", "--capacity", "500"])
+    listener.on_starting(component=None)
+    assert api.is_built
+    used = triggerer_job_runner.in_process_api_server()
+    assert used is triggerer_job_runner.in_process_api_server(), "another one would be built again"
+    assert used.app is api
+
+
+@pytest.mark.parametrize("command", ["scheduler", "api-server", "celery"])
+def test_other_components_build_nothing(api, monkeypatch, command):
+    monkeypatch.setattr(sys, "argv", ["airflow", command])
+    before = triggerer_job_runner.in_process_api_server
+    listener.on_starting(component=None)
+    assert not api.is_built
+    assert triggerer_job_runner.in_process_api_server is before
