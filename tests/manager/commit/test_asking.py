@@ -32,7 +32,7 @@ TASKS = [f"t{number}" for number in range(8)]
 OF_A_TASK = {
     "submit": {"queued", "granted"},
     "allocate": {"granted"},
-    "release": {"released", "queued"},
+    "release": {"released", "queued", "granted"},
     "cancel": {"cancelled"},
     "renew": {"renewed"},
     "preempt": {"preempting"},
@@ -78,11 +78,14 @@ def step(manager: GPUResourceManager, rng: random.Random, kind: str, task: str) 
             manager.add_maintenance(WindowForm.of(**window))
 
 
-def who_asked(change: dict[str, Any], kind: str, task: str, person: str) -> str:
-    """Return the name that a change must carry, by what the step was."""
+def who_asked(change: dict[str, Any], kind: str, task: str, person: str, arrived: int) -> str:
+    """Return the name that a change must carry, by what the step was; requests to `arrived` came before."""
     if kind in OF_A_SERVER:
         return person if change["change"] in OF_A_SERVER[kind] else ""
     lease = change.get("lease", change).get("request", change).get("lease_id")
+    is_taken_back = change["change"] == "preempting" and not change["preemptor"]
+    if is_taken_back or (change["change"] == "granted" and change["lease"]["sequence"] <= arrived):
+        return ""
     return person if lease == task and change["change"] in OF_A_TASK.get(kind, ()) else ""
 
 
@@ -98,13 +101,14 @@ def test_in_a_random_walk_every_change_says_who_asked_for_it_and_no_other_does(s
         task, person = rng.choice(TASKS), rng.choice(PEOPLE)
         clock.now += rng.choice((0.0, 1.0, 30.0))
         before = manager.get_resource_summary()["version"]
+        arrived = manager.read(lambda cluster, now: cluster.sequence)
         with asked_by(person):
             with suppress(LeaseNotFoundError, NotPreemptibleError):
                 step(manager, rng, kind, task)
             asked_until = manager.get_resource_summary()["version"]
             manager.expire_and_schedule()
         for change in manager.history(before):
-            by = who_asked(change, kind, task, person) if change["version"] <= asked_until else ""
+            by = who_asked(change, kind, task, person, arrived) if change["version"] <= asked_until else ""
             assert change.get("by", "") == by, (kind, task, change)
 
 
