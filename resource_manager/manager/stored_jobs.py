@@ -6,6 +6,7 @@ import json
 import re
 import secrets
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
     from cryptography.fernet import MultiFernet
 
 MAX_LAST_LINE = 2000
+
+COUNT_S = 10.0
+"""Time for which a caller's bytes are known without counting: a store looks at each of their jobs for it."""
+
+MAX_COUNTED = 1000
+"""Most callers whose bytes are known without counting."""
 
 JOB_FIELDS = {"command", "env", "launcher"}
 
@@ -88,6 +95,9 @@ class StoredJobs:
         self._store = store
         self._fernet = _fernet(keys)
         self._asking = threading.Lock()
+        self._counting = threading.Lock()
+        self._counted: dict[str, tuple[float, int]] = {}
+        """Of callers the time until which their bytes are known, and those bytes, the newest last."""
 
     def row_of_job(self, lease_id: str, owner: str, job: Mapping[str, Any]) -> JobRow:
         """Return what a commit stores; raises `InvalidRequestError` and `TooManyJobsError`."""
@@ -105,12 +115,25 @@ class StoredJobs:
                 field="job",
             )
         check_job(job)
-        if self._store.bytes_of(owner) + size > MAX_BYTES_OF_CALLER:
+        if not self._has_room(owner, size):
             raise TooManyJobsError(
                 f"the jobs of {owner or 'this caller'} have {MAX_BYTES_OF_CALLER // 2**20} MiB already: wait "
                 "until some have ended, or cancel pending requests"
             )
         return JobRow(job_name(lease_id), owner, self._sealed(["job", lease_id, job]), LIVE_S)
+
+    def _has_room(self, owner: str, size: int) -> bool:
+        """Count a job of that caller if it fits; a refusal is always of what is stored now."""
+        with self._counting:
+            until, known = self._counted.pop(owner, (0.0, 0))
+            now = time.monotonic()
+            if now >= until or known + size > MAX_BYTES_OF_CALLER:
+                until, known = now + COUNT_S, self._store.bytes_of(owner)
+            has_room = known + size <= MAX_BYTES_OF_CALLER
+            self._counted[owner] = until, known + size * has_room
+            while len(self._counted) > MAX_COUNTED:
+                del self._counted[next(iter(self._counted))]
+        return has_room
 
     def rows_of_result(self, lease: Lease, ended: JobEnded, outcome: str, reason: str) -> list[JobRow]:
         """Return what the commit that releases the lease stores, with the end of a long last line."""

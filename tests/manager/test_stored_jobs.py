@@ -15,7 +15,14 @@ from resource_manager.manager.stored_jobs import StoredJobs
 from resource_manager.settings import Settings
 from resource_manager.storage import MemoryStore
 from resource_manager.storage.checks import of_job_keys
-from resource_manager.storage.jobs import ENDED_S, RESULT_S, TooManyJobsError, job_name
+from resource_manager.storage.jobs import (
+    ENDED_S,
+    RESULT_S,
+    JobRow,
+    MemoryJobs,
+    TooManyJobsError,
+    job_name,
+)
 
 NODES = tuple(replace(node, labels=RUNS_JOBS) for node in default_inventory(1))
 JOB = {"command": ["python", "train.py"], "env": {"TOKEN": "hush"}}
@@ -154,12 +161,36 @@ def test_bad_jobs_are_refused_in_one_line(store: MemoryStore) -> None:
         manager.submit("t", 2, job={"command": ["x" * 65_521]})
     with pytest.raises(InvalidRequestError, match=r"job cannot be stored: .* not JSON serializable"):
         manager.submit("t", 2, job={"command": [object()]})
-    store.jobs.write([manager.stored_jobs.row_of_job("t", "ada", JOB)._replace(text="x" * 2**26)])
+    store.jobs.write([JobRow(job_name("t"), "ada", "x" * 2**26, RESULT_S)])
     with pytest.raises(TooManyJobsError, match="the jobs of ada have 64 MiB already"):
         manager.submit("t", 2, owner="ada", job=JOB)
     manager.submit("t", 2, owner="bob", job=JOB)
     with pytest.raises(SettingsError, match="GPU_MANAGER_JOB_KEYS has Fernet keys"):
         StoredJobs(store.jobs, "not-a-key")
+
+
+def test_the_jobs_of_a_caller_are_not_counted_for_each_of_them() -> None:
+    """A store looks at all of them; a refusal is always of what is stored."""
+
+    class Counting(MemoryJobs):
+        counts = 0
+
+        def bytes_of(self, caller: str) -> int:
+            self.counts += 1
+            return super().bytes_of(caller)
+
+    jobs = Counting(Clock())
+    stored = StoredJobs(jobs, "")
+    large = {"command": ["x" * 60_000]}
+    for number in range(1000):
+        stored.row_of_job(f"t{number}", "ada", large)
+    assert jobs.counts == 1
+    for number in range(1000):
+        stored.row_of_job(f"u{number}", "ada", large)  # none of them was stored
+    assert jobs.counts == 2
+    jobs.write([JobRow(job_name("t"), "ada", "x" * 2**26, RESULT_S)])
+    with pytest.raises(TooManyJobsError):
+        StoredJobs(jobs, "").row_of_job("v", "ada", large)
 
 
 def test_that_jobs_are_not_encrypted_is_said() -> None:
