@@ -57,6 +57,41 @@ def test_a_start_hangs_on_a_lease_and_its_interval_on_what_such_tasks_took(
     assert manager.explain_named("waits")["estimated_start"]["earliest"] > clock.now
 
 
+def test_a_task_that_takes_ten_times_as_long_now_has_an_interval_that_holds_both(
+    manager: GPUResourceManager, clock: Clock
+) -> None:
+    for number, seconds in enumerate([600.0] * 17 + [6000.0] * 3):
+        run(manager, clock, f"train_{number}", seconds)
+    manager.allocate("train_99", 8)
+    manager.submit("waits", 8)
+    start = manager.queue()[0]["estimated_start"]
+    assert start["earliest"] - clock.now < 700
+    assert start["latest"] - clock.now > 5000
+    clock.now += 1000.0  # longer than it used to take
+    assert manager.explain_named("waits")["estimated_start"]["at"] - clock.now > 3000
+
+
+@pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
+def test_a_clock_that_jumped_leaves_a_start_that_is_not_over_and_one_wild_runtime(
+    manager: GPUResourceManager, clock: Clock, jump_s: float
+) -> None:
+    for number in range(10):
+        run(manager, clock, f"train_{number}", 600.0)
+    manager.allocate("train_99", 8)
+    manager.submit("waits", 8, expected_runtime=600)
+    given_at = manager.queue()[0]["estimated_start"]["at"]
+    clock.now += jump_s
+    start = manager.explain_named("waits")["estimated_start"]
+    assert clock.now <= start["earliest"] <= start["at"] <= start["latest"]
+    manager.release("train_99", outcome="SUCCESS")  # ahead, its lease has expired before
+    manager.submit("next", 8)
+    start = manager.queue()[0]["estimated_start"]
+    assert clock.now <= start["earliest"] <= start["at"] <= start["latest"] <= clock.now + 2 * 600
+    [outcome] = kept_record(manager.store).outcomes
+    assert (outcome.given.median, outcome.is_inside) == (given_at, False)
+    assert start["confidence"] == FEW_DATA
+
+
 def test_without_history_it_is_said_whose_runtime_is_missing(manager: GPUResourceManager) -> None:
     manager.allocate("train_9", 8)
     manager.submit("waits", 8)

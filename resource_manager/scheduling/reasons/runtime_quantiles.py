@@ -46,20 +46,14 @@ OVERRUN_SHAPE = math.log(2) / math.log(1.1)
 class RuntimeQuantiles:
     """Runtime as quantiles in equal steps from the least to the greatest, as logarithms of seconds.
 
-    `runs` is the number of runs of the task's own class behind it; `low_s` to `high_s` is the interval that
-    should hold four runs of five.
+    `low_s` to `high_s` is the interval that should hold four runs of five.
     """
 
     log_s: tuple[float, ...]
-    runs: int
 
     @property
     def low_s(self) -> float:
         return self.at(MISSED)
-
-    @property
-    def median_s(self) -> float:
-        return self.at(0.5)
 
     @property
     def high_s(self) -> float:
@@ -86,7 +80,7 @@ class RuntimeQuantiles:
         else:  # the greatest of all is the one at the middle of the last step
             levels = (min(index, POINTS - 0.5) / POINTS for index in range(POINTS + 1))
             left = (log_s - math.log(1 - level) / OVERRUN_SHAPE for level in levels)
-        return RuntimeQuantiles(tuple(max(each, log_s) for each in left), self.runs)
+        return RuntimeQuantiles(tuple(max(each, log_s) for each in left))
 
 
 @dataclass(slots=True)
@@ -126,7 +120,7 @@ class RuntimeModel:
         """Return the quantiles of a request's runtime; None if there is too little to tell from."""
         stated_s, name = request.expected_runtime_s, class_of(request)
         known: Sequence[float] | None = None
-        runs, kind, base = 0, "", 0.0
+        kind, base = "", 0.0
         if stated_s is not None:
             kind, base = STATED, math.log(max(stated_s, 1.0))
             known = (0.0,) * (POINTS + 1)
@@ -136,12 +130,10 @@ class RuntimeModel:
         for key in (*_wide_classes(kind, name), _own_class(kind, name, request)):
             if (logs := self._logs.get(key)) is not None:
                 known = _blend(known, self._curve(key), _weight(logs, wider))
-                runs, wider = (len(logs) if "class" in key[1:2] else runs), logs
-        return (
-            None
-            if known is None
-            else RuntimeQuantiles(tuple(_calibrated(known, base, self._coverage[kind])), runs)
-        )
+                wider = logs
+        if known is None:
+            return None
+        return RuntimeQuantiles(tuple(_calibrated(known, base, self._coverage[kind])))
 
     def learn(self, request: Request, seconds: float, given: RuntimeQuantiles | None = None) -> None:
         """Learn from a run that ended well, and from the estimate that was given when it began."""

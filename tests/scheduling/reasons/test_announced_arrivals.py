@@ -20,7 +20,7 @@ def request(task: str) -> Request:
 
 def hour(_: Request) -> RuntimeQuantiles:
     """Return the runtime of any task: an hour, of which nothing varies."""
-    return RuntimeQuantiles((8.188689,) * 21, 5)
+    return RuntimeQuantiles((8.188689,) * 21)
 
 
 def learnt(*lags_s: float, task: str = "b", after: tuple[str, ...] = ()) -> LagWalk:

@@ -35,27 +35,27 @@ def test_without_runs_nothing_is_known() -> None:
 
 def test_few_runs_of_a_task_are_joined_by_those_of_others_and_many_stand_alone() -> None:
     model = learnt(*[60.0, 600.0] * 10, name="other")
-    assert known(model, task()).runs == 0
+    assert known(model, task()).at(1) == pytest.approx(600)
     learnt(3600, model=model)
     few = known(model, task(9))
-    assert (few.runs, few.low_s < 600) == (1, True)
+    assert few.low_s < 600 < few.at(1)
     learnt(*[3600, 3700, 3800] * 7, model=model)
     many = known(model, task(9))
-    assert 3500 < many.low_s < many.median_s == pytest.approx(3700, rel=0.01)
+    assert 3500 < many.low_s < many.at(0.5) == pytest.approx(3700, rel=0.01)
 
 
 def test_runs_that_never_differ_are_estimated_exactly_whatever_others_do() -> None:
     model = learnt(*[60.0, 6000.0] * 10, name="other")
     learnt(500, 500, 500, model=model)
     found = known(model, task(9))
-    assert (found.low_s, found.median_s, found.high_s) == pytest.approx((500, 500, 500))
+    assert (found.low_s, found.at(0.5), found.high_s) == pytest.approx((500, 500, 500))
 
 
 def test_the_runs_that_the_state_keeps_are_a_begin() -> None:
     assert known(
         RuntimeModel({"i/dag/train": (60.0,)}),
         task(labels={"instance": "i", "dag_id": "dag", "task_id": "train"}),
-    ).median_s == pytest.approx(60)
+    ).at(0.5) == pytest.approx(60)
 
 
 def test_what_has_run_for_long_does_not_end_before() -> None:
@@ -69,10 +69,10 @@ def test_what_has_run_for_long_does_not_end_before() -> None:
 
 def test_of_stated_runtimes_it_is_learnt_how_wrong_they_are() -> None:
     model = RuntimeModel()
-    assert known(model, task(expected_runtime_s=600)).median_s == pytest.approx(600)
+    assert known(model, task(expected_runtime_s=600)).at(0.5) == pytest.approx(600)
     for number in range(20):
         model.learn(task(number, expected_runtime_s=1000.0 + number), 2 * (1000.0 + number))
-    assert known(model, task(99, expected_runtime_s=600)).median_s == pytest.approx(1200, rel=0.01)
+    assert known(model, task(99, expected_runtime_s=600)).at(0.5) == pytest.approx(1200, rel=0.01)
 
 
 def test_a_runtime_that_changed_by_ten_is_found_and_the_interval_is_wide_meanwhile() -> None:
@@ -80,12 +80,12 @@ def test_a_runtime_that_changed_by_ten_is_found_and_the_interval_is_wide_meanwhi
     learnt(*[6000.0] * 3, model=model)
     assert known(model, task(99)).high_s == pytest.approx(6000, rel=0.1)
     learnt(*[6000.0] * 17, model=model)
-    assert known(model, task(99)).median_s == pytest.approx(6000, rel=0.01)
+    assert known(model, task(99)).at(0.5) == pytest.approx(6000, rel=0.01)
 
 
 def test_a_clock_that_jumped_spoils_no_median() -> None:
     model = learnt(*[600.0] * 18, -86_400.0, 86_400.0)
-    assert known(model, task(99)).median_s == pytest.approx(600, rel=0.01)
+    assert known(model, task(99)).at(0.5) == pytest.approx(600, rel=0.01)
 
 
 def test_four_of_five_outcomes_are_inside_whatever_the_runtimes_are_like() -> None:
@@ -107,6 +107,7 @@ def test_only_the_last_classes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(runtime_quantiles, "MAX_CLASSES", 7)
     model = RuntimeModel()
     for name in "abcde":
-        learnt(60, 60, name=name, model=model)
-    assert known(model, task(name="a")).runs == 0
-    assert known(model, task(name="e")).runs == 2
+        learnt(60, 600, name=name, model=model)
+    learnt(*[6000] * 20, name="e", model=model)
+    assert known(model, task(name="a")) == known(model, task(name="new"))
+    assert known(model, task(name="d")).at(0.5) < known(model, task(name="new")).at(0.5)

@@ -174,7 +174,7 @@ def test_a_price_that_is_not_covered_names_no_lease() -> None:
 def between(low_s: float, high_s: float) -> RuntimeQuantiles:
     """Return quantiles in equal steps of the logarithm."""
     low, high = math.log(low_s), math.log(high_s)
-    return RuntimeQuantiles(tuple(low + (high - low) * step / 20 for step in range(21)), 20)
+    return RuntimeQuantiles(tuple(low + (high - low) * step / 20 for step in range(21)))
 
 
 def forecast(
@@ -215,7 +215,7 @@ def test_plays_with_runtimes_that_hardly_vary_are_the_play_with_expected_ones(
 ) -> None:
     def hardly_varying(request: Request) -> RuntimeQuantiles:
         stated_s = request.expected_runtime_s or 0.0
-        return RuntimeQuantiles((*[math.log(stated_s)] * 20, math.nextafter(math.log(stated_s), math.inf)), 9)
+        return RuntimeQuantiles((*[math.log(stated_s)] * 20, math.nextafter(math.log(stated_s), math.inf)))
 
     exact = estimate_starts(cluster, SchedulingPass(FIRST_FIT, get_order(order), 10.0))
     found = forecast(cluster, hardly_varying, order=order)
