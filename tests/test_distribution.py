@@ -282,13 +282,13 @@ def test_the_dag_of_the_readme_succeeds_on_an_installed_airflow(
 ) -> None:
     readme = (ROOT / "README.md").read_text()
     (inventory,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
-    (apply,) = re.findall(r"^gpu-manager (apply servers.toml) ", readme, re.MULTILINE)
+    (apply,) = re.findall(r"^gpu-manager (apply --yes servers.toml) ", readme, re.MULTILINE)
     (dag,) = (code for code in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "import DAG" in code)
     (extras,) = re.findall(r"^pip install 'gpu_resource_manager-\S+(\[.*\])'$", readme, re.MULTILINE)
     programs = install(tmp_path / "venv", f"{wheel}{extras}")
     inventory = inventory.replace("gpu@gpu-a", f"root@127.0.0.1:{ssh_server.port}")
     with Installed(tmp_path / "airflow", programs, inventory, dag, ssh_server) as stack:
-        apply_here = [str(programs / "gpu-manager"), *apply.split(), "--yes"]
+        apply_here = [str(programs / "gpu-manager"), *apply.split()]
         subprocess.run(apply_here, cwd=stack.home, env=stack.environment, check=True)
         run_id = stack.run("train_on_a_gpu")
         assert stack.api.xcom("train_on_a_gpu", run_id, "train") == "training on GPU 0 of gpu-a"

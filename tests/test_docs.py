@@ -438,6 +438,15 @@ def test_the_site_asks_no_other_host_for_fonts() -> None:
     assert "\n  font: false" in (ROOT / "mkdocs.yml").read_text()
 
 
+READS_THE_TERMINAL = re.compile(r"^docker (?:compose )?exec |^gpu-manager apply (?!.*--yes)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_command_takes_the_lines_pasted_behind_it(page: Path) -> None:
+    for block in blocks(page, "sh"):
+        assert not READS_THE_TERMINAL.search(block[: block.rstrip().rfind("\n") + 1])
+
+
 def test_make_docs_says_where_the_site_is() -> None:
     commands = subprocess.run(["make", "-n", "docs"], cwd=ROOT, check=True, capture_output=True, text=True)
     assert commands.stdout.endswith(f'echo "the site: file://{ROOT}/site/index.html"\n')

@@ -117,7 +117,7 @@ def test_the_commands_of_the_readme_end_in_a_job_on_a_gpu(
     said = [
         subprocess.run(
             line.split(),
-            input="y\n",
+            stdin=subprocess.DEVNULL,  # a command that asks would take the next line of a paste
             cwd=tmp_path,
             env={**kept, **state.variables, **own},
             capture_output=True,

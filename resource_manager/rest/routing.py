@@ -151,8 +151,10 @@ def _error_page(problem: ProblemError) -> flask.Response:
         wanted = f"{flask.request.script_root}{flask.request.full_path}".rstrip("?") if is_page else None
         return cast(flask.Response, flask.redirect(flask.url_for("gpu.page_login", next=wanted), 303))
     title = problems.TITLES.get(problem.status, "Error")
+    caller = flask.g.get("identity")
+    csrf = auth.csrf_token(service.secret, caller) if caller else ""
     page = flask.render_template(
-        "error.html", service=service, caller=None, title=title, detail=problem.detail
+        "error.html", service=service, caller=caller, csrf=csrf, title=title, detail=problem.detail
     )
     return flask.Response(page, problem.status, headers=problem.headers)
 

@@ -367,7 +367,7 @@ def test_a_new_user_does_each_task_in_two_clicks(page: Any, service: b.Service) 
     page.get_by_role("button", name="Log out").click()
     b.log_in(page, service, "olga")
     with user.task("close one GPU", "/servers/0") as click:
-        click(page.locator("summary[aria-label='Drain GPU 7']"))
+        click(page.get_by_role("button", name="Drain… GPU 7"))
         click(page.get_by_role("button", name="Drain GPU 7"))
         b.expect(page.get_by_text("GPU 7 of server 0 takes no new leases.")).to_be_visible()
     with service.client("olga") as olga:

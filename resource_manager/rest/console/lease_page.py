@@ -159,10 +159,11 @@ def _id_of(cluster: ClusterState, name: str) -> str:
 
 
 def _uses(uses: Any, lease_id: str) -> list[tuple[str, GpuUse]]:
-    """Return the GPUs of the lease with the names of their servers."""
+    """Return the GPUs of the lease with the names of their servers, of servers whose agents report."""
     return [
         (server["server_name"], gpu)
         for server in uses
+        if server["age_s"] is not None
         for gpu in server["gpus"]
         if any(lease["task_id"] == lease_id for lease in gpu["leases"])
     ]

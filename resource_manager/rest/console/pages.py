@@ -235,7 +235,6 @@ def what_if(service: Service, caller: Identity) -> Any:
     shown = {"gpus": str(least), "cpus": "1", **demand_form.given_in(flask.request.args)}
     first, others = demand_form.fields()
     answered = {"answer": answer, "error": error, "now": now, "first": first, "others": others}
-    answered["may_hold"] = caller.role >= Role.USER
     return _page("what_if.html", service, caller, given=shown, gpus=(min(least, 1), most), **answered)
 
 
@@ -292,8 +291,10 @@ def _side(cluster: ClusterState, now: float, entries: Sequence[QueueEntry]) -> d
 
 
 def _page(template: str, service: Service, caller: Identity, **values: Any) -> str:
+    may_hold = caller.role >= Role.USER
+    csrf = auth.csrf_token(service.secret, caller)
     return flask.render_template(
-        template, service=service, caller=caller, csrf=auth.csrf_token(service.secret, caller), **values
+        template, service=service, caller=caller, csrf=csrf, may_hold=may_hold, **values
     )
 
 

@@ -57,6 +57,9 @@ def test_a_lease_shows_its_request_members_and_events(granted: int, as_role: AsR
         assert shown in text, shown
     assert f"fencing token {granted}" in text
     assert "granted on " in text
+    assert (
+        "Use of its GPUs: unknown until an agent reports: <code>gpu-manager agent install gpu-server-" in text
+    )
     assert "Stop job" not in text
 
 
@@ -247,3 +250,13 @@ def test_jobs_on_slurm_stand_below_the_leases_and_are_searched(
     assert ("7 in gpu" in found, "8 in gpu" in found) == (False, True)
     [listed, *_] = client.get("/api/slurm").get_json()["items"]
     assert (listed["source"], listed["cluster"]) == ("slurm", "c")
+
+
+def test_a_page_of_nothing_leads_on_to_the_others(as_role: AsRole) -> None:
+    answer = as_role(Role.READER).get("/lease", query_string={"id": "nobody"})
+    text = answer.get_data(as_text=True)
+    assert (answer.status_code, "nobody has no lease" in text, '<a href="/leases">Leases</a>' in text) == (
+        404,
+        True,
+        True,
+    )

@@ -110,6 +110,7 @@ def test_the_page_of_a_server_has_gpus_processes_leases_and_history(as_role: AsR
     ):
         assert shown in page, shown
     assert "Resume GPU" not in page
+    assert ">Action<" not in page
     raw = as_role(Role.READER).get("/servers/0").get_data(as_text=True)
     assert "python &lt;train&gt;.py" in raw
     assert as_role(Role.READER).get("/servers/7").status_code == 404
@@ -132,6 +133,7 @@ def test_an_operator_drains_a_gpu_from_the_page(as_role: AsRole, manager: GPURes
     page = text_of(olga, "/servers/0")
     assert "Drain GPU 0" in page
     assert "Drain GPU 3" not in page, "it is closed"
+    assert "GPU 3 takes new leases again." in page
     [csrf] = set(re.findall(r'name="csrf_token" value="([^"]+)"', page))
     olga.post("/act/servers/0/drain", data={"csrf_token": csrf, "gpu": "0", "reason": "fans"})
     assert "GPU 0 closed: drained; fans, by olga" in text_of(as_role(Role.READER), "/servers/0")

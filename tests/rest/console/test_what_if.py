@@ -59,6 +59,15 @@ def test_what_if_takes_the_whole_demand(as_role: AsRole, field: str, value: str,
     assert "Hold" not in text, "a reader takes none"
 
 
+def test_the_overview_leads_who_may_hold_gpus_to_the_form(as_role: AsRole) -> None:
+    link = '<a href="/what-if">Hold…</a>'
+    for path in ("/", "/fragments/side"):
+        shown = {
+            role: link in as_role(role).get(path).get_data(as_text=True) for role in (Role.READER, Role.USER)
+        }
+        assert shown == {Role.READER: False, Role.USER: True}, path
+
+
 def test_the_servers_of_a_gang_say_whether_a_member_fits(as_role: AsRole) -> None:
     reader = as_role(Role.READER)
     assert ">A member of 3 fits</th>" in page(reader, gpus="2", cpus="1", nodes="3")
