@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,6 +34,8 @@ sys.path.insert(0, str(ROOT))
 
 from resource_manager import __version__  # noqa: E402
 from resource_manager.agent import running  # noqa: E402
+from resource_manager.agent.polling import WAIT_S  # noqa: E402
+from resource_manager.agent.sending import spread  # noqa: E402
 from resource_manager.core.identifiers import job_key  # noqa: E402
 from resource_manager.core.models import RUNS_JOBS, Gpu, JobPlace, Node  # noqa: E402
 from resource_manager.manager.manager import GPUResourceManager  # noqa: E402
@@ -143,11 +145,14 @@ async def send(port: int, token: str, server: int, body: bytes) -> float:
 
 
 async def poll(port: int, token: str, server: int, answers: Counter[str]) -> None:
-    """Ask which jobs should be on a server, again and again, as its agent does."""
-    known = ""
+    """Ask which jobs should be on a server, again and again, as its agent does.
+
+    The first question that is held ends early, so that those of all servers end evenly.
+    """
+    known, waits = "", chain((0.0, WAIT_S * spread.random()), repeat(WAIT_S))
     while True:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=address_of(server))
-        query = f"server=gpu-{server}&known={known}&wait=25&version={__version__}"
+        query = f"server=gpu-{server}&known={known}&wait={next(waits)}&version={__version__}"
         head = f"GET /api/agent/jobs?{query} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
         writer.write(f"{head}Connection: close\r\n\r\n".encode())
         answer = await reader.read(-1)

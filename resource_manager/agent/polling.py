@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
 from resource_manager import __version__
 from resource_manager.agent.job_runner import AgentJobs
-from resource_manager.agent.sending import ReportRefusedError, ReportSender, spread
+from resource_manager.agent.sending import NoAnswerError, ReportRefusedError, ReportSender, spread
 
-WAIT_S = 25.0
-"""Time for which the service holds the question while nothing changes."""
+WAIT_S = 45.0
+"""Time for which the service holds the question while nothing changes; each costs it what a report does.
+
+Most proxies wait for 50 s or a minute.
+"""
+
+SHORT_WAIT_S = 25.0
+"""That time where a proxy gives up sooner."""
 
 MARGIN_S = 10.0
 FIRST_PAUSE_S = 0.5
@@ -27,6 +34,7 @@ class JobPoll:
     ) -> None:
         self._server, self._sender, self._jobs, self._say = server, sender, jobs, say
         self._known = ""
+        self._wait_s = WAIT_S
         self._trouble = ""
         self._sent: set[str] = set()
         self._stop = threading.Event()
@@ -62,9 +70,15 @@ class JobPoll:
 
     def _round(self) -> None:
         query = urlencode(
-            {"server": self._server, "known": self._known, "wait": WAIT_S, "version": __version__}
+            {"server": self._server, "known": self._known, "wait": self._wait_s, "version": __version__}
         )
-        answer = self._sender.ask("GET", f"/agent/jobs?{query}", timeout_s=WAIT_S + MARGIN_S)
+        asked_at = time.monotonic()
+        try:
+            answer = self._sender.ask("GET", f"/agent/jobs?{query}", timeout_s=self._wait_s + MARGIN_S)
+        except NoAnswerError:
+            if time.monotonic() - asked_at >= SHORT_WAIT_S:
+                self._wait_s = SHORT_WAIT_S
+            raise
         if "jobs" not in answer:
             return
         self._known = str(answer["known"])

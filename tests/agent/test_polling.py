@@ -6,13 +6,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from resource_manager.agent import polling
 from resource_manager.agent.job_runner import AgentJobs
 from resource_manager.agent.polling import JobPoll
-from resource_manager.agent.sending import ReportRefusedError, ReportSender
+from resource_manager.agent.sending import NoAnswerError, ReportSender
 from tests.eventually import wait_for
 
 
@@ -22,14 +23,16 @@ class FailingService(ReportSender):
     def __init__(self) -> None:
         super().__init__("http://localhost:1")
         self.count = 0
+        self.waits: list[float] = []
         self.fails = threading.Semaphore(0)
 
     def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 0.0
     ) -> Mapping[str, Any]:
         self.count += 1
+        self.waits.append(float(parse_qs(urlsplit(path).query)["wait"][0]))
         self.fails.acquire(timeout=10)
-        raise ReportRefusedError("it does not answer")
+        raise NoAnswerError("it does not answer")
 
 
 @pytest.fixture
@@ -61,3 +64,14 @@ def test_a_wake_while_a_question_fails_is_not_forgotten(service: FailingService,
     poll.ask_again()  # while the question of before is still failing
     service.fails.release()
     wait_for(lambda: service.count == 2)
+
+
+def test_behind_a_proxy_that_gives_up_sooner_it_asks_for_a_shorter_time(
+    service: FailingService, poll: JobPoll, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for(lambda: service.count == 1)
+    monkeypatch.setattr(polling, "SHORT_WAIT_S", 0.0)  # each question fails later than that
+    service.fails.release()
+    poll.ask_again()
+    wait_for(lambda: service.count == 2)
+    assert service.waits == [polling.WAIT_S, 0.0]
