@@ -375,8 +375,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         "500 jobs of a second on 8 GPUs; the process that runs the triggers is killed three times, and its "
         "successor goes on. A gap is a GPU's time between two jobs, by their own clocks; a kill explains "
         "those that begin until each GPU has begun another job. Without what Airflow itself does: it starts "
-        "the triggers of a dead triggerer again after 30 s.",
-        "python benchmarks/gaps.py",
+        "the triggers of a dead triggerer again after 30 s.\n\n"
+        "![When each GPU had a job, and the three kills](images/idle-gaps.png)",
+        "python benchmarks/gaps.py --picture docs/images/idle-gaps.png",
         (
             Row("jobs that ran", "jobs", "{:,}"),
             Row("most runs of one job", "most_runs_of_a_job", "{}", "1"),

@@ -35,7 +35,7 @@ KILLED_AT = (0.2, 0.5, 0.8)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=500)
-    parser.add_argument("--picture", type=Path, help="draw into this SVG file")
+    parser.add_argument("--picture", type=Path, help="draw into this file")
     parser.add_argument("--triggerer", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.triggerer is not None:
@@ -145,8 +145,8 @@ def draw(spans: dict[str, list[tuple[float, float]]], kills: list[float], path: 
     for kill in kills:
         axes.axvline(kill - start, color="black")
     axes.set_yticks([])
-    axes.set_xlabel("seconds since the first job; a line is a kill of the process that runs the triggers")
-    figure.savefig(path, bbox_inches="tight", format="svg")
+    axes.set_xlabel("seconds since the first job; a line is a kill")
+    figure.savefig(path, bbox_inches="tight")
 
 
 if __name__ == "__main__":

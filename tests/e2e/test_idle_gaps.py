@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gaps import draw
 from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400 * TIMEOUT_FACTOR)]
@@ -39,11 +40,7 @@ def test_gpus_do_not_idle_between_five_hundred_short_jobs(bench, record_property
     run.wait_until("success", 3600)
     spans = spans_of(run.beats())
     draw(spans, kills, Path(os.environ.get("IDLE_GAPS_PICTURE", bench.home / "idle-gaps.png")))
-    gaps = [
-        (after[0] - before[1], before[1])
-        for jobs in spans.values()
-        for before, after in pairwise(sorted(jobs))
-    ]
+    gaps = [(after[0] - before[1], before[1]) for jobs in spans.values() for before, after in pairwise(jobs)]
     assert len(gaps) == JOBS - GPUS
     unexplained = sorted(
         gap_s for gap_s, at in gaps if not any(kill - GAP_S < at < kill + KILL_S for kill in kills)
@@ -57,7 +54,7 @@ def test_gpus_do_not_idle_between_five_hundred_short_jobs(bench, record_property
 
 
 def spans_of(beats):
-    """Return first and last beat of each job by its GPU."""
+    """Return first and last beat of each job by its GPU, in the order of time."""
     jobs = {}
     for beat in beats:
         job = jobs.setdefault(beat["process"], [beat["at"], beat["at"], beat["gpus"]])
@@ -65,7 +62,7 @@ def spans_of(beats):
     spans = defaultdict(list)
     for begins, ends, gpu in jobs.values():
         spans[gpu].append((begins, ends))
-    return spans
+    return {gpu: sorted(jobs) for gpu, jobs in sorted(spans.items())}
 
 
 def check_worker_runs(lines, run_id):
@@ -79,20 +76,3 @@ def check_worker_runs(lines, run_id):
     counted = Counter(tuple(methods) for task, methods in runs.items() if tries[task] == 1)
     assert set(counted) == {("execute", "execute_ended")}
     assert counted.total() > 0.9 * JOBS
-
-
-def draw(spans, kills, path):
-    """Draw when each GPU had a job, and when something was killed."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3))
-    axes = figure.subplots()
-    start = min(begins for jobs in spans.values() for begins, _ in jobs)
-    for row, (gpu, jobs) in enumerate(sorted(spans.items())):
-        axes.broken_barh([(begins - start, ends - begins) for begins, ends in jobs], (row - 0.4, 0.8))
-        axes.text(-1, row, f"GPU {gpu}", ha="right", va="center")
-    for kill in kills:
-        axes.axvline(kill - start, color="black")
-    axes.set_yticks([])
-    axes.set_xlabel("seconds since the first job")
-    figure.savefig(path, bbox_inches="tight")
