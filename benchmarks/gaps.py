@@ -138,13 +138,12 @@ def draw(spans: dict[str, list[tuple[float, float]]], kills: list[float], path: 
     figure = Figure(figsize=(12, 3))
     axes = figure.subplots()
     start = min(jobs[0][0] for jobs in spans.values())
-    for row, (gpu, jobs) in enumerate(spans.items()):
+    for row, jobs in enumerate(spans.values()):
         bars = [(begun - start, over - begun) for begun, over in jobs]
         axes.broken_barh(bars, (row - 0.4, 0.8), edgecolor="white", linewidth=0.3)
-        axes.text(-1, row, f"GPU {gpu}", ha="right", va="center")
     for kill in kills:
         axes.axvline(kill - start, color="black")
-    axes.set_yticks([])
+    axes.set_yticks(range(len(spans)), [f"GPU {gpu}" for gpu in spans])
     axes.set_xlabel("seconds since the first job; a line is a kill")
     figure.savefig(path, bbox_inches="tight")
 
