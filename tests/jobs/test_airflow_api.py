@@ -4,6 +4,7 @@ import json
 import threading
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from urllib.parse import quote
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 from resource_manager import GPUResourceManager
 from resource_manager.cli import main, reconciling
 from resource_manager.jobs.airflow_api import AirflowTaskStates, AirflowUnavailableError, NextTries
-from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.jobs.task_identity import MAX_NAMES_LENGTH, TaskIdentity, runs_and_tasks
 from tests.builders import node
 
 NOTHING = {"actions": [], "other_instances": 0}
@@ -127,11 +128,20 @@ def test_unfinished_tasks_are_told_from_ended_and_missing_ones(airflow):
 
 
 def test_hundreds_of_tasks_are_one_question_for_each_page(airflow):
-    """500 announced tasks in runs of five: 100 runs together, whose names fill the addresses of two."""
+    """500 announced tasks in 100 runs of five."""
     airflow.tasks = [listed(f"t{n % 5}", None, f"run{n // 5}") for n in range(500)]
     asked = {TaskIdentity("staging", "d", f"run{n // 5}", f"t{n % 5}") for n in range(500)}
     assert AirflowTaskStates(airflow.url, token="token-1").unfinished(asked) == asked
     assert (airflow.lists, airflow.reads) == (5, [])
+
+
+def test_names_that_an_address_cannot_hold_come_in_parts():
+    runs = [f"{n:03}{'ä' * 80}" for n in range(20)]
+    parts = [*runs_and_tasks(TaskIdentity("i", "d", run, task) for run in runs for task in "ab")]
+    assert sorted(run for _, of_part, _ in parts for run in of_part) == runs
+    assert all(tasks == ["a", "b"] for _, _, tasks in parts)
+    assert all(len(quote("".join(of_part))) <= MAX_NAMES_LENGTH for _, of_part, _ in parts)
+    assert len(parts) == 4
 
 
 def test_a_list_that_this_user_may_not_read_is_no_list_of_missing_tasks(airflow):
