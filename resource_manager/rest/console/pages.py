@@ -224,7 +224,7 @@ def charts(service: Service, caller: Identity) -> Any:
 @routes.add("GET", "/what-if", Role.READER, "Explain a request without making it", page=True)
 def what_if(service: Service, caller: Identity) -> Any:
     given = {key: value for key, value in flask.request.args.items() if value}
-    answer, error = None, ""
+    answer, error, given_for = None, "", given.pop("for", "1h")
     if given:
         try:
             answer = service.manager.explain(ExplainQuery.model_validate(given))
@@ -235,7 +235,8 @@ def what_if(service: Service, caller: Identity) -> Any:
     shown = {"gpus": str(least), "cpus": "1", **demand_form.given_in(flask.request.args)}
     first, others = demand_form.fields()
     answered = {"answer": answer, "error": error, "now": now, "first": first, "others": others}
-    return _page("what_if.html", service, caller, given=shown, gpus=(min(least, 1), most), **answered)
+    limits = (min(least, 1), most)
+    return _page("what_if.html", service, caller, given=shown, given_for=given_for, gpus=limits, **answered)
 
 
 @routes.add(

@@ -22,7 +22,10 @@ def page(client: FlaskClient, **given: str) -> str:
 
 
 def hold(client: FlaskClient, text: str, **fields: str) -> tuple[int, str]:
-    found = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', text)
+    """Press *Hold* on the page, with these fields changed."""
+    found = re.findall(
+        r'<(?:input|button formmethod="post" formaction="/act/hold") name="(\w+)"[^>]* value="([^"]*)"', text
+    )
     answer = client.post("/act/hold", data={**dict(found), **fields}, follow_redirects=True)
     return answer.status_code, html.unescape(answer.get_data(as_text=True))
 
@@ -84,8 +87,10 @@ def test_gpus_are_held_for_a_time_with_the_demand_that_was_asked_about(
     [lease] = manager.leases()
     assert (lease["owner"], lease["team"], lease["server_name"]) == ("ursula", "vision", "gpu-server-1")
     assert lease["expires_at"] == pytest.approx(lease["granted_at"] + 1800, abs=1)
-    for _ in range(5):
-        hold(ursula, page(ursula, gpus="8", cpus="1"), **{"for": "1h"})
+    hold(ursula, page(ursula), gpus="3")
+    assert manager.leases()[1]["gpu_ids"] == [0, 1, 2], "what the form says, asked about or not"
+    for _ in range(4):
+        hold(ursula, page(ursula, gpus="8", cpus="1"))
     assert manager.queue()[0]["owner"] == "ursula"
     assert hold(ursula, text, **{"for": "soon"})[0] == 400
     assert hold(ursula, text, **{"for": ""})[0] == 400
