@@ -1,4 +1,4 @@
-"""What DAGs will ask for, on a real Airflow: announced, served, withdrawn."""
+"""What DAGs will ask for, on a real Airflow: announced, served, withdrawn; and 200 estimates."""
 
 import time
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.bench import TIMEOUT_FACTOR, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800 * TIMEOUT_FACTOR)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000 * TIMEOUT_FACTOR)]
 
 
 def coming(bench):
@@ -19,35 +19,57 @@ def withdrawn(bench):
     return {each["lease_id"].rpartition("/")[2]: each["reason"] for each in bench.history("withdrawn")}
 
 
-def test_what_five_dags_will_ask_for_is_announced_served_and_withdrawn(bench):
-    runs = [bench.run(f"coming_{name}") for name in ("chain", "branch", "mapped", "deleted")]
-    chain, branch, mapped, deleted = runs
+def reconciled(bench):
+    """Return how many runs of the reconciler have ended."""
+    return bench.api.call("GET", "/dags/gpu_reconcile/dagRuns?state=success&limit=1")["total_entries"]
+
+
+def test_what_dags_will_ask_for_is_announced_served_and_withdrawn(bench):
+    runs = [bench.run(f"coming_{name}") for name in ("chain", "branch", "deleted")]
+    chain, branch, deleted = runs
     first = {"coming_chain.first", "coming_chain.second", "coming_deleted.train"}
     wait_for(lambda: coming(bench).keys() >= first, 60, "the announcement")
-    print("announced:", coming(bench))
     wait_for(lambda: "not_taken" in withdrawn(bench), 120, "the withdrawal of the branch that is skipped")
     assert branch.state() == "running"
     assert withdrawn(bench)["not_taken"] == "its task will not run"
-    deleted.mark_run("failed")  # Airflow deletes no running run
-    deleted.delete()
-    wait_for(lambda: "train" in withdrawn(bench), 120, "the withdrawal of the deleted run's")
-    mapped.wait_until("failed", 600)
-    wait_for(lambda: "many" in withdrawn(bench), 60, "the withdrawal of a hundred mapped tasks, as one")
-    assert withdrawn(bench)["many"] == "the run has ended"
     lease_id = chain.lease_id.replace("/job", "/second")
     wait_for(lambda: bench.manager.status_of(lease_id), 300, "the start of the second")
     wait_for(lambda: bench.manager.check_deadlines(), 10, "the risk of its deadline")
     chain.wait_until("success", 300)
     assert "the deadline " in chain.log(1, "second")
     assert " is at risk: the task should end by " in chain.log(1, "second")
+    wait_for(lambda: deleted.states()["prepare"] == "up_for_retry", 120, "the failure before the deletion")
+    bench.api.call("PATCH", "/dags/coming_deleted", {"is_paused": True})
+    before = reconciled(bench)  # a scheduler that looks at a run as it is deleted ends
+    wait_for(lambda: reconciled(bench) > before + 1, 180, "two loops of the scheduler")
+    bench.api.call("DELETE", "/dags/coming_deleted")  # its run has not ended: nobody is told
+    wait_for(lambda: "train" in withdrawn(bench), 180, "the withdrawal of the deleted DAG's")
+    assert withdrawn(bench)["train"] == "its task will not run"
     announced = [each["request"]["lease_id"].rpartition("/")[2] for each in bench.history("announced")]
-    assert sorted(announced) == ["first", "many", "not_taken", "second", "train"], "once each"
+    assert sorted(announced) == ["first", "not_taken", "second", "train"], "once each"
     assert coming(bench) == {}, "nothing is left"
     branch.wait_until("success", 300)
     again = bench.run("coming_chain")
     wait_for(lambda: "coming_chain.first" in coming(bench), 60, "the announcement")
     [at] = [each["at"] for each in bench.manager.coming() if each["name"] == "coming_chain.first"]
-    print("first should ask in", at - time.time(), "s")
     assert at > time.time(), "the run before tells how long after its begin it asks"
     again.mark_run("failed")
     wait_for(lambda: not coming(bench), 60, "the withdrawal with the run")
+
+
+def test_the_estimates_of_two_hundred_short_tasks_against_what_happened(bench, record_property):
+    for name in ("coming_warm_up", "coming_shorts"):
+        run = bench.run(name)
+
+        def is_over(run=run):
+            bench.manager.queue()  # as a console does that shows it
+            return run.state() in ("success", "failed")
+
+        wait_for(is_over, 2400, f"the end of {name}", every_s=2)
+        run.wait_until("success", 10)
+    kinds = {each["kind"]: each for each in bench.manager.estimates()["kinds"]}
+    record_property("estimates", kinds)
+    total, unknown = (kinds[kind]["estimates"] if kind in kinds else 0 for kind in ("all", "unknown"))
+    assert total >= 150
+    assert unknown <= 0.1 * total, "those of the first tasks ever"
+    assert kinds["all"]["inside_percent"] >= 60
