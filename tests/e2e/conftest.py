@@ -1,4 +1,7 @@
-"""Fixtures of the end-to-end tests, started once for all; `E2E_STORE=postgresql` chooses their store."""
+"""Fixtures of the end-to-end tests, started once for all.
+
+`E2E_STORE=postgresql` chooses their store, `E2E_METADATA` with a URL of SQLAlchemy Airflow's own database.
+"""
 
 import os
 
@@ -28,13 +31,15 @@ def mail():
 def airflow(tmp_path_factory, ssh_server, service, mail):
     """Stack with the reconciler switched on; started once for all tests."""
     home = tmp_path_factory.mktemp("airflow")
-    connections = {
+    settings = {
         "AIRFLOW_CONN_TEST_SSH": ssh_server.connection,
         "AIRFLOW_CONN_GPU_SERVICE": service.connection,
         "AIRFLOW_CONN_SMTP_DEFAULT": mail.connection,
     }
+    if metadata := os.environ.get("E2E_METADATA"):
+        settings["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = metadata
     store = os.environ.get("E2E_STORE", "redis")
-    with Bench(home, ssh_server.port, store=store, **connections) as bench:
+    with Bench(home, ssh_server.port, store=store, **settings) as bench:
         bench.switch_the_reconciler_on()
         yield bench
 
