@@ -449,7 +449,7 @@ def test_no_command_takes_the_lines_pasted_behind_it(page: Path) -> None:
 
 def test_make_docs_says_where_the_site_is() -> None:
     commands = subprocess.run(["make", "-n", "docs"], cwd=ROOT, check=True, capture_output=True, text=True)
-    assert commands.stdout.endswith(f'echo "the site: file://{ROOT}/site/index.html"\n')
+    assert f'echo "the site: file://{ROOT}/site/index.html"\n' in commands.stdout
 
 
 SPEED = re.compile(r"\bp(?:50|9\d) (?:of )?\d|\d (?:pairs|pods|requests|steps|functions|calls)/s|\bµs\b")
