@@ -90,6 +90,9 @@ class JobBoard:
         wanted = seen.jobs
         keys = [key for key, _, _ in wanted]
         orders = self._manager.stored_jobs.orders(keys)
+        stored = self._manager.stored_jobs.jobs(
+            {lease["task_id"] for _, lease, _ in wanted if has_stored_job(lease["labels"])}
+        )
         items = []
         for key, lease, rank in wanted:
             if not _is_at(state["place"], lease, rank):
@@ -102,7 +105,7 @@ class JobBoard:
                 order = {"want": "stop", "grace_s": END_GRACE_S}
             if order is not None and has_stored_job(lease["labels"]):
                 order = {**order, "keep": True}  # its output, which nobody else has
-            for item in (order, self._of_stored(lease, rank)):
+            for item in (order, self._of_stored(lease, rank, stored.get(lease["task_id"]))):
                 if item is not None:
                     items.append({"n": "", **item, "key": key, "token": token, "user": seen.user})
                     break
@@ -129,7 +132,9 @@ class JobBoard:
             logger.error("no output is read: %s", error)
             return []
 
-    def _of_stored(self, lease: Allocation, rank: int) -> dict[str, Any] | None:
+    def _of_stored(
+        self, lease: Allocation, rank: int, job: Mapping[str, Any] | CorruptStateError | None
+    ) -> dict[str, Any] | None:
         """Return what is wanted of the job that is stored with a request; None if it is not placed yet."""
         if not has_stored_job(lease["labels"]) or not lease["job_places"]:
             return None
@@ -141,16 +146,14 @@ class JobBoard:
         if rank == 0 and self._has_to_wait(lease):
             return None
         running = next(each for each in RunningJob.all_of(lease) if each.rank == rank)
-        try:
-            job = self._manager.stored_jobs.job(lease["task_id"])
-            if job is None:
-                return None
-            check_job(job)
-            return {"want": "run", "spec": spec_of(JobTemplate.from_dict(job).job(running, lease))}
-        except CorruptStateError as error:  # as of a service with other keys: another one may offer it
-            logger.error("the job of %s is not started: %s", lease["name"], error)
-        except (InvalidRequestError, LauncherError) as error:
-            self._refuse(lease, str(error))
+        if isinstance(job, CorruptStateError):  # as of a service with other keys: another one may offer it
+            logger.error("the job of %s is not started: %s", lease["name"], job)
+        elif job is not None:
+            try:
+                check_job(job)
+                return {"want": "run", "spec": spec_of(JobTemplate.from_dict(job).job(running, lease))}
+            except (InvalidRequestError, LauncherError) as error:
+                self._refuse(lease, str(error))
         return None
 
     def _refuse(self, lease: Allocation, why: str) -> None:

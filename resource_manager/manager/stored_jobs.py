@@ -165,6 +165,10 @@ class StoredJobs:
         """Return the job of a request; raises `CorruptStateError` if it is none of ours."""
         return self._stored_value(job_name(lease_id), "job", lease_id)
 
+    def jobs(self, lease_ids: Iterable[str]) -> dict[str, dict[str, Any] | CorruptStateError]:
+        """Return the jobs of these requests, by lease id; of one that is none of ours, why."""
+        return self._stored_values({job_name(each): each for each in lease_ids}, "job")
+
     def result(self, lease_id: str, fencing_token: int | None = None) -> JobResult | None:
         """Return the result of a lease, by default of the newest of that id, for 7 days.
 
@@ -181,15 +185,7 @@ class StoredJobs:
 
     def orders(self, keys: Iterable[str]) -> dict[str, dict[str, Any] | CorruptStateError]:
         """Return the orders about these jobs, by key; of one that is none of ours, why."""
-        names = {digest(f"order {key}"): key for key in keys}
-        found: dict[str, dict[str, Any] | CorruptStateError] = {}
-        for name, text in self._store.texts(names).items():
-            key = names[name]
-            try:
-                found[key] = self._opened(text, "order", key)
-            except CorruptStateError as error:
-                found[key] = error
-        return found
+        return self._stored_values({digest(f"order {key}"): key for key in keys}, "order")
 
     def give_order(self, key: str, order: Mapping[str, Any]) -> None:
         """Store what an agent is to do with a job, in place of an earlier order."""
@@ -249,6 +245,18 @@ class StoredJobs:
     def _stored_value(self, name: str, about: str, lease_id: str) -> dict[str, Any] | None:
         text = self._store.texts([name]).get(name)
         return None if text is None else self._opened(text, about, lease_id)
+
+    def _stored_values(
+        self, of: Mapping[str, str], about: str
+    ) -> dict[str, dict[str, Any] | CorruptStateError]:
+        """Return what is stored under these names, by what it is of; of what is none of ours, why."""
+        values: dict[str, dict[str, Any] | CorruptStateError] = {}
+        for name, text in self._store.texts(of).items():
+            try:
+                values[of[name]] = self._opened(text, about, of[name])
+            except CorruptStateError as error:
+                values[of[name]] = error
+        return values
 
     def _sealed(self, value: Sequence[Any]) -> str:
         plain = json.dumps(value, separators=(",", ":"))
