@@ -381,6 +381,16 @@ def test_nothing_is_taken_of_what_is_only_planned() -> None:
     assert shared.preempting() == {"x": "mine"}
 
 
+def test_two_that_wait_take_a_victim_each_in_one_pass() -> None:
+    shared = Shared(Team("vision", 4), delay_s=10.0)
+    for name in ("x", "y"):
+        shared.submit(name, 2, team="nlp")
+    for name in ("first", "second"):
+        shared.submit(name, 2, team="vision")
+    shared.tick(20.0)
+    assert shared.preempting() == {"y": "first", "x": "second"}
+
+
 @pytest.mark.parametrize("closed", [(), (1,)])
 def test_nobody_is_preempted_for_who_waits_for_other_leases_to_end_then(closed: tuple[int, ...]) -> None:
     """The victim would end before they do, start again where it was, and be preempted again."""
