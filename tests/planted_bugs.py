@@ -255,7 +255,7 @@ BUGS += [
         "scheduling/preemption/preempting",
         OF_PREEMPTION,
         ("with cluster.reserved(_free_parts(cluster, planned.values())):", "with cluster.reserved([]):"),
-        ("if victims and not _starts_after(cluster, pending, victims, plan, current):", "if False:"),
+        ("not _starts_after(cluster, pending, victims, plan, current)", "False"),
         ("ledger.rules.preemption_delay_s if delay_s is None else delay_s", "0.0"),
         ("if not lease.request.preemptible:", "if False:"),
         ("if preemptor and preemptor not in cluster.pending:", "if False:"),

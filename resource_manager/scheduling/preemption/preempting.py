@@ -174,12 +174,11 @@ def preemptions(cluster: ClusterState, current: SchedulingPass) -> list[Change]:
             kind = (*own_kind, current.policy)
             if is_alone or not bounds.is_in_vain(kind):
                 victims = find_victims(cluster, pending, current, plan.planned)
-            if victims and not _starts_after(cluster, pending, victims, plan, current):
-                continue
-            if not victims:
+            waits = bool(victims) and not _starts_after(cluster, pending, victims, plan, current)
+            if waits or not victims:
                 in_vain[own_kind, is_alone] += 1
                 searches[team] += own_kind not in turn
-                if not is_alone:
+                if not (waits or is_alone):
                     bounds.was_in_vain(kind)
                 continue
             for lease in victims:

@@ -381,6 +381,25 @@ def test_nothing_is_taken_of_what_is_only_planned() -> None:
     assert shared.preempting() == {"x": "mine"}
 
 
+def test_a_search_for_who_waits_for_other_leases_is_made_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = Shared(Team("vision", 4))
+    shared.submit("idle", 2, team="nlp")
+    shared.submit("small", 2, team="vision")
+    shared.do(list(preempted_at_limit(shared.state.ledger, shared.state.leases["idle"], IDLE, shared.now)))
+    for number in range(20):
+        shared.submit(f"large-{number}", 4, team="vision", priority=1)
+    searched: list[str] = []
+
+    def counting(cluster: ClusterState, pending: PendingRequest, *rest: object) -> list[Lease]:
+        searched.append(pending.lease_id)
+        return find_victims(cluster, pending, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("resource_manager.scheduling.preemption.preempting.find_victims", counting)
+    shared.tick()
+    assert shared.preempting() == {"idle": IDLE}
+    assert searched == ["large-0"]
+
+
 def test_two_that_wait_take_a_victim_each_in_one_pass() -> None:
     shared = Shared(Team("vision", 4), delay_s=10.0)
     for name in ("x", "y"):
