@@ -32,7 +32,7 @@ from resource_manager.manager.commit.asking import Step, checked_by, with_by
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.plurals import numbered_gpus
 from resource_manager.manager.queries import status_in
-from resource_manager.manager.refusal_wording import Refusal, lock_busy, never_words, no_servers, refusal_of
+from resource_manager.manager.refusal_wording import Refusal, detail_of, lock_busy, no_servers, refusal_of
 from resource_manager.manager.requests import checked, is_repeat, request_of
 from resource_manager.manager.results import Allocation, Recorded, Renewal, SlurmJob, Submission
 from resource_manager.manager.stored_jobs import JobEnded, JobResult, StoredJobs
@@ -179,7 +179,7 @@ class Commands:
             try:
                 return allocator.submit(cluster, request, self._commits.deciding(cluster, now))
             except NeverFitsError as error:
-                raise NeverFitsError(never_words(error.grounds)) from None
+                raise NeverFitsError(detail_of(error.grounds)) from None
 
         def granted(cluster: ClusterState, now: float) -> Allocation | None:
             lease = cluster.leases.get(request.lease_id)

@@ -53,7 +53,7 @@ from resource_manager.core.server_facts import (
     WithheldGpus,
 )
 from resource_manager.core.team_ledger import UNNAMED
-from resource_manager.errors import NO_SERVERS, LockTimeoutError, Words, recovery_text
+from resource_manager.errors import NO_SERVERS, LockTimeoutError, recovery_text
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.request_words import (
     amount_word,
@@ -133,16 +133,6 @@ def reasons_of(facts: Iterable[Fact], request: Request) -> list[str]:
 
 def words_of(fact: Fact, request: Request) -> str:
     """Return a fact about the request in words."""
-    return str(_sentence(fact, request))
-
-
-def never_words(grounds: Grounds) -> Words:
-    """Return the grounds on which a request fits no server, naming its parameters."""
-    (fact,), request = grounds.facts, grounds.request or ANY
-    return Words("{}", _sentence(fact, request))
-
-
-def _sentence(fact: Fact, request: Request) -> str | Words:
     match fact:
         case RecoveryWindow():
             return recovery_text(fact.began_ago_s, fact.resumes_in_s, fact.clock_jump_s)

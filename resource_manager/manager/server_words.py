@@ -40,7 +40,6 @@ from resource_manager.core.server_facts import (
     WithheldGpu,
     WithheldGpus,
 )
-from resource_manager.errors import Words
 from resource_manager.manager.plurals import counted, plural
 from resource_manager.manager.request_words import (
     MAX_SHOWN,
@@ -134,7 +133,7 @@ def never_fits_words(
     | OneServerOnly
     | TooFewServers,
     request: Request,
-) -> str | Words:
+) -> str:
     required, nodes, label = request.required_node, request.nodes, request.same
     match fact:
         case LabelsMissing():
@@ -143,27 +142,25 @@ def never_fits_words(
             hint = ": a server with a job_user has it" if runs_by_agent(request) else ""
             return f"{who} {label_words(request)} as its {labels}{hint}"
         case LabelUnknown():
-            return Words("{same}={}: no server has that label", short(label))
+            return f"no server has the label {short(label)}, which the servers of the gang must share"
         case AddressesMissing():
             have = "has" if fact.missing == 1 else "have"
-            return Words(
-                "{nodes}={}: each server of a gang needs an address in the inventory, and {} of the {} that "
-                "could take it {} none, such as {}",
-                *(nodes, fact.missing, fact.able, have, short(fact.node)),
+            return (
+                f"each server of a gang needs an address in the inventory, and {fact.missing} of the "
+                f"{fact.able} that could take it {have} none, such as {short(fact.node)}"
             )
         case OneServerOnly():
-            return Words(
-                "{nodes}={} needs {} servers, and {server}={} allows one: leave it out, or ask for "
-                "{spread}=pack",
-                *(nodes, nodes, short(required or "")),
+            return (
+                f"a gang of {nodes} needs {nodes} servers, and the request is for {short(required or '')} "
+                "only: leave the server out, or ask for spread pack"
             )
         case TooFewServers():
             servers = f"{'servers with' if request.spread is Spread.SERVERS else 'times'} {needed(request)}"
-            what = Words("{nodes}={} needs {} {}", nodes, nodes, servers)
+            what = f"a gang of {nodes} needs {nodes} {servers}"
             if not label:
-                return Words("{}: the inventory has {}", what, fact.most)
-            largest = f"the largest, {short(label)}={short(fact.domain)}, has {fact.most}"
-            return Words("{} in one {}: {}", what, short(label), largest)
+                return f"{what}: the inventory has {fact.most}"
+            largest = f"{short(label)}={short(fact.domain)}"
+            return f"{what} in one {short(label)}: the largest, {largest}, has {fact.most}"
     return among_labelled(request) + _no_server_ever(fact, request)
 
 
@@ -202,9 +199,15 @@ def not_now_words(
         case NoFreeServer():
             return among_labelled(request) + _no_free_server(fact.lack, request)
         case MembersFree():
-            what = "servers have" if request.spread is Spread.SERVERS else "members fit:"
-            where = f" in {short(request.same)}={short(fact.domain)}" if request.same else ""
-            detail = f"{fact.count} of {request.nodes} {what} {needed(request)} free{where}"
+            one, where = (
+                fact.count == 1,
+                f" in {short(request.same)}={short(fact.domain)}" if request.same else "",
+            )
+            if request.spread is Spread.SERVERS:
+                what = f"the {request.nodes} servers needed {'has' if one else 'have'}"
+            else:
+                what = f"its {request.nodes} members {'fits' if one else 'fit'}:"
+            detail = f"{fact.count} of {what} {needed(request)} free{where}"
             if isinstance(fact.but, NoPort):
                 ports = f"{short(fact.but.node)} ({fact.but.first} to {fact.but.last})"
                 return f"{detail}, but all gang_ports of {ports} are in use"

@@ -275,8 +275,8 @@ def test_wrong_arguments_are_named(wrong, reason):
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        ({"nodes": 5}, "nodes=5 needs 5 servers with 4 GPUs"),
-        ({"same": "rack"}, "same=rack: no server has that label"),
+        ({"nodes": 5}, "a gang of 5 needs 5 servers with 4 GPUs"),
+        ({"same": "rack"}, "no server has the label rack, which the servers of the gang must share"),
     ],
 )
 def test_a_gang_that_can_never_be_granted_fails_at_once(manager, wrong, reason):

@@ -26,6 +26,8 @@ PAGES = (
     "/lease?id=t",
     "/timeline",
     "/use",
+    "/estimates",
+    "/cluster",
     "/charts",
     "/what-if?required_gpus=4&required_cpus=8",
     "/docs",
@@ -105,7 +107,7 @@ def test_an_operator_drains_and_resumes(page: Any, service: b.Service) -> None:
     row.get_by_text("Drain…").click()
     row.get_by_label("Reason").fill("new fan")
     row.get_by_role("button", name="Drain gpu-server-1").click()
-    b.expect(page.get_by_text("Server 1 takes no new leases.")).to_be_visible()
+    b.expect(page.get_by_text("gpu-server-1 takes no new leases.")).to_be_visible()
     b.expect(row.get_by_text("DRAINED")).to_be_visible()
     b.expect(row.get_by_text("new fan")).to_be_visible()
     b.picture(page, "console-drained")
@@ -175,7 +177,7 @@ def test_the_console_can_be_used_by_keyboard_alone(page: Any, service: b.Service
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
-    b.expect(page.get_by_text("Server 0 takes no new leases.")).to_be_visible()
+    b.expect(page.get_by_text("gpu-server-0 takes no new leases.")).to_be_visible()
     b.expect(page.get_by_text("by keyboard")).to_be_visible()
 
 
@@ -221,6 +223,10 @@ def test_axe_finds_nothing_serious(chromium: Any, service: b.Service, scheme: st
             "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         )
         assert overflow <= 0, f"{path} is wider than {width} px"
+        menu = page.locator("header nav")
+        assert menu.bounding_box()["height"] < 50, "the menu is one line"
+        for here in menu.locator("[aria-current]").all():
+            b.expect(here).to_be_in_viewport()
     context.close()
     assert {path: items for path, items in found.items() if items} == {}
 
@@ -369,7 +375,7 @@ def test_a_new_user_does_each_task_in_two_clicks(page: Any, service: b.Service) 
     with user.task("close one GPU", "/servers/0") as click:
         click(page.get_by_role("button", name="Drain… GPU 7"))
         click(page.get_by_role("button", name="Drain GPU 7"))
-        b.expect(page.get_by_text("GPU 7 of server 0 takes no new leases.")).to_be_visible()
+        b.expect(page.get_by_text("GPU 7 of gpu-server-0 takes no new leases.")).to_be_visible()
     with service.client("olga") as olga:
         olga.post("/api/servers/0/resume", json={"gpu": 7}).raise_for_status()
     b.ARTIFACTS.mkdir(exist_ok=True)

@@ -86,12 +86,18 @@ def test_a_lease_names_its_members_in_the_order_of_their_ranks(client: ServiceCl
     ("asked", "said"),
     [
         ({"nodes": 0}, "nodes must be greater than or equal to 1, got 0"),
-        ({"nodes": 4}, "nodes=4 needs 4 servers with 1 GPU and 1 CPU: the inventory has 3"),
-        ({"nodes": 2, "same": "zone"}, "same=zone: no server has that label"),
+        ({"nodes": 4}, "a gang of 4 needs 4 servers with 1 GPU and 1 CPU: the inventory has 3"),
+        (
+            {"nodes": 2, "same": "zone"},
+            "no server has the label zone, which the servers of the gang must share",
+        ),
         ({"nodes": 2, "same": "rack,zone"}, "same must name one label, got 'rack,zone'"),
         ({"nodes": 2, "same": ["rack", "zone"]}, r"same must name one label, got ['rack', 'zone']"),
         ({"nodes": 2, "spread": "thin"}, "spread must be 'servers' or 'pack', got 'thin'"),
-        ({"nodes": 2, "server": "a"}, "and server=a allows one: leave it out, or ask for spread=pack"),
+        (
+            {"nodes": 2, "server": "a"},
+            "and the request is for a only: leave the server out, or ask for spread pack",
+        ),
     ],
 )
 def test_bad_input_is_refused_at_once_in_one_line(
@@ -157,10 +163,10 @@ def test_the_commands_take_and_show_gangs(manager: GPUResourceManager) -> None:
     shown = command(manager, "leases").output
     assert all(name in shown for name in ("a", "b"))
     waits = command(manager, "submit", "h", "--gpus", "4", "--nodes", "2")
-    assert "1 of 2 servers have 4 GPUs and 1 CPU free; the next, a: 0 GPUs free" in waits.output
+    assert "1 of the 2 servers needed has 4 GPUs and 1 CPU free; the next, a: 0 GPUs free" in waits.output
     assert "2 × 4" in command(manager, "queue").output
     explained = command(manager, "explain", "--gpus", "4", "--nodes", "2")
-    assert (explained.exit_code, "1 of 2 servers" in explained.output) == (1, True)
+    assert (explained.exit_code, "1 of the 2 servers" in explained.output) == (1, True)
     assert re.search(r"server ┃ a member of 2 fits ┃", explained.output)
     assert re.findall(r"│ ([abc]) +│ (\w+) ", explained.output) == [
         ("a", "later"),
@@ -182,7 +188,7 @@ def test_explain_counts_servers_and_names_the_members(manager: GPUResourceManage
     found = manager.explain("g", 4, nodes=3)
     assert (found["kind"], found["reason"]) == (
         "maintenance",
-        "2 of 3 servers have 4 GPUs and 1 CPU free; b has 4 free but is drained: fan",
+        "2 of the 3 servers needed have 4 GPUs and 1 CPU free; b has 4 free but is drained: fan",
     )
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from resource_manager.manager.plurals import counted, numbered_gpus, plural
 from tests.test_architecture import ROOT
 
-VALUE = r"(?:%[sdg]|\{[^{}]*\})"
+VALUE = r"(?:%[sdg]|\{[^{}]*\}|\}\})"
 PLURAL = re.compile(
     rf"{VALUE} (?:new |more |pending |waiting |maintenance )?"
     r"(?:GPUs|CPUs|servers|leases|jobs|members|windows|changes|teams|requests|tasks|entries)\b"
     rf"(?! again| would)|\bGPUs {VALUE}"
 )
-"""A plural beside a value, in an f-string, a format of a log call or a template of an error."""
+"""A plural beside a value: in an f-string, a format of a log call, a template of an error or of a page."""
 
 NEVER_ONE = {
     "errors.py": "beside its own words for one",
@@ -36,6 +37,10 @@ NEVER_ONE = {
     "sample.py": "a simulated month",
     "report.py": "above a limit",
     "cluster.py": "an error of the state, for developers",
+    "example_gpu_approval.py": "above what a team usually takes",
+    "servers.html": "above a hundred",
+    "use.html": "a number with a decimal",
+    "what_if.html": "above a limit",
 }
 """Files with a plural that never follows a 1, and why."""
 
@@ -66,6 +71,12 @@ def sentences(module: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a page's template, or the strings of a module."""
+    source = path.read_text()
+    return iter(enumerate(source.splitlines(), 1)) if path.suffix == ".html" else sentences(ast.parse(source))
+
+
 @pytest.mark.parametrize(
     "source", ['f"{n} servers"', 'log.info("GPUs %s of %s", a, b)', 'Words("{} more jobs", n)']
 )
@@ -77,8 +88,8 @@ def test_no_sentence_writes_a_plural_beside_a_number_that_may_be_one() -> None:
     assert not [
         f"{path.relative_to(ROOT)}:{line}: {text!r}"
         for folder in ("resource_manager", "simulator")
-        for path in (ROOT / folder).rglob("*.py")
-        if path.name not in NEVER_ONE
-        for line, text in sentences(ast.parse(path.read_text()))
+        for path in (ROOT / folder).rglob("*.*")
+        if path.suffix in (".py", ".html") and path.name not in NEVER_ONE
+        for line, text in texts(path)
         if PLURAL.search(text)
     ]

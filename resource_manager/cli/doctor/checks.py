@@ -60,7 +60,7 @@ def of_store_out_of_reach(error: str, shown: str, *, is_service: bool = False) -
 
 def all_open(servers: int, agents: int) -> Finding:
     """Return the finding where no server has a fault."""
-    return Finding(True, f"all {counted(servers, 'server')} open, {agents} with an agent")
+    return Finding(True, f"{counted(servers, 'server')} open, {agents} with an agent")
 
 
 def of_cluster(summary: Mapping[str, Any], notices: Sequence[str]) -> list[Finding]:

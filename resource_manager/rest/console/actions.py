@@ -8,6 +8,7 @@ import flask
 
 from resource_manager.core.name_lookup import name_in
 from resource_manager.manager import answer_words
+from resource_manager.manager.cluster_results import ServerSummary
 from resource_manager.rest import api
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import (
@@ -34,23 +35,23 @@ from resource_manager.rest.tokens import Role
 @routes.add("POST", "/act/servers/<int:server_id>/drain", Role.OPERATOR, "Drain", page=True)
 def act_drain(service: Service, caller: Identity, server_id: int) -> Any:
     body = form_of(DrainBody)
-    api.servers.drain(service, caller, body, server_id)
-    return _back_from(server_id, body.gpu, "takes no new leases")
+    server = api.servers.drain(service, caller, body, server_id)
+    return _back_from(server, body.gpu, "takes no new leases")
 
 
 @routes.add("POST", "/act/servers/<int:server_id>/resume", Role.OPERATOR, "Resume", page=True)
 def act_resume(service: Service, caller: Identity, server_id: int) -> Any:
     body = form_of(ResumeBody)
-    api.servers.resume(service, caller, body, server_id)
-    return _back_from(server_id, body.gpu, "takes leases again")
+    server = api.servers.resume(service, caller, body, server_id)
+    return _back_from(server, body.gpu, "takes leases again")
 
 
-def _back_from(server_id: int, gpu: int | str | None, what: str) -> Any:
+def _back_from(server: ServerSummary, gpu: int | str | None, what: str) -> Any:
     """Go back to where the button of a server, or of one of its GPUs, is."""
     if gpu is None:
-        return _back("gpu.page_servers", f"Server {server_id} {what}.")
-    flask.flash(f"GPU {gpu} of server {server_id} {what}.")
-    return flask.redirect(flask.url_for("gpu.page_server", server_id=server_id), 303)
+        return _back("gpu.page_servers", f"{server['server_name']} {what}.")
+    flask.flash(f"GPU {gpu} of {server['server_name']} {what}.")
+    return flask.redirect(flask.url_for("gpu.page_server", server_id=server["server_id"]), 303)
 
 
 @routes.add("POST", "/act/release", Role.USER, "Release", page=True)

@@ -136,6 +136,7 @@ def test_an_operator_drains_a_gpu_from_the_page(as_role: AsRole, manager: GPURes
     assert "GPU 3 takes new leases again." in page
     [csrf] = set(re.findall(r'name="csrf_token" value="([^"]+)"', page))
     olga.post("/act/servers/0/drain", data={"csrf_token": csrf, "gpu": "0", "reason": "fans"})
+    assert "GPU 0 of gpu-a takes no new leases." in text_of(olga, "/servers/0")
     assert "GPU 0 closed: drained; fans, by olga" in text_of(as_role(Role.READER), "/servers/0")
 
 

@@ -117,7 +117,7 @@ def test_what_a_table_of_tenths_shows_as_nothing_wasted_nothing(
 
 
 def test_estimates_are_shown_with_what_came_true(as_role: AsRole, manager: GPUResourceManager) -> None:
-    assert "No request has started yet that waited" in page(as_role, "/estimates")
+    assert "No request that waited has started yet" in page(as_role, "/estimates")
     manager.submit("d/r/<last>", 8)
     for ends, comes in (("d/r/now", "d/r/new"), ("d/r/next", "d/r/newer")):
         manager.queue()

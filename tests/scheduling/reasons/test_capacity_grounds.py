@@ -26,16 +26,20 @@ PACK = Spread.PACK
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"nodes": 5}, "nodes=5 needs 5 servers with 2 GPUs: the inventory has 4"),
-        ({"nodes": 9, "spread": PACK, "gpus": 1}, "nodes=9 needs 9 times 1 GPU: the inventory has 8"),
-        ({"nodes": 2, "same": "zone"}, "same=zone: no server has that label"),
+        ({"nodes": 5}, "a gang of 5 needs 5 servers with 2 GPUs: the inventory has 4"),
+        ({"nodes": 9, "spread": PACK, "gpus": 1}, "a gang of 9 needs 9 times 1 GPU: the inventory has 8"),
+        (
+            {"nodes": 2, "same": "zone"},
+            "no server has the label zone, which the servers of the gang must share",
+        ),
         (
             {"nodes": 4, "same": "rack"},
-            "nodes=4 needs 4 servers with 2 GPUs in one rack: the largest, rack=0, has 3",
+            "a gang of 4 needs 4 servers with 2 GPUs in one rack: the largest, rack=0, has 3",
         ),
         (
             {"nodes": 2, "required_node": "a"},
-            "nodes=2 needs 2 servers, and server=a allows one: leave it out, or ask for spread=pack",
+            "a gang of 2 needs 2 servers, and the request is for a only: leave the server out, or ask for "
+            "spread pack",
         ),
         ({"nodes": 2, "gpus": 3}, "no server could ever satisfy 3 GPUs: the largest, a, has 2"),
         ({"nodes": 2, "labels_required": {"zone": "x"}}, "no server has zone=x as its label"),
@@ -55,7 +59,7 @@ def test_servers_without_an_address_are_named() -> None:
     said = never_fits(ClusterState([*bare, server("a", 5)]), gang("g", 2))
     assert said is not None
     assert detail_of(said) == (
-        "nodes=2: each server of a gang needs an address in the inventory, and 2 of the 3 that could take it "
+        "each server of a gang needs an address in the inventory, and 2 of the 3 that could take it "
         "have none, such as x"
     )
     verdicts = explain(ClusterState([*bare, server("a", 5)]), gang("g", 2))
@@ -67,14 +71,14 @@ def test_a_gang_that_waits_knows_how_many_servers_fit_and_what_the_next_lacks() 
     cluster = cluster_of("abc", "de")
     start(cluster, Request("single", 1))
     assert detail_of(no_capacity(cluster, gang("g", 5))) == (
-        "4 of 5 servers have 2 GPUs free; the next, a: 1 GPU free"
+        "4 of the 5 servers needed have 2 GPUs free; the next, a: 1 GPU free"
     )
     assert detail_of(no_capacity(cluster, gang("g", 3, same="rack"))) == (
-        "2 of 3 servers have 2 GPUs free in rack=0; the next, a: 1 GPU free"
+        "2 of the 3 servers needed have 2 GPUs free in rack=0; the next, a: 1 GPU free"
     )
     start(cluster, Request("cpus", 0, resources={"cpus": 5}))
     assert detail_of(no_capacity(cluster, gang("g", 5, 1, resources={"cpus": 8}))) == (
-        "4 of 5 servers have 1 GPU and 8 CPUs free; the next, a: 3 CPUs free"
+        "4 of the 5 servers needed have 1 GPU and 8 CPUs free; the next, a: 3 CPUs free"
     )
 
 
@@ -91,7 +95,7 @@ def test_drained_servers_and_quarantined_leases_are_said_to_be_in_the_way() -> N
     refusal = no_capacity(cluster, gang("g", 2))
     assert (refusal.kind, detail_of(refusal)) == (
         RefusalKind.MAINTENANCE,
-        "0 of 2 servers have 2 GPUs free; b has 2 free but is drained: fan",
+        "0 of the 2 servers needed have 2 GPUs free; b has 2 free but is drained: fan",
     )
 
 
@@ -101,7 +105,7 @@ def test_a_silent_server_keeps_a_gang_waiting_for_capacity() -> None:
     refusal = no_capacity(cluster, gang("g", 2))
     assert (refusal.kind, detail_of(refusal)) == (
         RefusalKind.NO_CAPACITY,
-        "1 of 2 servers have 2 GPUs free; b has 2 free but has been silent since 1970-01-01T00:00Z",
+        "1 of the 2 servers needed has 2 GPUs free; b has 2 free but has been silent since 1970-01-01T00:00Z",
     )
 
 
@@ -109,7 +113,7 @@ def test_used_up_ports_are_the_reason() -> None:
     cluster = cluster_of("ab", gpus=8, gang_ports=(7000, 7000))
     start(cluster, gang("g", 2, 1))
     assert detail_of(no_capacity(cluster, gang("h", 2, 1))) == (
-        "2 of 2 servers have 1 GPU free, but all gang_ports of a (7000 to 7000) are in use"
+        "2 of the 2 servers needed have 1 GPU free, but all gang_ports of a (7000 to 7000) are in use"
     )
 
 

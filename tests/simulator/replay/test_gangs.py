@@ -113,7 +113,7 @@ def test_json_states_nodes_too(tmp_path: Path, suffix: str) -> None:
     [
         ("x,0,1,16,,", [], "jobs.csv:2: job 'x' is larger than any node: nodes is missing, the number of"),
         ("x,0,1,16,,", [], "split such jobs with --split-large-jobs"),
-        ("x,0,1,8,3,", [], "jobs.csv:2: job 'x' never fits: nodes=3 needs 3 servers with"),
+        ("x,0,1,8,3,", [], "jobs.csv:2: job 'x' never fits: a gang of 3 needs 3 servers with"),
         ("x,0,1,16,2,", [], "jobs.csv:2: job 'x' never fits: "),
         ("x,0,1,1,0,", [], "jobs.csv:2: nodes must be 1 or more, got 0"),
         ("x,0,1,1,two,", [], "jobs.csv:2: nodes is 'two', not a whole number"),

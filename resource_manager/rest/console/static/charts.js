@@ -24,9 +24,10 @@
       fill: i ? undefined : style("--accent-soft"), points: { show: values.filter((v) => v !== null).length < 30 },
       value: (chart, value) => (value === null || value === undefined ? "–" : value + unit),
     }));
+    const latest = (chart) => chart.cursor.idx ?? chart.setLegend({ idx: time.length - 1 });
     charts.push(new uPlot({
-      width: target.clientWidth, height: 200, series: [{}, ...series],
-      axes: [{ ...axis, incrs: TICKS_S, values: (chart, ticks) => ticks.map(clock) }, { ...axis, size: 60 }], scales: { y: { range } }, cursor: { drag: { x: true, y: false } },
+      width: target.clientWidth, height: 200, series: [{ value: (chart, time) => (time === null ? "–" : clock(time)) }, ...series],
+      axes: [{ ...axis, incrs: TICKS_S, values: (chart, ticks) => ticks.map(clock) }, { ...axis, size: 60 }], scales: { y: { range } }, hooks: { ready: [latest], setCursor: [latest] }, cursor: { drag: { x: true, y: false } },
     }, [time, ...columns.map((column) => column[1])], target));
   }
 
@@ -45,7 +46,7 @@
     draw("chart-wait", data.time, [["mean", data.wait], ["longest", data.longest]], " s", upTo(1));
     draw("chart-queue", data.time, [["pending", data.queue]], "", upTo(1));
     const last = data.allocated.filter((value) => value !== null).pop();
-    document.getElementById("held-now").textContent = last === undefined ? "No data yet." : "Latest: " + last + " %";
+    document.getElementById("held-now").textContent = last === undefined ? "No data yet." : "Latest: " + Math.round(last) + " %";
   }
 
   document.querySelectorAll("[data-hours]").forEach((button) => button.addEventListener("click", () => {

@@ -162,6 +162,8 @@
     }
   });
 
+  const here = document.querySelector("header nav [aria-current]");
+  if (here) here.scrollIntoView({ block: "nearest", inline: "center" }); // the menu is one line, also on a phone
   const theme = document.getElementById("theme");
   if (theme) {
     theme.addEventListener("click", () => {
