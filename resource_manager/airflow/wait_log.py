@@ -67,23 +67,24 @@ class DeadlineLog:
 def describe_waiting(status: Mapping[str, Any]) -> str:
     """Return a line with a pending request's queue position, reason and estimated start."""
     line = f"waiting for GPUs: position {status['position']} in the queue, {status['reason']}"
-    return f"{line}{describe_start(status.get('estimated_start'))}"
+    return f"{line}{describe_start(status.get('estimated_start'), status['reason'])}"
 
 
 def describe_vacancy(answer: Mapping[str, Any]) -> str:
     """Return a line with the reason why a sensor still waits, and the estimated start."""
-    return f"waiting for free GPUs: {answer['reason']}{describe_start(answer.get('estimated_start'))}"
+    reason = answer["reason"]
+    return f"waiting for free GPUs: {reason}{describe_start(answer.get('estimated_start'), reason)}"
 
 
-def describe_start(estimate: Mapping[str, Any] | None) -> str:
+def describe_start(estimate: Mapping[str, Any] | None, reason: str = "") -> str:
     """Return the estimated start, its interval and the lease it waits for, or why it is unknown.
 
-    Empty without an estimate.
+    Empty without an estimate. Why it is unknown is omitted where it is the `reason` of the wait.
     """
     if estimate is None:
         return ""
     if estimate["at"] is None:
-        return f"; start unknown: {estimate['detail']}"
+        return "; start unknown" if estimate["detail"] == reason else f"; start unknown: {estimate['detail']}"
     sure = str(estimate["confidence"])
     if is_of_one_course(estimate):
         sure = ONE_COURSE

@@ -61,6 +61,7 @@ def discover(
     the servers, which need python3. A server that gives no report is one line on standard error; the others
     are still printed, and the exit code is 3.
     """
+    from resource_manager.cli.doctor.checks import next_step
     from resource_manager.fleet.health import health_table
     from resource_manager.fleet.inventory_text import Discovered, inventory_toml
     from resource_manager.manager.cluster_file.reading import load_health
@@ -73,7 +74,8 @@ def discover(
     answers = _ask_all(hosts, user, key) if hosts else [ask_here()]
     for host, name, answer in zip(hosts or ("",), names or ("",), answers, strict=True):
         if isinstance(answer, ResourceManagerError):
-            click.echo(f"Error: {one_line(answer)}", err=True)
+            step = next_step(str(answer))
+            click.echo(f"Error: {one_line(answer)}{f': {step}' if step else ''}", err=True)
         else:
             report = answer.model_copy(update={"server": name}) if name else answer
             found.append(Discovered(host, report))

@@ -67,7 +67,8 @@ def check_folder(folder: Path) -> dict[str, Path]:
     files = {name: folder / name for name in names if (folder / name).is_file()}
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if sum(sizes.values()) > MAX_BYTES:
-        largest = ", ".join(sorted(sizes, key=sizes.__getitem__)[-3:])
+        first = sorted(sizes, key=lambda name: -sizes[name])[:3]
+        largest = ", ".join(f"{name} ({sizes[name] / 1e6:,.0f} MB)" for name in first)
         raise Failure(
             f"--sync {folder}: {sum(sizes.values()) / 1e6:,.0f} MB, at most {MAX_BYTES / 1e6:g}; name in "
             f".gitignore what is data, such as {largest}",

@@ -192,7 +192,7 @@ def queue_table(queue: Sequence[Row]) -> Group:
             entry.get("reason", ""),
             "; ".join(filter(None, (start(expected), deadline_in_words(entry, now)))),
         )
-        if detail := expected["detail"]:
+        if (detail := expected["detail"]) and detail != entry.get("reason"):
             why.setdefault(detail, []).append(f"#{entry['position']}")
     lines = (f"{', '.join(places)} start unknown: {detail}" for detail, places in why.items())
     return Group(table, *(Text(line, "dim") for line in lines))
@@ -274,13 +274,14 @@ def explanation(answer: Row) -> Group:
         )
     if estimate := answer.get("estimated_start"):
         after = f", when {estimate['after']} ends" if estimate["after"] else ""
-        verdict.append(f" Should start: {start(estimate)}{after}{': ' if estimate['detail'] else ''}")
-        verdict.append(f"{estimate['detail']}.")
+        why = estimate["detail"] if estimate["detail"] != answer["reason"] else ""
+        verdict.append(f" Should start: {start(estimate)}{after}{': ' if why else ''}{why}.")
     if late := deadline_in_words(answer, time.time()):
         verdict.append(f" Its {late}.")
     if sooner := answer.get("alternatives"):
         now = time.time()
-        found = (f"{each['change']}: in {duration(each['at'] - now)}" for each in sooner)
+        waits = ((each["change"], each["at"] - now) for each in sooner)
+        found = (f"{change}: {'now' if wait < 1 else f'in {duration(wait)}'}" for change, wait in waits)
         verdict.append(f" Sooner with {'; '.join(found)}.")
     table = FittedTable(
         Column("id", 1, justify="right"),

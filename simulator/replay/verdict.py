@@ -103,8 +103,8 @@ def _live_verdict(results: Sequence[dict[str, Any]]) -> list[str]:
             ]
     lines = [
         f"Change from {first['name']} to {best['name']}: on this {_workload(results)} jobs would wait "
-        f"{instead_of(wait, before)} on average{_percent_less(wait, before)}, and "
-        f"{instead_of(best['max_wait_s'], first['max_wait_s'])} at most."
+        f"{instead_of(wait, before)} on average{_percent_less(wait, before)}, "
+        f"{_longest(best, first)}."
     ]
     if equal := [
         row["name"]
@@ -379,4 +379,11 @@ def _beside(row: Row, first: Row) -> str:
         share, share_first = row.get(key), first.get(key)
         if share is not None and share_first is not None and abs(share - share_first) >= NOTICEABLE_POINTS:
             return f"with {share:.1f} % {words} instead of {share_first:.1f} %"
-    return f"and {instead_of(row['max_wait_s'], first['max_wait_s'])} at most"
+    return _longest(row, first)
+
+
+def _longest(row: Row, first: Row) -> str:
+    wait, before = row["max_wait_s"], first["max_wait_s"]
+    if (shown := duration(wait)) == duration(before):
+        return f"and {shown} at most, as before"
+    return f"and {instead_of(wait, before)} at most"

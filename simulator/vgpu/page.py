@@ -92,7 +92,7 @@ TEXTS = {
     ),
     "ir_better": (
         "{best} isolates better than {worst}: {good} of started tasks take more than 1.25 times their ideal"
-        " time, {bad} there; between these two and others the confidence intervals overlap.",
+        " time, {bad} there; the confidence intervals of others overlap with one of these.",
         "{best} 的隔离优于 {worst}：{good} 的已启动任务耗时超过理想时长的 1.25 倍，后者为 {bad}；"
         "与其他场景的置信区间重叠。",
     ),
@@ -105,8 +105,8 @@ TEXTS = {
         "满足期限的任务在 {best} 最多（{good}），在 {worst} 最少（{bad}）。",
     ),
     "slo_better": (
-        "More tasks meet their deadline in {best} ({good}) than in {worst} ({bad}); between these two and"
-        " others the confidence intervals overlap.",
+        "More tasks meet their deadline in {best} ({good}) than in {worst} ({bad}); the confidence"
+        " intervals of others overlap with one of these.",
         "满足期限的任务在 {best}（{good}）多于 {worst}（{bad}）；与其他场景的置信区间重叠。",
     ),
     "ir_overlap": (

@@ -36,6 +36,8 @@ def test_the_log_line_of_a_wait_has_position_reason_and_start():
     )
     status["estimated_start"] = {"at": None, "confidence": "unknown", "detail": "nobody knows"}
     assert describe_waiting(status).endswith("; start unknown: nobody knows")
+    status["reason"] = "nobody knows"
+    assert describe_waiting(status).endswith("nobody knows; start unknown"), "the same is said once"
 
 
 def test_a_deadline_at_risk_is_one_line_and_so_is_its_end():

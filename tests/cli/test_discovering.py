@@ -212,7 +212,7 @@ def test_an_unknown_host_key_is_refused(servers: Servers, tmp_path: Path) -> Non
     environment = {**servers.environment, "HOME": str(tmp_path)}
     done = discover(servers.hosts[3], *servers.login, "--json", environment=environment)
     assert (done.returncode, done.stdout) == (3, "[]\n")
-    assert "not found in known_hosts" in done.stderr
+    assert "not found in known_hosts: log in once by hand and check its key: ssh HOST\n" in done.stderr
 
 
 def blocks(language: str) -> list[str]:

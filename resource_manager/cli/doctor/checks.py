@@ -27,10 +27,10 @@ NEXT_STEPS = (
     ("not found in known_hosts", "log in once by hand and check its key: ssh HOST"),
     ("authentication", "let this user log in there with a key: ssh-copy-id HOST"),
     ("no python3", "install python3 there"),
-    ("timed out", "check its address in the inventory, its sshd and the firewall"),
-    ("no route", "check its address in the inventory, and the network"),
-    ("unreachable", "check its address in the inventory, and the network"),
-    ("refused", "start its sshd, or correct the port of its address in the inventory"),
+    ("timed out", "check its address, its sshd and the firewall"),
+    ("no route", "check its address, and the network"),
+    ("unreachable", "check its address, and the network"),
+    ("refused", "start its sshd, or correct the port of its address"),
     ("no address", 'add address = "HOST" to it in the cluster file, and gpu-manager apply'),
 )
 """Parts of the reason why a server did not answer, and what to do about it."""
@@ -145,9 +145,13 @@ def of_answer(server: str, answer: Report | ResourceManagerError) -> Finding:
             return Finding(True, f"{server} answers by ssh with {counted(len(answer.gpus), 'GPU')}")
         return Finding(False, f"{server}: it reports no GPUs: {answer.error}: {LOOK_AGAIN}")
     text = " ".join(str(answer).split()).rstrip(".")
-    known = (step for part, step in NEXT_STEPS if part in text.lower())
     named = text if server in text else f"{server}: {text}"
-    return Finding(False, f"{named}: {next(known, LOOK_AGAIN)}")
+    return Finding(False, f"{named}: {next_step(text) or LOOK_AGAIN}")
+
+
+def next_step(reason: str) -> str:
+    """Return what to do about a server that did not answer for that reason; empty if that is not known."""
+    return next((step for part, step in NEXT_STEPS if part in reason.lower()), "")
 
 
 def of_walls(server: str, missing: str) -> Finding:

@@ -68,18 +68,19 @@ def _start_of(
 def _variants(
     cluster: ClusterState, current: SchedulingPass, request: Request
 ) -> Iterator[tuple[str, Request]]:
-    """Yield the request with one change each, in words that name the fields of a demand."""
+    """Yield the request with one change each, in words."""
     # A step down that people have a use for: half of the GPUs, or half of the time.
-    if request.gpus > 1:
-        yield f"gpus {request.gpus // 2} instead of {request.gpus}", replace(request, gpus=request.gpus // 2)
+    if (fewer := request.gpus // 2) > 0:
+        noun = "GPU" if fewer == 1 else "GPUs"
+        yield f"{fewer} {noun} instead of {request.gpus}", replace(request, gpus=fewer)
     if request.gpu_types:
-        yield "any of gpu_types", replace(request, gpu_types=())
+        yield "GPUs of any type", replace(request, gpu_types=())
     if not request.preemptible:
-        yield "preemptible", replace(request, preemptible=True)
+        yield "a preemptible job", replace(request, preemptible=True)
     runtime_s = cluster.runtimes.runtime_of(request)
     if current.order.backfill or current.order.uses_runtimes:
         half_s = UNKNOWN_RUNTIME_S if runtime_s is None else runtime_s / 2
-        yield f"expected_runtime {half_s:.0f} s", replace(request, expected_runtime_s=half_s)
+        yield f"an expected runtime of {half_s:.0f} s", replace(request, expected_runtime_s=half_s)
     if cluster.ledger is not None:
         others = [team.name for team in cluster.teams.teams if team.name not in (request.team, UNNAMED)]
         for team in others[:MAX_TEAMS]:

@@ -74,7 +74,7 @@ def test_a_fault_of_a_server(row: dict[str, Any], report: dict[str, Any], words:
         ("server gpu-a does not answer by ssh: Host key for server 'gpu-a' does not match", "ssh-keygen -R"),
         ("server gpu-a does not answer by ssh: Server 'gpu-a' not found in known_hosts", "log in once"),
         ("server gpu-a does not answer by ssh: Authentication failed.", "ssh-copy-id"),
-        ("server gpu-a does not answer by ssh: [Errno 113] No route to host", "address in the inventory"),
+        ("server gpu-a does not answer by ssh: [Errno 113] No route to host", "check its address"),
         ("server gpu-a does not answer by ssh: timed out", "firewall"),
         ("server gpu-a has no python3, which is needed there", "install python3 there"),
         ("server gpu-a has no address in the inventory", "address = "),

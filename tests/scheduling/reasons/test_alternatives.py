@@ -39,7 +39,7 @@ def a100(name: str, gpus: int, runtime_s: float = 1000.0) -> Request:
 def test_fewer_gpus_or_another_type_may_start_at_once() -> None:
     cluster = busy(a100("runs", 2))
     before = cluster.snapshot()
-    assert found(cluster, a100("w", 4)) == {"gpus 2 instead of 4": 10.0, "any of gpu_types": 10.0}
+    assert found(cluster, a100("w", 4)) == {"2 GPUs instead of 4": 10.0, "GPUs of any type": 10.0}
     assert cluster.snapshot() == before
 
 
@@ -53,15 +53,15 @@ def test_a_pending_request_is_changed_at_its_place_in_the_queue() -> None:
     cluster = busy(a100("runs", 2))
     for sequence, name in enumerate(("w", "behind"), start=5):
         cluster.apply(Queued(a100(name, 4), 10.0, sequence, 10.0))
-    assert found(cluster, a100("w", 4))["gpus 2 instead of 4"] == 10.0
-    assert "gpus 2 instead of 4" not in found(cluster, a100("new", 4)), "it waits behind them"
+    assert found(cluster, a100("w", 4))["2 GPUs instead of 4"] == 10.0
+    assert "2 GPUs instead of 4" not in found(cluster, a100("new", 4)), "it waits behind them"
 
 
 def test_a_shorter_runtime_is_backfilled() -> None:
     cluster = busy(a100("runs", 2, 1000.0))
     cluster.apply(Queued(a100("head", 4), 10.0, 5, 10.0))
     backfill = SchedulingPass(first_fit, get_order("fifo+backfill"), 10.0)
-    assert found(cluster, a100("w", 2, 1600.0), backfill)["expected_runtime 800 s"] == 10.0
+    assert found(cluster, a100("w", 2, 1600.0), backfill)["an expected runtime of 800 s"] == 10.0
 
 
 def test_another_team_has_what_this_one_may_not_hold() -> None:

@@ -211,6 +211,15 @@ def test_a_shorter_wait_stands_beside_the_measure_that_differs(used: float, lost
     ]
 
 
+def test_a_longest_wait_that_is_the_same_is_said_once() -> None:
+    slow, quick = (
+        row(name, mean_wait_s=wait, max_wait_s=9000.0, allocated_percent=70, frag_ratio_percent=5)
+        for name, wait in (("slow", 40.0), ("quick", 30.0))
+    )
+    [said] = verdict.findings([slow, quick])
+    assert said.endswith("30 instead of 40 s on average, and 2.5 hours at most, as before.")
+
+
 def timed(name: str, **figures: Any) -> dict[str, Any]:
     policy, order = name.split(", ")
     usual = {"jobs": 400, "started": 400, "mean_wait_s": 7200.0, "max_wait_s": 9000.0, "stated_runtimes": 400}
