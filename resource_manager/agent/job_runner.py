@@ -188,9 +188,9 @@ class AgentJobs:
                     before = self._prepare(key, item)
                 except OSError as error:  # a full disk, a folder that cannot be written
                     raise directory_job.NotStartedError(f"job {key} cannot be started: {error}") from error
-                spec, command = item["spec"], [*before, *item["spec"]["command"]]
-                files = spec.get("files") or {}
-                started = directory_job.start(root, key, command, spec["environment"], files=files)
+                spec = item["spec"]
+                command, environment, files = spec["command"], spec["environment"], spec.get("files") or {}
+                started = directory_job.start(root, key, command, environment, files=files, walls=before)
                 return bool(started["began"])
             case "terminate":
                 directory_job.terminate(root, key, grace_s)
@@ -224,7 +224,7 @@ class AgentJobs:
         if confine == "off":
             return []
         directory_job.write_file(self._walls_file(key), achieved)  # an agent may be started again
-        return walls.telling(missing) if missing else [sys.executable, *program]
+        return [sys.executable, *(walls.telling(missing) if missing else program)]
 
     def _check(self, key: str, item: Mapping[str, Any]) -> None:
         """Raise `NotStartedError` for a job that this agent must not start."""

@@ -26,6 +26,9 @@ DEVICE_FILES: Mapping[str, Sequence[str]] = {
 MPS_MARK = "nvidia-cuda-mps-control.pid"
 """File that an MPS daemon writes into the folder of its pipes."""
 
+MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+"""Environment variable that says where a program finds its MPS daemon."""
+
 MPS_WAIT_S = 20
 """Time for which a job waits for its MPS daemon: the agent learns of the lease when it reports next."""
 
@@ -51,8 +54,8 @@ def await_share(environment: Mapping[str, str]) -> str:
     """Wait until the MPS daemon of a GPU fraction runs; return that there is none, empty if all is well."""
     if "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in environment:
         return ""
-    mark = Path(environment.get("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")) / MPS_MARK
-    until = time.monotonic() + (MPS_WAIT_S if "CUDA_MPS_PIPE_DIRECTORY" in environment else 0)
+    mark = Path(environment.get(MPS_PIPES, "/nonexistent")) / MPS_MARK
+    until = time.monotonic() + (MPS_WAIT_S if MPS_PIPES in environment else 0)
     while not mark.exists() and time.monotonic() < until:
         time.sleep(0.5)
     return "" if mark.exists() else NOT_ENFORCED
@@ -96,7 +99,7 @@ def device_environment(
             if gpu_memory_mib:
                 environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={gpu_memory_mib}M"
             if mps_folder and not renumbered:
-                environment["CUDA_MPS_PIPE_DIRECTORY"] = f"{mps_folder}/pipe"
+                environment[MPS_PIPES] = f"{mps_folder}/pipe"
     return environment
 
 
@@ -126,7 +129,13 @@ def check_environment(environment: Mapping[str, str]) -> None:
 def job_environment(job: Job, *, renumbered: bool = False) -> dict[str, str]:
     """Return the job's environment, with devices that the caller cannot override; raises `LauncherError`."""
     check_environment(job.environment)
-    devices = device_environment(
+    devices = devices_of(job, renumbered=renumbered)
+    return {**job.environment, **devices, **lease_environment(job.gpu_ids, job.gpu_uuids)}
+
+
+def devices_of(job: Job, *, renumbered: bool = False) -> dict[str, str]:
+    """Return the variables that make a job's devices visible to it."""
+    return device_environment(
         job.vendor,
         job.gpu_ids,
         job.gpu_uuids,
@@ -135,7 +144,6 @@ def job_environment(job: Job, *, renumbered: bool = False) -> dict[str, str]:
         mps_folder=job.mps_folder,
         renumbered=renumbered,
     )
-    return {**job.environment, **devices, **lease_environment(job.gpu_ids, job.gpu_uuids)}
 
 
 def lease_environment(gpu_ids: Sequence[int], gpu_uuids: Sequence[str]) -> dict[str, str]:

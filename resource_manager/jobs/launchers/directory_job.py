@@ -38,6 +38,7 @@ CHECKPOINT = "checkpoint"
 PREEMPTED = "preempted"
 SIGN = "sign"
 TOLD = "told"
+SET_WITHIN = "GPU_JOB_ENVIRONMENT"
 KEPT = "kept"
 ENDED = "ended"
 ENDED_S = 86400.0
@@ -178,11 +179,13 @@ def start(
     environment: Mapping[str, str],
     working_dir: str = ".",
     files: Mapping[str, str] | None = None,
+    walls: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Start `command` in a new session, unless this job was started before; return {"began": whether not}.
 
-    Each of the variables in `files` has the path of a file with the text given there. Raises
-    `NotStartedError` if no process of the job runs; after any other error it is unknown.
+    `walls` come before it, and the job's environment is set within them. Each of the variables in `files` has
+    the path of a file with the text given there. Raises `NotStartedError` if no process of the job runs;
+    after any other error it is unknown.
     """
     directory = directory_of(root, key)
     refuse_ended(root, key)
@@ -191,7 +194,7 @@ def start(
         with lock_of_unstarted(directory) as lock:
             if lock is None:
                 return {"began": False}
-            started = _spawn(root, key, lock, command, environment, working_dir, files or {})
+            started = _spawn(root, key, lock, command, environment, working_dir, files or {}, walls)
     except OSError as error:
         if exists(os.path.join(directory, "lock")):
             raise
@@ -213,20 +216,23 @@ def _spawn(
     environment: Mapping[str, str],
     working_dir: str,
     files: Mapping[str, str],
+    walls: Sequence[str],
 ) -> subprocess.CompletedProcess[bytes]:
     """Start the job's shells, with the lock; raises `NotStartedError` if there are none."""
     directory = directory_of(root, key)
     try:
         return subprocess.run(
-            ["/bin/sh", "-c", WRAPPER, "sh", tombstone_of(root, key), *command],
+            ["/bin/sh", "-c", WRAPPER, "sh", tombstone_of(root, key), *walls, *command],
             cwd=directory,
-            env={
-                **os.environ,
-                **environment,
-                **own_variables(root, key, files),
-                "GPU_JOB_WORKING_DIR": os.path.abspath(working_dir),
-                "GPU_JOB_LOCK": os.path.join(directory, "lock"),
-            },
+            env=_process_environment(
+                walls,
+                environment,
+                {
+                    **own_variables(root, key, files),
+                    "GPU_JOB_WORKING_DIR": os.path.abspath(working_dir),
+                    "GPU_JOB_LOCK": os.path.join(directory, "lock"),
+                },
+            ),
             stdin=subprocess.DEVNULL,
             pass_fds=(lock,),
             start_new_session=True,
@@ -234,6 +240,17 @@ def _spawn(
         )
     except (OSError, ValueError) as error:
         raise NotStartedError(str(error)) from error
+
+
+def _process_environment(
+    walls: Sequence[str], environment: Mapping[str, str], own: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment of the first process of a job; `own` variables are not the job's to choose.
+
+    What builds the walls must not read the job's variables, by which it would run what the job names outside.
+    """
+    within = {**environment, **own}
+    return {**os.environ, **({**own, SET_WITHIN: json.dumps(within)} if walls else within)}
 
 
 def own_variables(root: str, key: str, files: Mapping[str, str]) -> dict[str, str]:
@@ -258,8 +275,11 @@ def attend(
     environment: Mapping[str, str],
     working_dir: str = ".",
     ttl_s: float = 0.0,
+    walls: Sequence[str] = (),
 ) -> int:
     """Run `command` in this process's terminal; return its exit code, 128 + n if signal n ended it.
+
+    `walls` come before it, and the job's environment is set within them.
 
     All its processes end with it, and when this process gets SIGTERM or SIGHUP, as it does when its parent
     dies, or after `ttl_s` (if any) without a `sign` of its caller: then the exit code is 143. Raises
@@ -298,14 +318,16 @@ def attend(
 
         try:
             job = subprocess.Popen(
-                command,
+                [*walls, *command],
                 cwd=os.path.expanduser(working_dir),
-                env={
-                    **os.environ,
-                    **environment,
-                    "GPU_PREEMPT_FILE": os.path.join(directory, PREEMPTED),
-                    "GPU_JOB_LOCK": os.path.join(directory, "lock"),
-                },
+                env=_process_environment(
+                    walls,
+                    environment,
+                    {
+                        "GPU_PREEMPT_FILE": os.path.join(directory, PREEMPTED),
+                        "GPU_JOB_LOCK": os.path.join(directory, "lock"),
+                    },
+                ),
                 pass_fds=(lock,),
                 preexec_fn=own_group,
             )
@@ -337,8 +359,9 @@ def stage(root: str, key: str, program: str) -> dict[str, Any]:
 def run(root: str, key: str, command: str, environment: Mapping[str, str], walls: Sequence[str] = ()) -> int:
     """Run a command of the login shell as the job in this process's session; return its exit code.
 
-    `walls` come before the shell. This process waits for it whatever signals it gets, and holds the lock: the
-    job is known to run also where its own process is another user's.
+    `walls` come before the shell, and the job's environment is set within them. This process waits for it
+    whatever signals it gets, and holds the lock: the job is known to run also where its own process is
+    another user's.
     """
     refuse_ended(root, key)
     directory = directory_of(root, key)
@@ -352,7 +375,7 @@ def run(root: str, key: str, command: str, environment: Mapping[str, str], walls
         shell = os.environ.get("SHELL") or "/bin/sh"
         job = subprocess.Popen(
             [*walls, shell, "-c", command],
-            env={**os.environ, **environment, "GPU_JOB_LOCK": os.path.join(directory, "lock")},
+            env=_process_environment(walls, environment, {"GPU_JOB_LOCK": os.path.join(directory, "lock")}),
             pass_fds=(lock,),
         )
         code = job.wait()

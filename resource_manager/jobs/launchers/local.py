@@ -28,7 +28,7 @@ from resource_manager.jobs.launchers.base import (
     check_no_other_lease,
     walls_of,
 )
-from resource_manager.jobs.launchers.devices import job_environment
+from resource_manager.jobs.launchers.devices import MPS_PIPES, devices_of, job_environment
 
 T = TypeVar("T")
 
@@ -87,12 +87,13 @@ def before_command(job: Job, place: JobPlace, python: str = sys.executable) -> l
     if job.confine == "off":
         return []
     if place.walls.startswith(walls.NONE):
-        return walls.telling(place.walls.removeprefix(walls.NONE))
+        return [python, *walls.telling(place.walls.removeprefix(walls.NONE))]
     return [python, *_program_of(job)]
 
 
 def _program_of(job: Job) -> list[str]:
-    return walls.program_of(job.gpu_ids, job.gpu_uuids, job.vendor, job.writable)
+    mps = devices_of(job).get(MPS_PIPES, "")
+    return walls.program_of(job.gpu_ids, job.gpu_uuids, job.vendor, job.writable, mps)
 
 
 def spec_of(job: Job) -> dict[str, Any]:
@@ -156,11 +157,13 @@ class LocalLauncher:
     def start(self, job: Job) -> bool:
         check_image(self._place.launcher, job)
         environment = job_environment(job)
-        command = [*before_command(job, self._place), *job.command]
+        before = before_command(job, self._place)
         found = self._ask(
             job.key,
             "could not be started",
-            lambda: directory_job.start(self.root, job.key, command, environment, files=job.files),
+            lambda: directory_job.start(
+                self.root, job.key, job.command, environment, files=job.files, walls=before
+            ),
         )
         return bool(found["began"])
 

@@ -177,8 +177,12 @@ class SSHLauncher:
 
     def start(self, job: Job) -> bool:
         check_image(self._place.launcher, job)
-        command = [*before_command(job, self._place, PROGRAM), *job.command]
-        call = {"command": command, "environment": job_environment(job), "files": dict(job.files)}
+        call = {
+            "command": list(job.command),
+            "environment": job_environment(job),
+            "files": dict(job.files),
+            "walls": before_command(job, self._place, PROGRAM),
+        }
         return bool(self.ask("start", key=job.key, **call)["began"])
 
     def stage(self, key: str, program: str) -> str:

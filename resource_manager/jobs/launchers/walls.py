@@ -7,7 +7,8 @@ and there are no capabilities. A job cannot type into the terminal that it may h
 and memory, are not walled.
 
 The source of this module is the program that a walled command begins with: it becomes `bwrap`, and that
-becomes the command. `--check` in place of the command tries the same and prints what is missing.
+becomes the command. `--check` in place of the command tries the same and prints what is missing. Both run
+outside, so the job's own variables, such as `LD_PRELOAD`, are set within the walls only.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ NONE = "none: "
 CHECK = "--check"
 CHECK_TIMEOUT_S = 20.0
 
+PROC = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi")
+"""Files by which the kernel of the whole server is set; bubblewrap covers some, and not `/proc/sys`."""
+
 MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
 
 SWITCHES = (
@@ -45,7 +49,7 @@ FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signa
 
 # Signals that were ignored for bubblewrap are the command's again. One told meanwhile does not begin.
 BEGIN = """
-import os, signal, sys
+import json, os, signal, sys
 for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
     try:
         signal.signal(number, signal.SIG_DFL)
@@ -53,6 +57,7 @@ for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         pass
 if os.path.exists(os.environ.get("GPU_PREEMPT_FILE", "")):
     sys.exit(143)
+os.environ.update(json.loads(os.environ.pop("GPU_JOB_ENVIRONMENT", "{}")))  # directory_job.SET_WITHIN
 try:
     os.execvp(sys.argv[1], sys.argv[1:])
 except OSError as error:
@@ -85,20 +90,23 @@ def refusal(server: str, missing: str) -> str:
 
 
 def telling(reason: str) -> list[str]:
-    """Return the program that a command without walls follows, which says so into the job's output."""
-    return ["/bin/sh", "-c", 'echo "gpu-manager: walls: $0" >&2; exec "$@"', f"{NONE}{reason}"]
+    """Return the arguments of Python that a command without walls follows: its output says so first."""
+    said = f"gpu-manager: walls: {NONE}{reason}"
+    return ["-I", "-S", "-c", f"import sys\nprint({said!r}, file=sys.stderr, flush=True){BEGIN}"]
 
 
 def program_of(
-    gpu_ids: Sequence[int], gpu_uuids: Sequence[str], vendor: str, writable: Sequence[str]
+    gpu_ids: Sequence[int], gpu_uuids: Sequence[str], vendor: str, writable: Sequence[str], mps: str = ""
 ) -> list[str]:
     """Return the arguments of Python that run this module for a job with these GPUs.
 
-    `CHECK`, or the command, follows. `writable` are paths on the server; `~` is the home of its user.
+    `CHECK`, or the command, follows. `writable` are paths on the server; `~` is the home of its user. `mps`
+    is the folder of the pipes of the GPU's MPS daemon, if the job is on a fraction.
     """
     import inspect  # slow, and not for the job's server
 
-    wanted = {"ids": list(gpu_ids), "uuids": list(gpu_uuids), "vendor": vendor, "writable": list(writable)}
+    wanted: dict[str, Any] = {"ids": list(gpu_ids), "uuids": list(gpu_uuids), "vendor": vendor}
+    wanted |= {"writable": list(writable), "mps": mps}
     source = inspect.getsource(sys.modules[__name__])
     return ["-I", "-S", "-c", source, json.dumps(wanted)]
 
@@ -195,6 +203,9 @@ def _bubblewrap(wanted: Mapping[str, Any]) -> list[str]:
     options += ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
     for path in _devices(wanted):
         options += ["--dev-bind", path, path]
+    if os.geteuid() == 0:  # who owns these files writes them without any capability
+        for path in PROC:
+            options += ["--ro-bind-try", path, path]
     hidden = ["/run", "/tmp", "/var/tmp"]
     options += ["--tmpfs", "/run"]
     for path in hidden[1:]:
@@ -202,7 +213,7 @@ def _bubblewrap(wanted: Mapping[str, Any]) -> list[str]:
     names = os.path.realpath("/etc/resolv.conf")
     if names.startswith("/run/") and os.path.exists(names):
         options += ["--ro-bind", names, names]
-    mps = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
+    mps = wanted["mps"]
     if mps:  # its clients and its daemon meet there, and in shared memory
         options.remove("--unshare-ipc")
         options += ["--bind-try", mps, mps, "--bind", "/dev/shm", "/dev/shm"]

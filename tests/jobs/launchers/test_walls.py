@@ -13,7 +13,7 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import JobPlace
 from resource_manager.fleet.opening import REPORTS
-from resource_manager.jobs.launchers import Job, JobState, LauncherError, terminal, walls
+from resource_manager.jobs.launchers import Job, JobState, LauncherError, directory_job, terminal, walls
 from resource_manager.jobs.launchers.local import LocalLauncher, check_user
 from resource_manager.jobs.launchers.ssh import SSHLauncher
 from resource_manager.jobs.running_job import job_of
@@ -81,6 +81,13 @@ def test_no_job_makes_or_mounts_its_way_to_a_foreign_gpu(launcher):
     """
     code, output = within(launcher, f"({tried}) >/dev/null 2>&1; ls -d /dev/nvidia?", gpu_ids=(1,))
     assert (code, output) == (0, "/dev/nvidia1\n")
+
+
+@pytest.mark.e2e
+def test_no_job_sets_the_kernel(launcher):
+    """Root owns these settings without any capability, and one of them names a program that root runs."""
+    tried = "cat /proc/sys/kernel/core_pattern > /proc/sys/kernel/core_pattern"
+    assert within(launcher, f"({tried}) 2>/dev/null && echo written") == (2, "")
 
 
 @pytest.mark.e2e
@@ -317,6 +324,37 @@ def test_walls_stand_on_this_machine(local):
     assert (f"{said}\n", failed) == (SAID, "1")
     assert set(devices) >= {"null", "zero", "shm"}
     assert not {name for name in devices if name.startswith(("sd", "nvidia", "kvm", "loop", "fuse"))}
+
+
+def test_the_variables_of_a_job_choose_nothing_outside_its_walls(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/bwrap").write_text(f"#!/bin/sh\ntouch {tmp_path}/escaped\n")
+    (tmp_path / "bin/bwrap").chmod(0o755)
+    (tmp_path / "data").mkdir()
+    chosen = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "GPU_MANAGER_NVML": "/no/such/library",
+        "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "data"),
+    }
+    tried = f"touch {tmp_path}/data/new 2>/dev/null; echo $PATH $GPU_MANAGER_NVML $CUDA_MPS_PIPE_DIRECTORY"
+    local = LocalLauncher(str(tmp_path / "jobs"))
+    job = Job(KEY, ("/bin/sh", "-c", tried), chosen, confine="try")
+    if local.prepare(job).walls != "bubblewrap":
+        pytest.skip("needs bubblewrap, and namespaces that this user may make")
+    local.start(job)
+    wait_until_ended(local, KEY)
+    assert local.logs(KEY).text == SAID + " ".join(chosen.values()) + "\n"
+    assert not (tmp_path / "escaped").exists()
+    assert not (tmp_path / "data/new").exists()
+    local.stop(KEY, 0.0)
+
+
+def test_what_builds_the_walls_does_not_get_the_variables_of_the_job(tmp_path):
+    """The linker itself reads some, such as LD_PRELOAD, before any program could drop them."""
+    walls = ["/bin/sh", "-c", 'echo "${LD_PRELOAD-none}"; exec "$@"', "sh"]
+    directory_job.start(str(tmp_path), KEY, ["true"], {"LD_PRELOAD": "/no/such/library"}, walls=walls)
+    wait_for(lambda: directory_job.status(str(tmp_path), KEY)["state"] == "finished")
+    assert directory_job.logs(str(tmp_path), KEY)["text"] == "none\n"
 
 
 def test_a_path_that_may_be_written_to_and_is_missing_is_said(local):
