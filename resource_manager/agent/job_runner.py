@@ -34,6 +34,10 @@ PRUNE_EVERY_S = 600.0
 CUT_EVERY_S = 2.0
 LAST_LINE_BYTES = 2000
 AT_ONCE = 16
+"""Jobs that are started at once."""
+
+MAX_JOBS = 1000
+"""Jobs that are ended at once: each of them may take its grace, which its owner chooses."""
 
 NOT_DONE = {"want": None, "n": None, "error": None, "refusal": None, "began": None, "walls": ""}
 """What is told of a job of which nothing was ordered yet."""
@@ -82,7 +86,8 @@ class AgentJobs:
         except BlockingIOError:
             os.close(self._held)
             raise OtherAgentError(f"another agent runs the jobs in {self._root}: stop it first") from None
-        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gpu-job")
+        self._starting = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gpu-job")
+        self._ending = ThreadPoolExecutor(MAX_JOBS, thread_name_prefix="gpu-job-end")
         self._thread = threading.Thread(target=self._run, name="gpu-jobs", daemon=True)
         self._has_changed()
         self._thread.start()
@@ -124,7 +129,8 @@ class AgentJobs:
         """Stop looking; the jobs go on."""
         self._stop.set()
         self._thread.join()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._starting, self._ending):
+            pool.shutdown(wait=False, cancel_futures=True)
         os.close(self._held)
 
     # ---- this server's side ----
@@ -152,7 +158,8 @@ class AgentJobs:
             key = item["key"]
             act = self._acts.get(key)
             if (act is None or act.done()) and not self._is_done(item):
-                self._acts[key] = self._pool.submit(self._carry_out, item)
+                pool = self._starting if item["want"] in ("prepare", "run") else self._ending
+                self._acts[key] = pool.submit(self._carry_out, item)
 
     def _is_done(self, item: Mapping[str, Any]) -> bool:
         done = self._done.get(item["key"])

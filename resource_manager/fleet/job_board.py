@@ -34,9 +34,9 @@ from resource_manager.jobs.gang_job import StartupOrder, order_of
 from resource_manager.jobs.job_preemption import grace_of
 from resource_manager.jobs.job_template import JobTemplate
 from resource_manager.jobs.launchers.base import LauncherError
-from resource_manager.jobs.launchers.local import spec_of
+from resource_manager.jobs.launchers.local import rules_of, spec_of
 from resource_manager.jobs.launchers.registry import TERMINAL
-from resource_manager.jobs.running_job import RunningJob, is_remainder
+from resource_manager.jobs.running_job import RunningJob, is_remainder, job_of
 from resource_manager.manager import serializers
 from resource_manager.manager.agent_jobs import end_of, jobs_on
 from resource_manager.manager.commit.asking import asked_by
@@ -103,6 +103,9 @@ class JobBoard:
                 continue
             if _is_left(lease) and (order is None or order["want"] != "stop"):
                 order = {"want": "stop", "grace_s": END_GRACE_S}
+            if order is not None and "spec" in order:  # the rules are not its caller's to state
+                rules = rules_of(job_of(lease, key, (), rank=rank))
+                order = {**order, "spec": {**order["spec"], **rules}}
             if order is not None and has_stored_job(lease["labels"]):
                 order = {**order, "keep": True}  # its output, which nobody else has
             for item in (order, self._of_stored(lease, rank, stored.get(lease["task_id"]))):
@@ -138,7 +141,7 @@ class JobBoard:
         """Return what is wanted of the job that is stored with a request; None if it is not placed yet."""
         if not has_stored_job(lease["labels"]) or not lease["job_places"]:
             return None
-        if lease["gpu_failed"] or self._has_failed(lease):
+        if lease["gpu_failed"] or is_remainder(lease) or self._has_failed(lease):
             return {"want": "terminate", "grace_s": END_GRACE_S}
         if lease["preempted_by"] is not None:
             grace = {"grace_s": round(grace_of(lease), 1), "signal": lease["preempt_signal"]}
@@ -151,7 +154,8 @@ class JobBoard:
         elif job is not None:
             try:
                 check_job(job)
-                return {"want": "run", "spec": spec_of(JobTemplate.from_dict(job).job(running, lease))}
+                started = JobTemplate.from_dict(job).job(running, lease)
+                return {"want": "run", "spec": {**spec_of(started), **rules_of(started)}}
             except (InvalidRequestError, LauncherError) as error:
                 self._refuse(lease, str(error))
         return None

@@ -34,7 +34,7 @@ def job_of(
     **more: Any,
 ) -> Job:
     """Return the job of an allocation's member: with its devices, and the lease in the environment."""
-    member = allocation["members"][rank]
+    member = next(each for each in allocation["members"] if each["rank"] == rank)
     lease = {
         "GPU_LEASE_ID": allocation["task_id"],
         "GPU_LEASE_FENCING_TOKEN": str(allocation["fencing_token"]),

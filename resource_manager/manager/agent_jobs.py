@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import secrets
 import time
 import weakref
@@ -22,14 +23,17 @@ from resource_manager.errors import (
     ResourceManagerError,
 )
 from resource_manager.manager.commit.protocol import Transactions
-from resource_manager.manager.stored_jobs import JobEnded, JobResult, Question, StoredJobs
+from resource_manager.manager.stored_jobs import JobEnded, JobResult, Question, StoredJobs, check_job
 from resource_manager.storage import Store
 
 OUTPUT_TIMEOUT_S = 20.0
 ASK_AGAIN_S = 1.0
 LOOK_S = 0.05
 
-ORDERS = ("prepare", "run", "terminate", "preempt", "stop")
+STARTS = ("prepare", "run")
+ORDERS = (*STARTS, "terminate", "preempt", "stop")
+SIGNALS = ("TERM", "USR2")
+MAX_GRACE_S = 86400
 
 
 class AgentSilentError(ResourceManagerError):
@@ -85,11 +89,10 @@ class AgentJobCommands:
         """Tell the agent of a server what to do with the job of a lease there; return the order's number.
 
         Later orders have greater numbers.
-        `order` has `want`, one of `ORDERS`, and what goes with it. Raises `LeaseNotFoundError` if no lease
+        `order` is as `check_order` wants it. Raises `LeaseNotFoundError` if no lease
         has that job, and `OtherOwnerError`.
         """
-        if order.get("want") not in ORDERS:
-            raise InvalidRequestError("{want} must be one of {}", ", ".join(ORDERS), field="want")
+        check_order(order)
         request = self._request_of_job(server, key)
         if request is None:
             raise LeaseNotFoundError(key)
@@ -155,6 +158,40 @@ class AgentJobCommands:
         raise AgentSilentError(
             f"the agent of {server} sent no output of job {key} within {OUTPUT_TIMEOUT_S:g} s"
         )
+
+
+def check_order(order: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequestError` for an order that no agent can carry out.
+
+    It has `want`, one of `ORDERS`, and may have `grace_s` and the `signal` of a preemption. One to prepare or
+    run a job has its `spec`: `command`, `environment`, and maybe `files` and `port`.
+    """
+    want, spec = order.get("want"), order.get("spec")
+    if want not in ORDERS:
+        raise InvalidRequestError("{want} must be one of {}", ", ".join(ORDERS), field="want")
+    if order.keys() - {"want", "grace_s", "signal", "spec"} or (want in STARTS) != isinstance(spec, Mapping):
+        raise InvalidRequestError(
+            "{order} may have want, grace_s and signal, and to {} a spec", " or ".join(STARTS), field="order"
+        )
+    if not _is_number(order.get("grace_s", 0), MAX_GRACE_S):
+        raise InvalidRequestError("{grace_s} must be 0 to {:,} seconds", MAX_GRACE_S, field="grace_s")
+    if order.get("signal", "TERM") not in SIGNALS:
+        raise InvalidRequestError("{signal} must be one of {}", ", ".join(SIGNALS), field="signal")
+    if isinstance(spec, Mapping):
+        check_job({"command": spec.get("command"), "env": spec.get("environment")})
+        files = spec.get("files", {})
+        are_texts = isinstance(files, Mapping) and all(
+            re.fullmatch("[A-Za-z_]+", name) and isinstance(text, str) for name, text in files.items()
+        )
+        port = spec.get("port", 0)
+        if not are_texts or not isinstance(port, int) or not _is_number(port, 65535):
+            raise InvalidRequestError(
+                "{spec} may have files, texts by the names of variables, and a port", field="spec"
+            )
+
+
+def _is_number(value: object, most: int) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
 
 
 def state_of_agent(store: Store, server: str) -> AgentState:

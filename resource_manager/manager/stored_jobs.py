@@ -286,7 +286,7 @@ def check_job(job: Mapping[str, Any]) -> None:
         )
     if job.get("launcher") not in (None, "", "agent") or job.keys() - JOB_FIELDS:
         raise InvalidRequestError("{job} may have {} only", ", ".join(sorted(JOB_FIELDS)), field="job")
-    command, env = job.get("command"), job.get("env") or {}
+    command, env = job.get("command"), job.get("env", {})
     if not isinstance(command, list | tuple) or not command or not all(map(_is_word, command)):
         raise InvalidRequestError("{job}: command must be a list of texts, the first a program", field="job")
     if not isinstance(env, Mapping) or not all(

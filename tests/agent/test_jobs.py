@@ -160,6 +160,22 @@ def test_a_job_of_a_team_with_another_user_does_not_start(service: Service) -> N
     assert "jobs of this team run as user vision, but the agent of here runs them as" in error
 
 
+def test_a_job_that_takes_its_grace_keeps_no_other_back(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource_manager.agent.job_runner.AT_ONCE", 1)
+    service = Service(opened())
+    slow, key = job_key("slow", 7), job_key("t", 8)
+    going_on = service.run(slow, "trap '' TERM; while :; do sleep 0.1; done")
+    service.say(going_on)
+    service.wait(slow, state="running")
+    ending = {**going_on, "want": "terminate", "grace_s": 600.0}
+    service.say(ending, service.run(key, "true"))
+    service.wait(key, state="finished")
+    assert service.state(slow)["state"] == "running"
+    directory_job.stop(str(tmp_path / "jobs"), slow, 0.0)  # which ends the first one, too
+
+
 def test_walls_that_must_be_there_and_cannot_keep_a_job_from_starting(service: Service) -> None:
     key = job_key("t", 7)
     wanted = service.run(key, "true")

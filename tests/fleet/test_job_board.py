@@ -12,9 +12,9 @@ from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.agent.report_format import ReportError, read_report
 from resource_manager.core.changes import Change
 from resource_manager.core.models import RUNS_JOBS, Gpu, Node
-from resource_manager.errors import NeverFitsError
+from resource_manager.errors import InvalidRequestError, NeverFitsError
 from resource_manager.fleet.receiving import ReportReceiver
-from resource_manager.jobs.launchers import job_key
+from resource_manager.jobs.launchers import job_key, walls
 from resource_manager.storage.jobs import JobRow, job_name
 from resource_manager.storage.once import digest
 from tests.agent.reporting import as_text, gpu, process, report, uuid
@@ -27,11 +27,20 @@ JOB = {"command": ["python", "train.py"], "env": {"A": "b"}}
 class Fleet:
     """Manager and receiver, with agents that report what a test says they run."""
 
-    def __init__(self, gpus: tuple[Gpu, ...] = ()) -> None:
+    def __init__(self, gpus: tuple[Gpu, ...] = (), confine: str = "off") -> None:
         self.clock = Clock()
         self.clock.now = 1e6
         nodes = [
-            Node(name, number, {"cpus": 64}, gpus, address=name, labels=RUNS_JOBS, job_user="train")
+            Node(
+                name,
+                number,
+                {"cpus": 64},
+                gpus,
+                address=name,
+                labels=RUNS_JOBS,
+                job_user="train",
+                confine=confine,
+            )
             for number, name in enumerate(("gpu-a", "gpu-b"))
         ]
         self.manager = GPUResourceManager(
@@ -310,6 +319,75 @@ def test_an_order_about_the_job_of_no_lease_is_refused(fleet: Fleet) -> None:
             fleet.manager.order_job(server, key, {"want": "stop"})
     with pytest.raises(ValueError, match="want must be one of prepare, run, terminate, preempt, stop"):
         fleet.manager.order_job("gpu-a", job_key("t", token), {"want": "reboot"})
+
+
+@pytest.mark.usefixtures("fleet")
+@pytest.mark.parametrize("want", ["prepare", "run"])
+def test_an_order_does_not_choose_its_walls(want: str) -> None:
+    fleet = Fleet(confine="must")
+    fleet.report()
+    token = fleet.manager.submit("t", 0, 8, owner="ada", server="gpu-a")["fencing_token"]
+    spec = {
+        "command": ["id"],
+        "environment": {},
+        "confine": "off",
+        "walls": ["-c", "print()"],
+        "user": "root",
+    }
+    fleet.manager.order_job("gpu-a", job_key("t", token), {"want": want, "spec": spec}, owner="ada")
+    [item] = fleet.board.jobs("gpu-a")["jobs"]
+    said = item["spec"]
+    assert (said["command"], said["confine"], said["user"]) == (["id"], "must", "")
+    assert walls.BUBBLEWRAP in said["walls"][3]
+
+
+SPEC = {"command": ["id"], "environment": {}}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {"want": "stop", "grace_s": 1e9},
+        {"want": "stop", "grace_s": -1},
+        {"want": "stop", "grace_s": "1"},
+        {"want": "stop", "grace_s": float("nan")},
+        {"want": "stop", "user": "root"},
+        {"want": "stop", "spec": SPEC},
+        {"want": "preempt", "signal": "STOP"},
+        {"want": "run"},
+        {"want": "run", "spec": "id"},
+        {"want": "run", "spec": {**SPEC, "command": "id"}},
+        {"want": "run", "spec": {**SPEC, "environment": None}},
+        {"want": "run", "spec": {**SPEC, "files": {"../../../.ssh/authorized_keys": "ssh-rsa"}}},
+        {"want": "run", "spec": {**SPEC, "files": None}},
+        {"want": "run", "spec": {**SPEC, "port": 70000}},
+        {"want": "run", "spec": {**SPEC, "port": "1"}},
+    ],
+)
+def test_an_order_that_no_agent_can_carry_out_is_refused(fleet: Fleet, order: dict[str, Any]) -> None:
+    token = fleet.submit("t")["fencing_token"]
+    with pytest.raises(InvalidRequestError):
+        fleet.manager.order_job("gpu-a", job_key("t", token), order)
+
+
+@pytest.mark.parametrize("env", [None, [], 0, False, ""])
+def test_a_job_whose_variables_are_no_table_is_refused(fleet: Fleet, env: object) -> None:
+    with pytest.raises(InvalidRequestError, match="env must have texts by the names of variables"):
+        fleet.manager.submit("t", 0, 8, job={"command": ["id"], "env": env}, owner="ada", server="gpu-a")
+
+
+def test_what_is_left_of_a_gang_is_ended_and_keeps_no_other_job_back(fleet: Fleet) -> None:
+    fleet.report()
+    fleet.report(name="gpu-b")
+    gang = fleet.manager.submit("gang", 0, 8, job=JOB, owner="ada", nodes=2)["fencing_token"]
+    token = fleet.manager.submit("t", 0, 8, job=JOB, owner="bob", server="gpu-b")["fencing_token"]
+    fleet.report()
+    fleet.report(name="gpu-b")
+    fleet.manager.release_members("gang", [0], fencing_token=gang, job_end="ended")
+    key = job_key("gang", gang, 1)
+    assert fleet.wanted("gpu-b") == {key: "terminate", job_key("t", token): "run"}
+    fleet.report(run(key, "finished", exit_code=143), name="gpu-b")
+    assert [lease["task_id"] for lease in fleet.manager.leases()] == ["t"]
 
 
 def test_the_end_of_a_gang_is_that_of_the_member_that_failed_first(fleet: Fleet) -> None:

@@ -97,12 +97,18 @@ def _program_of(job: Job) -> list[str]:
 
 
 def spec_of(job: Job) -> dict[str, Any]:
-    """Return what an agent starts a job by, as plain values."""
+    """Return what the caller of a job says of its start by an agent, as plain values."""
     return {
         "command": list(job.command),
         "environment": job_environment(job),
         "files": dict(job.files),
         "port": job.port,
+    }
+
+
+def rules_of(job: Job) -> dict[str, Any]:
+    """Return what the cluster says of a job's start by an agent, as plain values."""
+    return {
         "user": job.user,
         "confine": job.confine,
         "walls": [] if job.confine == "off" else _program_of(job),
