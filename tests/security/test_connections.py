@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -113,6 +114,64 @@ def test_the_connections_of_the_trusted_proxy_are_not_counted(serve: Any) -> Non
         for _ in range(5):
             stack.enter_context(socket.create_connection(address)).sendall(HALF)
         assert httpx.get(f"http://127.0.0.1:{address[1]}/healthz").status_code == 200
+
+
+def blocked(ended: threading.Event) -> Callable[..., list[bytes]]:
+    """Return an application that answers nothing before `ended` is set."""
+
+    def answer(environ: Any, start_response: Any) -> list[bytes]:
+        ended.wait(60)
+        start_response("200 OK", [("Content-Length", "2")])
+        return [b"ok"]
+
+    return answer
+
+
+GET = b"GET /api/status HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def test_requests_that_wait_for_a_thread_are_left_out_of_the_loop_and_answered_in_their_turn() -> None:
+    """The loop asks each connection at every event: behind a backlog that cost more than the work."""
+    ended = threading.Event()
+    server = bounded_server(blocked(ended), "127.0.0.1", 0, threads=1, max_per_address=9)
+    idle = len(server._map)
+    with listening(server), ExitStack() as stack:
+        address = "127.0.0.1", int(server.effective_port)
+        waiting = [stack.enter_context(socket.create_connection(address)) for _ in range(9)]
+        for connection in waiting:
+            connection.sendall(GET + GET)  # the second is read once the first is answered
+        wait_for(lambda: len(server.task_dispatcher.queue) == 8)
+        wait_for(lambda: len(server._map) == idle + 1)
+        with socket.create_connection(address) as more:  # they count for their address nevertheless
+            more.settimeout(30)
+            assert more.recv(1000).startswith(b"HTTP/1.1 429")
+        waiting.pop().close()
+        ended.set()
+        for connection in waiting:
+            connection.settimeout(30)
+            answers = b""
+            while answers.count(b"ok") < 2:
+                answers += connection.recv(1000)
+        wait_for(lambda: len(server._map) == idle + 8)
+
+
+def test_a_backlog_beyond_its_bound_keeps_new_connections_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 3)
+    ended = threading.Event()
+    server = bounded_server(blocked(ended), "127.0.0.1", 0, threads=1)
+    with listening(server), ExitStack() as stack:
+        address = "127.0.0.1", int(server.effective_port)
+        waiting = [stack.enter_context(socket.create_connection(address)) for _ in range(9)]
+        for connection in waiting:
+            connection.sendall(GET)
+        wait_for(lambda: len(server.task_dispatcher.queue) >= 3)
+        assert not server.readable()
+        assert len(server.active_channels) < len(waiting)
+        ended.set()
+        for connection in waiting:
+            connection.settimeout(30)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+            connection.close()
 
 
 @pytest.mark.parametrize(

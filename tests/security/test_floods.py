@@ -337,6 +337,9 @@ def test_health_has_threads_of_its_own() -> None:
             path = self.requests[0].path
             done.append(path) if path == "/livez" else ended.wait(30)
 
+        def leave_loop(self) -> None:
+            """No loop asks about it."""
+
         def cancel(self) -> None:
             """Nothing is to be undone."""
 
