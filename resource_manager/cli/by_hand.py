@@ -7,6 +7,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -206,9 +207,11 @@ def _end(target: Target, name: str, airflow: Mapping[str, str | None] | None) ->
     identity = reconcile.task_of(entry)
     if airflow is not None:
         _end_task(target, entry, identity, airflow)
-    done = reconcile.end(target.manager, entry)
-    if airflow is None and identity is not None and done.action is not reconcile.ActionKind.KEPT:
+    done, kinds = reconcile.end(target.manager, entry), reconcile.ActionKind
+    if airflow is None and identity is not None and done.action is not kinds.KEPT:
         say("Airflow may try its task again: stop --end-task ends that, too")
+    if airflow is not None and done.action is kinds.GONE_BEFORE:
+        return replace(done, action=kinds.RELEASED, detail="by its task, which was ended in Airflow")
     return done
 
 

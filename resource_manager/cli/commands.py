@@ -54,8 +54,12 @@ def main(context: click.Context, /, **given: Any) -> None:
 
     Exit codes: 0 done, 1 refused or not found, 2 bad input, 3 service or store unreachable.
     """
-    # A command's own line says what its caller must know; `serve` sets up a log of its own.
-    logging.getLogger("resource_manager").addHandler(_SILENCE)
+    # A command's own line says what its caller must know, also where a job's launcher loads Airflow, which
+    # prints all logs; `serve` sets up a log of its own.
+    package = logging.getLogger("resource_manager")
+    package.addHandler(_SILENCE)
+    package.propagate = False
+    context.call_on_close(lambda: setattr(package, "propagate", True))
     # The client of a service says there why a call takes longer.
     logging.getLogger("resource_manager.rest.client").addHandler(logging.lastResort or _SILENCE)
     context.obj = Target.of(given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 
 import pytest
@@ -113,7 +114,19 @@ def test_a_request_is_explained_by_each_of_its_names(run: Run) -> None:
 
 
 def test_no_log_that_a_person_reads_is_without_names(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    package = logging.getLogger("resource_manager")
+    package.addHandler(caplog.handler)  # a command gives its logs to no other
+    with caplog.at_level("INFO", "resource_manager"):
+        run("release", submit(run, 1))
+    package.removeHandler(caplog.handler)
+    told = [record.getMessage() for record in caplog.records if "my_dag" in record.getMessage()]
+    assert told
+    assert all("here:my_dag" not in line for line in told), told
+
+
+def test_a_command_gives_its_logs_to_none_who_prints_all(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """As Airflow does once the launcher of a job has loaded it."""
     with caplog.at_level("INFO"):
         run("release", submit(run, 1))
-    told = [record.getMessage() for record in caplog.records if "my_dag" in record.getMessage()]
-    assert all("here:my_dag" not in line for line in told), told
+    assert not [record for record in caplog.records if record.name.startswith("resource_manager")]
+    assert logging.getLogger("resource_manager").propagate, "again"

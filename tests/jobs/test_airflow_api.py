@@ -265,6 +265,19 @@ def test_stop_with_end_task_ends_the_task_first_or_nothing(airflow, tmp_path, mo
     assert airflow.patched[-1] == (f"{Airflow.TASKS}/first", {"new_state": "failed"})
     with GPUResourceManager.from_url(store) as manager:
         manager.submit("mine", 1, labels=task("first").labels)
+        ends = AirflowTaskStates.end_task
+
+        def end_with_its_lease(states, *asked):  # as its trigger does once Airflow has told it
+            ends(states, *asked)
+            manager.release("mine")
+
+        monkeypatch.setattr(AirflowTaskStates, "end_task", end_with_its_lease)
+        code, said = stop("mine", *login)
+        assert (code, said) == (
+            0,
+            f"{said.partition(':')[0]}: released, by its task, which was ended in Airflow\n",
+        )
+        manager.submit("mine", 1, labels=task("first").labels)
     code, said = stop("mine")
     assert (code, "Airflow may try its task again: stop --end-task" in said) == (0, True)
 

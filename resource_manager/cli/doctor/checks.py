@@ -28,6 +28,7 @@ NEXT_STEPS = (
     ("authentication", "let this user log in there with a key: ssh-copy-id HOST"),
     ("no python3", "install python3 there"),
     ("timed out", "check its address, its sshd and the firewall"),
+    ("banner", "check its address, its sshd and the firewall"),
     ("no route", "check its address, and the network"),
     ("unreachable", "check its address, and the network"),
     ("refused", "start its sshd, or correct the port of its address"),

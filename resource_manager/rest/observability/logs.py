@@ -46,5 +46,6 @@ def configure(style: str, level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    logging.getLogger("resource_manager").propagate = True  # which a command turns off for itself
     logging.getLogger("waitress").setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a line for each held request that goes on
