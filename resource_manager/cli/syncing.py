@@ -21,42 +21,61 @@ MAX_BYTES = 100_000_000
 
 THERE = """
 import hashlib, json, os, sys, tarfile
-folder = os.path.expanduser(sys.argv[1])
+folder = os.path.realpath(os.path.expanduser(sys.argv[1]))
 os.makedirs(folder, mode=0o700, exist_ok=True)
 os.chdir(folder)
-known = ".gpu-manager-sync"
+known, new = folder + ".files", "%s.%d" % (folder, os.getpid())
 wanted = json.loads(sys.stdin.buffer.readline())
+def is_link(parent):
+    return os.path.realpath(parent) != os.path.normpath(os.path.join(folder, parent))
 def digest(name):
     try:
         with open(name, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
     except OSError:
         return ""
+if os.path.exists(known):
+    with open(known) as file:
+        gone = set(json.load(file)) - set(wanted)
+    for name in gone:
+        parent = os.path.dirname(name)
+        if os.path.exists(name) and not is_link(parent):
+            os.unlink(name)
+        while parent and not is_link(parent):
+            try:
+                os.rmdir(parent)
+            except OSError:
+                break
+            parent = os.path.dirname(parent)
+with open(new, "w") as file:
+    json.dump(list(wanted), file)
+os.replace(new, known)
 print(json.dumps([name for name in wanted if digest(name) != wanted[name]]), flush=True)
 with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
     for member in archive:
         parent = os.path.dirname(member.name)
+        if is_link(parent):
+            sys.exit("a job has put a link in place of %s there: remove it" % parent)
         if parent:
             os.makedirs(parent, exist_ok=True)
         content = archive.extractfile(member).read()
-        with open(member.name + ".sync", "wb") as file:
+        with open(new, "wb") as file:
             file.write(content)
-        os.chmod(member.name + ".sync", member.mode)
-        os.replace(member.name + ".sync", member.name)
-if os.path.exists(known):
-    with open(known) as file:
-        for name in set(json.load(file)) - set(wanted):
-            if os.path.exists(name):
-                os.unlink(name)
-with open(known, "w") as file:
-    json.dump(list(wanted), file)
+        os.chmod(new, member.mode)
+        os.replace(new, member.name)
 print("done", flush=True)
 """
-"""Program for the server: it reads the wanted files' digests, says what it lacks, and reads an archive."""
+"""Program for the server: it reads the wanted files' digests, says what it lacks, and reads an archive.
+
+What it keeps for itself is beside the folder: no file of a folder takes its place.
+"""
 
 
 def check_folder(folder: Path) -> dict[str, Path]:
-    """Return the files of a folder that git does not ignore, by name; raises `Failure` for too many."""
+    """Return the files of a folder that git does not ignore, by name.
+
+    Raises `Failure` for too many, and for a link that leads out of the folder.
+    """
     listed = _git(folder, "-C", str(folder), "ls-files", "-z", "-co", "--exclude-standard")
     if listed is None:  # no repository: the ignore files count all the same
         with tempfile.TemporaryDirectory() as empty:
@@ -65,6 +84,13 @@ def check_folder(folder: Path) -> dict[str, Path]:
             listed = _git(folder, *place, "ls-files", "-z", "-o", "--exclude-standard") or ""
     names = sorted(filter(None, listed.split("\0")))
     files = {name: folder / name for name in names if (folder / name).is_file()}
+    for name, path in files.items():
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise Failure(
+                f"--sync {folder}: {name!r} is a link to {str(path.resolve())!r}, outside the folder: put "
+                "the file there, or name the link in .gitignore",
+                BAD_INPUT,
+            )
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if sum(sizes.values()) > MAX_BYTES:
         first = sorted(sizes, key=lambda name: -sizes[name])[:3]
@@ -79,7 +105,8 @@ def check_folder(folder: Path) -> dict[str, Path]:
 
 def _git(folder: Path, *words: str) -> str | None:
     try:
-        done = subprocess.run(["git", *words], capture_output=True)
+        # A repository that somebody else made may name a program there.
+        done = subprocess.run(["git", "-c", "core.fsmonitor=false", *words], capture_output=True)
     except FileNotFoundError:
         raise Failure(f"--sync {folder} needs git, which says what is ignored", BAD_INPUT) from None
     return os.fsdecode(done.stdout) if done.returncode == 0 else None
@@ -105,7 +132,9 @@ def sync(folder: Path, address: str, options: Sequence[str]) -> tuple[str, int]:
             with process:
                 process.stdin.write(json.dumps(wanted).encode() + b"\n")
                 process.stdin.flush()
-                lacking = json.loads(process.stdout.readline())
+                lacking = json.loads(process.stdout.readline(MAX_BYTES))
+                if not isinstance(lacking, list) or not {*map(str, lacking)} <= files.keys():
+                    raise ValueError(lacking)
                 _send(files, lacking, process)
                 process.stdin.close()
                 if process.stdout.readline() == b"done\n":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from resource_manager.cli import syncing
 from resource_manager.cli.base import Failure
+from resource_manager.jobs.launchers import LauncherError
 from tests.cli.programs import environment_of, manager_of, piped
 from tests.e2e.servers import SSHServer, ssh_server
 from tests.redis_server import RedisServer
@@ -45,6 +47,92 @@ def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(
         syncing.check_folder(code)
 
 
+def test_no_link_leads_out_of_the_folder(code: Path, tmp_path: Path) -> None:
+    (tmp_path / "id_rsa").write_text("secret")
+    (code / "key").symlink_to(tmp_path / "id_rsa")
+    with pytest.raises(Failure, match=r"'key' is a link to .*/id_rsa', outside the folder"):
+        syncing.check_folder(code)
+    (code / "key").unlink()
+    (code / "again").symlink_to(code / "train.py")
+    assert "again" in syncing.check_folder(code)
+
+
+def test_the_settings_of_a_repository_start_no_program(code: Path, tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(code)], check=True)
+    program = f"touch {tmp_path}/started; false"
+    subprocess.run(["git", "-C", str(code), "config", "core.fsmonitor", program], check=True)
+    assert "train.py" in syncing.check_folder(code)
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the home of an account of this machine that the ssh program of this test logs in to."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "home").mkdir()
+    script = f"#!/bin/sh\nfor last; do :; done\nexport HOME='{tmp_path}/home'\nexec sh -c \"$last\"\n"
+    (tmp_path / "bin" / "ssh").write_text(script)
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    return tmp_path / "home"
+
+
+def copied(code: Path, home: Path) -> dict[str, str]:
+    where, _ = syncing.sync(code, "server", [])
+    there = home / where.removeprefix("~/")
+    return {
+        path.relative_to(there).as_posix(): path.read_text() for path in there.rglob("*") if path.is_file()
+    }
+
+
+def test_a_copy_is_equal_whatever_the_names_of_the_files(code: Path, home: Path) -> None:
+    for name in ("-rf", "two\nlines", "a", "a.sync", "a.new"):
+        (code / name).write_text("1")
+    kept = {".gitignore": "data/\n", "train.py": (code / "train.py").read_text(), "lib/name": "one"}
+    names = {"-rf": "1", "two\nlines": "1", "a.sync": "1", "a.new": "1"}
+    assert copied(code, home) == {**kept, **names, "a": "1"}
+    (code / "a").write_text("2")
+    assert copied(code, home) == {**kept, **names, "a": "2"}
+    (code / "a").unlink()
+    (code / "a").mkdir()
+    (code / "a" / "b").write_text("3")
+    assert copied(code, home) == {**kept, **names, "a/b": "3"}
+    shutil.rmtree(code / "a")
+    (code / "a").write_text("4")
+    assert copied(code, home) == {**kept, **names, "a": "4"}
+
+
+def test_no_file_of_the_folder_names_others_to_be_removed(code: Path, home: Path) -> None:
+    (home / "authorized_keys").write_text("mine")
+    (code / ".gpu-manager-sync").write_text('["../../../authorized_keys"]')
+    copied(code, home)
+    copied(code, home)
+    assert (home / "authorized_keys").exists()
+
+
+def test_nothing_is_written_or_removed_through_a_link_that_a_job_made(code: Path, home: Path) -> None:
+    where, _ = syncing.sync(code, "server", [])
+    there = home / where.removeprefix("~/")
+    (home / "mine").mkdir()
+    (home / "mine" / "name").write_text("mine")
+    shutil.rmtree(there / "lib")
+    (there / "lib").symlink_to(home / "mine")
+    with pytest.raises(LauncherError, match="a job has put a link in place of lib there: remove it"):
+        syncing.sync(code, "server", [])
+    shutil.rmtree(code / "lib")
+    syncing.sync(code, "server", [])
+    assert (home / "mine" / "name").read_text() == "mine"
+
+
+@pytest.mark.parametrize("answer", ['["/etc/passwd"]', "7", "[[1]]", "null", "{}", "no"])
+def test_a_server_that_answers_otherwise_is_one_line(code: Path, home: Path, answer: str) -> None:
+    ssh = home.parent / "bin" / "ssh"
+    ssh.write_text(f"#!/bin/sh\nread line\necho '{answer}'\ncat > {home}/got\n")
+    with pytest.raises(LauncherError, match="not copied to server: no reason given"):
+        syncing.sync(code, "server", [])
+    assert "passwd" not in (home / "got").read_text()
+
+
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
 def test_a_run_finds_the_code_and_only_what_changed_is_copied(
@@ -68,7 +156,7 @@ def test_a_run_finds_the_code_and_only_what_changed_is_copied(
             shutil.rmtree(code / "data")
             assert run("python3", "train.py") == ("trains two\n", "1")
             shown, _ = run("sh", "-c", "ls -A; cat where")
-            assert shown.split("\n")[:4] == [".gpu-manager-sync", "lib", "train.py", "where"]
+            assert shown.split("\n")[:3] == ["lib", "train.py", "where"]
         finally:
             where, _ = run("cat", "where")
             shutil.rmtree(where.strip())
