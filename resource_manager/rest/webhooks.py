@@ -55,6 +55,7 @@ PAGE = 200
 TURN_S = CLAIM_S / 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0
 MAX_REDIRECTS = 3
+GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 SIGNATURE = "GPU-Manager-Signature"
 TYPE = "gpu-manager."
 
@@ -258,30 +259,51 @@ def _is_wanted(notice: Notice, event: Event) -> bool:
 
 def deliver(notice: Notice, body: bytes, headers: Mapping[str, str]) -> None:
     """Post an event; raises `UndeliveredError`. A redirect into a private network needs `private`."""
-    url = notice.to
+    url, there = httpx.URL(notice.to), ""
     try:
         with httpx.Client(timeout=TIMEOUT_S) as client:
             for _ in range(MAX_REDIRECTS + 1):
-                with client.stream("POST", url, content=body, headers=headers) as answer:
-                    if not answer.is_redirect:
+                with client.stream(
+                    "POST",
+                    url.copy_with(host=there or url.host),
+                    content=body,
+                    headers={**headers, "Host": url.netloc.decode()},
+                    extensions={"sni_hostname": url.host} if there else {},
+                ) as answer:
+                    if not answer.has_redirect_location:
                         if not answer.is_success:
                             raise UndeliveredError(f"it answered {answer.status_code}")
                         return
-                    url = str(httpx.URL(url).join(answer.headers["Location"]))
-                if not (notice.private or _is_public(httpx.URL(url))):
-                    raise UndeliveredError(
-                        "it redirects to a private address, which needs private = true in its [[notices]]"
-                    )
-    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+                    url = url.join(answer.headers["Location"])
+                there = "" if notice.private else _public(url)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
         raise UndeliveredError(str(error) or type(error).__name__) from error
     raise UndeliveredError(f"it redirects more than {MAX_REDIRECTS} times")
 
 
-def _is_public(url: httpx.URL) -> bool:
-    if url.scheme not in ("http", "https"):
-        return False
-    found = socket.getaddrinfo(url.host, url.port or url.scheme, type=socket.SOCK_STREAM)
-    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_global for *_, address in found)
+def _public(url: httpx.URL) -> str:
+    """Return the address to which a redirect leads: the name may mean another one when it is asked again.
+
+    Raises `UndeliveredError` if any of its addresses is not public.
+    """
+    addresses = []
+    if url.scheme in ("http", "https"):
+        found = socket.getaddrinfo(url.host, url.port or url.scheme, type=socket.SOCK_STREAM)
+        addresses = [str(address[0]) for *_, address in found]
+    if not addresses or not all(map(is_public, addresses)):
+        raise UndeliveredError(
+            "it redirects to a private address, which needs private = true in its [[notices]]"
+        )
+    return addresses[0]
+
+
+def is_public(address: str) -> bool:
+    """Return whether an IP address is one host of the public network, also where IPv6 wraps one of IPv4."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        found = found.ipv4_mapped or found
+    is_old = isinstance(found, ipaddress.IPv6Address) and (found.sixtofour or found not in GLOBAL_UNICAST)
+    return found.is_global and not found.is_multicast and not is_old
 
 
 def failed_attempts(store: Store, notices: Iterable[Notice]) -> dict[tuple[str, str], int]:

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,7 @@ from resource_manager.rest.webhooks import (
     UndeliveredError,
     deliver,
     failed_attempts,
+    is_public,
 )
 from tests.builders import Clock
 from tests.redis_server import RedisServer
@@ -193,6 +195,74 @@ def test_a_redirect_to_a_private_address_needs_permission(hook: Hook, private: b
         with pytest.raises(UndeliveredError, match="redirects to a private address"):
             deliver(notice, b"{}", {})
     assert len(hook.got) == is_taken
+
+
+def test_a_redirect_goes_to_the_address_that_was_looked_at(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name whose next answer is another address leads nowhere else."""
+    port = hook.server.server_address[1]
+    answers = iter(["127.0.0.1", "127.0.0.2"])
+    monkeypatch.setattr("resource_manager.rest.webhooks.is_public", lambda address: True)
+
+    def lookup(host: str, *_: Any, **__: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (next(answers), port))]
+
+    hook.answers = lambda path: (
+        (200, {}) if path == "/x" else (307, {"Location": f"http://rebinds.example:{port}/x"})
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr("resource_manager.rest.webhooks.socket.getaddrinfo", _by_name(lookup))
+        deliver(Notice(ALL, f"{hook.url}/moved"), b"{}", {})
+    assert [headers["Host"] for _, headers in hook.got] == [f"rebinds.example:{port}"]
+    assert next(answers) == "127.0.0.2", "it was asked once"
+
+
+def _by_name(lookup: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    real = socket.getaddrinfo
+    return lambda host, *more, **named: (
+        lookup(host) if host == "rebinds.example" else real(host, *more, **named)
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "is_"),
+    [
+        ("9.9.9.9", True),
+        ("2620:fe::fe", True),
+        ("::ffff:9.9.9.9", True),
+        ("127.0.0.1", False),
+        ("169.254.169.254", False),
+        ("100.64.0.1", False),
+        ("224.0.0.1", False),
+        ("::1", False),
+        ("fe80::1%eth0", False),
+        ("fec0::1", False),
+        ("ff02::1", False),
+        ("::ffff:10.0.0.1", False),
+        ("::127.0.0.1", False),
+        ("64:ff9b::a00:1", False),
+        ("2002:7f00:1::", False),
+    ],
+)
+def test_an_address_is_public_in_no_disguise(address: str, is_: bool) -> None:
+    assert is_public(address) is is_
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "said"),
+    [
+        (304, {}, "it answered 304"),
+        (302, {}, "it answered 302"),
+        (302, {"Location": f"http://{'a' * 70}.example/"}, "label"),
+    ],
+)
+def test_a_redirect_that_leads_nowhere_counts_as_not_taken(
+    hook: Hook, status: int, headers: dict[str, str], said: str
+) -> None:
+    hook.answers = lambda path: (status, headers)
+    with pytest.raises(UndeliveredError, match=said):
+        deliver(Notice(ALL, hook.url), b"{}", {})
 
 
 def test_a_redirect_without_end_and_a_dead_address_are_one_line(hook: Hook) -> None:
