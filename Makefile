@@ -36,7 +36,8 @@ test: lint
 	$(PYTEST) $(PARALLEL) -m "not e2e"
 
 # The core of the specification in under a minute, while working: allocator, policies, queue, stores, manager
-# and commits on memory, one Redis and SQLite, and each interface once.
+# and commits on memory, one Redis and SQLite, and each interface once. Without tests marked
+# `thorough`; others of the same file run.
 SMOKE := tests/rest/test_original.py tests/rest/test_demand.py tests/simulator/test_command_line.py \
 	tests/cli/test_commands.py::test_a_lease_is_granted_renewed_and_released \
 	tests/cli/test_commands.py::test_a_pending_request_is_shown_explained_and_cancelled \
@@ -44,7 +45,7 @@ SMOKE := tests/rest/test_original.py tests/rest/test_demand.py tests/simulator/t
 QUICK := tests/core tests/scheduling tests/storage tests/manager tests/test_architecture.py tests/test_settings.py \
 	tests/test_public_api.py $(SMOKE)
 quick: install
-	$(PYTEST) $(PARALLEL) -m "not e2e and not slow" -k "not system_redis and not limited and not postgresql and not mariadb" \
+	$(PYTEST) $(PARALLEL) -m "not e2e and not slow and not thorough" -k "not system_redis and not limited and not postgresql and not mariadb" \
 		--ignore tests/storage/sql/test_faults.py $(QUICK)
 
 # On a real Airflow, sshd, Docker engine, PostgreSQL or browser; each test says what it misses.

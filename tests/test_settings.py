@@ -63,6 +63,7 @@ def test_a_wrong_argument_of_a_manager_is_named_in_one_line(wrong: dict[str, obj
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.thorough
 def test_airflows_configuration_is_read_in_its_processes_after_the_environment(tmp_path: Path) -> None:
     sections = (
         {"store": "redis://r:1/0", "lock_timeout_s": "60", "cache_ttl_s": "2"},

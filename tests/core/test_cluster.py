@@ -225,6 +225,7 @@ def test_a_snapshot_that_refers_to_a_missing_server_is_corrupt(cluster: ClusterS
             ClusterState.from_snapshot(replace(whole, nodes=nodes))
 
 
+@pytest.mark.thorough
 def test_policies_keep_inventory_order_at_ten_thousand_servers() -> None:
     cluster = ClusterState(default_inventory(10_000))
     cluster.apply(InventoryChanged(default_inventory(10_000), 0.0))

@@ -108,6 +108,7 @@ def test_a_reset_is_seen_and_what_follows_it(manager: GPUResourceManager, tmp_pa
     ]
 
 
+@pytest.mark.thorough
 def test_changes_that_the_store_dropped_unread_are_a_line(
     tmp_path: Path, embedded_redis: RedisServer
 ) -> None:

@@ -302,6 +302,7 @@ def random_sections(draw: random.Random) -> dict[str, Any]:
     }
 
 
+@pytest.mark.thorough
 @settings(max_examples=150)
 @given(seed=st.integers(0, 2**32))
 def test_what_is_printed_is_no_change_and_gives_an_empty_store_the_same(

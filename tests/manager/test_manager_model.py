@@ -230,6 +230,7 @@ def run(machine: type[ManagerMachine], examples: int) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_memory_store() -> None:
     def stores(clock: Callable[[], float]) -> list[Store]:
         return [MemoryStore(clock=clock)] * 2

@@ -61,6 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), is_empty=st.booleans(), kind=st.sampled_from(("sqlite", "redis")))
 def test_no_interleaving_of_openings_changes_anything(
@@ -100,6 +101,7 @@ def test_no_interleaving_of_openings_changes_anything(
     store.close()
 
 
+@pytest.mark.thorough
 def test_processes_that_name_different_files_share_one_cluster(folder: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/state.db"
     with GPUResourceManager.from_url(url, inventory=folder / "servers.toml") as manager:

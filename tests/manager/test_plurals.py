@@ -84,6 +84,7 @@ def test_a_plural_is_seen_in_each_kind_of_sentence(source: str) -> None:
     assert [text for _, text in sentences(ast.parse(source)) if PLURAL.search(text)]
 
 
+@pytest.mark.thorough
 def test_no_sentence_writes_a_plural_beside_a_number_that_may_be_one() -> None:
     assert not [
         f"{path.relative_to(ROOT)}:{line}: {text!r}"

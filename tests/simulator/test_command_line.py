@@ -85,6 +85,7 @@ def test_an_unwritable_file_is_named_in_the_error(tmp_path: Path) -> None:
 EXTRA = ("numpy", "scipy", "matplotlib", "numba", "jinja2", "highspy", "gymnasium", "pettingzoo", "yaml")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["replay", "shares", "vgpu", "edge", "oasis", "serverless"])
 def test_without_its_extra_a_command_says_in_one_line_how_to_install_it(command: str, tmp_path: Path) -> None:
     manager = GPUResourceManager.from_url("memory://")

@@ -45,6 +45,7 @@ def test_it_receives_new_changes_and_can_be_replayed(tmp_path: Path) -> None:
     assert len(read_history(str(path)).changes) == 1406
 
 
+@pytest.mark.thorough
 def test_it_is_complete_although_the_store_drops_changes(tmp_path: Path, embedded_redis: RedisServer) -> None:
     path = tmp_path / "history.jsonl"
     with GPUResourceManager.from_url(
@@ -57,6 +58,7 @@ def test_it_is_complete_although_the_store_drops_changes(tmp_path: Path, embedde
     assert versions(path) == list(range(1501))
 
 
+@pytest.mark.thorough
 def test_changes_dropped_unread_start_another_file(tmp_path: Path, embedded_redis: RedisServer) -> None:
     path = tmp_path / "history.jsonl"
     with GPUResourceManager.from_url(
@@ -106,6 +108,7 @@ def test_a_new_store_starts_another_file(tmp_path: Path) -> None:
     assert versions(path) == list(range(9))
 
 
+@pytest.mark.thorough
 def test_an_archive_started_late_has_each_change_once(tmp_path: Path, embedded_redis: RedisServer) -> None:
     path = tmp_path / "history.jsonl"
     with GPUResourceManager.from_url(

@@ -136,7 +136,7 @@ def test_a_commit_reaches_other_replicas(open_client: OpenStore) -> None:
     assert reader.refresh(theirs) is theirs, "nothing changed"
 
 
-@pytest.mark.parametrize("number", [2, 9, 3000])
+@pytest.mark.parametrize("number", [2, 9, pytest.param(3000, marks=pytest.mark.thorough)])
 def test_a_commit_of_many_changes_is_whole_and_so_is_its_refusal(open_client: OpenStore, number: int) -> None:
     store, other = open_client(), open_client()
     mine = started(store)
@@ -312,7 +312,9 @@ def test_the_places_of_jobs_and_a_revocation_are_read_back(open_client: OpenStor
     assert mine.leases["gang"].places == ()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 6))]
+)
 def test_every_kind_of_change_is_read_back_as_written(open_client: OpenStore, seed: int) -> None:
     writer, reader = open_client(), open_client()
     mine, walk = started(writer), Walk(seed)

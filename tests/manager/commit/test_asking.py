@@ -89,6 +89,7 @@ def who_asked(change: dict[str, Any], kind: str, task: str, person: str, arrived
     return person if lease == task and change["change"] in OF_A_TASK.get(kind, ()) else ""
 
 
+@pytest.mark.thorough
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_in_a_random_walk_every_change_says_who_asked_for_it_and_no_other_does(seed: int) -> None:

@@ -92,6 +92,7 @@ def lose(manager: GPUResourceManager, seconds: float) -> None:
     clock.steady = lambda: before() - seconds
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ttl_s", [5.0, 900.0], ids=["renewed in the pause", "renewed later"])
 def test_no_lease_ends_by_a_jump_forward(
     moved: Moved, ttl_s: float, caplog: pytest.LogCaptureFixture
@@ -120,6 +121,7 @@ def test_no_lease_ends_by_a_jump_forward(
     assert worker.renew("train", fencing_token=lease.fencing_token)["state"] == "RUNNING"
 
 
+@pytest.mark.thorough
 def test_a_lease_that_nobody_renews_ends_in_its_own_time(moved: Moved) -> None:
     service = moved.user("a")
     assert isinstance(service.allocate("dies", 8, server=0, ttl=WINDOW_S + 1), Lease)

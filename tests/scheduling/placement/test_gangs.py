@@ -553,6 +553,7 @@ def test_a_gang_starts_exactly_if_brute_force_finds_a_place(
         assert sum(a != b for a, b in pairwise(racks)) == len(set(racks)) - 1
 
 
+@pytest.mark.thorough
 @settings(max_examples=150, deadline=None)
 @given(SERVERS, st.lists(gangs(), min_size=1, max_size=6), st.data())
 def test_whatever_happens_members_are_whole_ports_unique_and_capacity_kept(

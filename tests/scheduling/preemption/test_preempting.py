@@ -283,6 +283,7 @@ def test_requests_in_vain_keep_neither_other_teams_nor_their_own_from_what_is_th
     assert shared.preempting() == {"lent-1": "hers", "lent-0": "mine"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seconds", [1.0, 5.0, 8.0, 10.0, 13.0, 60.0])
 def test_each_kind_of_request_has_its_turn_whatever_the_time_between_passes(seconds: float) -> None:
     shared = with_requests_in_vain(64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,6 +103,7 @@ def test_what_bounds_exclude_has_no_victims(data: st.DataObject) -> None:
             assert find_victims(shared.state, pending, SchedulingPass(first_fit, GREEDY, shared.now)) == []
 
 
+@pytest.mark.thorough
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_what_is_remembered_changes_no_decision(data: st.DataObject) -> None:

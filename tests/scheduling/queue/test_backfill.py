@@ -392,7 +392,13 @@ def test_those_that_come_too_late_for_a_reservation_hold_back_what_they_could_us
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(100), pytest.param(range(100, 500), marks=pytest.mark.e2e)], ids=("some", "many")
+    "seeds",
+    [
+        range(20),
+        pytest.param(range(20, 100), marks=pytest.mark.thorough),
+        pytest.param(range(100, 500), marks=pytest.mark.e2e),
+    ],
+    ids=("few", "some", "many"),
 )
 def test_decisions_are_those_of_the_plain_rule_whatever_was_decided_before(seeds: range) -> None:
     for seed in seeds:

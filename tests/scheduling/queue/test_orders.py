@@ -320,6 +320,7 @@ asked = st.lists(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=25)
 @given(script=asked)

@@ -208,6 +208,7 @@ def crowded(draw: st.DrawFn) -> ClusterState:
     return cluster
 
 
+@pytest.mark.thorough
 @settings(max_examples=25)
 @given(crowded(), st.sampled_from(["fifo", "fifo+backfill", "fair_share"]))
 def test_plays_with_runtimes_that_hardly_vary_are_the_play_with_expected_ones(

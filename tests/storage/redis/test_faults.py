@@ -534,6 +534,7 @@ except LockError:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("another_holds_the_lock", [True, False])
 def test_a_holder_paused_past_its_lock_commits_nothing(url: str, another_holds_the_lock: bool) -> None:
     store = opened(url)

@@ -155,6 +155,7 @@ def best_of_all(policy: Scored) -> Policy:
     return select_placement
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SCORED)
 @settings(max_examples=60)
 @given(script=steps)
@@ -199,6 +200,7 @@ MEASURES: dict[str, Measure] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MEASURES)
 @settings(max_examples=120)
 @given(script=steps)
