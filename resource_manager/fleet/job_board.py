@@ -223,10 +223,12 @@ class JobBoard:
         `record` is that of the server's reports after this one.
         """
         if report.place is not None:  # of a lease that is newer the agent asks at once
-            unplaced = self._manager.read(
-                lambda cluster, now: _unplaced(cluster, report.server), STATE_MAX_AGE_S
-            )
-            self._place(unplaced)
+
+            def unplaced(cluster: ClusterState, now: float) -> list[Allocation]:
+                leases = (lease for _, _, lease in jobs_on(cluster, report.server))
+                return [serializers.allocation(cluster, lease) for lease in leases if _is_unplaced(lease)]
+
+            self._place(self._manager.read(unplaced, STATE_MAX_AGE_S))
         if not report.runs:
             return
         runs = {run.key: run for run in report.runs}
@@ -341,13 +343,9 @@ def _goes_on(lease: Lease, run: RunReport, rank: int) -> bool:
     )
 
 
-def _unplaced(cluster: ClusterState, server: str) -> list[Allocation]:
-    """Return the leases with a member on a server whose stored jobs wait for their places."""
-    return [
-        serializers.allocation(cluster, lease)
-        for _, _, lease in jobs_on(cluster, server)
-        if has_stored_job(lease.request.labels) and not lease.places and not lease.quarantined
-    ]
+def _is_unplaced(lease: Lease) -> bool:
+    """Return whether the stored job of a lease waits for its places."""
+    return has_stored_job(lease.request.labels) and not lease.places and not lease.quarantined
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,9 +359,10 @@ class _Seen:
 
     @classmethod
     def of(cls, cluster: ClusterState, server: str) -> _Seen:
-        jobs = [
-            (key, serializers.allocation(cluster, lease), rank)
-            for key, rank, lease in jobs_on(cluster, server)
-        ]
-        user = cluster.node(server).node.job_user
-        return cls(cluster.version, user, jobs, _unplaced(cluster, server))
+        jobs, unplaced = [], []
+        for key, rank, lease in jobs_on(cluster, server):
+            allocation = serializers.allocation(cluster, lease)
+            jobs.append((key, allocation, rank))
+            if _is_unplaced(lease):
+                unplaced.append(allocation)
+        return cls(cluster.version, cluster.node(server).node.job_user, jobs, unplaced)
