@@ -58,8 +58,8 @@ ENOUGH_OUTCOMES = 100
 
 TOLERANCE = 0.05
 
-FIRST_WIDTH = 0.1
-"""Widening, in the logarithm of the wait, that each interval gets until enough is known of its kind."""
+FIRST_OFFSETS = (0.1, 0.1, 0)
+"""Widening, in the logarithm of the wait, with which each kind begins: plays share what they do not know."""
 
 CALIBRATED, FEW_DATA, UNKNOWN = "calibrated", "few data", "unknown"
 
@@ -81,6 +81,8 @@ class GivenEstimate:
     median: float | None = None
     earliest: float | None = None
     latest: float | None = None
+    is_overdue: bool = False
+    """Whether the request was pending beyond the interval, which has been learnt from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +117,29 @@ class EstimateRecord:
             return
         outcome = EstimateOutcome(change.lease.lease_id, found, change.lease.granted_at)
         self.outcomes = [*self.outcomes[1 - MAX_OUTCOMES :], outcome]
-        if found.median is not None:
-            low, high, seen = (
-                math.log(_wait_s(at, found.at)) for at in (found.earliest, found.latest, outcome.started_at)
-            )
-            coverage = Coverage(*self.coverage.get(found.kind, ()))
-            coverage.note(seen, low, high)
-            self.coverage[found.kind] = (coverage.below, coverage.above, coverage.outcomes)
+        if found.median is not None and not found.is_overdue:
+            self._learn(found, outcome.started_at)
+
+    def note_overdue(self, now: float) -> None:
+        """Learn from requests that are pending beyond their intervals, without waiting for their starts."""
+        for sequence, given in self.given.items():
+            if given.latest is not None and given.latest + 1 < now and not given.is_overdue:
+                self.given[sequence] = replace(given, is_overdue=True)
+                self._learn(given, now)
+
+    def _learn(self, given: GivenEstimate, at: float) -> None:
+        """Move both ends of the intervals of that kind by where a start, or a wait up to now, fell."""
+        low, high, seen = (math.log(_wait_s(each, given.at)) for each in (given.earliest, given.latest, at))
+        coverage = Coverage(*self.coverage.get(given.kind, FIRST_OFFSETS))
+        coverage.note(seen, low, high)
+        below, above = max(coverage.below, 0.0), max(coverage.above, 0.0)  # never narrower than the plays
+        self.coverage[given.kind] = below, above, coverage.outcomes
 
     def widened(self, start: Start, now: float) -> Start:
         """Return the start with the interval that outcomes of its kind ask for."""
         if start.at is None:
             return start
-        below, above, outcomes = self.coverage.get(kind_of(start, now), (0.0, 0.0, 0))
-        if outcomes < ENOUGH_OUTCOMES:  # plays that agree share what they do not know
-            below, above = max(below, FIRST_WIDTH), max(above, FIRST_WIDTH)
+        below, above, _ = self.coverage.get(kind_of(start, now), FIRST_OFFSETS)
         wait_s = _wait_s(start.at, now)
         low_s = min(_wait_s(start.earliest, now) * math.exp(-below), wait_s)
         high_s = max(_wait_s(start.latest, now) * math.exp(above), wait_s)
@@ -179,6 +189,7 @@ class EstimateRecord:
         """Return whether the intervals of that kind, or of all, hold as many outcomes as they say."""
         kinds = (kind,) if kind else HORIZONS_S
         found = [each.is_inside for each in self.outcomes if each.given.kind in kinds]
+        found += [False for given in self.given.values() if given.is_overdue and given.kind in kinds]
         if len(found) < ENOUGH_OUTCOMES or abs(sum(found) / len(found) - COVERED) > TOLERANCE:
             return FEW_DATA
         return CALIBRATED
@@ -302,6 +313,7 @@ class Forecasts:
             for version, change in self._changes(max(record.version, cluster.version - MAX_WALK)):
                 record.note(change)
                 record.version = version
+            record.note_overdue(now)
             starts = {lease_id: record.widened(start, now) for lease_id, start in starts.items()}
             record.give(cluster, starts, now)
             if record.given != before:

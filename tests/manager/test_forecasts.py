@@ -146,6 +146,22 @@ def test_intervals_of_starts_are_widened_by_their_own_errors() -> None:
     assert sum(outcome.is_inside for outcome in last) / len(last) == pytest.approx(0.8, abs=0.06)
 
 
+def test_a_request_that_is_pending_beyond_its_interval_widens_the_next_ones_once() -> None:
+    record, start = EstimateRecord(), Start(1000.0, "a", None, 1000.0, 1000.0)
+    record.given[7] = GivenEstimate(0.0, "within an hour", 1000.0, 900.0, 1100.0)
+    before = record.widened(start, 0.0).latest
+    record.note_overdue(1100.0)
+    assert record.widened(start, 0.0).latest == before, "not yet"
+    record.note_overdue(2000.0)
+    wider = record.widened(start, 0.0).latest
+    assert wider > before
+    record.note_overdue(3000.0)
+    lease = Lease(Request("t", 1), (Placement("a", (0,)),), 1, 4000.0, sequence=7)
+    record.note(Granted(lease, 4000.0))
+    assert record.widened(start, 0.0).latest == wider, "its start tells no more"
+    assert not record.outcomes[0].is_inside
+
+
 def test_few_outcomes_are_no_calibration_and_nor_are_many_that_fall_outside() -> None:
     record = EstimateRecord()
     outcomes_of(record, ENOUGH_OUTCOMES - 1, lambda: 1000.0)
@@ -157,6 +173,10 @@ def test_few_outcomes_are_no_calibration_and_nor_are_many_that_fall_outside() ->
         record.note(Granted(lease, 0.0))
     assert record.confidence("later") == CALIBRATED
     assert record.confidence("within an hour") == FEW_DATA
+    for sequence in range(ENOUGH_OUTCOMES):
+        record.given[sequence] = GivenEstimate(0.0, "later", 5000.0, 4000.0, 6000.0)
+    record.note_overdue(7000.0)
+    assert record.confidence("later") == FEW_DATA, "as many are pending beyond their intervals"
 
 
 def test_no_more_outcomes_are_kept_than_that(monkeypatch: pytest.MonkeyPatch) -> None:

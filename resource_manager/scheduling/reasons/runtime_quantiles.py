@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from types import MappingProxyType
 
 from resource_manager.core.changes import Change, Expired, Granted, Outcome, Released
@@ -37,6 +38,9 @@ MAX_CLASSES = 4000
 
 FIRST_STEP, LEAST_STEP, STEP_EXPONENT = 0.2, 0.01, 0.6
 """After n outcomes a step is max(FIRST_STEP / n ** STEP_EXPONENT, LEAST_STEP), in the logarithm."""
+
+ROUNDS = 3
+"""Number of rounds in which runs that go on are added to those that are over."""
 
 OVERRUN_SHAPE = math.log(2) / math.log(1.1)
 """Shape of the Pareto distribution of a run that is longer than all known ones: in the median, 1.1 times."""
@@ -81,6 +85,21 @@ class RuntimeQuantiles:
             levels = (min(index, POINTS - 0.5) / POINTS for index in range(POINTS + 1))
             left = (log_s - math.log(1 - level) / OVERRUN_SHAPE for level in levels)
         return RuntimeQuantiles(tuple(max(each, log_s) for each in left))
+
+    def beside(self, over: int, elapsed_s: Sequence[float]) -> RuntimeQuantiles:
+        """Return the quantiles of so many runs that are over, and of those that have run that long so far.
+
+        The first that are over are the short ones: each that goes on counts with what is left of the
+        distribution beyond its time, until that agrees (self-consistency; Efron, Berkeley Symposium 1967).
+        """
+        found, long_s = self, sorted(each for each in elapsed_s if each > self.at(0.0))
+        some_s = long_s[:: 1 + len(long_s) // KEPT_RUNTIMES]
+        for _ in range(ROUNDS if some_s else 0):
+            points = [(log_s, over + OWN_WEIGHT) for log_s in self.log_s]
+            weight = len(long_s) / len(some_s)
+            points += ((log_s, weight) for each in some_s for log_s in found.given(each).log_s)
+            found = RuntimeQuantiles(_weighted(points))
+        return found
 
 
 @dataclass(slots=True)
@@ -238,6 +257,18 @@ def _at(ordered: Sequence[float], level: float) -> float:
     index = int(place)
     low, high = ordered[index], ordered[min(index + 1, len(ordered) - 1)]
     return low + (high - low) * (place - index)
+
+
+def _weighted(points: list[tuple[float, float]]) -> tuple[float, ...]:
+    """Return the quantiles in equal steps of (value, weight), from the least to the greatest value."""
+    points.sort()
+    middles = [
+        until - weight / 2
+        for until, (_, weight) in zip(accumulate(weight for _, weight in points), points, strict=True)
+    ]
+    step = (middles[-1] - middles[0]) / POINTS
+    places = (bisect_left(middles, middles[0] + step * index) for index in range(POINTS + 1))
+    return tuple(points[min(place, len(points) - 1)][0] for place in places)
 
 
 def _level(ordered: Sequence[float], value: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,7 +29,7 @@ from resource_manager.core.refusal import (
     RefusalKind,
     TooFar,
 )
-from resource_manager.core.runtimes import LearntRuntimes, class_of
+from resource_manager.core.runtimes import KEPT_RUNTIMES, LearntRuntimes, class_of
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.gang_slots import could_start
 from resource_manager.scheduling.reasons.announced_arrivals import Arrival
@@ -59,6 +59,9 @@ TOGETHER = 0.05
 
 STRATA = MAX_PLAYS + 1
 """Number of parts of the levels, a prime: over the plays, a lease's end is drawn from each but one."""
+
+COMMON = 0.5
+"""Part of the runs of a play that are all at one level: errors of estimated runtimes do not average out."""
 
 RISK = 0.2
 """Probability of missing a deadline from which on it is at risk."""
@@ -161,19 +164,19 @@ def forecast_starts(
     """Estimate starts as `estimate_starts`, with intervals: by plays in which runtimes are drawn.
 
     There are `MAX_PLAYS`, or as many as end while `goes_on` returns True. If all runtimes are certain, one
-    counts for all, which would be equal. A play ends once those `wanted` have started, by default all.
+    counts for all, which would be equal; unlike expected runtimes, these are of team and shape. A play ends
+    once those `wanted` have started, by default all.
     """
     extra = list(extra)
     starts = estimate_starts(cluster, current, extra, goes_on, arrivals=arrivals)
     if LATER in starts.values():
         return starts
-    if not drawn.vary and not arrivals:
-        return {lease_id: replace(start, plays=MAX_PLAYS) for lease_id, start in starts.items()}
     plays: list[_Play] = []
+    count = MAX_PLAYS if drawn.vary or arrivals else 1
     with cluster.trial():
         for change in allocator.enqueue(cluster, extra, current.now):
             cluster.apply(change)
-        while len(plays) < MAX_PLAYS:
+        while len(plays) < count:
             with cluster.trial():
                 events = chain(drawn.running(), _requests(arrivals, drawn.draw))
                 play = _play(cluster, current, events, drawn, goes_on, wanted or starts)
@@ -182,7 +185,8 @@ def forecast_starts(
             plays.append(play)
     if plays:
         for lease_id in wanted or starts:
-            starts[lease_id] = _of_plays(plays, lease_id, starts[lease_id])
+            found = _of_plays(plays, lease_id, starts[lease_id])
+            starts[lease_id] = replace(found, plays=len(plays) * (MAX_PLAYS // count))
     return starts
 
 
@@ -221,10 +225,19 @@ class DrawnEnds:
     ) -> None:
         self.draw, self._quantiles_of, self._now = draw, quantiles_of, now
         self._known: dict[tuple[object, ...], RuntimeQuantiles | None] = {}
+        self._over = {name: len(runs) for name, runs in cluster.runtimes.runs.items()}
+        self._elapsed: dict[str, list[float]] = defaultdict(list)
+        """How long leases of a class have run of which few are over."""
+        for lease in cluster.leases.values():
+            if self._over.get(name := class_of(lease.request), 0) < KEPT_RUNTIMES:
+                self._elapsed[name].append(now - lease.granted_at)
         self._fixed: list[tuple[float | None, Lease]] = []
         self._ends: list[tuple[list[float], int, int, Lease]] = []
         """Running leases with the quantiles of their ends, and a stride and a begin through the strata."""
         self._plays = 0
+        self._common = 0.5
+        """Level of the runs of this play that are all at one."""
+        self._of_many = 1 + int(draw() * MAX_PLAYS), int(draw() * STRATA)
         for lease in cluster.leases.values():
             found = None if lease.quarantined else self._of(lease.request)
             if lease.preempted_by or found is None:
@@ -232,7 +245,8 @@ class DrawnEnds:
             else:
                 left = found.given(now - lease.granted_at).log_s
                 ends = [lease.granted_at + math.exp(log_s) for log_s in left]
-                self._ends.append((ends, 1 + int(draw() * MAX_PLAYS), int(draw() * STRATA), lease))
+                own = 1 + int(draw() * MAX_PLAYS), int(draw() * STRATA)
+                self._ends.append((ends, *(self._of_many if draw() < COMMON else own), lease))
         self.vary = any(ends[0] < ends[-1] for ends, _, _, _ in self._ends) or any(
             found is not None and not found.is_certain for found in map(self._of, requests)
         )
@@ -244,6 +258,7 @@ class DrawnEnds:
         """
         draw, now, found, play = self.draw, self._now, self._fixed.copy(), self._plays
         self._plays += 1
+        self._common = ((self._of_many[0] * play + self._of_many[1]) % STRATA + draw()) / STRATA
         for ends, stride, begin, lease in self._ends:  # for thousands of leases, in each play
             place = ((stride * play + begin) % STRATA + draw()) * (POINTS / STRATA)
             index = int(place)
@@ -255,7 +270,10 @@ class DrawnEnds:
     def _of(self, request: Request) -> RuntimeQuantiles | None:
         key = (class_of(request), request.team, request.shape, request.expected_runtime_s)
         if key not in self._known:
-            self._known[key] = self._quantiles_of(request)
+            found, name = self._quantiles_of(request), class_of(request)
+            if found is not None and request.expected_runtime_s is None and name in self._elapsed:
+                found = found.beside(self._over.get(name, 0), self._elapsed[name])
+            self._known[key] = found
         return self._known[key]
 
     def __call__(self, lease: Lease, now: float) -> float | None:
@@ -264,7 +282,9 @@ class DrawnEnds:
         if lease.preempted_by:
             return max(lease.preempt_until, now)
         found = self._of(lease.request)
-        return None if found is None else lease.granted_at + found.at(self.draw())
+        if found is None:
+            return None
+        return lease.granted_at + found.at(self._common if self.draw() < COMMON else self.draw())
 
 
 def _play(

@@ -111,3 +111,18 @@ def test_only_the_last_classes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
     learnt(*[6000] * 20, name="e", model=model)
     assert known(model, task(name="a")) == known(model, task(name="new"))
     assert known(model, task(name="d")).at(0.5) < known(model, task(name="new")).at(0.5)
+
+
+def test_runs_that_go_on_beside_the_first_that_are_over_make_a_class_longer() -> None:
+    """Of a hundred runs that begin together the first ten are over: these are the short ones."""
+    draw = random.Random(0)
+    runs_s = sorted(draw.lognormvariate(6, 1) for _ in range(100))
+    model = RuntimeModel()
+    for seconds in runs_s[:10]:
+        model.learn(Request("t_1", 1), seconds)
+    over = model.estimate(Request("t_2", 1))
+    assert over is not None
+    beside = over.beside(10, [runs_s[9]] * 90)
+    assert over.at(0.5) < runs_s[9] < beside.at(0.5)
+    assert over.beside(10, []) == over
+    assert over.beside(10, [1.0] * 90) == over, "what has just begun tells nothing"

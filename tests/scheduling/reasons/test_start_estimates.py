@@ -245,6 +245,23 @@ def test_the_interval_is_that_of_the_runtimes_and_grows_along_the_queue() -> Non
     assert times(second)[2] > times(first)[2]
 
 
+def test_errors_of_runtimes_do_not_average_out_along_the_queue() -> None:
+    cluster = busy(None)
+    for number in range(20):
+        cluster.apply(Queued(Request(f"w{number}", 8), 1.0, number + 1, 1.0))
+    earliest, median, latest = times(forecast(cluster, lambda request: between(100.0, 1000.0))["w19"])
+    assert 0.5 < (latest - earliest) / median < 2, "of independent runs it would be a third"
+
+
+def test_the_one_play_of_certain_runtimes_is_with_those_of_team_and_shape() -> None:
+    """The state knows one runtime of a class, whatever the shape: it ends at another time."""
+    cluster = busy(None)
+    cluster.runtimes = LearntRuntimes({"runs#": (300.0,)})
+    cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
+    start = forecast(cluster, lambda request: between(700.0, 700.0))["w"]
+    assert (start.at, start.plays) == (pytest.approx(700.0), MAX_PLAYS)
+
+
 def test_what_has_run_for_long_does_not_end_before() -> None:
     cluster = busy(None)
     cluster.apply(Queued(Request("w", 8), 1.0, 1, 1.0))
