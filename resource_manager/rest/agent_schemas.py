@@ -9,6 +9,9 @@ from pydantic import Field
 from resource_manager.manager.demand_fields import LeaseId, Text
 from resource_manager.rest.schemas import Body
 
+MAX_LOGS_BYTES = 2 * 2**20
+"""Most bytes of a body with a part of a job's output: each of its 256 KiB may need six in JSON."""
+
 ServerName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9._-]+$")]
 
 

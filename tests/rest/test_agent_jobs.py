@@ -20,6 +20,7 @@ from resource_manager import GPUResourceManager, __version__
 from resource_manager.core.models import RUNS_JOBS, Gpu, Node
 from resource_manager.fleet.job_board import JobBoard, JobsAnswer
 from resource_manager.jobs.launchers import job_key
+from resource_manager.jobs.launchers.directory_job import LOG_CHUNK_BYTES
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.manager.stored_jobs import Question
 from resource_manager.rest import tokens
@@ -188,6 +189,18 @@ def test_an_agent_answers_the_questions_of_its_own_server_only(as_: As, manager:
     assert mine.post("/api/agent/logs", json=answer).status_code == 200
     assert jobs.output(question) == {"text": "x"}
     assert ask(mine).json["output"] == []
+
+
+@pytest.mark.parametrize("character", ["x", "\0", "\ufffd"])
+def test_a_whole_part_of_an_output_is_taken_whatever_it_has(
+    as_: As, manager: GPUResourceManager, character: str
+) -> None:
+    question: Question = {"key": job_key("t", 1), "offset": 0, "n": "1"}
+    manager.stored_jobs.ask("gpu-a", question)
+    part = {"text": character * LOG_CHUNK_BYTES}
+    body = {"server": "gpu-a", "key": question["key"], "n": "1", "part": part}
+    assert agent(as_).post("/api/agent/logs", json=body).status_code == 200
+    assert manager.stored_jobs.output(question) == part
 
 
 def test_orders_are_for_the_owner_of_the_lease(as_: As, manager: GPUResourceManager) -> None:

@@ -17,6 +17,7 @@ from resource_manager.fleet.receiving import ReportAnswer
 from resource_manager.manager.agent_jobs import AgentState, jobs_on
 from resource_manager.manager.stored_jobs import JobResult
 from resource_manager.rest.agent_schemas import (
+    MAX_LOGS_BYTES,
     AgentJobsQuery,
     AgentStateQuery,
     LogsBody,
@@ -89,6 +90,7 @@ def agent_jobs(service: Service, caller: Identity, query: AgentJobsQuery) -> Any
     Role.AGENT,
     "Bring a part of a job's output that somebody asked for",
     body=LogsBody,
+    max_bytes=MAX_LOGS_BYTES,
     tags=("servers",),
 )
 def agent_logs(service: Service, caller: Identity, body: LogsBody, once: Once | None = None) -> Done:
