@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ def listening(server: Any) -> Iterator[None]:
         yield
     finally:
         server.task_dispatcher.shutdown()
-        server.trigger.pull_trigger(close)
+        with suppress(OSError):  # what woke the loop before may have it close the trigger's pipe already
+            server.trigger.pull_trigger(close)
         thread.join()
 
 

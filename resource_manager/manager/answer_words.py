@@ -43,8 +43,8 @@ def ranges(ids: Iterable[int]) -> str:
 
 def duration(seconds: float) -> str:
     """Format seconds as `45 s`, `12 min`, `3.5 h`, `2.0 d`."""
-    for unit, size in (("d", 86_400.0), ("h", 3600.0)):
-        if seconds >= size:
+    for unit, size, rounding in (("d", 86_400.0, 180.0), ("h", 3600.0, 30.0)):  # no `24.0 h`, no `60 min`
+        if seconds >= size - rounding:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{max(seconds, 0):.0f} s"
 

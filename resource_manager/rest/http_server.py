@@ -113,18 +113,24 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
     def __init__(self, server: Any, sock: Any, addr: Any, adj: Any, map: dict[int, Any]) -> None:
         self._begun_at: float | None = time.monotonic()
         self._network = network_of(addr[0])
-        self._is_outside = False
+        self._state_lock = threading.Lock()
+        self._is_outside = self._is_counted = False
         super().__init__(server, sock, addr, adj, map=map)
-        self.addresses.add(self._network)
+        self._count(True)
         if self.trusted_proxy not in ("*", addr[0]) and self.addresses.is_over(self._network):
             with suppress(OSError):
                 sock.send(REFUSAL)
             self.will_close = True
 
+    def _count(self, is_counted: bool) -> None:
+        if is_counted != self._is_counted:
+            self._is_counted = is_counted
+            (self.addresses.add if is_counted else self.addresses.remove)(self._network)
+
     def del_channel(self, map: dict[int, Any] | None = None) -> None:
-        if self._fileno is not None:  # waitress may close a channel twice
-            self.addresses.remove(self._network)
-        super().del_channel(map)
+        with self._state_lock:
+            super().del_channel(map)
+            self._count(False)
 
     def leave_loop(self) -> None:
         """Have the loop of all connections not ask about this one, which waits for a thread or is held.
@@ -132,13 +138,15 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         The loop asks each one by one whenever something happens on any: behind a backlog it would cost more
         than the work itself.
         """
-        self._is_outside = True
-        self._map.pop(self._fileno, None)
+        with self._state_lock:
+            self._is_outside = True
+            self._map.pop(self._fileno, None)
 
     def _enter_loop(self) -> None:
-        if self._is_outside:
+        with self._state_lock:
+            if self._is_outside and self._fileno is not None:  # the loop may have closed it as it left
+                self._map[self._fileno] = self
             self._is_outside = False
-            self._map[self._fileno] = self
 
     def cancel(self) -> None:
         super().cancel()
@@ -155,7 +163,8 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         """Keep the request without an answer until it is resumed, and the thread that serves it is done."""
         self.held_request, self.is_unchanged, self._awaited = request, False, 2
         self.leave_loop()
-        self.addresses.remove(self._network)
+        with self._state_lock:
+            self._count(False)
         return Parked(self._resume, self._is_gone)
 
     def _is_gone(self) -> bool:
@@ -176,7 +185,8 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
             self._awaited -= 1
             is_due = self._awaited == 0
         if is_due:
-            self.addresses.add(self._network)
+            with self._state_lock:
+                self._count(self._fileno is not None)
             self.server.add_task(self)
 
     def received(self, data: bytes) -> bool:
