@@ -356,7 +356,7 @@ def test_a_new_user_does_each_task_in_two_clicks(page: Any, service: b.Service) 
     with user.task("why does my job wait, until when"):
         waiting = page.locator("#waiting .wait", has_text="mine")
         b.expect(waiting).to_contain_text("no server with 8 GPUs: largest free is 4 on gpu-server-2")
-        b.expect(waiting.locator(".eta")).to_contain_text("in 60 min")
+        b.expect(waiting.locator(".eta")).to_contain_text("in 1.0 h")
     with user.task("stop it", "/leases") as click:
         click(page.get_by_role("link", name=f"Stop job… {mine}"))
         b.expect(page.locator(":popover-open")).to_contain_text("mark it as failed there to end it")
