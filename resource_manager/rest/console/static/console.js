@@ -106,8 +106,8 @@
   }
 
   function words(seconds) {
-    if (seconds >= 86400) return (seconds / 86400).toFixed(1) + " d";
-    if (seconds >= 3600) return (seconds / 3600).toFixed(1) + " h";
+    if (seconds >= 86220) return (seconds / 86400).toFixed(1) + " d";
+    if (seconds >= 3570) return (seconds / 3600).toFixed(1) + " h";
     if (seconds >= 120) return Math.round(seconds / 60) + " min";
     return Math.max(0, Math.round(seconds)) + " s";
   }
