@@ -13,6 +13,7 @@ import asyncio
 import getpass
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -431,7 +432,7 @@ def freed_to_granted(
         job = subprocess.Popen(["sleep", "600"], env={**os.environ, "GPU_LEASE_ID": held})
         state.write(*(standin.gpu(n, f"process {job.pid} 1048576") for n in range(GPUS)))
         client.submit(f"next-{number}", GPUS, 1)
-        wait_for(lambda pid=job.pid: f'"pid": {pid}'.encode() in last_report(manager))
+        wait_for(lambda pid=job.pid: re.search(rf'"pid": ?{pid}\b'.encode(), last_report(manager)))
         job.kill()
         job.wait()
         state.write(*(standin.gpu(n) for n in range(GPUS)))
