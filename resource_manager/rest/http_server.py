@@ -132,7 +132,7 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
             super().del_channel(map)
             self._count(False)
 
-    def leave_loop(self) -> None:
+    def leave_loop(self, *, is_held: bool = False) -> None:
         """Have the loop of all connections not ask about this one, which waits for a thread or is held.
 
         The loop asks each one by one whenever something happens on any: behind a backlog it would cost more
@@ -141,6 +141,8 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         with self._state_lock:
             self._is_outside = True
             self._map.pop(self._fileno, None)
+            if is_held:
+                self._count(False)
 
     def _enter_loop(self) -> None:
         with self._state_lock:
@@ -162,9 +164,7 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
     def park(self, request: Any) -> Parked:
         """Keep the request without an answer until it is resumed, and the thread that serves it is done."""
         self.held_request, self.is_unchanged, self._awaited = request, False, 2
-        self.leave_loop()
-        with self._state_lock:
-            self._count(False)
+        self.leave_loop(is_held=True)
         return Parked(self._resume, self._is_gone)
 
     def _is_gone(self) -> bool:
@@ -227,7 +227,8 @@ class HealthApart(ThreadedTaskDispatcher):  # type: ignore[misc]
             super().add_task(task)
 
     def is_full(self) -> bool:
-        return len(self.queue) >= MAX_CONNECTIONS
+        """Return whether so many requests wait for a thread that no connection should be accepted."""
+        return sum(len(each.queue) for each in (self, *self._health.values())) >= MAX_CONNECTIONS
 
     def shutdown(self, cancel_pending: bool = True, timeout: float = 5) -> bool:
         for dispatcher in self._health.values():

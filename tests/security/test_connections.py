@@ -156,16 +156,20 @@ def test_requests_that_wait_for_a_thread_are_left_out_of_the_loop_and_answered_i
         wait_for(lambda: len(server._map) == idle + 5)
 
 
-def test_a_backlog_beyond_its_bound_keeps_new_connections_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", [b"/api/status", b"/livez"])
+def test_a_backlog_beyond_its_bound_keeps_new_connections_out(
+    path: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of any kind: checks of health wait for threads of their own."""
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 3)
     ended = threading.Event()
-    server = bounded_server(blocked(ended), "127.0.0.1", 0, threads=1)
+    server = bounded_server(blocked(ended), "127.0.0.1", 0, threads=2)
     with listening(server), ExitStack() as stack:
         address = "127.0.0.1", int(server.effective_port)
         waiting = [stack.enter_context(socket.create_connection(address)) for _ in range(9)]
         for connection in waiting:
-            connection.sendall(GET)
-        wait_for(lambda: len(server.task_dispatcher.queue) >= 3)
+            connection.sendall(GET.replace(b"/api/status", path))
+        wait_for(server.task_dispatcher.is_full)
         assert not server.readable()
         assert len(server.active_channels) < len(waiting)
         ended.set()
