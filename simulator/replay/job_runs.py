@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from resource_manager.core.changes import (
-    Change,
-    Outcome,
-)
+from resource_manager.core.changes import Change, Outcome
 from resource_manager.core.models import Lease, Placement
 from resource_manager.core.teams import NO_TEAMS, Teams
-from simulator.replay.workload import (
-    Job,
-    Part,
-    Workload,
-)
+from simulator.replay.cluster_samples import Sample
+from simulator.replay.workload import Job, Part, Workload
 
 
 @dataclass(slots=True)
@@ -66,19 +60,6 @@ class JobRun:
         if self.lease is None:
             return self.parts
         return [*self.parts, Part(self.lease, self.preempted_at, self.preempted_by)]
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The cluster after all events of one time; servers may be added and removed."""
-
-    at: float
-    used_milli: int
-    busy_nodes: int
-    pending: int
-    fragmented_milli: float
-    gpu_milli: int
-    nodes: int
 
 
 @dataclass(slots=True)

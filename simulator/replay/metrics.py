@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from resource_manager.core.models import MILLI_PER_GPU, Placement
+from simulator.replay.cluster_samples import Sample
 from simulator.replay.fairness import fairness_figures
-from simulator.replay.job_runs import JobRun, Record, Sample
+from simulator.replay.job_runs import JobRun, Record
 from simulator.stats import mean, percentile
 
 THE_REST = "the rest"

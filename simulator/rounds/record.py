@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, Protocol
 from resource_manager.core.models import MILLI_PER_GPU, Request
 from simulator.progress import Progress, no_progress
 from simulator.replay import metrics
+from simulator.replay.cluster_samples import Sample
 from simulator.replay.curves import curve_data
 from simulator.replay.fairness import fairness, fairness_figures
-from simulator.replay.job_runs import JobRun, Record, Sample
+from simulator.replay.job_runs import JobRun, Record
 from simulator.replay.workload import Job as Arrival
 from simulator.replay.workload import Workload
 from simulator.rounds.job import Job

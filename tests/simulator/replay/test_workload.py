@@ -18,7 +18,8 @@ from resource_manager.scheduling.queue.orders import get_order
 from simulator.cli import main
 from simulator.errors import SimulationError
 from simulator.replay import metrics
-from simulator.replay.job_runs import Record, Sample
+from simulator.replay.cluster_samples import Sample
+from simulator.replay.job_runs import Record
 from simulator.replay.replay import Replay
 from simulator.replay.workload import EventBatch, Job, Part, read_workload
 
