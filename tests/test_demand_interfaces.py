@@ -127,7 +127,9 @@ def client(manager: GPUResourceManager, tmp_path: Path) -> Iterator[ServiceClien
         manager, persistence_of(Settings(store="memory://"), tmp_path / "tokens.json"), open_to="loopback"
     )
     client = ServiceClient("http://localhost")
-    client._http = httpx.Client(base_url=client.url, transport=httpx.WSGITransport(create_app(service)))
+    client._http.client = httpx.Client(
+        base_url=client.url, transport=httpx.WSGITransport(create_app(service))
+    )
     yield client
     client.close()
     service.watch.close()
@@ -221,9 +223,9 @@ INTERFACES: dict[str, Callable[[ServiceClient, GPUResourceManager], Any]] = {
             VALUES,
         ]
     ),
-    "REST": rest(lambda client: client._http.post("/api/allocate", json=VALUES)),
+    "REST": rest(lambda client: client._http.client.post("/api/allocate", json=VALUES)),
     "REST, original": rest(
-        lambda client: client._http.post(
+        lambda client: client._http.client.post(
             "/api/submit",
             json={
                 {new: old for old, new in ALIASES.items()}.get(name, name): VALUES[name] for name in VALUES
@@ -231,7 +233,7 @@ INTERFACES: dict[str, Callable[[ServiceClient, GPUResourceManager], Any]] = {
         )
     ),
     "REST, explain": rest(
-        lambda client: client._http.get(
+        lambda client: client._http.client.get(
             "/api/explain",
             params={
                 name: as_text(value).split(",") if isinstance(value, dict) else value
@@ -304,7 +306,7 @@ def test_the_declared_names_are_the_fields() -> None:
 
 
 def test_the_openapi_document_has_every_field_and_the_originals_names(client: ServiceClient) -> None:
-    described = client._http.get("/openapi.json").json()
+    described = client._http.client.get("/openapi.json").json()
     named = {*Demand.model_fields, *ALIASES}
     assert described["components"]["schemas"]["AllocateBody"]["properties"].keys() == named
     assert {each["name"] for each in described["paths"]["/api/explain"]["get"]["parameters"]} == named

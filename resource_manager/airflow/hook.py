@@ -20,7 +20,8 @@ from resource_manager.jobs.task_identity import task_as_caller
 from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.plurals import counted
-from resource_manager.rest.client import ServiceClient, ServiceUnavailableError
+from resource_manager.rest.client import ServiceClient
+from resource_manager.rest.client_errors import ServiceUnavailableError
 from resource_manager.settings import Settings
 
 if TYPE_CHECKING:

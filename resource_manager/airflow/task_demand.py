@@ -27,7 +27,7 @@ from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.newest_changes import PAGE, lease_of
 from resource_manager.manager.requests import check_limits
 from resource_manager.manager.results import Submission
-from resource_manager.rest.client import ServiceError
+from resource_manager.rest.client_errors import ServiceError
 
 logger = logging.getLogger(__name__)
 

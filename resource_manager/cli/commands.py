@@ -61,7 +61,7 @@ def main(context: click.Context, /, **given: Any) -> None:
     package.propagate = False
     context.call_on_close(lambda: setattr(package, "propagate", True))
     # The client of a service says there why a call takes longer.
-    logging.getLogger("resource_manager.rest.client").addHandler(logging.lastResort or _SILENCE)
+    logging.getLogger("resource_manager.rest.connection").addHandler(logging.lastResort or _SILENCE)
     context.obj = Target.of(given)
     context.call_on_close(context.obj.close)
 

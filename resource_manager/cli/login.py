@@ -60,7 +60,7 @@ def login(target: Target, as_json: bool) -> None:
 @exit_codes
 def logout(target: Target, as_json: bool) -> None:
     """End the log-in at the service: its token is revoked and forgotten."""
-    from resource_manager.rest.client import ServiceError
+    from resource_manager.rest.client_errors import ServiceError
 
     url, service = _service(target)
     if log_ins.token_of(url) is None:

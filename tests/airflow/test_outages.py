@@ -20,7 +20,7 @@ with warnings.catch_warnings():
 
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import CorruptStateError, LockTimeoutError, StoreUnavailableError
-from resource_manager.rest.client import ServiceUnavailableError
+from resource_manager.rest.client_errors import ServiceUnavailableError
 from tests.airflow.tasks import again, asked, context_of, deferral, fire, until
 from tests.builders import redefine
 

@@ -47,7 +47,9 @@ def client(manager: GPUResourceManager, tmp_path: Path) -> Iterator[ServiceClien
     persistence = persistence_of(Settings(store="memory://"), tmp_path / "tokens.json")
     service = standalone(manager, persistence, open_to="loopback")
     client = ServiceClient("http://localhost")
-    client._http = httpx.Client(base_url=client.url, transport=httpx.WSGITransport(create_app(service)))
+    client._http.client = httpx.Client(
+        base_url=client.url, transport=httpx.WSGITransport(create_app(service))
+    )
     yield client
     client.close()
     service.watch.close()
@@ -147,7 +149,7 @@ def test_members_end_alone_and_the_rest_is_quarantined_under_its_token(
 
 
 def test_the_service_refuses_ranks_without_a_token(client: ServiceClient) -> None:
-    answer = client._http.post("/api/release", json={"task_id": "g", "ranks": [0]})
+    answer = client._http.client.post("/api/release", json={"task_id": "g", "ranks": [0]})
     assert answer.status_code == 400
     assert "ranks needs fencing_token" in answer.text
 

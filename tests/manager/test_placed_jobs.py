@@ -47,7 +47,9 @@ def client(manager: GPUResourceManager, tmp_path: Path) -> Iterator[ServiceClien
     persistence = persistence_of(Settings(store="memory://"), tmp_path / "tokens.json")
     service = standalone(manager, persistence, open_to="loopback")
     client = ServiceClient("http://localhost")
-    client._http = httpx.Client(base_url=client.url, transport=httpx.WSGITransport(create_app(service)))
+    client._http.client = httpx.Client(
+        base_url=client.url, transport=httpx.WSGITransport(create_app(service))
+    )
     yield client
     client.close()
     service.watch.close()

@@ -17,14 +17,15 @@ from resource_manager.cli import main
 from resource_manager.errors import InvalidRequestError, ResourceManagerError, UnknownNodeError
 from resource_manager.manager import requests
 from resource_manager.manager.demand import Demand
-from resource_manager.rest.client import ServiceClient, ServiceError, ServiceUnavailableError
+from resource_manager.rest.client import ServiceClient
+from resource_manager.rest.client_errors import ServiceError, ServiceUnavailableError
 
 
 @pytest.fixture
 def client(open_client: FlaskClient) -> Iterator[ServiceClient]:
     app: flask.Flask = open_client.application
     client = ServiceClient("http://localhost")
-    client._http = httpx.Client(base_url=client.url, transport=httpx.WSGITransport(app))
+    client._http.client = httpx.Client(base_url=client.url, transport=httpx.WSGITransport(app))
     yield client
     client.close()
 
@@ -59,11 +60,13 @@ def test_explain_sends_every_option_that_affects_the_answer(
     assert client.explain("e", 2, 1)["would_be_granted"]
     for wrong in (["memory_mib"], ["memory_mib=-1"], ["a=1", "a=2"], ["cpus=1"], ["a=1e999"]):
         with pytest.raises(InvalidRequestError, match=r"^resources"):
-            client._get(dict, "/api/explain", {"required_gpus": 2, "required_cpus": 1, "resources": wrong})
+            client._http.get(
+                dict, "/api/explain", {"required_gpus": 2, "required_cpus": 1, "resources": wrong}
+            )
 
 
 def test_lists_are_read_to_the_last_page(client: ServiceClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resource_manager.rest.client.PAGE", 3)
+    monkeypatch.setattr("resource_manager.rest.connection.PAGE", 3)
     for number in range(16):
         client.allocate_resources(f"t{number}", 2, 1)
     for number in range(4):
@@ -197,7 +200,7 @@ def test_an_option_that_json_cannot_express_is_an_invalid_request(client: Servic
 
 def test_a_wrong_path_of_the_service_is_not_reported_as_a_missing_lease(client: ServiceClient) -> None:
     client.allocate_resources("t", 2, 1)
-    client._http.base_url = "http://localhost/elsewhere"
+    client._http.client.base_url = "http://localhost/elsewhere"
     for call in (client.status_of, client.release_resources, client.cancel, client.renew):
         with pytest.raises(ServiceError, match="not found"):
             call("t")
@@ -246,10 +249,10 @@ def test_a_call_that_is_one_too_many_is_sent_again_no_sooner_than_the_service_sa
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("resource_manager.rest.client.time", clock)
-    monkeypatch.setattr("resource_manager.rest.client._spread.random", lambda: 0.5)
+    monkeypatch.setattr("resource_manager.rest.connection.time", clock)
+    monkeypatch.setattr("resource_manager.rest.connection._spread.random", lambda: 0.5)
     with ServiceClient("http://localhost") as client:
-        client._http = httpx.Client(base_url=client.url, transport=refused_first(3, headers))
+        client._http.client = httpx.Client(base_url=client.url, transport=refused_first(3, headers))
         assert client.leases() == []
     assert len(clock.sleeps) == 3
     assert all(pause_s > least_s for pause_s in clock.sleeps)
@@ -260,10 +263,10 @@ def test_a_service_that_refuses_all_calls_is_told_from_another_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("resource_manager.rest.client.time", clock)
+    monkeypatch.setattr("resource_manager.rest.connection.time", clock)
     with ServiceClient("http://localhost") as client:
         transport = refused_first(float("inf"), {"Retry-After": "5"})
-        client._http = httpx.Client(base_url=client.url, transport=transport)
+        client._http.client = httpx.Client(base_url=client.url, transport=transport)
         with pytest.raises(ServiceUnavailableError, match=r"refused GET /api/\w+; ask again later$"):
             client.leases()
     assert 20 < clock.now < 40
@@ -271,7 +274,7 @@ def test_a_service_that_refuses_all_calls_is_told_from_another_program(
 
 def test_a_command_says_on_stderr_why_its_answer_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     service = refused_first(1, {"Retry-After": "5"})
-    monkeypatch.setattr("resource_manager.rest.client.time", Clock())
+    monkeypatch.setattr("resource_manager.rest.connection.time", Clock())
     monkeypatch.setattr(
         httpx.HTTPTransport, "handle_request", lambda _, request: service.handle_request(request)
     )

@@ -19,7 +19,8 @@ from resource_manager.errors import PriorityError
 from resource_manager.rest.answers import MAX_DEPTH, harmless
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
-from resource_manager.rest.client import ServiceClient, ServiceUnavailableError
+from resource_manager.rest.client import ServiceClient
+from resource_manager.rest.client_errors import ServiceUnavailableError
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\r\n"
 COMMANDS = (

@@ -36,7 +36,8 @@ from resource_manager.manager.demand import Demand
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence
-from resource_manager.rest.client import ServiceClient, ServiceError
+from resource_manager.rest.client import ServiceClient
+from resource_manager.rest.client_errors import ServiceError
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 from tests.jobs.gangs import place
@@ -66,9 +67,9 @@ def client_of(service: Service, kept: Persistence) -> Iterator[Callable[..., Ser
         found = ServiceClient("http://localhost")
         text = tokens.create(kept.tokens, name, role)
         headers = {"Authorization": f"Bearer {text}"}
-        found._http.close()
+        found._http.client.close()
         transport = httpx.WSGITransport(app)
-        found._http = httpx.Client(base_url=found.url, headers=headers, transport=transport)
+        found._http.client = httpx.Client(base_url=found.url, headers=headers, transport=transport)
         made.append(found)
         return found
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import flask
 
-from resource_manager.errors import (
-    NO_LEASE,
-)
+from resource_manager.errors import NO_LEASE
 from resource_manager.fleet.server_use import use_of
 from resource_manager.manager.report import Report, ReportQuery
 from resource_manager.manager.results import (
@@ -23,13 +21,7 @@ from resource_manager.manager.results import (
 )
 from resource_manager.manager.use_results import ServerUse
 from resource_manager.manager.wording import matches
-from resource_manager.rest.answers import (
-    Change,
-    Done,
-    Page,
-    SnapshotAnswer,
-    Trend,
-)
+from resource_manager.rest.answers import Change, Done, Page, SnapshotAnswer, Trend
 from resource_manager.rest.api.operations import routes
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.problems import ProblemError
@@ -48,6 +40,8 @@ from resource_manager.rest.schemas import (
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 from resource_manager.storage.once import Once
+
+T = TypeVar("T")
 
 
 @routes.add(
@@ -181,10 +175,7 @@ def task(service: Service, caller: Identity, query: TaskQuery) -> Submission:
     tags=("queue",),
 )
 def queue(service: Service, caller: Identity, query: PageQuery) -> Page[QueueEntry]:
-    entries = service.manager.queue()
-    end = query.after + query.limit
-    page = entries[query.after : end]
-    return {"items": page, "next": end if end < len(entries) else None, "total": len(entries)}
+    return _page_of(service.manager.queue(), query)
 
 
 @routes.add(
@@ -196,13 +187,13 @@ def queue(service: Service, caller: Identity, query: PageQuery) -> Page[QueueEnt
     tags=("queue",),
 )
 def coming(service: Service, caller: Identity, query: PageQuery) -> Page[ComingDemand]:
-    demands = service.manager.coming()
+    return _page_of(service.manager.coming(), query)
+
+
+def _page_of(items: list[T], query: PageQuery) -> Page[T]:
     end = query.after + query.limit
-    return {
-        "items": demands[query.after : end],
-        "next": end if end < len(demands) else None,
-        "total": len(demands),
-    }
+    page = items[query.after : end]
+    return {"items": page, "next": end if end < len(items) else None, "total": len(items)}
 
 
 @routes.add(

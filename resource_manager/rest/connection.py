@@ -1,0 +1,153 @@
+"""Connection to a lease service: calls that are sent again where that helps, and answers that are checked."""
+
+from __future__ import annotations
+
+import logging
+import random
+import ssl
+import time
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import httpx
+
+from resource_manager.errors import InvalidRequestError, redact
+from resource_manager.rest.answers import Page, check, harmless
+from resource_manager.rest.client_errors import ServiceUnavailableError, error_of
+
+logger = logging.getLogger(__name__)
+
+_spread = random.Random()
+"""Of its own, so that waiting changes no random numbers of the program."""
+
+RETRY_S, MAX_RETRY_S = 0.1, 1.0
+"""Shortest and longest pause before a call is sent again, unless the service names a longer one."""
+
+BUSY_S = 30.0
+"""Time for which a call that is one too many is sent again."""
+
+PAGE = 1000
+
+T = TypeVar("T")
+
+
+@cache
+def _trusted_authorities() -> ssl.SSLContext:
+    """Return the certificate authorities that clients trust; reading them takes longer than many requests."""
+    return httpx.create_ssl_context()
+
+
+class ServiceConnection:
+    """Connection to the service at `url`; raises what the manager would have.
+
+    One that is refused is tried again for `connect_timeout_s` seconds.
+    """
+
+    def __init__(self, url: str, token: str | None, timeout_s: float, connect_timeout_s: float) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        if token and not (token.isascii() and token.isprintable() and token == token.strip()):
+            # The error of httpx would contain the token.
+            raise InvalidRequestError(
+                "the token has a space, a line break or another character that tokens do not have",
+                field="token",
+            )
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.url = redact(url).rstrip("/")
+        try:
+            self.client = httpx.Client(
+                base_url=url.rstrip("/"), headers=headers, timeout=timeout_s, verify=_trusted_authorities()
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            text = "not the address of a service: {!r}: {}"
+            raise InvalidRequestError(text, redact(url), error, field="url") from error
+
+    def close(self) -> None:
+        self.client.close()
+
+    def pages(
+        self, kind: type[T], path: str, after: int = 0, limit: int | None = None, **asked: str
+    ) -> Iterator[T]:
+        following: int | None = after
+        while following is not None:
+            query = {"after": following, "limit": PAGE if limit is None else limit, **asked}
+            page = self.get(Page[kind], path, query)  # type: ignore[valid-type]
+            yield from page["items"]
+            before, following = following, page["next"]
+            if following is not None and (following <= before or not page["items"]):
+                raise ServiceUnavailableError(502, f"{self.url} gave pages of {path} that do not end")
+
+    def get(self, kind: type[T], path: str, query: dict[str, Any] | None = None) -> T:
+        return self.call(kind, "GET", path, params=query)
+
+    def post(self, kind: type[T], path: str, body: dict[str, Any]) -> T:
+        given = {key: value for key, value in body.items() if value is not None}
+        return self.call(kind, "POST", path, json=given)
+
+    def _answer(self, method: str, path: str, **content: Any) -> httpx.Response:
+        """Return the response; try again where the connection is refused, as while a service starts.
+
+        So too, for `BUSY_S`, where the service refuses the call as one too many of its caller's: no sooner
+        than its Retry-After says, which is logged once if it is a second or more.
+        """
+        began, patience_s, has_said = time.monotonic(), RETRY_S, False
+        while True:
+            pause_s = RETRY_S
+            try:
+                response = self.client.request(method, path, **content)
+                wait_s = response.headers.get("Retry-After", "0")
+                left_s = began + BUSY_S - time.monotonic()
+                if response.status_code != 429 or not wait_s.isdecimal() or float(wait_s) >= left_s:
+                    return response
+                pause_s = float(wait_s) + patience_s * (0.5 + _spread.random())  # nosec B311  # they spread
+                patience_s = min(2 * patience_s, MAX_RETRY_S)
+                if float(wait_s) >= 1 and not has_said:
+                    has_said = True
+                    logger.warning("%s has too many calls; asking again in %.1f s", self.url, pause_s)
+            except httpx.ConnectError as error:
+                if not _is_refused(error) or time.monotonic() >= began + self._connect_timeout_s:
+                    raise
+            time.sleep(pause_s)
+
+    def call(self, kind: type[T], method: str, path: str, **content: Any) -> T:
+        """Return the answer, which is of that type; raises what the manager would have."""
+        try:
+            response = self._answer(method, path, **content)
+        except httpx.UnsupportedProtocol as error:
+            raise InvalidRequestError("not the address of a service: {!r}", self.url, field="url") from error
+        except httpx.HTTPError as error:
+            raise ServiceUnavailableError(503, f"no answer from {self.url}: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError("cannot be sent to a service: {}", error) from error
+        try:
+            answer = harmless(response.json())
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict) and response.status_code == 429:  # by a proxy, or before it was read
+            raise ServiceUnavailableError(
+                429,
+                f"{self.url} has too many calls: it refused {method} {path}; ask again later",
+            )
+        if not isinstance(answer, dict):
+            raise ServiceUnavailableError(
+                502 if response.is_success else response.status_code,
+                f"{self.url} is not a GPU manager: {method} {path} gave {response.status_code}",
+            )
+        if not response.is_success:
+            raise error_of(response.status_code, answer, response.headers.get("Retry-After", ""))
+        try:
+            check(answer, kind)
+        except ValueError as error:
+            raise ServiceUnavailableError(
+                502, f"{self.url} gave another answer to {method} {path} than a GPU manager of ours: {error}"
+            ) from error
+        return cast("T", answer)
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    """Return True if no process listened on the address, so that the request was not sent."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
