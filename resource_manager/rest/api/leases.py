@@ -50,12 +50,7 @@ from resource_manager.storage.once import Once
 
 
 @routes.add(
-    "POST",
-    "/api/allocate",
-    Role.USER,
-    "Grant GPUs now, or answer 503",
-    body=AllocateBody,
-    tags=("leases",),
+    "POST", "/api/allocate", Role.USER, "Grant GPUs now, or answer 503", body=AllocateBody, tags=("leases",)
 )
 def allocate(service: Service, caller: Identity, body: AllocateBody, once: Once | None = None) -> Allocation:
     result = service.manager.try_allocate(owned(service, body, caller), once=once)
@@ -93,12 +88,7 @@ def allocate_batch(
 
 
 @routes.add(
-    "POST",
-    "/api/submit",
-    Role.USER,
-    "Grant GPUs now, or queue the request",
-    body=SubmitBody,
-    tags=("queue",),
+    "POST", "/api/submit", Role.USER, "Grant GPUs now, or queue the request", body=SubmitBody, tags=("queue",)
 )
 def submit(service: Service, caller: Identity, body: SubmitBody, once: Once | None = None) -> Submission:
     if body.job is not None:

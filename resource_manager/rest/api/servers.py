@@ -135,13 +135,7 @@ def reset(service: Service, caller: Identity, body: ResetBody, once: Once | None
     return {"success": True}
 
 
-@routes.add(
-    "GET",
-    "/api/teams",
-    Role.READER,
-    "Rules of the teams, and what each holds",
-    tags=("teams",),
-)
+@routes.add("GET", "/api/teams", Role.READER, "Rules of the teams, and what each holds", tags=("teams",))
 def teams(service: Service, caller: Identity) -> TeamsView:
     return service.manager.teams()
 
@@ -174,13 +168,7 @@ def apply(service: Service, caller: Identity, body: ClusterBody, once: Once | No
     return service.manager.apply(body.sections, options, revision=body.revision, once=once)
 
 
-@routes.add(
-    "GET",
-    "/api/maintenance",
-    Role.READER,
-    "Maintenance windows, the next first",
-    tags=("servers",),
-)
+@routes.add("GET", "/api/maintenance", Role.READER, "Maintenance windows, the next first", tags=("servers",))
 def maintenance(service: Service, caller: Identity) -> MaintenanceAnswer:
     return {"windows": service.manager.maintenance()}
 

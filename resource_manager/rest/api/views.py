@@ -79,14 +79,7 @@ def status(service: Service, caller: Identity, query: StatusQuery) -> Summary:
     return summary
 
 
-@routes.add(
-    "GET",
-    "/api/leases",
-    Role.READER,
-    "Live leases, oldest first",
-    query=PageQuery,
-    tags=("leases",),
-)
+@routes.add("GET", "/api/leases", Role.READER, "Live leases, oldest first", query=PageQuery, tags=("leases",))
 def leases(service: Service, caller: Identity, query: PageQuery) -> Page[Allocation]:
     later = [lease for lease in service.manager.leases() if lease["fencing_token"] > query.after]
     page = later[: query.limit]
@@ -111,23 +104,13 @@ def lease_changes(service: Service, caller: Identity, query: ChangesQuery) -> An
     return service.manager.lease_changes(query.after, prefix=query.prefix)
 
 
-@routes.add(
-    "GET",
-    "/api/leases/preempting",
-    Role.READER,
-    "Leases that are being preempted",
-    tags=("leases",),
-)
+@routes.add("GET", "/api/leases/preempting", Role.READER, "Leases that are being preempted", tags=("leases",))
 def preempting(service: Service, caller: Identity) -> Page[Allocation]:
     return {"items": service.manager.preempting(), "next": None}
 
 
 @routes.add(
-    "GET",
-    "/api/slurm",
-    Role.READER,
-    "Jobs that Slurm placed, the latest submitted first",
-    tags=("leases",),
+    "GET", "/api/slurm", Role.READER, "Jobs that Slurm placed, the latest submitted first", tags=("leases",)
 )
 def slurm_jobs(service: Service, caller: Identity) -> Page[SlurmJob]:
     return {"items": service.manager.slurm_jobs(), "next": None}
