@@ -1,66 +1,45 @@
-"""Commands about leases and the queue: grant, queue, renew, release, cancel, preempt."""
+"""Commands about leases and pending requests that are there: renew, release, cancel, preempt."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from resource_manager.core.changes import Change, JobEnd, MembersReleased, Released, ReleaseResult
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
-from resource_manager.core.models import RUNS_JOBS, STORED, JobPlace, Lease, Request, has_stored_job
-from resource_manager.core.names import display_name, name_of, short
-from resource_manager.core.refusal import Grounds, RecoveryWindow, RefusalKind, recovering
+from resource_manager.core.models import JobPlace, Lease, has_stored_job
+from resource_manager.core.names import name_of, short
 from resource_manager.errors import (
-    DuplicateTaskError,
     InvalidRequestError,
     LeaseNotFoundError,
-    LockTimeoutError,
-    NeverFitsError,
     NewerFormatError,
-    NoServersError,
     OtherOwnerError,
-    StateUnconfirmedError,
 )
 from resource_manager.lazy import lazy_module
 from resource_manager.manager import repeats, serializers
 from resource_manager.manager.agent_jobs import reported_end
-from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.commit.asking import Step, checked_by, with_by
+from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
-from resource_manager.manager.plurals import numbered_gpus
-from resource_manager.manager.queries import status_in
-from resource_manager.manager.refusal_wording import Refusal, detail_of, lock_busy, no_servers, refusal_of
-from resource_manager.manager.requests import checked, is_repeat, request_of
-from resource_manager.manager.results import Allocation, Recorded, Renewal, SlurmJob, Submission
+from resource_manager.manager.results import Allocation, Recorded, Renewal, SlurmJob
 from resource_manager.manager.stored_jobs import JobEnded, JobResult, StoredJobs
-from resource_manager.scheduling import allocator, lease_steps
-from resource_manager.scheduling.reasons.feasibility import refusals_of
+from resource_manager.scheduling import lease_steps
 from resource_manager.storage import Store, codec
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.once import Once
 
 if TYPE_CHECKING:
     from resource_manager.manager import slurm_jobs
-    from resource_manager.manager.demand import DemandArguments
 else:
     slurm_jobs = lazy_module("resource_manager.manager.slurm_jobs")
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-MAX_ITEMS = 16
-"""Requests of a batch that are decided at once; others have their turn before the next ones."""
-
-GANG_ITEMS = 8
-"""Requests that take as long to decide as a gang."""
-
 
 class Commands:
-    """Commands about leases and the queue, each one commit or more of `Transactions`."""
+    """Commands about leases and pending requests, each one commit or more of `Transactions`."""
 
     _commits: Transactions
     store: Store
@@ -69,132 +48,6 @@ class Commands:
     def keep_slurm_jobs(self, cluster: str, jobs: Sequence[SlurmJob]) -> None:
         """Replace what is known of the jobs of a cluster of Slurm, which `slurm_jobs` returns."""
         slurm_jobs.keep(self.store, cluster, jobs)
-
-    def allocate(
-        self,
-        lease_id: Dumpable | str | None = None,
-        gpus: int | None = None,
-        cpus: int | None = None,
-        prefer_server: int | str | None = None,
-        **options: Unpack[DemandArguments],
-    ) -> Lease | Refusal:
-        """Grant a lease now, or return the refusal, also for a busy lock or a request that can never fit.
-
-        Otherwise as `allocate_resources`: raises `ValueError` for numbers outside the limits and unknown
-        servers, and `StoreError` if the store is unavailable.
-        """
-        try:
-            request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, **options)
-        except NoServersError as error:
-            logger.warning("no lease: %s", error)
-            return no_servers()
-        return self._explained([request], self._allocate([request], lambda cluster, lease: lease))[0]
-
-    def try_allocate(
-        self,
-        lease_id: Dumpable | str | None = None,
-        gpus: int | None = None,
-        cpus: int | None = None,
-        prefer_server: int | str | None = None,
-        *,
-        once: Once | None = None,
-        **options: Unpack[DemandArguments],
-    ) -> Allocation | Refusal:
-        """Allocate as `allocate`, with the lease as the dict of `allocate_resources`.
-
-        With the idempotency key `once`, as every method that takes one: a repeat changes nothing and gets
-        the lease of the first call, or `AlreadyDoneError` if that has ended.
-        """
-        try:
-            request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, **options)
-        except NoServersError as error:
-            logger.warning("no lease: %s", error)
-            return no_servers()
-        return self._explained([request], self._allocate([request], serializers.allocation, once))[0]
-
-    def try_allocate_batch(
-        self, requests: Iterable[Mapping[str, Any] | Dumpable | Request], *, once: Once | None = None
-    ) -> list[Allocation | Refusal]:
-        """Answer as `allocate_batch`, with a refusal in the place of each None.
-
-        An item whose id is taken is refused as `task_taken`. Raises `InvalidRequestError`, granting nothing,
-        if an item is invalid or an id is there twice.
-        """
-        items = list(requests)
-        try:
-            asked = [
-                checked(item)
-                if isinstance(item, Request)
-                else request_of(self._commits, **item)
-                if isinstance(item, Mapping)
-                else request_of(self._commits, item)
-                for item in items
-            ]
-        except NoServersError as error:
-            logger.warning("no leases: %s", error)
-            return [no_servers()] * len(items)
-        if len({request.lease_id for request in asked}) != len(asked):
-            raise InvalidRequestError("a batch must not have a lease id twice", field="lease_id")
-        answers: list[Allocation | Refusal | None] = []
-        while (start := len(answers)) < len(asked):
-            part = _next_part(asked, start)
-            if answers and isinstance(last := answers[-1], Refusal) and last.kind is RefusalKind.LOCK_BUSY:
-                answers += [last] * len(part)
-            else:
-                of_part = None if once is None else once.part(start)
-                answers += self._allocate(part, serializers.allocation, of_part, in_batch=True)
-                if once is not None and of_part is not None:
-                    once.repeated = once.repeated or of_part.repeated
-        return self._explained(asked, answers)
-
-    def submit(
-        self,
-        lease_id: Dumpable | str | None = None,
-        gpus: int | None = None,
-        cpus: int | None = None,
-        prefer_server: int | str | None = None,
-        *,
-        job: Mapping[str, Any] | None = None,
-        once: Once | None = None,
-        **options: Unpack[DemandArguments],
-    ) -> Submission:
-        """Queue the request; return an allocation (`state` RUNNING) or a queue entry (WAITING).
-
-        `job` (a `JobTemplate` as plain values) is stored in the same commit, until a day after its lease. It
-        goes to servers whose agents run jobs.
-
-        `cpus` defaults to 1. Submitting the same request again returns the task's allocation or queue entry.
-        Raises as `allocate_resources` does, and `LockTimeoutError`.
-        """
-        request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, **options)
-        rows = []
-        if job is not None:
-            required = {**request.labels_required, **RUNS_JOBS}
-            request = replace(request, labels={**request.labels, **STORED}, labels_required=required)
-            rows = [self.stored_jobs.row_of_job(request.lease_id, request.owner, job)]
-
-        def step(cluster: ClusterState, now: float) -> list[Change]:
-            if is_repeat(cluster, request):
-                return []
-            try:
-                return allocator.submit(cluster, request, self._commits.deciding(cluster, now))
-            except NeverFitsError as error:
-                raise NeverFitsError(detail_of(error.grounds)) from None
-
-        def granted(cluster: ClusterState, now: float) -> Allocation | None:
-            lease = cluster.leases.get(request.lease_id)
-            return None if lease is None else serializers.allocation(cluster, lease)
-
-        repeat = repeats.of_submission(once, request.lease_id, granted)
-        lease = self._commits.run(step, granted, once=repeat, jobs=rows)
-        found = lease or self._commits.explain(
-            lambda cluster, now: status_in(self._commits, cluster, request.lease_id, now)
-        )
-        if found is None:
-            raise LeaseNotFoundError(
-                f"task {request.lease_id!r} was queued, and has ended or been cancelled since"
-            )
-        return found
 
     def release(
         self,
@@ -388,7 +241,7 @@ class Commands:
                 checkpoint_at=checkpoint_at,
                 for_s=for_s,
             ),
-            lambda cluster, now: serializers.allocation(cluster, cluster.leases[lease_id]),
+            _allocation_of(lease_id),
             once=repeats.of_renewal(once, lease_id, serializers.allocation),
             lease_id=lease_id if fencing_token is not None else None,
         )
@@ -444,15 +297,11 @@ class Commands:
         From now on the lease is quarantined rather than expired, and released only with a `job_end`. The
         answer's `job_places` are those of whoever came first. Raises as `renew` does.
         """
-
-        def view(cluster: ClusterState, now: float) -> Allocation:
-            return serializers.allocation(cluster, cluster.leases[lease_id])
-
         return self._commits.run(
             lambda cluster, now: lease_steps.place_job(
                 cluster, lease_id, places, now, fencing_token=fencing_token, owner=owner
             ),
-            view,
+            _allocation_of(lease_id),
         )
 
     def preempt(
@@ -480,8 +329,7 @@ class Commands:
                 preemptor=preemptor,
             )
 
-        def view(cluster: ClusterState, now: float) -> Allocation:
-            return serializers.allocation(cluster, cluster.leases[lease_id])
+        view = _allocation_of(lease_id)
 
         def tried(cluster: ClusterState, now: float) -> Allocation:
             with cluster.trial():
@@ -497,107 +345,6 @@ class Commands:
         """Expire leases that are due and grant pending requests that fit; return the changes made."""
         return [codec.change_to_dict(change) for change in self._commits.expire_and_schedule()]
 
-    def _allocate(
-        self,
-        requests: Sequence[Request],
-        view: Callable[[ClusterState, Lease], T],
-        once: Once | None = None,
-        *,
-        in_batch: bool = False,
-    ) -> list[T | Refusal | None]:
-        """Decide the requests at once, with None for those that `_explained` has to find the reason for.
-
-        Those `in_batch` whose ids are taken are refused, not the others.
-        """
-        taken: dict[str, Refusal] = {}
-
-        def is_fresh(cluster: ClusterState, request: Request) -> bool:
-            try:
-                return not is_repeat(cluster, request)
-            except DuplicateTaskError as error:
-                if not in_batch:
-                    raise
-                taken[request.lease_id] = Refusal(RefusalKind.TASK_TAKEN, str(error))
-                return False
-
-        def step(cluster: ClusterState, now: float) -> list[Change]:
-            taken.clear()
-            fresh = [request for request in requests if is_fresh(cluster, request)]
-            return (
-                allocator.allocate_in_order(cluster, fresh, self._commits.deciding(cluster, now))
-                if fresh
-                else []
-            )
-
-        def answers_in(cluster: ClusterState, now: float) -> list[tuple[Lease, T] | Refusal | None]:
-            return [
-                taken[request.lease_id]
-                if request.lease_id in taken
-                else None
-                if (lease := cluster.leases.get(request.lease_id)) is None
-                else (lease, view(cluster, lease))
-                for request in requests
-            ]
-
-        results: list[tuple[Lease, T] | Refusal | None]
-        try:
-            results = self._commits.run(
-                step,
-                answers_in,
-                once=repeats.of_grants(once, requests, view),
-                refused=lambda cluster: any(request.lease_id not in cluster.leases for request in requests),
-            )
-        except LockTimeoutError as error:
-            results = [lock_busy(error.waited_s)] * len(requests)
-        except StateUnconfirmedError as error:
-            unconfirmed = error
-            window = self._commits.peek_replica(lambda cluster, now: _window_of(cluster, unconfirmed))
-            results = [refusal_of(recovering(window))] * len(requests)
-        answers: list[T | Refusal | None] = []
-        for result in results:
-            if isinstance(result, tuple):
-                lease, answer = result
-                for member in lease.members if logger.isEnabledFor(logging.INFO) else ():
-                    logger.info(
-                        "%s holds %s of %s", name_of(lease), numbered_gpus(member.gpu_ids), member.node
-                    )
-                answers.append(answer)
-            else:
-                answers.append(result)
-        return answers
-
-    def _explained(
-        self, requests: Sequence[Request], answers: Sequence[T | Refusal | None]
-    ) -> list[T | Refusal]:
-        """Return the answers with a refusal in the place of each None, for all of them in one look."""
-        refused = [request for request, answer in zip(requests, answers, strict=True) if answer is None]
-
-        def view(cluster: ClusterState, now: float) -> dict[str, Grounds]:
-            return refusals_of(cluster, refused, self._commits.explaining(cluster, now))
-
-        why = self._commits.explain(view) if refused else {}
-        explained: list[T | Refusal] = []
-        for request, answer in zip(requests, answers, strict=True):
-            if answer is None:
-                answer = refusal_of(why[request.lease_id])
-            if isinstance(answer, Refusal):
-                name = short(display_name(request.lease_id, request.labels))
-                logger.warning("no lease for %s: %s: %s", name, answer.kind, answer.detail)
-            explained.append(answer)
-        return explained
-
-
-def _next_part(requests: Sequence[Request], start: int) -> list[Request]:
-    """Return the requests from `start` on that are decided at once, the same ones each time."""
-    part: list[Request] = []
-    left = MAX_ITEMS
-    for request in requests[start:]:
-        left -= 1 if request.nodes == 1 else GANG_ITEMS
-        if left < 0:
-            break
-        part.append(request)
-    return part
-
 
 def _job_end(value: JobEnd | str, reason: str = "") -> JobEnd:
     """Return the knowledge of a job's end; raises `InvalidRequestError`."""
@@ -611,12 +358,6 @@ def _job_end(value: JobEnd | str, reason: str = "") -> JobEnd:
     return end
 
 
-def _window_of(cluster: ClusterState, error: StateUnconfirmedError) -> RecoveryWindow:
-    left_s = error.remaining_s
-    began_ago_s = max(cluster.settings.confirmation_window_s - left_s, 0.0)
-    return RecoveryWindow(began_ago_s, left_s, error.clock_jump_s)
-
-
 def _nothing(cluster: ClusterState, now: float) -> None:
     """Read nothing of the state."""
 
@@ -624,3 +365,8 @@ def _nothing(cluster: ClusterState, now: float) -> None:
 def _called(lease: Lease | None, lease_id: str) -> str:
     """Return the name of a lease; its id if it is a remainder, or was not there."""
     return short(lease_id) if lease is None else name_of(lease)
+
+
+def _allocation_of(lease_id: str) -> Reader[Allocation]:
+    """Return the reader of a lease that is there."""
+    return lambda cluster, now: serializers.allocation(cluster, cluster.leases[lease_id])

@@ -20,6 +20,7 @@ from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Observer, Transactions
 from resource_manager.manager.deadlines import Deadlines
 from resource_manager.manager.forecasts import Forecasts
+from resource_manager.manager.grants import Grants
 from resource_manager.manager.opening import StatedCluster, open_cluster
 from resource_manager.manager.original import OriginalNames
 from resource_manager.manager.queries import Queries, ServerReports
@@ -32,7 +33,7 @@ CLUSTER_FIELDS = {field.name for field in fields(ClusterSettings)} - {"policy_pa
 
 
 class GPUResourceManager(
-    Commands, AgentJobCommands, Queries, Announcements, Deadlines, Administration, OriginalNames
+    Grants, Commands, AgentJobCommands, Queries, Announcements, Deadlines, Administration, OriginalNames
 ):
     """Leases on named GPUs and CPUs of one server each, kept in a store that many processes share.
 

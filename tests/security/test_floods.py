@@ -156,7 +156,7 @@ def test_others_are_decided_between_the_parts_of_a_batch(monkeypatch: pytest.Mon
 
 def test_gangs_of_a_batch_are_decided_two_at_a_time() -> None:
     from resource_manager.core.models import Request
-    from resource_manager.manager.commands import _next_part
+    from resource_manager.manager.grants import _next_part
 
     requests = [Request(f"t{number}", 1, nodes=2 if number < 5 else 1) for number in range(30)]
     assert [len(_next_part(requests, start)) for start in (0, 2, 4, 13)] == [2, 2, 9, 16]
