@@ -129,11 +129,17 @@ class Database:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                connection = self.engine.raw_connection()
+                connection = self._new_connection()
             if connection.info.setdefault("since", time.monotonic()) >= self._away_at:
                 return connection
             connection.invalidate()
             connection.close()
+
+    def _new_connection(self) -> Connection:
+        try:
+            return self.engine.raw_connection()
+        except DBAPIError as error:  # of what SQLAlchemy asks on its first connection
+            raise error.orig or error from error
 
     def _lend(self, work: Callable[[Connection], T]) -> T:
         """Return the answer of `work` on a connection, which is closed where it may not be used again."""

@@ -45,6 +45,7 @@ _RIGHTS: tuple[FaultKind, str] = (
     "rights",
     "its user lacks rights: grant those in docs/stores.md, or run gpu-manager store check",
 )
+_CLOSED: tuple[FaultKind, str] = ("away", "it closed the connection")
 _FULL: tuple[FaultKind, str] = ("full", "its disk is full")
 _READ_ONLY: tuple[FaultKind, str] = ("refused", "it is read-only, as a replica is: connect to the primary")
 _MISSING: tuple[FaultKind, str] = ("missing", "its tables are missing: run gpu-manager store create")
@@ -69,6 +70,8 @@ _CODES: dict[int, tuple[FaultKind, str]] = {
     1243: _DISTURBED,
     1203: ("away", "its user has no connection left: raise max_user_connections"),
     1053: ("away", "it is shutting down"),
+    1927: _CLOSED,
+    4031: _CLOSED,
     1205: _DISTURBED,
     1213: _DISTURBED,
     1020: _DISTURBED,

@@ -11,8 +11,11 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
+from typing import Any
 
+import pymysql
 import pytest
+from sqlalchemy.engine.default import DefaultDialect
 
 from resource_manager.core.changes import Queued, Renewed
 from resource_manager.core.cluster import ClusterState
@@ -102,6 +105,36 @@ def test_what_was_acknowledged_survives_a_kill_of_the_database(own: SqlServer, s
     assert fresh(store) == cluster.snapshot()
     add(store, cluster, "later")
     assert len(fresh(store).leases) == 6
+
+
+def test_a_server_that_is_away_when_a_process_connects_for_the_first_time_is_asked_again(
+    shared: SqlServer, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLAlchemy asks that connection for its schema, and has errors of its own for what goes wrong then."""
+    is_postgresql = isinstance(shared, Postgres)
+    end = "SELECT pg_terminate_backend(pg_backend_pid())" if is_postgresql else "KILL CONNECTION_ID()"
+    left = [1]
+    known = DefaultDialect.initialize
+
+    def initialize(self: DefaultDialect, connection: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            connection.exec_driver_sql(end)
+        known(self, connection)
+
+    monkeypatch.setattr(DefaultDialect, "initialize", initialize)
+    store = stack.enter_context(closing(open_store(shared.fresh_url())))
+    assert not started(store).leases
+    left[0] = 1000
+    with pytest.raises(StoreUnavailableError) as caught:
+        stack.enter_context(closing(open_store(shared.fresh_url()))).refresh(None)
+    one_line(caught.value)
+
+
+@pytest.mark.parametrize("code", [1927, 4031], ids=["killed", "idle"])
+def test_a_connection_that_mysql_says_it_closed_is_replaced(code: int) -> None:
+    database = Database("mysql://manager@host/gpus")
+    assert database.dialect.explain(pymysql.err.OperationalError(code, "closed")).kind == "away"
 
 
 def test_a_commit_whose_answer_was_lost_is_made_once(shared: SqlServer, stack: ExitStack) -> None:
