@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.redis_servers import free_port
+from tests.shifted_clock import ShiftedClock
 
 
 def postgresql_programs() -> Path | None:
@@ -32,7 +34,8 @@ class SqlServer:
     user = ""
     scheme = ""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, *, clock: ShiftedClock | None = None) -> None:
+        self.clock = clock
         self.folder = Path(tempfile.mkdtemp(prefix="sql-")) if folder is None else folder
         self.folder.mkdir(exist_ok=True)
         self.run_as = self.user if os.geteuid() == 0 else None
@@ -71,7 +74,8 @@ class SqlServer:
         return f"{self.url}?namespace={uuid.uuid4().hex}"
 
     def start(self) -> None:
-        with (self.folder / "log").open("ab") as log:
+        shifted = contextlib.nullcontext() if self.clock is None else self.clock.applied()
+        with shifted, (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(self.command(), user=self.run_as, stdout=log, stderr=log, cwd="/")
         deadline = time.monotonic() + 60
         while not self.answers():
@@ -111,12 +115,14 @@ class Postgres(SqlServer):
 
     user = "postgres"
 
-    def __init__(self, folder: Path | None = None, *, options: str = "") -> None:
+    def __init__(
+        self, folder: Path | None = None, *, options: str = "", clock: ShiftedClock | None = None
+    ) -> None:
         found = postgresql_programs()
         assert found is not None
         self.programs = found
         self.options = options
-        super().__init__(folder)
+        super().__init__(folder, clock=clock)
 
     @property
     def data(self) -> Path:

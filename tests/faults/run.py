@@ -39,6 +39,7 @@ from tests.faults.outcomes import Outcome, report, summarise
 from tests.faults.processes import Process, of_other_version
 from tests.faults.schedule import Schedule
 from tests.faults.setups import (
+    CLOCK,
     SETTINGS,
     Databases,
     Namespaces,
@@ -54,6 +55,7 @@ from tests.faults.setups import (
     setting_of,
 )
 from tests.faults.worker import RULES, TTL_S, Assignment, inventory, main
+from tests.shifted_clock import ShiftedClock
 from tests.sql_servers import Postgres
 
 HEAL_S = 30.0
@@ -313,7 +315,7 @@ def _setting_of(seed: int, **options: object) -> str:
 def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
     """Runs one seed in a folder of its own; options as of `Run`. Kept on demand, or if broken with no bug."""
     preload = [main.__module__]
-    if options.get("setting") == Variables.name:
+    if issubclass(SETTINGS.get(str(options.get("setting")), OneRedis), Variables):
         preload += airflow_on_postgres.PRELOAD
     multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
     folder = Path(tempfile.mkdtemp(prefix=f"faults-{seed}-"))
@@ -334,8 +336,7 @@ def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
 def servers_of(setting: str) -> Iterator[None]:
     """Yield the resources that all runs of a setting share; end the program in one line without them."""
     missing = {
-        Variables.name: airflow_on_postgres,
-        Tasks.name: airflow_on_postgres,
+        **{name: airflow_on_postgres for name, each in SETTINGS.items() if issubclass(each, Variables)},
         Namespaces.name: namespaces,
         terminals.SETTING: machines,
     }
@@ -349,13 +350,16 @@ def servers_of(setting: str) -> Iterator[None]:
     if issubclass(kind := SETTINGS.get(setting, OneRedis), Databases):
         if reason := kind.server_class.missing():
             raise SystemExit(f"--store {setting} {reason}")
-        kind.database = kind.server_class()
+        clock = ShiftedClock() if CLOCK else None
+        kind.database = kind.server_class(clock=clock)
         try:
             yield
         finally:
             kind.database.stop()
+            if clock is not None:
+                clock.close()
         return
-    if setting not in {Variables.name, Tasks.name}:
+    if not issubclass(kind, Variables):
         yield
         return
     Variables.postgres = Postgres()

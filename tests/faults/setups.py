@@ -13,13 +13,14 @@ from typing import Any
 from resource_manager.core.changes import Change
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.airflow_variable import store
+from resource_manager.storage.sql import sqlite
 from tests.faults import namespaces
 from tests.faults.airflow_tasks import Airflow, AirflowTask
 from tests.faults.processes import Forked, Process, Service
 from tests.faults.proxy import Proxy
 from tests.faults.redis_servers import SentinelGroup, Server
 from tests.faults.worker import ALL_CHANGES, LOCK_TIMEOUT_S, TTL_S, Assignment, inventory
-from tests.shifted_clock import ShiftedClock
+from tests.shifted_clock import ShiftedClock, time_shifted_by
 from tests.sql_servers import MariaDB, MySQL, Postgres, SqlServer
 
 DISK = ("appendonly yes", "appendfsync always")
@@ -198,7 +199,7 @@ class Variables(OneRedis):
     """The state in a Variable of a real Airflow on PostgreSQL, under a lock in Redis."""
 
     name = "variables"
-    kinds = (*PROCESSES, *NETWORK, "restart redis", "stop redis", "restart postgres", "stop postgres")
+    kinds = (*PROCESSES, *NETWORK, *CLOCK, "restart redis", "stop redis", "restart postgres", "stop postgres")
     store_kind = "variables"
     lock_life_s = 2.0
     postgres: Postgres
@@ -258,13 +259,16 @@ class Tasks(Variables):
 class Databases(OneRedis):
     """A database server, started once for all runs, and a proxy for each worker."""
 
-    kinds = (*PROCESSES, "lose answers", "lose answers", "cut", "partition", "delay", *DATABASE)
+    kinds = (*PROCESSES, "lose answers", "lose answers", "cut", "partition", "delay", *DATABASE, *CLOCK)
     store_kind = "sql"
     server_class: type[SqlServer]
     database: SqlServer
 
     def __init__(self, folder: Path, workers: int, rng: random.Random) -> None:
         self.rng = rng
+        self.clock = self.database.clock
+        if self.clock is not None:
+            self.clock.jump(-self.clock.shift_s)  # what the run before left
         self.namespace = f"{folder.name}-{time.time_ns()}"
         self.proxies = [Proxy(str(self.database.socket)) for _ in range(workers)]
         self.services = []
@@ -309,23 +313,29 @@ class OnSQLite(OneRedis):
     """The state in a file, which another process now and then keeps locked."""
 
     name = "sqlite"
-    kinds = (*PROCESSES, "lock file", "lock file")
+    kinds = (*PROCESSES, "lock file", "lock file", *CLOCK)
     store_kind = "sql"
 
     def __init__(self, folder: Path, workers: int, rng: random.Random) -> None:
         self.rng = rng
+        self.clock = ShiftedClock() if CLOCK else None
+        if self.clock is not None:  # that of this machine
+            sqlite.time = time_shifted_by(self.clock.file)  # type: ignore[assignment]
         self.file = folder / "state.db"
         self.services = []
         self.proxies = []
 
     def assignment(self, slot: int) -> dict[str, Any]:
-        return {"store": f"sqlite:///{self.file}"}
+        clock = {} if self.clock is None else {"clock": str(self.clock.file)}
+        return {"store": f"sqlite:///{self.file}", **clock}
 
     def manager(self) -> GPUResourceManager:
         return self._manager(f"sqlite:///{self.file}")
 
     def stop(self) -> None:
-        """Do nothing: the file goes with its folder."""
+        sqlite.time = time  # type: ignore[attr-defined]
+        if self.clock is not None:
+            self.clock.close()
 
 
 RESTORES = ("restore", "restore", *PROCESSES)
@@ -344,7 +354,25 @@ class RestoresOnPostgreSQL(OnPostgreSQL):
     """The same on PostgreSQL."""
 
     name = "restores on postgresql"
-    kinds = (*RESTORES, "cut", "lose answers")
+    kinds = (*RESTORES, *CLOCK, "cut", "lose answers")
+    once = "restore"
+    may_lose = True
+
+
+class RestoresOnMariaDB(OnMariaDB):
+    """The same on MariaDB."""
+
+    name = "restores on mariadb"
+    kinds = RestoresOnPostgreSQL.kinds
+    once = "restore"
+    may_lose = True
+
+
+class RestoresOnVariables(Variables):
+    """The same in a Variable."""
+
+    name = "restores on variables"
+    kinds = (*RESTORES, *CLOCK, "cut", "lose answers", "restart redis")
     once = "restore"
     may_lose = True
 
@@ -353,7 +381,7 @@ class RestoresOnSQLite(OnSQLite):
     """The same in a file."""
 
     name = "restores on sqlite"
-    kinds = RESTORES
+    kinds = (*RESTORES, *CLOCK)
     once = "restore"
     may_lose = True
 
@@ -402,7 +430,9 @@ SETTINGS: dict[str, type[OneRedis]] = {
         OnSQLite,
         Restores,
         RestoresOnPostgreSQL,
+        RestoresOnMariaDB,
         RestoresOnSQLite,
+        RestoresOnVariables,
         TwoFormats,
         TwoFormatsOnPostgreSQL,
         TwoFormatsOnSQLite,

@@ -26,6 +26,7 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.scheduling.preemption.requeueing import restarts_of
 from tests.faults.access_paths import ACCESS_PATHS
+from tests.shifted_clock import time_shifted_by
 
 TTL_S = 2.0
 SERVERS = 3
@@ -78,7 +79,7 @@ class Assignment:
     `lock_life_s` too. `access_path` leads to the manager there; `halts_at` is a commit point, the number
     of the commit and how long it sleeps there (0: it dies); `netns` a network namespace to enter; with
     `preemption` it waits in the queue more often; if it `keeps` its leases, it seldom releases one; with
-    `floods` it sends batches and reads the queue.
+    `floods` it sends batches and reads the queue. `clock` is the file of a shifted clock of this machine.
     """
 
     slot: int
@@ -97,6 +98,7 @@ class Assignment:
     preemption: bool = False
     keeps: bool = False
     floods: bool = False
+    clock: str = ""
 
 
 class Recorder:
@@ -462,6 +464,10 @@ def main(assignment: Assignment) -> None:
         variable_store.LOCK_TTL_S = assignment.lock_life_s
         variable_store.WRITE_MARGIN_S = assignment.lock_life_s / 3
         variable_store.CHANGES_KEPT = ALL_CHANGES
+    if assignment.clock:
+        from resource_manager.storage.sql import sqlite
+
+        sqlite.time = time_shifted_by(Path(assignment.clock))  # type: ignore[assignment]
     if assignment.halts_at is not None:
         from tests.faults.commit_points import CommitPoint
 

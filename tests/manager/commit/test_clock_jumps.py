@@ -25,7 +25,7 @@ from resource_manager.storage.sql.store import SqlStore
 from resource_manager.storage.witnesses import MemoryWitnesses, Sighting
 from tests.eventually import wait_for
 from tests.redis_server import EMBEDDED, RedisServer
-from tests.shifted_clock import ShiftedClock
+from tests.shifted_clock import ShiftedClock, time_shifted_by
 from tests.sql_servers import Postgres
 
 WINDOW_S = 2.0
@@ -69,15 +69,11 @@ def moved(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         elif request.param == "postgresql":
             if missing := Postgres.missing():
                 pytest.skip(missing)
-            with clock.applied():
-                postgresql = Postgres()
+            postgresql = Postgres(clock=clock)
             stack.callback(postgresql.stop)
             url = postgresql.url
         else:  # its clock is that of this process
-            shifted = SimpleNamespace(
-                time=lambda: time.time() + clock.shift_s, monotonic=time.monotonic, sleep=time.sleep
-            )
-            monkeypatch.setattr(sqlite, "time", shifted)
+            monkeypatch.setattr(sqlite, "time", time_shifted_by(clock.file))
             url = f"sqlite:///{tmp_path}/state.db"
         yield Moved(url, clock.jump, stack.enter_context(ExitStack()))
 
