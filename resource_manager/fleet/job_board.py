@@ -142,7 +142,7 @@ class JobBoard:
         if not has_stored_job(lease["labels"]) or not lease["job_places"]:
             return None
         if lease["gpu_failed"] or is_remainder(lease) or self._has_failed(lease):
-            return {"want": "terminate", "grace_s": END_GRACE_S}
+            return {"want": "terminate", "grace_s": END_GRACE_S, "bury": True}
         if lease["preempted_by"] is not None:
             grace = {"grace_s": round(grace_of(lease), 1), "signal": lease["preempt_signal"]}
             return {"want": "preempt", "n": str(lease["until"]), **grace}
@@ -254,7 +254,7 @@ class JobBoard:
                             fencing_token=lease["fencing_token"],
                             checkpoint_at=run.checkpoint_at,
                         )
-                    elif run.state != "running" and (run.refusal is not None or _is_over(run.model_dump())):
+                    elif run.state != "running" and _is_over(run.model_dump(), lease):
                         self._end(lease, report, record)
                 except ResourceManagerError as error:
                     logger.warning("the job of %s: %s", lease["name"], error)
@@ -270,19 +270,23 @@ class JobBoard:
     def _end(self, lease: Allocation, report: Report, record: Record) -> None:
         """Release a lease whose jobs are all over, with their result and those of its GPUs that are clean."""
         runs = self._runs(lease)
-        if not all(run is not None and _is_over(run) for run in runs.values()):
+        if not all(run is not None and _is_over(run, lease) for run in runs.values()):
             self._manager.stored_jobs.ring(*(member["server_name"] for member in lease["members"]))
             return
         ended = [run for run in runs.values() if run is not None]
-        stopped = [run for run in ended if run["ended"] and run["state"] == "finished"]
-        if any(run["ended_at"] is None or report.at < run["ended_at"] + STOPPED_S for run in stopped):
-            return  # who stopped it is about to do so
+        stopped = [
+            run for run in ended if run["ended"] and (run["state"] == "finished" or run["want"] == "stop")
+        ]
+        if any(_is_awaited(lease, run["ended_at"], report.at) for run in stopped):
+            return  # who stopped it is about to release its lease
         failed = [run for run in ended if run["refusal"] and run["state"] == "absent"]
         if failed:
             outcome, reason = Outcome.NOT_STARTED, str(failed[0]["error"])[:240]
         elif all(run["exit_code"] == 0 for run in ended):
             outcome, reason = Outcome.SUCCESS, ""
-        elif lease["preempted_by"] is not None and all(run["preempted"] for run in ended):
+        elif lease["preempted_by"] is not None and all(
+            run["preempted"] or _was_preempted_before(run, lease) for run in ended
+        ):
             outcome, reason = Outcome.PREEMPTED, ""
         elif stopped:
             outcome, reason = Outcome.CANCELLED, ""
@@ -313,11 +317,22 @@ def _is_left(lease: Allocation) -> bool:
     return lease["quarantined"] and lease["labels"].get("launcher") == TERMINAL
 
 
-def _is_over(run: Mapping[str, Any]) -> bool:
-    """Return whether a job has ended, was refused, or was ended before it began, as its gang failed."""
+def _is_over(run: Mapping[str, Any], lease: Allocation) -> bool:
+    """Return whether a job has ended, was refused, or was ended or preempted before it began."""
     if run["state"] != "absent":
         return bool(run["state"] == "finished")
-    return bool(run["refusal"]) or (run["want"] == "terminate" and run["error"] is None)
+    return bool(run["refusal"] or run["ended"]) or _was_preempted_before(run, lease)
+
+
+def _was_preempted_before(run: Mapping[str, Any], lease: Allocation) -> bool:
+    """Return whether the preemption of a lease, and none that was taken back, came before its job began."""
+    is_of_now = (run["want"], run["n"]) == ("preempt", str(lease["until"]))
+    return bool(lease["preempted_by"] and run["state"] == "absent" and is_of_now and run["error"] is None)
+
+
+def _is_awaited(lease: Allocation, ended_at: float | None, now: float) -> bool:
+    """Return whether who stopped a job has time to say so: while its lease lives, where it left no end."""
+    return not lease["quarantined"] if ended_at is None else now < ended_at + STOPPED_S
 
 
 def _has_failed(run: Mapping[str, Any]) -> bool:

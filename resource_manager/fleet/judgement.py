@@ -76,7 +76,7 @@ def judge(
     changes = [
         *opened_by(state, report, cluster.settings, now),
         *(_with_use(change, known.leases) for change in outcome.changes),
-        *_ends(leases_gone(cluster, report.server, {**sightings, report.server: jobs}), cluster, now),
+        *_ends(leases_gone(cluster, report, {**sightings, report.server: jobs}), cluster, now),
     ]
     gone = {change.lease_id for change in changes if isinstance(change, Released)}
     idle = idle_releases(cluster, {**fresh, report.server: leases}, now, report.server)

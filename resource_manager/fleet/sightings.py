@@ -16,7 +16,7 @@ from resource_manager.agent.report_format import Report
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import leases_on
 from resource_manager.core.maintenance import to_the_minute
-from resource_manager.core.models import Lease, Placement
+from resource_manager.core.models import Lease, Placement, has_stored_job
 from resource_manager.core.node_state import NodeState
 from resource_manager.fleet.transitions import is_of
 
@@ -83,13 +83,14 @@ def is_list_wanted(state: NodeState, machine: str | None, known: Sightings) -> b
     return False
 
 
-def leases_gone(cluster: ClusterState, node: str, known: Mapping[str, Sightings]) -> Iterator[Lease]:
-    """Yield the quarantined leases with a member on the node of which no server has a process any more.
+def leases_gone(cluster: ClusterState, report: Report, known: Mapping[str, Sightings]) -> Iterator[Lease]:
+    """Yield the quarantined leases with a member on the report's node, and a process on no server any more.
 
-    `known` are the sightings of this node, and of the nodes of other members.
+    `known` are the sightings of this node, and of the nodes of other members. A stored job of which the
+    report tells the end is none of them: its lease is released with that.
     """
-    for lease in cluster.node(node).leases.values():
-        if not _is_awaited(lease):
+    for lease in cluster.node(report.server).leases.values():
+        if not _is_awaited(lease) or _tells_end(report, lease):
             continue
         counts = [
             known[member.node].absent.get(lease.fencing_token, (0, math.nan))
@@ -99,6 +100,12 @@ def leases_gone(cluster: ClusterState, node: str, known: Mapping[str, Sightings]
         ]
         if all(count >= CONFIRMATIONS and epoch == _epoch(lease) for count, epoch in counts):
             yield lease
+
+
+def _tells_end(report: Report, lease: Lease) -> bool:
+    own = {_number(lease, rank) for rank, member in lease.ranked if member.node == report.server}
+    ended = {_number_of(run.key) for run in report.runs or () if run.state == "finished"}
+    return has_stored_job(lease.request.labels) and own <= ended
 
 
 def partners(state: NodeState, known: Sightings) -> set[str]:

@@ -120,6 +120,19 @@ def test_ended_stays_ended(service: Service) -> None:
     assert (refused["refusal"], refused["state"]) == ("AlreadyEndedError", "absent")
 
 
+def test_a_job_that_is_over_before_it_began_never_begins(
+    opened: Open, service: Service, tmp_path: Path
+) -> None:
+    """Else its lease could end by a report of before, while it begins."""
+    key = job_key("t", 7)
+    service.say({**service.run(key, ""), "want": "terminate", "bury": True})
+    service.wait(key, state="absent", want="terminate", ended=True)
+    service.jobs.close()
+    again = Service(opened())  # which knows of no answer of before
+    again.say(again.run(key, f"touch {tmp_path}/begun"))
+    again.wait(key, state="absent", refusal="AlreadyEndedError")
+
+
 def test_the_output_of_a_stopped_job_stays_where_nobody_else_has_it(service: Service) -> None:
     key = job_key("t", 7)
     service.say(service.run(key, f"echo begun; {SAVES}"))

@@ -424,6 +424,9 @@ def test_rank_0_of_a_gang_that_starts_its_workers_first_is_offered_once_they_hav
     assert fleet.wanted("gpu-a") == {first: "terminate"}
     fleet.report(run(first, "absent", want="terminate", began=None), name="gpu-a")
     fleet.report(over, name="gpu-b")
+    assert len(fleet.manager.leases()) == 1, "rank 0 may begin by an order of since, while gpu-b is silent"
+    fleet.report(run(first, "absent", want="terminate", began=None, ended=True), name="gpu-a")
+    fleet.report(over, name="gpu-b")
     assert fleet.manager.leases() == [], "rank 0 has not begun, and never does"
     found = fleet.manager.result_of("t")
     assert found is not None

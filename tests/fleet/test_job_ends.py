@@ -1,0 +1,102 @@
+"""Stored jobs that ended, or were kept from beginning, without anybody who would release their leases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from resource_manager.core.models import Gpu
+from resource_manager.jobs.launchers import job_key
+from tests.agent.reporting import uuid
+from tests.fleet.test_job_board import Fleet, run
+
+
+@pytest.fixture(autouse=True)
+def any_number_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource_manager.manager.requests.gpu_range", lambda cluster: (0, 8))
+
+
+def begun(fleet: Fleet, **more: Any) -> str:
+    """Return the key of a job that runs."""
+    fleet.report()
+    key = job_key("t", fleet.submit("t", **more)["fencing_token"])
+    for _ in range(2):  # it is placed, and seen there
+        fleet.report(run(key))
+    return key
+
+
+def quarantine(fleet: Fleet) -> None:
+    fleet.clock.now += 101
+    fleet.manager.expire_and_schedule()
+    assert fleet.manager.leases()[0]["state"] == "ERROR"
+
+
+def outcomes(fleet: Fleet) -> list[str]:
+    return [change["outcome"] for change in fleet.manager.history() if change["change"] == "released"]
+
+
+def test_a_job_that_was_preempted_before_it_began_waits_again() -> None:
+    fleet = Fleet()
+    fleet.report()
+    key = job_key("t", fleet.submit("t")["fencing_token"])
+    fleet.report()
+    fleet.manager.submit("urgent", 0, 60, priority=5, server="gpu-a")
+    fleet.manager.preempt("t", preemptor="urgent")
+    [item] = fleet.board.jobs("gpu-a")["jobs"]
+    told = {"want": "preempt", "began": None}
+    fleet.report(run(key, "absent", **told, n="of a preemption that was taken back"))
+    fleet.report(run(key, "absent", **told, n=item["n"], error="its folder cannot be read"))
+    assert [lease["task_id"] for lease in fleet.manager.leases()] == ["t"], "it may run"
+    fleet.report(run(key, "absent", **told, n=item["n"]))
+    assert [lease["task_id"] for lease in fleet.manager.leases()] == ["urgent"]
+    assert [entry["task_id"] for entry in fleet.manager.queue()] == ["t"]
+    assert outcomes(fleet) == ["PREEMPTED"]
+
+
+@pytest.mark.parametrize(
+    "state", [{"state": "absent"}, {"state": "finished", "exit_code": None, "ended_at": None}]
+)
+def test_a_stopped_job_that_left_no_end_ends_its_lease_once_nobody_renews_that(state: dict[str, Any]) -> None:
+    """Its folder is gone, or SIGKILL ended it; and who stopped it died, or a restore undid the release."""
+    fleet = Fleet()
+    key = begun(fleet, ttl=100)
+    stopped = run(key, **state, want="stop", ended=True)
+    fleet.report(stopped)
+    assert len(fleet.manager.leases()) == 1, "who stopped it has its time to say so"
+    quarantine(fleet)
+    fleet.report(stopped)
+    assert fleet.manager.leases() == []
+    assert outcomes(fleet) == ["CANCELLED"]
+
+
+def test_a_job_that_ended_before_its_server_was_started_again_keeps_its_result() -> None:
+    fleet = Fleet((Gpu(0, "A100", uuid=uuid(0)),))
+    key = begun(fleet, ttl=100)
+    quarantine(fleet)
+    ended = run(key, "finished", exit_code=0, ended_at=fleet.clock.now - 50, last_line="saved")
+    fleet.report(ended, boot_id="boot-2", uptime_s=5.0)
+    assert fleet.manager.leases() == []
+    found = fleet.manager.result_of("t")
+    assert found is not None
+    assert (found["exit_code"], found["last_line"], found["outcome"]) == (0, "saved", "SUCCESS")
+
+
+def test_a_gang_of_which_one_server_lost_its_disk_ends_although_the_other_tells_an_end() -> None:
+    fleet = Fleet((Gpu(0, "A100", uuid=uuid(0)),))
+    for name in ("gpu-a", "gpu-b"):
+        fleet.report(name=name)
+    lease = fleet.manager.submit("t", 0, 8, nodes=2, ttl=100, job={"command": ["train"]})
+    first, second = (job_key("t", lease["fencing_token"], rank) for rank in (0, 1))
+    servers = dict(zip((member["server_name"] for member in lease["members"]), (first, second), strict=True))
+    for name in servers:
+        fleet.report(name=name)
+    for name, key in servers.items():
+        fleet.report(run(key), name=name)
+    quarantine(fleet)
+    for uptime_s in (5.0, 6.0):
+        again = {"boot_id": "boot-2", "uptime_s": uptime_s}
+        fleet.report(run(servers["gpu-a"], "finished", exit_code=0), **again)
+        fleet.report(name="gpu-b", **again)
+    assert fleet.manager.leases() == []
+    assert outcomes(fleet) == ["FAILED"]
