@@ -229,8 +229,8 @@ def _labelled(name: str, gpus: int, dag: str, task: str) -> Request:
     return Request(name, gpus, labels={"dag_id": dag, "task_id": task})
 
 
-def pollux_runs(folder: Path) -> list[Run]:
-    """Return the runs of the four workloads of full load, one after the other: a task is an application."""
+def pollux_jobs(folder: Path) -> list[Job]:
+    """Return the jobs of the four workloads of full load, one after the other: a task is an application."""
     jobs: list[Job] = []
     begin = 0.0
     for workload in "1234":
@@ -238,16 +238,23 @@ def pollux_runs(folder: Path) -> list[Run]:
             request = _labelled(f"{workload}/{job.name}", int(job.gpus), "pollux", job.application.name)
             jobs.append(Job(request, begin + job.arrival_s, job.exclusive_s))
         begin = jobs[-1].submitted_at + 3600
-    return played(jobs, pollux.SERVERS, pollux.GPUS_PER_SERVER)
+    return jobs
 
 
-def shockwave_runs(folder: Path) -> list[Run]:
-    """Return the runs of the trace: a task is a model."""
-    jobs = [
+def shockwave_jobs(folder: Path) -> list[Job]:
+    """Return the jobs of the trace: a task is a model."""
+    return [
         Job(_labelled(job.name, int(job.gpus), "shockwave", job.model), job.arrival_s, job.exclusive_s)
         for job in shockwave.read_jobs(folder)
     ]
-    return played(jobs, shockwave.SERVERS, shockwave.GPUS_PER_SERVER)
+
+
+def pollux_runs(folder: Path) -> list[Run]:
+    return played(pollux_jobs(folder), pollux.SERVERS, pollux.GPUS_PER_SERVER)
+
+
+def shockwave_runs(folder: Path) -> list[Run]:
+    return played(shockwave_jobs(folder), shockwave.SERVERS, shockwave.GPUS_PER_SERVER)
 
 
 def sample_runs() -> list[Run]:

@@ -505,6 +505,32 @@ BENCHMARKS: dict[str, Benchmark] = {
             )
         ),
     ),
+    "start_coverage": Benchmark(
+        "Estimated starts that came true",
+        "Jobs of a trace are submitted as they arrive, nothing known at the begin; each that has to wait is "
+        "given an estimate, and starts. 40 servers: of four GPUs for Pollux, of one for Shockwave. Widths "
+        "are parts of the estimated wait, in the second half; the order is `priority`. See "
+        "[estimates](estimates.md#starts).",
+        f"python benchmarks/start_coverage.py --data {DATA} --json",
+        tuple(
+            row
+            for trace in ("pollux", "shockwave")
+            for row in (
+                Row(f"{trace}: starts", f"{trace}/starts", "{:,}"),
+                Row(f"{trace}: unknown", f"{trace}/unknown_percent", "{:.1f} %", "≤ 10 %"),
+                *(
+                    Row(
+                        f"{trace}: inside, {half} half",
+                        f"{trace}/{half}_half_percent",
+                        "{:.1f} %",
+                        "77 to 83 %",
+                    )
+                    for half in ("first", "second")
+                ),
+                Row(f"{trace}: median width", f"{trace}/of_wait_width", "{:.2f}"),
+            )
+        ),
+    ),
     "serverless": Benchmark(
         "Simulator: serverless workflows",
         "Functions, or steps of the environment, a second of processor time, best of ten runs.",

@@ -186,11 +186,18 @@ class EstimateRecord:
         }
 
     def confidence(self, kind: str) -> str:
-        """Return whether the intervals of that kind, or of all, hold as many outcomes as they say."""
+        """Return whether the intervals of that kind, or of all, hold as many outcomes as they say.
+
+        The earlier half of the last ones and the later half both have to: requests that wait for the same
+        lease are right or wrong together, and so many of them may make up for as many others by chance.
+        """
         kinds = (kind,) if kind else HORIZONS_S
         found = [each.is_inside for each in self.outcomes if each.given.kind in kinds]
         found += [False for given in self.given.values() if given.is_overdue and given.kind in kinds]
-        if len(found) < ENOUGH_OUTCOMES or abs(sum(found) / len(found) - COVERED) > TOLERANCE:
+        halves = found[: len(found) // 2], found[len(found) // 2 :]
+        if len(found) < ENOUGH_OUTCOMES or any(
+            abs(sum(half) / len(half) - COVERED) > TOLERANCE for half in halves
+        ):
             return FEW_DATA
         return CALIBRATED
 
@@ -252,12 +259,29 @@ class Forecasts:
         with self._mutex:
             if not self._age.is_fresh(cluster.version, now):
                 if self._age.is_cheap:
-                    self._update(cluster, now, MAX_ESTIMATE_S)
+                    self.update(cluster, now, MAX_ESTIMATE_S)
                 elif self._thread is None:
                     self._thread = threading.Thread(target=self._in_background, daemon=True)
                     self._thread.start()
             starts = self._starts
         return lambda lease_id: starts.get(lease_id) or serializers.estimate(NOT_YET)
+
+    def update(self, cluster: ClusterState, now: float, limit_s: float) -> None:
+        """Estimate all starts anew, in so much processor time, and learn from those that came since."""
+        with self._age.measured(cluster.version, now):
+            starts = self._forecast(cluster, now, limit_s)
+            record = kept_record(self._store)
+            before = record.given.copy()
+            for version, change in self._changes(max(record.version, cluster.version - MAX_WALK)):
+                record.note(change)
+                record.version = version
+            record.note_overdue(now)
+            starts = {lease_id: record.widened(start, now) for lease_id, start in starts.items()}
+            record.give(cluster, starts, now)
+            if record.given != before:
+                with suppress(StoreError):  # who may only read, or finds it full, is answered as well
+                    self._store.reports.put(RECORD, b"{}", RECORDS.dump_json(record), 1.0)
+            self._starts = {lease_id: record.answer(start, now) for lease_id, start in starts.items()}
 
     def alone(self, cluster: ClusterState, now: float, request: Request) -> ExpectedStart:
         """Return the expected start of one request, as if it were queued now unless it is."""
@@ -301,25 +325,9 @@ class Forecasts:
     def _in_background(self) -> None:
         try:
             with self._replica:
-                self._update(self._replica.refresh(), self._store.now(), BACKGROUND_S)
+                self.update(self._replica.refresh(), self._store.now(), BACKGROUND_S)
         finally:
             self._thread = None
-
-    def _update(self, cluster: ClusterState, now: float, limit_s: float) -> None:
-        with self._age.measured(cluster.version, now):
-            starts = self._forecast(cluster, now, limit_s)
-            record = kept_record(self._store)
-            before = record.given.copy()
-            for version, change in self._changes(max(record.version, cluster.version - MAX_WALK)):
-                record.note(change)
-                record.version = version
-            record.note_overdue(now)
-            starts = {lease_id: record.widened(start, now) for lease_id, start in starts.items()}
-            record.give(cluster, starts, now)
-            if record.given != before:
-                with suppress(StoreError):  # who may only read, or finds it full, is answered as well
-                    self._store.reports.put(RECORD, b"{}", RECORDS.dump_json(record), 1.0)
-            self._starts = {lease_id: record.answer(start, now) for lease_id, start in starts.items()}
 
     def _forecast(
         self,

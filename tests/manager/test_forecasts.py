@@ -179,6 +179,17 @@ def test_few_outcomes_are_no_calibration_and_nor_are_many_that_fall_outside() ->
     assert record.confidence("later") == FEW_DATA, "as many are pending beyond their intervals"
 
 
+def test_outcomes_that_were_wrong_together_and_right_together_are_no_calibration() -> None:
+    record = EstimateRecord()
+    for sequence in range(200):
+        record.given[sequence] = GivenEstimate(0.0, "later", 5000.0, 4000.0, 6000.0)
+        started_at = 5000.0 if sequence >= 40 else 9000.0
+        lease = Lease(Request("t", 1), (Placement("a", (0,)),), 1, started_at, sequence=sequence)
+        record.note(Granted(lease, 0.0))
+    assert sum(outcome.is_inside for outcome in record.outcomes) == 160, "four of five, but 40 in a row"
+    assert record.confidence("later") == FEW_DATA
+
+
 def test_no_more_outcomes_are_kept_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecasts, "MAX_OUTCOMES", 10)
     record = EstimateRecord()
