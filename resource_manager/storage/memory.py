@@ -50,11 +50,11 @@ class MemoryStore:
         self._order = ThreadMutex()
         self._base: ClusterState | None = None
         self._changes: list[Change] = []
-        self._reports = MemoryReports(self._clock)
+        self.reports = MemoryReports(self._clock)
         self.jobs = MemoryJobs(self._clock)
-        self._closed = ""
-        self._incarnation = ""
-        self._witnesses = MemoryWitnesses()
+        self.closed = ""
+        self.incarnation = ""
+        self.witnesses = MemoryWitnesses()
         self._suspension = NO_SUSPENSION
         self._suspended_at = -math.inf
         self._once: dict[str, dict[str, tuple[float, str]]] = {}
@@ -122,7 +122,7 @@ class MemoryStore:
             if self._base is not None:
                 return False
             self._base = ClusterState.from_snapshot(snapshot)
-            self._incarnation = new_incarnation(self._clock())
+            self.incarnation = new_incarnation(self._clock())
             return True
 
     def recall(self, once: Once) -> str | None:
@@ -142,7 +142,7 @@ class MemoryStore:
         with self._mutex:
             self._refuse_closed()
             self._keep(once)
-            self._incarnation = new_incarnation(self._clock(), self._incarnation)
+            self.incarnation = new_incarnation(self._clock(), self.incarnation)
             if self._base is not None:
                 self._fold(len(self._changes))
                 snapshot = replace(
@@ -156,7 +156,7 @@ class MemoryStore:
     def close_state(self, version: int, reason: str) -> None:
         with self._mutex:
             self._require(version)
-            self._closed = reason
+            self.closed = reason
 
     def restore(
         self,
@@ -171,8 +171,8 @@ class MemoryStore:
         with self._mutex:
             self._require(version)
             self._base, self._changes = ClusterState.from_snapshot(snapshot), []
-            self._incarnation, self._suspension = incarnation, Suspension(suspended_until, 0.0)
-            self._closed = ""
+            self.incarnation, self._suspension = incarnation, Suspension(suspended_until, 0.0)
+            self.closed = ""
 
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         with self._mutex:
@@ -181,22 +181,6 @@ class MemoryStore:
             first = self._base.version + 1
             start = max(after + 1 - first, 0)
             return list(enumerate(self._changes[start : start + limit], first + start))
-
-    @property
-    def reports(self) -> MemoryReports:
-        return self._reports
-
-    @property
-    def incarnation(self) -> str:
-        return self._incarnation
-
-    @property
-    def closed(self) -> str:
-        return self._closed
-
-    @property
-    def witnesses(self) -> MemoryWitnesses:
-        return self._witnesses
 
     @property
     def clock_jump(self) -> ClockJump | None:
@@ -238,8 +222,8 @@ class MemoryStore:
             raise StaleStateError(version or 0, stored)
 
     def _refuse_closed(self) -> None:
-        if self._closed:
-            raise StateClosedError("the memory store", self._closed)
+        if self.closed:
+            raise StateClosedError("the memory store", self.closed)
 
     def _answer_to(self, once: Once) -> str | None:
         kept = self._once.get(once.caller, {})

@@ -84,10 +84,12 @@ class VariableStore:
         self._where = f"Airflow Variable {variable!r}"
         self._version_high_water = client.key(f"variable:{variable}:version")
         self._clock = ServerClock(client.time)
-        self._incarnation = ""
+        self.incarnation = ""
         self._last_commit = ""
-        self._closed = ""
-        self._suspension = NO_SUSPENSION
+        self.closed = ""
+        self.suspension = NO_SUSPENSION
+        self.reports = RedisReports(client)
+        self.witnesses = RedisWitnesses(client)
         self.jobs = VariableJobs(access, variable, self.now)
 
     def now(self) -> float:
@@ -97,9 +99,9 @@ class VariableStore:
         stored = self._read(self._text())
         if stored is None:
             return None
-        self._closed = stored.closed
+        self.closed = stored.closed
         until, clock_jump_s, _ = stored.suspended
-        self._suspension = Suspension(until, clock_jump_s) if until > self.now() else NO_SUSPENSION
+        self.suspension = Suspension(until, clock_jump_s) if until > self.now() else NO_SUSPENSION
         found = stored.cluster.version
         if replica is not None and replica.version > found:
             raise StateLostError(
@@ -108,7 +110,7 @@ class VariableStore:
             )
         if replica is not None and replica.version == found and stored.commit == self._last_commit:
             return replica
-        self._incarnation, self._last_commit = stored.incarnation, stored.commit
+        self.incarnation, self._last_commit = stored.incarnation, stored.commit
         return stored.cluster
 
     def refresh_known(self) -> ClusterState:
@@ -253,14 +255,6 @@ class VariableStore:
             )
             self._write(new, held, text)
 
-    @property
-    def incarnation(self) -> str:
-        return self._incarnation
-
-    @property
-    def closed(self) -> str:
-        return self._closed
-
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         stored = self._read(self._text())
         if stored is None:
@@ -268,20 +262,8 @@ class VariableStore:
         return [(version, change) for version, change in stored.changes if version > after][:limit]
 
     @property
-    def reports(self) -> RedisReports:
-        return RedisReports(self._client)
-
-    @property
-    def witnesses(self) -> RedisWitnesses:
-        return RedisWitnesses(self._client)
-
-    @property
     def clock_jump(self) -> ClockJump | None:
         return self._clock.jump
-
-    @property
-    def suspension(self) -> Suspension:
-        return self._suspension
 
     def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
         with self._holding(0, None, patient=True) as lock:
@@ -295,8 +277,8 @@ class VariableStore:
                 now = self.now()
                 until = now + stored.cluster.settings.confirmation_window_s
                 self._write(replace(stored, suspended=(until, jump.seconds, now)), lock, text)
-            self._suspension = Suspension(until, jump.seconds)
-            return self._suspension, is_new
+            self.suspension = Suspension(until, jump.seconds)
+            return self.suspension, is_new
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         return RedisLock(self._client, self._lock, life_s=LOCK_TTL_S)
@@ -313,14 +295,14 @@ class VariableStore:
     def _read(self, text: str | None) -> Document | None:
         if text is None:
             remembered = self._remembered_version()
-            if self._incarnation or remembered is not None:
+            if self.incarnation or remembered is not None:
                 raise StateLostError(
                     f"{self._where} is gone (deleted, or Airflow's database is down), though version "
                     f"{remembered} was written; {WAY_OUT}"
                 )
             return None
         stored = document.from_json(text, self._where)
-        if self._incarnation and stored.incarnation != self._incarnation and not stored.operator_reset:
+        if self.incarnation and stored.incarnation != self.incarnation and not stored.operator_reset:
             raise StateLostError(
                 f"{self._where} holds another state than before, started without a reset; {WAY_OUT}"
             )
@@ -370,7 +352,7 @@ class VariableStore:
             raise
         if not written:
             raise LockError(f"{self._where} was not written: another client changed it, so the lock was lost")
-        self._incarnation, self._last_commit = new.incarnation, new.commit
+        self.incarnation, self._last_commit = new.incarnation, new.commit
         self._client.remember(self._version_high_water, new.cluster.version)
 
     @contextmanager

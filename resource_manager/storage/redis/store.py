@@ -94,11 +94,14 @@ class RedisStore:
         self._close = load_script("preflight", "close_state")
         self._suspend = load_script("preflight", "suspend")
         self._write = load_script("once", "stream_bytes", "replace_state")
-        self._incarnation: str = ""
+        self.incarnation = ""
+        self.reports = RedisReports(client)
+        self.jobs = RedisJobs(client)
+        self.witnesses = RedisWitnesses(client)
         self._inventory = layout.Inventory()
         self._clock = ServerClock(client.time)
-        self._suspension = NO_SUSPENSION
-        self._closed = ""
+        self.suspension = NO_SUSPENSION
+        self.closed = ""
 
     def now(self) -> float:
         return self._clock.now()
@@ -167,7 +170,7 @@ class RedisStore:
         answer = self._run(
             self._commit,
             STORED_FORMAT,
-            self._incarnation,
+            self.incarnation,
             version,
             repr(now),
             CLOCK_TOLERANCE_S,
@@ -219,7 +222,7 @@ class RedisStore:
 
     def close_state(self, version: int, reason: str) -> None:
         answer = self._run(
-            self._close, STORED_FORMAT, self._incarnation, self._confirmation_window_s, version, reason
+            self._close, STORED_FORMAT, self.incarnation, self._confirmation_window_s, version, reason
         )
         if answer[0] != b"ok":
             self._refuse(answer, version)
@@ -237,14 +240,6 @@ class RedisStore:
         of_restore = ("" if version is None else version, repr(suspended_until), history_until)
         self._write_state("restore", snapshot, incarnation=incarnation, of_restore=of_restore)
 
-    @property
-    def incarnation(self) -> str:
-        return self._incarnation
-
-    @property
-    def closed(self) -> str:
-        return self._closed
-
     def history(self, after: int = 0, limit: int = 1000) -> list[tuple[int, Change]]:
         with self._client.reporting():
             key = self._client.key("changes")
@@ -259,30 +254,14 @@ class RedisStore:
             raise refusals.unreadable(self._client.address, error) from error
 
     @property
-    def reports(self) -> RedisReports:
-        return RedisReports(self._client)
-
-    @property
-    def jobs(self) -> RedisJobs:
-        return RedisJobs(self._client)
-
-    @property
-    def witnesses(self) -> RedisWitnesses:
-        return RedisWitnesses(self._client)
-
-    @property
     def clock_jump(self) -> ClockJump | None:
         return self._clock.jump
-
-    @property
-    def suspension(self) -> Suspension:
-        return self._suspension
 
     def suspend(self, jump: ClockJump) -> tuple[Suspension, bool]:
         answer = self._run(
             self._suspend,
             STORED_FORMAT,
-            self._incarnation,
+            self.incarnation,
             self._confirmation_window_s,
             round(jump.seconds, 3),
             jump.since,
@@ -290,8 +269,8 @@ class RedisStore:
         )
         if answer[0] != b"ok":
             self._refuse(answer, -1)
-        self._suspension = self._suspension_in(answer[4])
-        return self._suspension, bool(answer[5])
+        self.suspension = self._suspension_in(answer[4])
+        return self.suspension, bool(answer[5])
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
         return RedisLock(self._client, beside=None if replica is None else _Missed(self, replica))
@@ -316,7 +295,7 @@ class RedisStore:
     def _question(self, known: int) -> tuple[Any, ...]:
         return (
             STORED_FORMAT,
-            self._incarnation,
+            self.incarnation,
             self._confirmation_window_s,
             known,
             self._inventory.version,
@@ -325,12 +304,12 @@ class RedisStore:
 
     def _read(self, known: int) -> list[Any] | None:
         answer = self._run(self._refresh, *self._question(known))
-        if answer[0] == b"empty" and not self._incarnation and known < 0:
+        if answer[0] == b"empty" and not self.incarnation and known < 0:
             return None
         if answer[0] != b"ok":
             self._refuse(answer, known)
-        self._suspension = self._suspension_in(answer[4]) if answer[4] else NO_SUSPENSION
-        self._closed = answer[-1].decode(errors="replace")
+        self.suspension = self._suspension_in(answer[4]) if answer[4] else NO_SUSPENSION
+        self.closed = answer[-1].decode(errors="replace")
         return answer
 
     def _suspension_in(self, detail: bytes) -> Suspension:
@@ -341,7 +320,7 @@ class RedisStore:
         incarnation, fencing, sequence, last_node, inventory_version, inventory = answer[6:12]
         if inventory:
             self._inventory = layout.inventory_from_json(inventory_version, inventory)
-        self._incarnation = incarnation.decode()
+        self.incarnation = incarnation.decode()
         check_kinds(kind.decode(errors="replace") for kind in answer[17])
         parts = (fencing, sequence, last_node, *answer[12:17], *answer[18:22])
         return layout.read_state(answer[3], parts, self._inventory)
@@ -387,7 +366,7 @@ class RedisStore:
         incarnation: str = "",
         of_restore: Sequence[Any] = ("", "", ""),
     ) -> bool:
-        incarnation = incarnation or new_incarnation(self.now(), self._incarnation)
+        incarnation = incarnation or new_incarnation(self.now(), self.incarnation)
         answer = self._run(
             self._write,
             STORED_FORMAT,
@@ -406,7 +385,7 @@ class RedisStore:
             keys=self._once_keys(once),
         )
         if answer[0] == b"ok":
-            self._incarnation = answer[5].decode()
+            self.incarnation = answer[5].decode()
             return True
         if answer[0] != b"exists":
             self._refuse(answer, snapshot.version, once)
@@ -448,7 +427,7 @@ class RedisStore:
                 )
             case "format":
                 check_format(detail, f"the state in {where}")
-            case "empty" if not self._incarnation:
+            case "empty" if not self.incarnation:
                 raise refusals.no_state(where, version)
         raise refusals.lost(where, version, status if status != "behind" else stored)
 

@@ -22,6 +22,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Request
 from resource_manager.errors import (
+    CorruptStateError,
     NewerFormatError,
     ResourceManagerError,
     StaleStateError,
@@ -492,6 +493,17 @@ def test_a_newer_format_is_refused(url: str, stack: ExitStack) -> None:
         one_line(caught.value)
     execute(url, "UPDATE {state} SET format = 1 WHERE namespace = :namespace")
     assert fresh(store).version == 0, "nothing was written"
+
+
+def test_a_change_that_cannot_be_read_is_one_clear_line(url: str, stack: ExitStack) -> None:
+    store = stack.enter_context(closing(open_store(url)))
+    add(store, started(store), "a")
+    execute(url, "UPDATE {change} SET body = 'no JSON' WHERE namespace = :namespace")
+    for read in (lambda: fresh(store), store.history):
+        with pytest.raises(CorruptStateError) as caught:
+            read()
+        assert str(caught.value).count("restore its data") == 1
+        one_line(caught.value)
 
 
 def test_the_history_is_bounded_and_snapshots_take_its_place(
