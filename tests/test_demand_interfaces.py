@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from resource_manager import Demand, GPUResourceManager, Settings
 from resource_manager.cli import main
-from resource_manager.cli.commands import allocate, explain, submit
+from resource_manager.cli.lease_commands import allocate, explain, submit
 from resource_manager.cli.target import Target
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.manager import requests

@@ -21,7 +21,7 @@ USES = """
 import click, sys
 from resource_manager import GPUResourceManager
 from resource_manager.cli import main
-from resource_manager.cli.commands import submit
+from resource_manager.cli.lease_commands import submit
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest.schemas import AllocateBody
 

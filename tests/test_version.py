@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from resource_manager import STORED_FORMAT, Settings, __version__
 from resource_manager.airflow.provider_info import get_provider_info
-from resource_manager.cli.commands import main
+from resource_manager.cli.program import main
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone

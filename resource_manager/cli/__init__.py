@@ -7,12 +7,15 @@ from resource_manager.cli import (  # noqa: F401 - they add their commands
     cluster_commands,
     converting,
     discovering,
+    history_command,
     install_files,
     job_commands,
+    lease_commands,
     login,
     maintenance_commands,
     reconciling,
     reporting,
+    server_commands,
     serving,
     storing,
     team_commands,
@@ -21,7 +24,7 @@ from resource_manager.cli import (  # noqa: F401 - they add their commands
     verifying,
 )
 from resource_manager.cli.bench import bench_command  # noqa: F401
-from resource_manager.cli.commands import main
 from resource_manager.cli.doctor import doctor_command as _doctor  # noqa: F401
+from resource_manager.cli.program import main
 
 __all__ = ["main"]

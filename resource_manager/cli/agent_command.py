@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from resource_manager.cli.base import BAD_INPUT, INTERVAL, UNREACHABLE, Failure, one_line, print_json
-from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.discovering import as_dict, health_option
+from resource_manager.cli.program import json_option, main
 from resource_manager.cli.target import Target, exit_codes
 
 if TYPE_CHECKING:

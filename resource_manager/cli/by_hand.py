@@ -25,8 +25,8 @@ from resource_manager.cli.base import (
     one_line,
     print_json,
 )
-from resource_manager.cli.commands import json_option, main
 from resource_manager.cli.demand_options import DemandCommand, demand_of, owned
+from resource_manager.cli.program import json_option, main
 from resource_manager.cli.reconciling import airflow_options
 from resource_manager.cli.session import Session, is_silent, say
 from resource_manager.cli.signals import Interrupted, interruptible

@@ -9,7 +9,7 @@ import click
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
-from resource_manager.cli.commands import F, json_option, main
+from resource_manager.cli.program import F, json_option, main
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import InvalidRequestError
 

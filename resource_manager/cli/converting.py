@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, one_line, print_json
-from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.program import json_option, main
 from resource_manager.cli.target import exit_codes
 from resource_manager.errors import how_to_install
 from resource_manager.manager.plurals import counted

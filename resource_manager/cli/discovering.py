@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import click
 
 from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, one_line, print_json
-from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.program import json_option, main
 from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import exit_codes
 from resource_manager.errors import ResourceManagerError

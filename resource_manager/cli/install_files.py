@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from resource_manager.cli.base import BAD_INPUT, Failure, print_json
-from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.program import json_option, main
 from resource_manager.cli.target import exit_codes
 
 PACKAGE = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ import click
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, harmless, one_line, print_json
 from resource_manager.cli.by_hand import UnknownTaskError, clock_time, entry_of, refuse_waiting
-from resource_manager.cli.commands import json_option, main, wide_option
+from resource_manager.cli.program import json_option, main, wide_option
 from resource_manager.cli.session import Session
 from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes

@@ -10,7 +10,7 @@ import click
 
 from resource_manager.cli import log_ins
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
-from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.program import json_option, main
 from resource_manager.cli.session import say
 from resource_manager.cli.target import Target, exit_codes
 

@@ -8,7 +8,7 @@ import click
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import print_json
-from resource_manager.cli.commands import json_option, main, wide_option
+from resource_manager.cli.program import json_option, main, wide_option
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.lazy import lazy_module
 from resource_manager.manager.plurals import counted

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from resource_manager.cli.base import DONE, INTERVAL, UNREACHABLE, Failure, one_line, print_json
-from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.program import json_option, main
 from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import F, Target, exit_codes
 from resource_manager.errors import InvalidRequestError, ResourceManagerError

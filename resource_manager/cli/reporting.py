@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from resource_manager.cli.base import BAD_INPUT, Failure, print_json
-from resource_manager.cli.commands import json_option, main, wide_option
+from resource_manager.cli.program import json_option, main, wide_option
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.lazy import lazy_module
 

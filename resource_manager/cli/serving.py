@@ -19,7 +19,7 @@ import click
 from resource_manager import __version__
 from resource_manager.agent.generation import state_folder
 from resource_manager.cli.base import BAD_INPUT, Failure
-from resource_manager.cli.commands import main
+from resource_manager.cli.program import main
 from resource_manager.cli.reconciling import airflow_options
 from resource_manager.cli.signals import PROMPT_S, Calls, Interrupted, Signals, leave
 from resource_manager.cli.target import Target, exit_codes

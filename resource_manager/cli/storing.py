@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 import click
 
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
-from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.program import json_option, main
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import CorruptStateError, redact
 

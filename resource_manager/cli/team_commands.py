@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from resource_manager.cli.base import print_json
-from resource_manager.cli.commands import json_option, main, wide_option
+from resource_manager.cli.program import json_option, main, wide_option
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.lazy import lazy_module
 

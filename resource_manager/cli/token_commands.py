@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Duration, Failure, print_json
-from resource_manager.cli.commands import json_option, main, wide_option
+from resource_manager.cli.program import json_option, main, wide_option
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.rest import tokens
 from resource_manager.rest.tokens import Role, Token, TokenFile, TokenStore

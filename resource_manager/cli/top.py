@@ -14,7 +14,7 @@ import click
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, INTERVAL, Failure, print_json
-from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.program import json_option, main
 from resource_manager.cli.session import Session
 from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes

@@ -14,8 +14,9 @@ import click
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import REFUSED, UNREACHABLE, Failure, one_line, print_json
-from resource_manager.cli.commands import json_option, main, server_of
 from resource_manager.cli.discovering import MAX_CONNECTIONS, ask, ask_here
+from resource_manager.cli.program import json_option, main
+from resource_manager.cli.server_commands import server_of
 from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import ResourceManagerError

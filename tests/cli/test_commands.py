@@ -18,7 +18,7 @@ from werkzeug.serving import make_server
 
 from demo.stack import free_ports
 from resource_manager import GPUResourceManager, Settings
-from resource_manager.cli import commands, main, reconciling, target
+from resource_manager.cli import main, reconciling, target
 from resource_manager.cli.signals import Interrupted, Signals
 from resource_manager.cli.target import Target
 from resource_manager.jobs.reconcile import Action, ActionKind, Reconciliation
@@ -497,7 +497,7 @@ def completed(line: str) -> list[str]:
 
 
 def test_every_command_has_json_and_a_help_text() -> None:
-    for name, command in commands.main.commands.items():
+    for name, command in main.commands.items():
         assert command.help, name
         terminal = name in ("run", "shell", "attach", "logs")
         if not (terminal or isinstance(command, click.Group) or name in ("serve", "completion")):

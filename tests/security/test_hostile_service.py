@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
-from resource_manager.cli.commands import main
+from resource_manager.cli.program import main
 from resource_manager.errors import PriorityError
 from resource_manager.rest.answers import MAX_DEPTH, harmless
 from resource_manager.rest.app import create_app

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from resource_manager import GPUResourceManager, Request
 from resource_manager.cli import tables
-from resource_manager.cli.commands import main
+from resource_manager.cli.program import main
 from resource_manager.core.identifiers import JOINERS, UNPRINTABLE
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
 from resource_manager.rest import tokens

@@ -24,7 +24,7 @@ with warnings.catch_warnings():
     from resource_manager.airflow.version_compat import AirflowException, AirflowFailException
 
 from resource_manager import GPUResourceManager
-from resource_manager.cli.commands import main
+from resource_manager.cli.program import main
 from resource_manager.errors import LeaseNotFoundError
 from resource_manager.jobs.airflow_instance import instance_id
 from resource_manager.jobs.launchers import Job, JobState

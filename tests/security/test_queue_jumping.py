@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
-from resource_manager.cli.commands import main
+from resource_manager.cli.program import main
 from resource_manager.errors import PriorityError
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.rest.tokens import Role

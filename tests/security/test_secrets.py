@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager, ResourceManagerError, Settings
-from resource_manager.cli.commands import main
+from resource_manager.cli.program import main
 from resource_manager.cli.target import Target
 from resource_manager.errors import InvalidRequestError, redact
 from resource_manager.rest import tokens

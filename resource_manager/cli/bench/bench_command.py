@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from resource_manager.cli.base import BAD_INPUT, Failure, print_json
-from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.program import json_option, main
 from resource_manager.cli.target import Target, exit_codes
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from resource_manager.cli.base import REFUSED, one_line, print_json
-from resource_manager.cli.commands import json_option, main
+from resource_manager.cli.program import json_option, main
 from resource_manager.cli.reconciling import airflow_options
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.cli.verifying import ask_all, login_options, missing_walls

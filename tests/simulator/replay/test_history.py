@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
-from resource_manager.cli.commands import main as gpu_manager
+from resource_manager.cli.program import main as gpu_manager
 from resource_manager.core.changes import (
     AgentSeen,
     Change,

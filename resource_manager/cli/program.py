@@ -1,0 +1,63 @@
+"""`gpu-manager` itself: its options, those that many commands have, and completion."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import get_completion_class
+
+from resource_manager import STORED_FORMAT, __version__
+from resource_manager.cli import completing
+from resource_manager.cli.base import OneLineErrors
+from resource_manager.cli.target import Target
+
+F = TypeVar("F", bound=Callable[..., Any])
+PROGRAM = "gpu-manager"
+
+_SILENCE = logging.NullHandler()
+
+
+@click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--url", envvar="GPU_MANAGER_URL", help="URL of the service; without it, the store is used.")
+@click.option("--token", envvar="GPU_MANAGER_TOKEN", help="Bearer token for the service.")
+@click.option("--store", help="Store (redis://…, airflow://, memory://); overrides GPU_MANAGER_STORE.")
+@click.version_option(message=f"{PROGRAM} {__version__}, stored format {STORED_FORMAT}", version=__version__)
+@click.pass_context
+def main(context: click.Context, /, **given: Any) -> None:
+    """Show, request and release leases on named GPUs and CPUs.
+
+    Exit codes: 0 done, 1 refused or not found, 2 bad input, 3 service or store unreachable.
+    """
+    # A command's own line says what its caller must know, also where a job's launcher loads Airflow, which
+    # prints all logs; `serve` sets up a log of its own.
+    package = logging.getLogger("resource_manager")
+    package.addHandler(_SILENCE)
+    package.propagate = False
+    context.call_on_close(lambda: setattr(package, "propagate", True))
+    # The client of a service says there why a call takes longer.
+    logging.getLogger("resource_manager.rest.connection").addHandler(logging.lastResort or _SILENCE)
+    context.obj = Target.of(given)
+    context.call_on_close(context.obj.close)
+
+
+def json_option(command: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON only.")(command)
+
+
+def wide_option(command: F) -> F:
+    return click.option("--wide", is_flag=True, help="Print every column, however wide the terminal is.")(
+        command
+    )
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script for a shell, used as: eval "$(gpu-manager completion bash)"."""
+    found = get_completion_class(shell)
+    assert found is not None
+    script = found(main, {}, PROGRAM, "_GPU_MANAGER_COMPLETE").source()
+    click.echo(completing.COLONS + script if shell == "bash" else script)

@@ -1,0 +1,73 @@
+"""Commands that close and open servers, and the one that ends every lease."""
+
+from __future__ import annotations
+
+import click
+
+from resource_manager.cli import completing
+from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
+from resource_manager.cli.program import json_option, main
+from resource_manager.cli.target import Target, exit_codes
+from resource_manager.errors import LockTimeoutError
+from resource_manager.manager.plurals import numbered_gpus
+
+gpu_option = click.option("--gpu", help="One GPU of the server, by number or UUID.")
+
+
+@main.command()
+@click.argument("server", shell_complete=completing.servers)
+@gpu_option
+@click.option("--reason", default="", help="Reason, shown to every user.")
+@click.option("--failed", is_flag=True, help="Mark the server as broken, not only closed.")
+@json_option
+@click.pass_obj
+@exit_codes
+def drain(target: Target, server: str, gpu: str | None, reason: str, failed: bool, as_json: bool) -> None:
+    """Grant no new leases on a server (id or name) or one of its GPUs; its current leases continue."""
+    view = target.manager.drain(server_of(server), gpu, reason=reason, failed=failed)
+    if as_json:
+        print_json(view)
+    elif gpu is None:
+        click.echo(f"{view['server_name']}: drained, {view['running_tasks']} still running")
+    else:
+        click.echo(f"{view['server_name']}: GPU {gpu} drained")
+
+
+@main.command()
+@click.argument("server", shell_complete=completing.servers)
+@gpu_option
+@json_option
+@click.pass_obj
+@exit_codes
+def resume(target: Target, server: str, gpu: str | None, as_json: bool) -> None:
+    """Allow new leases on a drained server (id or name), or on one closed GPU of it, again."""
+    view = target.manager.resume(server_of(server), gpu)
+    if as_json:
+        print_json(view)
+        return
+    closed = [each["gpu_id"] for each in view["gpus_closed"]]
+    rest = f"; still closed: {numbered_gpus(closed)}" if closed else ""
+    where = "takes" if gpu is None else f"GPU {gpu} takes"
+    click.echo(f"{view['server_name']}: {where} leases again{rest}")
+
+
+@main.command()
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_option
+@click.pass_obj
+@exit_codes
+def reset(target: Target, yes: bool, as_json: bool) -> None:
+    """End all leases and empty the queue. Dangerous while jobs run."""
+    if not yes:
+        if as_json:
+            raise Failure("--json cannot ask for confirmation: add --yes", BAD_INPUT)
+        click.confirm("End every lease and empty the queue?", abort=True, err=True)
+    try:
+        target.manager.reset()
+    except LockTimeoutError as error:
+        raise Failure("the lock was not free: try again", REFUSED) from error
+    print_json({"success": True}) if as_json else click.echo("reset")
+
+
+def server_of(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
