@@ -17,7 +17,7 @@ from benchmarks.floods import ATTACKS, CALLS, Service, fill_queue, hold, lease, 
 from resource_manager import GPUResourceManager, MemoryStore, Refusal, Settings
 from resource_manager.core.cluster import ClusterState
 from resource_manager.manager import forecasts, queue_view
-from resource_manager.manager.commit import group, protocol
+from resource_manager.manager.commit import group, group_commits
 from resource_manager.rest import limits
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
@@ -163,7 +163,7 @@ def test_gangs_of_a_batch_are_decided_two_at_a_time() -> None:
 
 
 def test_a_group_that_takes_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "MAX_DECISION_S", 0.02)
+    monkeypatch.setattr(group_commits, "MAX_DECISION_S", 0.02)
     groups: list[int] = []
     held: list[float] = []
 
@@ -174,7 +174,7 @@ def test_a_group_that_takes_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None
     with GPUResourceManager.from_url("memory://") as manager:
         manager.allocate("t", 2)
         commits = manager._commits
-        lead = commits._lead
+        lead = commits._commits._lead
 
         def timed(part: list[group.Operation[Any]], deadline: float) -> None:
             began = time.monotonic()

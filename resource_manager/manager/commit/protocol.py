@@ -1,72 +1,34 @@
-"""The commit protocol: decide on the replica without the lock first, under the lock after conflicts."""
+"""Steps and readers that are run against a store: with a replica, in groups, once, in a recovery window."""
 
 from __future__ import annotations
 
 import json
-import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, cast
 
-from resource_manager.core import lease_limits
-from resource_manager.core.changes import (
-    Change,
-    Expired,
-    MembersReleased,
-    Preempting,
-    Quarantined,
-    Queued,
-    Released,
-    Renewed,
-)
+from resource_manager.core.changes import Change, MembersReleased, Quarantined, Queued, Released, Renewed
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
-from resource_manager.core.maintenance import preemptor_in_words
-from resource_manager.core.name_lookup import name_in
 from resource_manager.core.refusal import Grounds, misconfigured, recovering
-from resource_manager.errors import (
-    NO_SERVERS,
-    InvalidRequestError,
-    LockedError,
-    LockTimeoutError,
-    NewerFormatError,
-    RepeatedError,
-    ResourceManagerError,
-    StaleStateError,
-    StateUnconfirmedError,
-    StoreFullError,
-)
+from resource_manager.errors import NO_SERVERS, InvalidRequestError, NewerFormatError, RepeatedError
 from resource_manager.manager.commit.asking import Step, asking
-from resource_manager.manager.commit.group import Groups, Operation, Reader, Repeatable
+from resource_manager.manager.commit.group import Operation, Reader, Repeatable
+from resource_manager.manager.commit.group_commits import Expirations, GroupCommits
 from resource_manager.manager.commit.job_ends import ends_of_jobs
 from resource_manager.manager.commit.recovery import Recovery
 from resource_manager.manager.commit.replica import Replica
 from resource_manager.manager.commit.rules import RuleBook
-from resource_manager.scheduling import allocator, lease_steps
+from resource_manager.scheduling import allocator
 from resource_manager.scheduling.accounting.decayed_use import uses_after
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.storage import Store
 from resource_manager.storage.jobs import JobRow, merged
-from resource_manager.storage.locks import Lock, Meanwhile, nothing
 from resource_manager.storage.once import Once
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
-
-TRIES_WITHOUT_LOCK = 4
-"""Conflicts after which an operation waits for the lock."""
-
-MAX_DECISION_S = 0.01
-"""Time after which a group is committed as far as it is decided: the others of it are the next group."""
-
-LOOK_AGAIN_S = 0.1
-"""For so long a refused operation is decided again while processes wait for the lock. Its caller would come
-back at once, which costs more than another look."""
 
 
 class Observer(Protocol):
@@ -97,8 +59,10 @@ class Transactions:
         self._lock_timeout_s = lock_timeout_s
         self._recovery = Recovery(store)
         self._replica = Replica(store)
-        self._groups = Groups(self._lead)
-        self._contended = False
+        self._commits = GroupCommits(
+            store, self._replica, self._recovery, lock_timeout_s, self.deciding, self._measured
+        )
+        self._groups = self._commits.groups
 
     # ---- used by steps ----
 
@@ -192,7 +156,7 @@ class Transactions:
         """
         once, deadline = operation.once, time.monotonic() + self._lock_timeout_s
         of_lease = Renewed | Released | MembersReleased | Quarantined
-        with self._groups.mutex, self._locked(deadline) as lock:
+        with self._groups.mutex, self._commits.locked(deadline) as lock:
             cluster, now = self.store.refresh_known(), self.store.now()
             operation.decide(cluster, now)
             if operation.error is not None:
@@ -219,7 +183,7 @@ class Transactions:
 
     def expire_and_schedule(self) -> list[Change]:
         """Expire leases that are due and grant pending requests that fit; return the changes."""
-        operation = _Expirations(self)
+        operation = Expirations(self.deciding)
         self._groups.carry_out(operation, self._lock_timeout_s)
         _answer(operation)
         self._recovery.watch(self.store.now())
@@ -275,7 +239,7 @@ class Transactions:
         Raises `LockTimeoutError` and `IdempotencyKeyError`.
         """
         deadline = time.monotonic() + self._lock_timeout_s
-        with self._groups.mutex, self._locked(deadline) as lock:
+        with self._groups.mutex, self._commits.locked(deadline) as lock:
             try:
                 self.store.replace(snapshot, lock=lock, once=[] if once is None else [(once, "null")])
             except RepeatedError as error:
@@ -286,212 +250,12 @@ class Transactions:
     def _answer_again(self, once: Repeatable[T], reference: str) -> T:
         return self.read(lambda cluster, now: once.answer(cluster, now, json.loads(reference)))
 
-    # ---- one group of operations ----
-
-    def _lead(self, group: list[Operation[Any]], deadline: float) -> None:
-        """Commit the group; where the store is full, each operation for itself."""
-        parts = deque([group])
-        with self._replica:
-            while parts:
-                part = parts.popleft()
-                try:
-                    self._commit_group(part, deadline)
-                except StoreFullError as error:
-                    if len(part) > 1:  # some may need no memory
-                        parts.extend([operation] for operation in part)
-                    else:
-                        part[0].fail(error)
-
-    def _commit_group(self, group: list[Operation[Any]], deadline: float) -> None:
-        conflicts = TRIES_WITHOUT_LOCK if self._contended else 0
-        while True:
-            try:
-                if conflicts < TRIES_WITHOUT_LOCK:
-                    decided = self._attempt(group, None)
-                else:
-                    if self._replica.cluster is not None:  # a jump back makes the lock of the dead live on
-                        self._time_checked(self._replica.cluster)
-                    # What others commit is read during the wait too, so that little is left under the lock.
-                    with self._locked(deadline, self._replica.refresh) as lock:
-                        if not lock.is_fresh:
-                            self._replica.refresh()
-                        group += self._groups.newcomers()
-                        decided = self._attempt(group, lock)
-                return self._finish(decided)
-            except StateUnconfirmedError as error:
-                self._recovery.begin(error)
-            except RepeatedError as error:
-                for operation in group:
-                    if operation.once is not None and operation.once.key is error.key:
-                        operation.stored = error.stored
-                        operation.changes = []
-                        operation.done = True
-                group[:] = [operation for operation in group if not operation.done]
-                if not group:
-                    return None
-            except StaleStateError as error:
-                self._measured("commit_conflicts", 1)
-                if conflicts >= TRIES_WITHOUT_LOCK:  # the lock ran out while this process was paused
-                    if time.monotonic() >= deadline:
-                        raise
-                elif isinstance(error, LockedError):
-                    conflicts = TRIES_WITHOUT_LOCK
-                else:
-                    conflicts += 1
-                    self._replica.catch_up(error)
-
-    def _attempt(self, group: list[Operation[Any]], lock: Lock | None) -> list[Operation[Any]]:
-        """Decide the group and commit its changes; return what was decided, in that order.
-
-        A group that takes long is cut: what is left of it is not done.
-        """
-        cluster = self._replica.cluster
-        is_fresh = lock is not None or cluster is None
-        if cluster is None:
-            cluster = self._replica.refresh()
-        decided = self._decide(cluster, group)
-        age_s = 0.0 if is_fresh else time.monotonic() - self._replica.refreshed_at
-        if any(not operation.changes and age_s > operation.max_age_s for operation in decided):
-            # A refusal or an error decided on an old replica may be wrong: decide again on a fresh one.
-            cluster = self._replica.refresh()
-            decided = self._decide(cluster, group)
-        changes = [change for operation in decided for change in operation.changes]
-        if changes:
-            self._replica.require_stored()
-            started = time.monotonic()
-            once = [
-                (operation.once.key, json.dumps(operation.once.refer(operation.changes)))
-                for operation in decided
-                if operation.once is not None and operation.changes
-            ]
-            stored = [row for operation in decided if operation.changes for row in operation.jobs]
-            self.store.commit(
-                cluster.version,
-                changes,
-                uses=uses_after(cluster, changes),
-                jobs=merged([*stored, *ends_of_jobs(cluster, changes)]),
-                now=self.store.now(),
-                lock=lock,
-                once=once,
-            )
-            self._replica.refreshed_at = time.monotonic()
-            self._measured("commit_s", self._replica.refreshed_at - started)
-        return decided
-
-    def _finish(self, decided: list[Operation[Any]]) -> None:
-        """Apply what was committed to the replica, and answer; the next process may commit meanwhile.
-
-        Under contention a refused operation is left for the next group, unless it is older than
-        `LOOK_AGAIN_S`.
-        """
-        cluster, now = self._replica.cluster, self.store.now()
-        assert cluster is not None
-        looks_again = self._contended and not self._recovery.suspends_grants
-        since = time.monotonic() - LOOK_AGAIN_S
-        for operation in decided:
-            if not (looks_again and operation.asked_at > since and operation.is_refused(cluster)):
-                operation.finish(cluster, now)
-        self._recovery.extended()
-        self.store.tidy_up(cluster)
-
-    def _decide(self, cluster: ClusterState, group: list[Operation[Any]]) -> list[Operation[Any]]:
-        """Decide each operation on top of those before it, for a while; return them in that order."""
-        now, ends_at = self._time_checked(cluster), time.monotonic() + MAX_DECISION_S
-        decided = self._led_by_expirations(cluster, group, now)
-        if len(decided) == 1:
-            decided[0].decide(cluster, now)
-            return decided
-        with cluster.trial():
-            for count, operation in enumerate(decided, 1):
-                operation.decide(cluster, now)
-                if time.monotonic() > ends_at:
-                    return decided[:count]
-                if operation is not decided[-1]:  # the last needs no trial, and an inventory allows none
-                    for change in operation.changes:
-                        cluster.apply(change)
-        return decided
-
-    def _time_checked(self, cluster: ClusterState) -> float:
-        """Return the time on the store's clock, after a look at whether it jumped."""
-        now, jump = self.store.now(), self.store.clock_jump
-        new_jump = self._recovery.note_jump(cluster, now, jump)
-        if new_jump is not None:
-            self._measured("clock_jump_s", new_jump.seconds)
-        return now
-
-    def _led_by_expirations(
-        self, cluster: ClusterState, group: list[Operation[Any]], now: float
-    ) -> list[Operation[Any]]:
-        """Return the group, with an operation in front that expires what is due, if anything is.
-
-        In a recovery window nothing is, and what a jump of the clock took of leases is given back.
-        """
-        due: Sequence[Change]
-        if self._recovery.suspends_grants:
-            due = self._recovery.extensions(cluster, now)
-        else:
-            due = lease_steps.expire(cluster, now)
-        own = [operation for operation in group if isinstance(operation, _Expirations)]
-        if due:
-            _log(cluster, due)
-            own = own or [_Expirations(self)]
-        if not own:
-            return group
-        own[0].due = due
-        return [*own, *(operation for operation in group if operation not in own)]
-
-    @contextmanager
-    def _locked(self, deadline: float, meanwhile: Meanwhile = nothing) -> Iterator[Lock]:
-        """Hold the store's lock; raises `LockTimeoutError` at the deadline."""
-        started = time.monotonic()
-        lock = self.store.lock(self._replica.cluster if self._replica.is_stored else None)
-        if not lock.acquire(max(deadline - started, 0.0), meanwhile):
-            raise LockTimeoutError(self._lock_timeout_s)
-        self._contended = lock.waited
-        self._measured("lock_wait_s", time.monotonic() - started)
-        try:
-            yield lock
-        finally:
-            try:
-                lock.release()
-            except ResourceManagerError as error:  # harmless: the commit is decided
-                logger.warning("the lock could not be released and will expire: %s", error)
-
     def _measured(self, name: str, value: float) -> None:
         if self.observer is not None:
             self.observer.measured(name, value)
-
-
-def _log(cluster: ClusterState, due: Sequence[Change]) -> None:
-    for change in due:
-        if isinstance(change, Preempting) and not change.preemptor:
-            logger.warning("its preemption is taken back: %s", name_in(cluster, change.lease_id))
-        elif isinstance(change, Preempting):
-            winner = name_in(cluster, preemptor_in_words(change.preemptor))
-            why = lease_limits.in_words(change.preemptor, winner)
-            logger.warning("%s: %s", why, name_in(cluster, change.lease_id))
-    late = [name_in(cluster, each.lease_id) for each in due if isinstance(each, Expired | Quarantined)]
-    if late:
-        logger.warning("not renewed in time: %s", ", ".join(late))
 
 
 def _answer(operation: Operation[T]) -> T:
     if operation.error is not None:
         raise operation.error
     return operation.answer  # type: ignore[return-value]
-
-
-class _Expirations(Operation[None]):
-    """The operation that ends what is due; the leases are named before a trial, which hides the heap."""
-
-    __slots__ = ("due",)
-
-    def __init__(self, transactions: Transactions) -> None:
-        super().__init__(
-            lambda cluster, now: allocator.with_dispatch(
-                cluster, self.due, transactions.deciding(cluster, now)
-            ),
-            lambda cluster, now: None,
-            by="",
-        )
-        self.due: Sequence[Change] = ()

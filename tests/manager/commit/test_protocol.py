@@ -25,9 +25,10 @@ from resource_manager.errors import (
     StateUnconfirmedError,
 )
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.manager.commit import group, protocol
+from resource_manager.manager.commit import group, group_commits
 from resource_manager.manager.commit.group import Step
-from resource_manager.manager.commit.protocol import TRIES_WITHOUT_LOCK, Transactions
+from resource_manager.manager.commit.group_commits import TRIES_WITHOUT_LOCK
+from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.refusal_wording import lock_busy
 from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.storage.locks import Lock, ThreadLock, nothing
@@ -147,7 +148,9 @@ class TestOneStep:
     def test_comes_after_the_expirations_that_are_due(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(protocol, "MAX_DECISION_S", math.inf)  # a machine that pauses splits the step
+        monkeypatch.setattr(
+            group_commits, "MAX_DECISION_S", math.inf
+        )  # a machine that pauses splits the step
         now = [1_000.0]
         store = WatchedStore(clock=lambda: now[0])
         state = on(store)
@@ -314,28 +317,28 @@ class TestRefusalsUnderContention:
     def test_they_are_decided_again(
         self, state: Transactions, step: Step, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(protocol, "LOOK_AGAIN_S", 60.0)
+        monkeypatch.setattr(group_commits, "LOOK_AGAIN_S", 60.0)
         assert self.ask(state, step) == {"a", "b"}
 
     @pytest.mark.usefixtures("contended")
     def test_old_ones_are_answered(
         self, state: Transactions, step: Step, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(protocol, "LOOK_AGAIN_S", 0.0)
+        monkeypatch.setattr(group_commits, "LOOK_AGAIN_S", 0.0)
         assert self.ask(state, step) == {"a"}
 
     @pytest.mark.usefixtures("contended")
     def test_what_needs_no_change_is_answered_at_once(
         self, state: Transactions, step: Step, looks: list[float], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(protocol, "LOOK_AGAIN_S", 60.0)
+        monkeypatch.setattr(group_commits, "LOOK_AGAIN_S", 60.0)
         assert state.run(step, holders, refused=lambda cluster: "a" not in cluster.leases) == {"a"}
         assert len(looks) == 1
 
     def test_without_contention_they_are_answered_at_once(
         self, state: Transactions, step: Step, looks: list[float], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(protocol, "LOOK_AGAIN_S", 60.0)
+        monkeypatch.setattr(group_commits, "LOOK_AGAIN_S", 60.0)
         assert self.ask(state, step) == set()
         assert len(looks) == 1
 
@@ -346,7 +349,7 @@ class TestRefusalsUnderContention:
         def suspend() -> None:
             raise StateUnconfirmedError("grants pause", remaining_s=60.0)
 
-        monkeypatch.setattr(protocol, "LOOK_AGAIN_S", 3600.0)
+        monkeypatch.setattr(group_commits, "LOOK_AGAIN_S", 3600.0)
         store.before_commit = [suspend]
         assert self.ask(state, granting(state, "b")) == {"a"}
 
