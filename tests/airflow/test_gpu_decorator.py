@@ -109,6 +109,7 @@ def ends(monkeypatch):
     return said
 
 
+@pytest.mark.thorough
 def test_a_process_ends_before_its_lease_if_a_renewal_hangs(manager, monkeypatch, ends):
     lease = ask(manager, TASK, 2, ttl=timedelta(seconds=2))
     answers, hangs = iter(["renewed"]), threading.Event()

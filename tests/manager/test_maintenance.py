@@ -107,6 +107,7 @@ def test_removal_starts_what_waits_and_a_second_one_does_nothing(
         assert again.output == f"there is no maintenance window {first}; nothing to remove\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["redis", "sqlite"])
 def test_a_window_on_a_real_store_opens_by_itself(
     kind: str, embedded_redis: RedisServer, tmp_path: Path

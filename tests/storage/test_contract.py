@@ -600,6 +600,7 @@ def test_a_restore_opens_a_closed_state_and_keeps_the_history_up_to_the_backup(
     assert not store.closed
 
 
+@pytest.mark.thorough
 def test_after_a_restore_nothing_is_granted_until_its_time(open_client: OpenStore) -> None:
     store, other = open_client(), open_client()
     mine = started(store)

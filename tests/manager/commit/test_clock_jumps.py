@@ -127,6 +127,7 @@ def test_a_lease_that_nobody_renews_ends_in_its_own_time(moved: Moved) -> None:
     assert time.monotonic() - begin > WINDOW_S
 
 
+@pytest.mark.thorough
 def test_after_a_jump_back_grants_pause_and_leases_end_later(moved: Moved) -> None:
     service, worker = moved.user("a"), moved.user()
     lease = worker.allocate("train", 8, server=0, ttl=5.0)

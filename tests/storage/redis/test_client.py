@@ -146,6 +146,7 @@ def test_commands_are_sent_again_a_few_times_if_connections_break(
     client.close()
 
 
+@pytest.mark.thorough
 def test_the_rights_in_the_documentation_are_necessary_and_sufficient(own_redis: RedisServer) -> None:
     rights = ["~{gpu_manager}:*", *RIGHTS.split()]
     assert " ".join(rights) in Path("docs/stores.md").read_text(encoding="utf-8")

@@ -103,6 +103,7 @@ def test_a_store_recovers_from_an_outage(own_redis: RedisServer) -> None:
     assert leases(store) == {"a", "b"}
 
 
+@pytest.mark.thorough
 def test_after_a_restart_grants_pause_for_the_recovery_window(own_redis: RedisServer) -> None:
     store = opened(own_redis.url)
     cluster = started(store, ClusterSettings(confirmation_window_s=3.0))
@@ -129,6 +130,7 @@ def test_after_a_restart_grants_pause_for_the_recovery_window(own_redis: RedisSe
     assert leases(store) == {"b"}
 
 
+@pytest.mark.thorough
 def test_a_manager_renews_and_releases_during_the_recovery_window(own_redis: RedisServer) -> None:
     with GPUResourceManager.from_url(
         own_redis.url, inventory=default_inventory(), confirmation_window_s=3.0

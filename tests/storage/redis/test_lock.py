@@ -163,6 +163,7 @@ def test_a_renewal_restarts_the_time_to_live(client: RedisClient) -> None:
     lock.release()
 
 
+@pytest.mark.thorough
 def test_a_lock_left_to_expire_stays_until_it_expires(client: RedisClient) -> None:
     lock = RedisLock(client, life_s=1.5)
     assert lock.acquire(1)
@@ -232,6 +233,7 @@ def test_a_lock_from_before_a_restart_is_dropped(own_redis: RedisServer) -> None
         after.release()
 
 
+@pytest.mark.thorough
 def test_a_long_held_lock_is_renewed(client: RedisClient) -> None:
     lock, other = RedisLock(client, life_s=1.5), RedisLock(client, life_s=1.5)
     assert lock.acquire(1)
