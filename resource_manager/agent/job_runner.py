@@ -201,7 +201,7 @@ class AgentJobs:
                 return bool(started["began"])
             case "terminate":
                 if item.get("bury") is True and directory_job.status(root, key)["state"] == "absent":
-                    directory_job.bury(root, key)  # it is over, so it must not begin later
+                    directory_job.bury(root, key)
                 directory_job.terminate(root, key, grace_s)
             case "preempt":
                 directory_job.preempt(root, key, grace_s, str(item.get("signal") or "TERM"))

@@ -107,7 +107,8 @@ class JobBoard:
                 rules = rules_of(job_of(lease, key, (), rank=rank))
                 order = {**order, "spec": {**order["spec"], **rules}}
             if order is not None and has_stored_job(lease["labels"]):
-                order = {**order, "keep": True}  # its output, which nobody else has
+                # Nobody else has its output, and one that is over before it began must not begin later.
+                order = {**order, "keep": True, "bury": True}
             for item in (order, self._of_stored(lease, rank, stored.get(lease["task_id"]))):
                 if item is not None:
                     items.append({"n": "", **item, "key": key, "token": token, "user": seen.user})

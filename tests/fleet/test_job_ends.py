@@ -70,6 +70,23 @@ def test_a_stopped_job_that_left_no_end_ends_its_lease_once_nobody_renews_that(s
     assert outcomes(fleet) == ["CANCELLED"]
 
 
+def test_a_gang_that_was_half_stopped_by_somebody_who_died_ends() -> None:
+    """They had a member that had not begun ended, and no time to say that it is stopped."""
+    fleet = Fleet()
+    for name in ("gpu-a", "gpu-b"):
+        fleet.report(name=name)
+    token = fleet.manager.submit("t", 0, 8, nodes=2, job={"command": ["train"]})["fencing_token"]
+    key = job_key("t", token, 0)
+    for name in ("gpu-a", "gpu-b"):
+        fleet.report(name=name)
+    fleet.manager.order_job("gpu-a", key, {"want": "terminate"})
+    fleet.manager.release_members("t", [1], fencing_token=token, job_end="ended")
+    [item] = fleet.board.jobs("gpu-a")["jobs"]
+    assert (item["want"], item["bury"]) == ("terminate", True)
+    fleet.report(run(key, "absent", want="terminate", n=item["n"], began=None, ended=True))
+    assert fleet.manager.leases() == []
+
+
 def test_a_job_that_ended_before_its_server_was_started_again_keeps_its_result() -> None:
     fleet = Fleet((Gpu(0, "A100", uuid=uuid(0)),))
     key = begun(fleet, ttl=100)
