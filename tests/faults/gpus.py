@@ -19,38 +19,23 @@ from resource_manager import GPUResourceManager
 from resource_manager.agent.report_format import ReportError, read_report
 from resource_manager.core.changes import (
     AgentLost,
-    AgentSeen,
-    Change,
-    Expired,
-    GpuClosed,
-    GpuOpened,
-    Granted,
-    Released,
-    Resumed,
 )
-from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node
+from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import CapacityError
 from resource_manager.fleet.receiving import ReportReceiver
+from resource_manager.fleet.records import records_of
 from resource_manager.settings import Settings
 from resource_manager.storage import Store, open_store
 from tests.agent.reporting import as_text, gpu, process, report
 from tests.builders import redefine
+from tests.faults.gpu_checks import INTERVAL_S, Seen, check_gpus, check_idle
 from tests.faults.outcomes import Outcome
 from tests.faults.redis_servers import Server
 
 GPUS = 4
-INTERVAL_S = 0.1
+IDLE_AFTER_S = 0.5
 STEPS = 250
 SETTING = "failing gpus"
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What an accepted report said, from this version on: each device there, with the jobs on it by token."""
-
-    version: int
-    server: str
-    jobs: dict[str, set[int]]
 
 
 def servers(count: int) -> list[Node]:
@@ -60,67 +45,13 @@ def servers(count: int) -> list[Node]:
     ]
 
 
-def check_gpus(history: Sequence[tuple[int, Change]], seen: Sequence[Seen]) -> list[str]:
-    """Every grant on a silent server, of a closed or held GPU, or on a watched one not there or not clean.
-
-    Devices go by UUID, whatever their numbers become.
-    """
-    complaints: list[str] = []
-    watched: set[str] = set()
-    silent: set[str] = set()
-    closed: dict[tuple[str, int], str] = {}
-    live: dict[int, Lease] = {}
-    parts: dict[int, int] = {}
-    for version, change in history:
-        match change:
-            case AgentSeen():
-                watched.add(change.node)
-                silent.discard(change.node)
-            case AgentLost():
-                silent.add(change.node)
-            case Resumed():
-                if change.node in silent:
-                    watched.discard(change.node)
-                silent.discard(change.node)
-            case GpuClosed():
-                closed[change.node, change.gpu_id] = change.uuid
-            case GpuOpened():
-                opened = closed.get((change.node, change.gpu_id))
-                closed = {place: uuid for place, uuid in closed.items() if uuid != opened}
-            case Released() | Expired():
-                live.pop(change.fencing_token, None)
-            case Granted(lease=lease):
-                live[lease.fencing_token] = lease
-                parts[lease.fencing_token] = lease.request.gpu_milli
-                for member in lease.members:
-                    last = [each for each in seen if each.server == member.node and each.version < version]
-                    for gpu_id, uuid in zip(member.gpu_ids, member.gpu_uuids, strict=True):
-                        if member.node in silent:
-                            complaints.append(f"version {version}: a grant on {member.node}, which is silent")
-                        which = f"version {version}: {lease.lease_id} got GPU {gpu_id} of {member.node}"
-                        holders = [each for each in live.values() if uuid in each.placement.gpu_uuids]
-                        taken = sum(each.request.gpu_milli for each in holders)
-                        if uuid in closed.values():
-                            complaints.append(f"{which}, which is closed")
-                        if taken > MILLI_PER_GPU:
-                            complaints.append(f"{which}, which is held already")
-                        if member.node not in watched or not last:
-                            continue
-                        if uuid not in last[-1].jobs:
-                            complaints.append(f"{which}, which was not there")
-                            continue
-                        left = last[-1].jobs[uuid] - live.keys()
-                        if left and taken + sum(parts[token] for token in left) > MILLI_PER_GPU:
-                            complaints.append(f"{which}, on which the job of lease {left} was left")
-    return complaints
-
-
 @dataclass
 class Device:
-    """A real device: lost or not, and the jobs on it, by fencing token."""
+    """A real device: lost or not, busy or not, and the jobs on it, by fencing token."""
 
     uuid: str
     lost: bool = False
+    is_busy: bool = False
     jobs: dict[int, str] = field(default_factory=dict)
     xids: list[int] = field(default_factory=list)
 
@@ -151,14 +82,14 @@ class Course:
         """Return the complaints after so many steps."""
         kinds = [self.ask] * 4 + [self.release] * 3 + [self.send] * 8
         kinds += [self.lose, self.mend, self.storm, self.again, self.silence, self.open, self.clean_up]
-        kinds.append(self.renumber)
+        kinds += [self.renumber, self.work, self.work]
         for _ in range(steps):
             self.pass_time(self.rng.uniform(0.01, 0.1))
             kind = self.rng.choice(kinds)
             kind()
             self.done[kind.__name__] += 1
         history = self.managers[0].store.history(limit=100_000)
-        return check_gpus(history, self.seen)
+        return check_gpus(history, self.seen) + check_idle(history, self.seen)
 
     @property
     def faults(self) -> tuple[Callable[[], None], ...]:
@@ -171,10 +102,13 @@ class Course:
         self.number += 1
         task, gpus = f"t{self.number}", self.rng.choice((1, 1, 2, GPUS))
         milli = self.rng.choice((1000, 1000, 400)) if gpus == 1 else 1000
+        options: dict[str, Any] = {"gpu_milli": milli}
         if self.rng.random() < 0.5:
-            self.manager().submit(task, gpus, 1, gpu_milli=milli)
+            options |= {"idle_after": IDLE_AFTER_S, "idle_action": "release", "preempt_grace": 0.3}
+        if self.rng.random() < 0.5:
+            self.manager().submit(task, gpus, 1, **options)
         else:
-            self.manager().allocate_resources(task, gpus, 1, gpu_milli=milli)
+            self.manager().allocate_resources(task, gpus, 1, **options)
         self.start_jobs()
 
     def start_jobs(self) -> None:
@@ -224,22 +158,34 @@ class Course:
             interval_s=INTERVAL_S,
         )
         self.last[name] = value
-        self._deliver(value, {d.uuid: set(d.jobs) for d in present if not d.lost})
+        self._deliver(
+            value,
+            {d.uuid: set(d.jobs) for d in present if not d.lost},
+            frozenset(d.uuid for d in present if not d.lost and not d.is_busy),
+        )
         for device in self.devices[name]:
             device.xids.clear()
 
     def _gpu(self, device: Device) -> dict[str, Any]:
         if device.lost:
-            return gpu(0, uuid=device.uuid, lost=True, processes=None)
+            return gpu(0, uuid=device.uuid, lost=True, processes=None, utilization_percent=None)
         jobs = [
             process(1000 + token, job=f"gpu-{task}-0a1b2c3d-{token}", lease_source="cgroup")
             for token, task in device.jobs.items()
         ]
         at = self.managers[0].store.now() + 3600 * 5
         xids = [{"xid": xid, "count": 9, "at": at} for xid in device.xids]
-        return gpu(0, uuid=device.uuid, processes=jobs, xids=xids)
+        busy = {"utilization_percent": 80} if device.is_busy else {}
+        return gpu(0, uuid=device.uuid, processes=jobs, xids=xids, **busy)
 
-    def _deliver(self, value: dict[str, Any], jobs: dict[str, set[int]]) -> None:
+    def work(self) -> None:
+        """A device begins to compute, or ends."""
+        device = self.rng.choice(self.rng.choice(list(self.devices.values())))
+        device.is_busy = not device.is_busy
+
+    def _deliver(
+        self, value: dict[str, Any], jobs: dict[str, set[int]], idle: frozenset[str] = frozenset()
+    ) -> None:
         text = as_text(value)
         version = self.managers[0].get_resource_summary()["version"]  # it counts for its own commit's grants
         try:
@@ -247,7 +193,9 @@ class Course:
         except ReportError:
             self.refused += 1
             return
-        self.seen.append(Seen(version, value["server"], jobs))
+        at = records_of(self.managers[0].store, [value["server"]])[value["server"]].received_at
+        after = self.managers[0].get_resource_summary()["version"]
+        self.seen.append(Seen(version, value["server"], jobs, at, idle, after))
         self.start_jobs()
 
     def lose(self) -> None:
@@ -300,8 +248,9 @@ class Course:
     def open(self) -> None:
         """An operator opens what is closed, after the device was mended and its processes have ended."""
         self.mend()
-        self.clean_up()
         for name in self.devices:
+            self.managers[0].expire_and_schedule()
+            self.clean_up()
             for _ in range(2):
                 self.send(name)
             for entry in self.managers[0].get_resource_summary()["servers"]:

@@ -12,11 +12,12 @@ from resource_manager.core.changes import AgentSeen, GpuClosed, Granted, Invento
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.errors import CapacityError
-from resource_manager.fleet import transitions
+from resource_manager.fleet import judgement, lease_use, transitions
 from resource_manager.manager import cluster_change
 from resource_manager.storage import open_store
 from tests.builders import Clock
-from tests.faults.gpus import SETTING, Course, Seen, check_gpus
+from tests.faults.gpu_checks import Seen, check_gpus
+from tests.faults.gpus import SETTING, Course
 from tests.faults.run import run_seed
 from tests.faults.setups import setting_of
 from tests.redis_server import RedisServer
@@ -102,6 +103,18 @@ def goes_by_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NodeState, "gpu_ids_of", lambda self, placement: placement.gpu_ids)
 
 
+def takes_everything_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_use, "_is_idle", lambda gpu, lease, below: True)
+
+
+def takes_silence_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judgement, "_idle_from", lambda use, now: use)
+
+
+def releases_nothing_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judgement, "idle_releases", lambda cluster, uses, now, node: [])
+
+
 @pytest.mark.parametrize(
     "bug",
     [
@@ -111,6 +124,9 @@ def goes_by_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
         takes_everything_as_clean,
         forgets_closures_that_move,
         goes_by_numbers,
+        takes_everything_as_idle,
+        takes_silence_as_idle,
+        releases_nothing_as_idle,
     ],
 )
 def test_the_checker_finds_bugs(
