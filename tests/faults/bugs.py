@@ -149,6 +149,28 @@ def deaf_job() -> None:
     attended.Attended._end = lambda self, launcher: (None, None)  # type: ignore[method-assign]
 
 
+def no_walls() -> None:
+    """An agent starts a job without the walls that it must have."""
+    from resource_manager.agent import job_runner
+
+    job_runner.AgentJobs._prepare = lambda self, key, item: []  # type: ignore[method-assign]
+
+
+def no_search() -> None:
+    """A restore opens the servers at once, as if nothing had been granted after the backup."""
+    from resource_manager.storage import backup
+
+    continued = backup._continued
+
+    def careless(*arguments: Any, **options: Any) -> Any:
+        return continued(*arguments, **{**options, "is_whole": True})
+
+    backup._continued = careless
+
+
+OF_AGENTS = ("no walls", "no search")
+"""Bugs that only jobs of agents can show."""
+
 OF_TERMINALS = ("expired job", "absent elsewhere", "release of anybody", "deaf job")
 """Bugs that only jobs in terminals can show."""
 
@@ -170,5 +192,7 @@ BUGS: dict[str, Callable[[], None]] = {
     "absent elsewhere": absent_elsewhere,
     "release of anybody": release_of_anybody,
     "deaf job": deaf_job,
+    "no walls": no_walls,
+    "no search": no_search,
 }
 """Of the first two each store has its own; the other survives it."""

@@ -28,10 +28,10 @@ from resource_manager.core.changes import Change, Granted, MembersReleased, Pree
 from resource_manager.core.changes import Outcome as LeaseOutcome
 from resource_manager.storage.codec import change_to_dict
 from tests.builders import redefine
-from tests.faults import airflow_on_postgres, gpus, machines, namespaces, terminals
+from tests.faults import agents, airflow_on_postgres, gpus, machines, namespaces, terminals
 from tests.faults.access_paths import ACCESS_PATHS
 from tests.faults.airflow_tasks import Airflow
-from tests.faults.bugs import BUGS, OF_PREEMPTION, OF_TERMINALS
+from tests.faults.bugs import BUGS, OF_AGENTS, OF_PREEMPTION, OF_TERMINALS
 from tests.faults.checker import SWEPT, Operation, check, check_older, read_records
 from tests.faults.commit_points import POINTS
 from tests.faults.older_build import older_build
@@ -314,7 +314,7 @@ def _setting_of(seed: int, **options: object) -> str:
 
 def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
     """Runs one seed in a folder of its own; options as of `Run`. Kept on demand, or if broken with no bug."""
-    preload = [main.__module__]
+    preload = [main.__module__, agents.AgentServer.__module__]
     if issubclass(SETTINGS.get(str(options.get("setting")), OneRedis), Variables):
         preload += airflow_on_postgres.PRELOAD
     multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
@@ -322,6 +322,8 @@ def run_seed(seed: int, *, keep: bool = False, **options: object) -> Outcome:
     try:
         if (options.get("setting") or _setting_of(seed, **options)) == gpus.SETTING:
             outcome = gpus.run_course(seed, folder)
+        elif options.get("setting") == agents.SETTING:
+            outcome = agents.run_course(seed, folder, bug=str(options.get("bug", "")))
         elif options.get("setting") == terminals.SETTING:
             outcome = terminals.run_course(seed, folder, bug=str(options.get("bug", "")))
         else:
@@ -390,7 +392,7 @@ def command() -> int:
     parser.add_argument("--floods", action="store_true", help="in all seeds, not in every second")
     parser.add_argument("--tasks", action="store_true", help="reach the Variable from tasks of Airflow")
     parser.add_argument("--network", default="proxy", choices=["proxy", "netns"])
-    settings = ["", *SETTINGS, gpus.SETTING, terminals.SETTING]
+    settings = ["", *SETTINGS, gpus.SETTING, agents.SETTING, terminals.SETTING]
     parser.add_argument("--setting", default="", choices=settings, help="the same one for all seeds")
     parser.add_argument("--other-version", type=Path, help="a checkout whose package every other worker runs")
     options = parser.parse_args()
@@ -403,7 +405,9 @@ def command() -> int:
         setting = options.store
     elif options.network == "netns":
         setting = Namespaces.name
-    elif options.bug in OF_TERMINALS:
+    elif options.bug in OF_AGENTS:
+        setting = agents.SETTING
+    elif options.bug in OF_TERMINALS and not setting:
         setting = terminals.SETTING
     one = options.seed is not None
     seeds = [options.seed] if one else range(options.first, options.first + options.seeds)
