@@ -17,7 +17,6 @@ from resource_manager.agent.sending import ReportSender, run_agent
 from resource_manager.errors import InvalidRequestError
 from resource_manager.jobs.launchers.directory_job import DEFAULT_ROOT
 
-TOKEN = "GPU_MANAGER_AGENT_TOKEN"
 PR_SET_DUMPABLE = 4
 SETTLE_S = 0.02
 """Time for which changes are gathered before they are reported."""
@@ -53,7 +52,6 @@ def run_job_agent(
             raise InvalidRequestError(
                 "{url} {!r}: jobs are run for an https:// service, or one of this machine", url, field="url"
             )
-    os.environ.pop(TOKEN, None)  # a job inherits the environment of this process
     _hide()
     woken = threading.Event()
     try:

@@ -39,6 +39,9 @@ PREEMPTED = "preempted"
 SIGN = "sign"
 TOLD = "told"
 SET_WITHIN = "GPU_JOB_ENVIRONMENT"
+NOT_INHERITED = re.compile("_?AIRFLOW_(?!HOME$)|GPU_MANAGER_(?!NVML$)")
+"""Variables of Airflow and the agent, keys and passwords among them, that their jobs do not inherit."""
+
 KEPT = "kept"
 ENDED = "ended"
 ENDED_S = 86400.0
@@ -225,6 +228,7 @@ def _spawn(
             ["/bin/sh", "-c", WRAPPER, "sh", tombstone_of(root, key), *walls, *command],
             cwd=directory,
             env=_process_environment(
+                {name: text for name, text in os.environ.items() if not NOT_INHERITED.match(name)},
                 walls,
                 environment,
                 {
@@ -243,14 +247,14 @@ def _spawn(
 
 
 def _process_environment(
-    walls: Sequence[str], environment: Mapping[str, str], own: Mapping[str, str]
+    inherited: Mapping[str, str], walls: Sequence[str], environment: Mapping[str, str], own: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the environment of the first process of a job; `own` variables are not the job's to choose.
 
     What builds the walls must not read the job's variables, by which it would run what the job names outside.
     """
     within = {**environment, **own}
-    return {**os.environ, **({**own, SET_WITHIN: json.dumps(within)} if walls else within)}
+    return {**inherited, **({**own, SET_WITHIN: json.dumps(within)} if walls else within)}
 
 
 def own_variables(root: str, key: str, files: Mapping[str, str]) -> dict[str, str]:
@@ -321,6 +325,7 @@ def attend(
                 [*walls, *command],
                 cwd=os.path.expanduser(working_dir),
                 env=_process_environment(
+                    os.environ,
                     walls,
                     environment,
                     {
@@ -375,7 +380,9 @@ def run(root: str, key: str, command: str, environment: Mapping[str, str], walls
         shell = os.environ.get("SHELL") or "/bin/sh"
         job = subprocess.Popen(
             [*walls, shell, "-c", command],
-            env=_process_environment(walls, environment, {"GPU_JOB_LOCK": os.path.join(directory, "lock")}),
+            env=_process_environment(
+                os.environ, walls, environment, {"GPU_JOB_LOCK": os.path.join(directory, "lock")}
+            ),
             pass_fds=(lock,),
         )
         code = job.wait()

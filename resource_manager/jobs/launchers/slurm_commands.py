@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from resource_manager.jobs.launchers import directory_job as folder
+
 COMMAND_TIMEOUT_S = 50.0
 SUBMIT_TIMEOUT_S = 30.0
 
@@ -229,7 +231,11 @@ def run(command: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> subproc
     Raises `RuntimeError` if it gives no answer.
     """
     foreign = re.compile(r"(SQUEUE|SACCT|SCANCEL|SCONTROL)_|SLURM_(?!CONF|JWT)")
-    own = {name: value for name, value in os.environ.items() if not foreign.match(name)}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not (foreign.match(name) or folder.NOT_INHERITED.match(name))  # sbatch gives the job what it has
+    }
     try:
         return subprocess.run(
             command,

@@ -51,6 +51,34 @@ def test_a_job_sees_its_environment_and_leaves_log_and_exit_code(launcher):
     assert launcher.logs("j", offset)[:2] == ("", offset)
 
 
+SECRETS = (
+    "AIRFLOW__CORE__FERNET_KEY",
+    "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN",
+    "AIRFLOW_CONN_GPU_MANAGER_DEFAULT",
+    "AIRFLOW_VAR_PASSWORD",
+    "_AIRFLOW_WWW_USER_PASSWORD",
+    "GPU_MANAGER_STORE",
+    "GPU_MANAGER_TOKEN",
+    "GPU_MANAGER_AGENT_TOKEN",
+    "GPU_MANAGER_JOB_KEYS",
+)
+"""Variables of worker, triggerer or agent with which a job could become them."""
+
+
+@pytest.mark.parametrize("confine", ["off", "try"])
+def test_a_job_inherits_what_its_programs_need_and_no_secrets(tmp_path, monkeypatch, confine):
+    launcher = LocalLauncher(str(tmp_path))
+    for name in (*SECRETS, "AIRFLOW_HOME", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "inherited")
+    job = Job("j", ("/usr/bin/env",), {"GPU_MANAGER_URL": "its own"}, confine=confine)
+    launcher.prepare(job)
+    launcher.start(job)
+    wait_until_ended(launcher, "j")
+    lines = launcher.logs("j").text.splitlines()
+    assert {"AIRFLOW_HOME=inherited", "HTTPS_PROXY=inherited", "GPU_MANAGER_URL=its own"} <= {*lines}
+    assert not [line for line in lines if line.startswith(SECRETS)]
+
+
 def test_a_second_start_has_no_effect_while_the_job_runs_or_after(launcher, tmp_path):
     count = tmp_path / "j" / "count"
     job = Job("j", ("/bin/sh", "-c", f"echo x >> {count}; sleep 0.3"))

@@ -306,6 +306,12 @@ class TestBadInput:
         assert said(launcher, key).id.isdigit()
         assert wait_until_ended(launcher, key).exit_code == 0
 
+    def test_a_job_gets_no_secret_of_who_submits_it(self, launcher, key, monkeypatch):
+        monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "secret")
+        monkeypatch.setenv("GPU_MANAGER_TOKEN", "secret")
+        launcher.start(shell(key, "env | grep -E 'AIRFLOW__|GPU_MANAGER_'"))
+        assert wait_until_ended(launcher, key).exit_code == 1
+
     def test_a_variable_that_no_shell_exports_is_named(self, launcher, key):
         with pytest.raises(LauncherError, match=r"env: 'A\.B' is not a name that a shell can export"):
             launcher.start(Job(key, ("true",), environment={"A.B": "1"}))
