@@ -66,18 +66,25 @@ except OSError as error:
 """
 
 
-IOCTLS = {
-    0xC000003E: (16, 0x40000000 | 514),  # x86-64, x32
-    0x40000003: (54,),  # i386
-    0xC00000B7: (29,),  # AArch64
-    0x40000028: (54,),  # Arm
-    0xC00000F3: (29,),  # RISC-V
-    0xC0000015: (54,),  # POWER
+X32 = 0x40000000
+CALLS = {
+    0xC000003E: ((16, X32 | 514), (56, 272, X32 | 56, X32 | 272), (435, X32 | 435)),  # x86-64
+    0x40000003: ((54,), (120, 310), (435,)),  # i386
+    0xC00000B7: ((29,), (220, 97), (435,)),  # AArch64
+    0x40000028: ((54,), (120, 337), (435,)),  # Arm
+    0xC00000F3: ((29,), (220, 97), (435,)),  # RISC-V
+    0xC0000015: ((54,), (120, 282), (435,)),  # POWER
 }
-"""Numbers of the system call `ioctl`, by the `AUDIT_ARCH` of linux/audit.h."""
+"""Numbers of `ioctl`, of `clone` and `unshare`, of `clone3`, by the `AUDIT_ARCH` of linux/audit.h."""
 
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 """Requests that type characters into a terminal, which the shell would carry out that comes after the job."""
+
+CLONE_NEWCGROUP = 0x02000000
+"""Flag with which a job could mount its cgroup, and end all that is in it, other jobs and its agent too.
+
+It needs no rights for that where the cgroup is its user's, as for root.
+"""
 
 
 class MissingError(Exception):
@@ -170,15 +177,24 @@ def _try(wanted: Mapping[str, Any]) -> None:
 
 
 def _filter() -> int:
-    """Return a descriptor with the program by which the kernel refuses `TIOCSTI` and `TIOCLINUX` (EPERM)."""
-    load, equal, leave = 0x20, 0x15, 0x06
-    allow, refuse = (leave, 0, 0, 0x7FFF0000), (leave, 0, 0, 0x00050000 | 1)
-    steps = [(load, 0, 0, 4)]  # the architecture; the number is at 0, the request of ioctl at 24
-    for architecture, numbers in IOCTLS.items():
+    """Return a descriptor with the program by which the kernel refuses these requests and this flag (EPERM).
+
+    `clone3` has its flags in memory that no filter sees: it is not there (ENOSYS), and `clone` is used.
+    """
+    load, equal, any_bit, leave = 0x20, 0x15, 0x45, 0x06
+    allow, refuse, missing = (
+        (leave, 0, 0, answer) for answer in (0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38)
+    )
+    ends = [
+        *(allow, (load, 0, 0, 24), (equal, 4, 0, TIOCSTI), (equal, 3, 0, TIOCLINUX), allow),
+        *((load, 0, 0, 16), (any_bit, 0, 2, CLONE_NEWCGROUP), refuse, missing, allow),
+    ]
+    steps = [(load, 0, 0, 4)]  # the architecture; the number is at 0, the first two arguments at 16 and 24
+    for architecture, kinds in CALLS.items():
+        numbers = [(number, end) for kind, end in zip(kinds, (1, 5, 8), strict=True) for number in kind]
         own = [(load, 0, 0, 0)]
-        own += [(equal, len(numbers) - place, 0, number) for place, number in enumerate(numbers)]
-        own += [allow, (load, 0, 0, 24), (equal, 2, 0, TIOCSTI), (equal, 1, 0, TIOCLINUX), allow, refuse]
-        steps += [(equal, 0, len(own), architecture), *own]
+        own += [(equal, len(numbers) - 1 - i + end, 0, number) for i, (number, end) in enumerate(numbers)]
+        steps += [(equal, 0, len(own) + len(ends), architecture), *own, *ends]
     reading, writing = os.pipe()
     os.write(writing, b"".join(struct.pack("=HBBI", *step) for step in [*steps, allow]))
     os.close(writing)

@@ -326,6 +326,34 @@ def test_walls_stand_on_this_machine(local):
     assert not {name for name in devices if name.startswith(("sd", "nvidia", "kvm", "loop", "fuse"))}
 
 
+CGROUP = """
+import ctypes, errno, os, threading
+libc = ctypes.CDLL(None, use_errno=True)
+USER, MOUNT, CGROUP = 0x10000000, 0x00020000, 0x02000000
+def tried(returned):
+    return errno.errorcode[ctypes.get_errno()] if returned else "done"
+clone, clone3 = {"x86_64": (56, 435), "aarch64": (220, 435)}[os.uname().machine]
+print(tried(libc.syscall(clone, USER | CGROUP | 17, None, None, None, None)))
+print(tried(libc.syscall(clone3, None, 0)))
+print(tried(libc.unshare(USER | MOUNT | CGROUP)))
+print(tried(libc.unshare(USER | MOUNT)))
+os.mkdir(os.environ["GPU_JOB_DIR"] + "/mounted")
+print(tried(libc.mount(b"x", os.environb[b"GPU_JOB_DIR"] + b"/mounted", b"cgroup2", 0, None)))
+threading.Thread(target=print, args=["thread"]).start()
+"""
+
+
+def test_no_job_mounts_the_cgroup_of_its_agent_and_of_other_jobs(local):
+    """Root owns `cgroup.kill` there without any capability."""
+    job = Job(KEY, ("python3", "-c", CGROUP), confine="try")
+    if local.prepare(job).walls != "bubblewrap":
+        pytest.skip("needs bubblewrap, and namespaces that this user may make")
+    local.start(job)
+    wait_until_ended(local, KEY)
+    said = ["EPERM", "ENOSYS", "EPERM", "done", "EPERM", "thread"]
+    assert local.logs(KEY).text == SAID + "\n".join(said) + "\n"
+
+
 def test_the_variables_of_a_job_choose_nothing_outside_its_walls(tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/bwrap").write_text(f"#!/bin/sh\ntouch {tmp_path}/escaped\n")
