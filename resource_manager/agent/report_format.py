@@ -18,12 +18,14 @@ from resource_manager.agent.probe import (
     MAX_XIDS_OF_GPU,
 )
 from resource_manager.core.identifiers import UNPRINTABLE
+from resource_manager.core.models import MAX_TIME_S
 from resource_manager.errors import ResourceManagerError, place_in
 from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER, PciAddress, Uuid, Vendor
 
 Text = Annotated[str, Field(max_length=MAX_TEXT, pattern=f"^[^{UNPRINTABLE}]*$")]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]
+Time = Annotated[float, Field(ge=0, le=MAX_TIME_S, allow_inf_nan=False)]
 
 
 class ReportError(ResourceManagerError, ValueError):
@@ -114,8 +116,8 @@ class RunReport(Strict):
     key: Text
     state: Literal["absent", "running", "finished"]
     exit_code: int | None
-    ended_at: Number | None
-    checkpoint_at: Number | None
+    ended_at: Time | None
+    checkpoint_at: Time | None
     preempted: bool
     want: Text | None
     n: Text | None

@@ -20,6 +20,9 @@ MAX_PRIORITY = 2**31 - 1
 MAX_RENEWAL_S = 86_400.0
 """Longest life that a renewal may state."""
 
+MAX_TIME_S = 1e12
+"""Latest time of a job that is taken from outside, in seconds since the epoch."""
+
 USER_PRIORITY = 1000
 """Highest priority that a request may state, unless the cluster says otherwise or an operator asks."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Protocol
@@ -34,21 +33,16 @@ def publish(launcher: SlurmLauncher, manager: Manager) -> None:
 
 
 def end_left_behind(manager: Manager, states: TaskStates, instance: str) -> list[Action]:
-    """End the jobs on Slurm of the Airflow with this id whose tasks have ended."""
-    live = {
-        identity: job
-        for job in manager.slurm_jobs()
-        if is_live(job)
-        and (identity := TaskIdentity.from_labels(job["labels"])) is not None
-        and identity.instance == instance
-    }
-    left_behind, actions = defaultdict(list), []
-    for identity in live.keys() - states.unfinished(live):
-        left_behind[live[identity]["conn_id"]].append(live[identity])
-    for conn_id, jobs in left_behind.items():
+    """End the jobs on Slurm of the Airflow with this id whose tasks have ended.
+
+    What the manager was told of jobs is any caller's word: the login node says which there are, and of whom.
+    """
+    actions = []
+    for conn_id in {job["conn_id"] for job in _left_behind(manager.slurm_jobs(), states, instance)}:
         try:
             with closing(SlurmLauncher(JobPlace("slurm", "", conn_id))) as launcher:
-                for job in jobs:
+                here = launcher.read_all({}, since=time.time()).records
+                for job in _left_behind(here, states, instance):
                     launcher.stop(job["key"])
                     detail = f"job {job['id']} on Slurm, as its task has ended"
                     actions.append(Action(job["task_id"], job["task_id"], ActionKind.STOPPED, detail))
@@ -57,3 +51,15 @@ def end_left_behind(manager: Manager, states: TaskStates, instance: str) -> list
             kept = f"its jobs may still run: {error}"
             actions.append(Action("", conn_id or "Slurm", ActionKind.KEPT, kept))
     return actions
+
+
+def _left_behind(jobs: Sequence[SlurmJob], states: TaskStates, instance: str) -> list[SlurmJob]:
+    """Return the live jobs of tasks of that Airflow which have ended."""
+    live = {
+        identity: job
+        for job in jobs
+        if is_live(job)
+        and (identity := TaskIdentity.from_labels(job["labels"])) is not None
+        and identity.instance == instance
+    }
+    return [live[identity] for identity in live.keys() - states.unfinished(live)]

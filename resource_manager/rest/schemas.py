@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, mo
 
 from resource_manager.core.announced import MAX_AFTER, MAX_ANNOUNCED
 from resource_manager.core.changes import JobEnd
-from resource_manager.core.models import MAX_RENEWAL_S
+from resource_manager.core.models import MAX_RENEWAL_S, MAX_TIME_S
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.manager.announcements import MAX_COPIES
 from resource_manager.manager.cluster_file.sections import ClusterForm
@@ -99,7 +99,7 @@ class LeaseBody(Body):
 
 
 CheckpointAt = Annotated[
-    Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] | None,
+    Annotated[float, Field(ge=0, le=MAX_TIME_S, allow_inf_nan=False)] | None,
     Field(description="When the job last saved what it did, seconds since the epoch."),
 ]
 
@@ -309,7 +309,7 @@ class MaintenanceRemoveBody(Body):
 class SlurmBody(Body):
     """All that is known of the jobs of a cluster of Slurm."""
 
-    cluster: Annotated[str, Field(min_length=1, max_length=200)] = Field(description="Name of the cluster.")
+    cluster: Annotated[Text, Field(min_length=1, max_length=200)] = Field(description="Name of the cluster.")
     jobs: Annotated[list[SlurmJob], Field(max_length=10_000)] = Field(description="Its jobs.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -12,7 +13,10 @@ from typing import Any
 import pytest
 
 from resource_manager.agent.job_runner import AgentJobs, OtherAgentError
+from resource_manager.agent.report_format import check_report
 from resource_manager.jobs.launchers import directory_job, job_key
+from tests.agent.reporting import as_text, gpu
+from tests.agent.reporting import report as reported
 from tests.eventually import wait_for
 
 Open = Callable[[], AgentJobs]
@@ -210,6 +214,22 @@ def test_a_folder_that_cannot_be_written_starts_nothing(service: Service, tmp_pa
     (tmp_path / "jobs" / key / "lock").mkdir()
     service.say(service.run(key, "true"))
     assert "Is a directory" in service.wait(key, want="run")["error"]
+
+
+def test_no_job_makes_the_report_of_its_server_one_that_is_refused(service: Service, tmp_path: Path) -> None:
+    """Its agent would be silent then, and its server closed."""
+    key = job_key("t", 7)
+    forged = (
+        "touch -d @-5 $GPU_CHECKPOINT_FILE; mkdir \"../$(printf 'a\\nb')\" ../\u202e; printf '\\033]0;x\\n'"
+    )
+    service.say(service.run(key, forged))
+    service.wait(key, state="finished")
+    (tmp_path / "jobs" / key / "exit_code").write_text("9" * 200)
+    os.utime(tmp_path / "jobs" / key / "exit_code", (-5, -5))
+    service.wait(key, exit_code=None)
+    told = service.jobs.report()
+    report = check_report(json.loads(as_text(reported(1.0, gpu(0), **told))))
+    assert [run.key for run in report.runs or ()] == [key]
 
 
 def test_a_full_disk_keeps_a_job_from_starting(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

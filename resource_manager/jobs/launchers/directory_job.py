@@ -48,6 +48,8 @@ ENDED_S = 86400.0
 ANY = "of any lease"
 LOG_CHUNK_BYTES = 256 * 1024
 MAX_SHORT_BYTES = 256
+MAX_TIME_S = 1e12  # as of `core.models`
+KEY = re.compile(r"(?!\.\.?$)[A-Za-z0-9_.-]{1,255}")
 TICK_S = 0.1
 BEGINNING_S = 0.2
 GROWTH_EVERY_S = 1.0
@@ -670,18 +672,18 @@ def _folder(root: str, name: str) -> str:
 
 
 def tombstone_of(root: str, key: str) -> str:
-    return os.path.join(_folder(root, ENDED), key)
+    return os.path.join(_folder(root, ENDED), _name(key))
 
 
 def told_file_of(root: str, key: str) -> str:
-    return os.path.join(_folder(root, TOLD), key)
+    return os.path.join(_folder(root, TOLD), _name(key))
 
 
 def jobs_in(root: str) -> Iterator[str]:
     """Yield the keys of the jobs that have a directory."""
     with suppress(FileNotFoundError), os.scandir(os.path.expanduser(root)) as entries:
         for entry in entries:
-            if entry.is_dir() and entry.name not in (KEPT, ENDED, TOLD):
+            if entry.is_dir() and entry.name not in (KEPT, ENDED, TOLD) and KEY.fullmatch(entry.name):
                 yield entry.name
 
 
@@ -764,7 +766,14 @@ def write_file(path: str, text: str, dated: float | None = None) -> None:
 
 
 def directory_of(root: str, key: str) -> str:
-    return os.path.abspath(os.path.join(os.path.expanduser(root), key))
+    return os.path.abspath(os.path.join(os.path.expanduser(root), _name(key)))
+
+
+def _name(key: str) -> str:
+    """Return the key; raises `ElsewhereError` for one that would lead out of the folder."""
+    if not KEY.fullmatch(key):
+        raise ElsewhereError(f"no job is called {key[:60]!r}")
+    return key
 
 
 def own_directory_of(root: str, key: str) -> str:
@@ -774,8 +783,10 @@ def own_directory_of(root: str, key: str) -> str:
 
 
 def modified_at(path: str) -> float | None:
+    """Return the time of a file; None if it has none, or one that a job has set and nobody takes."""
     with suppress(OSError):
-        return os.stat(path).st_mtime
+        at = os.stat(path).st_mtime
+        return at if 0 <= at <= MAX_TIME_S else None
     return None
 
 
@@ -950,9 +961,10 @@ class Lookout:
 
 def number_in(directory: str, name: str) -> int | None:
     try:
-        return int(text_of(os.path.join(directory, name)))
+        number = int(text_of(os.path.join(directory, name)))
     except (FileNotFoundError, ValueError):
         return None
+    return number if abs(number) < 2**31 else None
 
 
 ACTS = (prepare, start, stage, status, logs, tail, terminate, preempt, stop, running, sign)

@@ -8,11 +8,11 @@ import os
 import shlex
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from resource_manager.core.models import JobPlace
+from resource_manager.core.models import MAX_TIME_S, JobPlace
 from resource_manager.errors import how_to_install
 from resource_manager.jobs.launchers import directory_job
 from resource_manager.jobs.launchers.base import (
@@ -42,6 +42,8 @@ from resource_manager.jobs.launchers.plain_ssh import parts_of, silence
 from resource_manager.jobs.launchers.ssh_python import PythonServer, SSHPython
 from resource_manager.jobs.launchers.ssh_standing import PROGRAM
 
+Time = Annotated[float, Field(ge=0, le=MAX_TIME_S)]
+
 
 class Answer(BaseModel):
     """What a server answers; each kind of call has a form of its own."""
@@ -52,8 +54,8 @@ class Answer(BaseModel):
 class StatusAnswer(Answer):
     state: JobState
     exit_code: int | None
-    ended_at: float | None
-    checkpoint_at: float | None
+    ended_at: Time | None
+    checkpoint_at: Time | None
     preempted: bool
 
 

@@ -119,6 +119,38 @@ def test_a_job_that_forges_its_exit_code_is_told_by_its_end(launcher: LocalLaunc
     launcher.stop("j", 0.0)
 
 
+@pytest.mark.parametrize("key", ["../victim", "../../victim", "..", ".", "a/../../victim", "a\nb", "x" * 256])
+def test_no_name_of_a_job_leads_out_of_the_folder(tmp_path: Path, key: str) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    launcher = LocalLauncher(str(tmp_path / "home" / "jobs"))
+    launcher.prepare(Job("j", ("true",)))
+    calls = (launcher.stop, launcher.terminate, launcher.status, launcher.logs, launcher.sign)
+    for call in calls:
+        with pytest.raises(LauncherUnreachableError, match="no job is called"):
+            call(key)
+    with pytest.raises(directory_job.ElsewhereError):
+        directory_job.bury(str(tmp_path / "home" / "jobs"), key)
+    assert victim.exists()
+    assert (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("at", [-5.0, 1e13])
+def test_the_date_of_a_checkpoint_is_a_time_or_nothing(
+    launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch, at: float
+) -> None:
+    """What is no time is refused by a service, with all else that is told in the same call."""
+    launcher.start(Job("j", ("/bin/sh", "-c", "touch $GPU_CHECKPOINT_FILE")))
+    wait_until_ended(launcher, "j")
+    assert launcher.status("j").checkpoint_at
+    found = os.stat
+    dated = os.stat_result([*os.stat("/")[:7], at, at, at])
+    monkeypatch.setattr(os, "stat", lambda path, *a, **k: dated if "checkpoint" in str(path) else found(path))
+    assert launcher.status("j").checkpoint_at is None
+    monkeypatch.undo()
+    launcher.stop("j", 0.0)
+
+
 def test_a_folder_that_hangs_is_out_of_reach(
     launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,67 @@
+"""Jobs on Slurm that are ended with their tasks: those that the login node says, whatever callers tell of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from resource_manager import GPUResourceManager
+from resource_manager.core.models import JobPlace
+from resource_manager.jobs import slurm_records
+from resource_manager.jobs.launchers.slurm import Look
+from resource_manager.jobs.task_identity import TaskIdentity
+from resource_manager.manager.results import SlurmJob
+from tests.manager.test_slurm_jobs import slurm_job
+
+RUNS = TaskIdentity("here", "d", "run1", "train")
+GONE = TaskIdentity("here", "d", "run0", "train")
+
+
+class States:
+    """Airflow in which one task is unfinished."""
+
+    def unfinished(self, identities: Iterable[TaskIdentity]) -> set[TaskIdentity]:
+        return {RUNS}.intersection(identities)
+
+
+def job_of(identity: TaskIdentity, number: int, key: str = "") -> SlurmJob:
+    told = slurm_job(number, time.time(), labels=identity.labels)
+    return {**told, "key": key or told["key"]}
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the keys of the jobs that are stopped on the login node."""
+    stopped: list[str] = []
+
+    class LoginNode:
+        def __init__(self, place: JobPlace) -> None:
+            assert place.conn_id == "slurm"
+
+        def read_all(self, offsets: Mapping[str, int], since: float) -> Look:
+            return Look({}, "c", [job_of(RUNS, 1), job_of(GONE, 2)])
+
+        def stop(self, key: str) -> None:
+            stopped.append(key)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(slurm_records, "SlurmLauncher", LoginNode)
+    return stopped
+
+
+@pytest.mark.parametrize("key", ["", "gpu-k-1a2b3c4d-1", "../../.ssh"])
+def test_a_caller_has_no_job_ended_and_no_folder_removed_by_what_they_tell_of(
+    stopped: list[str], key: str
+) -> None:
+    with GPUResourceManager.from_url("memory://") as manager:
+        manager.keep_slurm_jobs("false", [job_of(GONE, 1, key)])
+        slurm_records.end_left_behind(manager, States(), "here")
+        assert stopped == ["gpu-k-1a2b3c4d-2"]
+        stopped.clear()
+        manager.keep_slurm_jobs("false", [])
+        manager.keep_slurm_jobs("c", [job_of(RUNS, 1)])
+        slurm_records.end_left_behind(manager, States(), "here")
+        assert stopped == []
