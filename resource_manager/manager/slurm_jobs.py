@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import chain
 
 from pydantic import TypeAdapter
 
-from resource_manager.core.models import Request
+from resource_manager.core.identifiers import check_names
+from resource_manager.core.models import MAX_TIME_S, Request
+from resource_manager.errors import InvalidRequestError
+from resource_manager.manager.demand_fields import MAX_COUNT
 from resource_manager.manager.results import SlurmJob
 from resource_manager.scheduling.accounting.gpu_hours import (
     FAILED,
@@ -30,14 +34,36 @@ INDEX = "slurm"
 KEPT_S = 3600.0
 """Time for which a cluster whose watchers are silent is shown."""
 
+MAX_CLUSTERS = 16
+"""Most clusters of which jobs are kept at once: any caller may name one."""
+
 
 JOBS = TypeAdapter(list[SlurmJob])
 
 
+def _check(jobs: Sequence[SlurmJob]) -> None:
+    """Raise `InvalidRequestError` for what cannot be counted and shown."""
+    for job in jobs:
+        texts = [text for text in job.values() if isinstance(text, str)]
+        check_names({"jobs": [*texts, *chain.from_iterable(job["labels"].items())]})
+        times = (job["begins_at"], job["submitted_at"], job["started_at"], job["ended_at"])
+        if not (0 <= job["gpus"] <= MAX_COUNT and 0 <= job["nodes"] <= MAX_COUNT):
+            raise InvalidRequestError("{jobs}: gpus and nodes must be 0 to {:,}", MAX_COUNT, field="jobs")
+        if not all(at is None or 0 <= at <= MAX_TIME_S for at in times):
+            raise InvalidRequestError("{jobs}: times must be 0 to {:g} seconds", MAX_TIME_S, field="jobs")
+
+
 def keep(store: Store, cluster: str, jobs: Sequence[SlurmJob]) -> None:
-    """Replace what is known of the jobs of a cluster."""
+    """Replace what is known of the jobs of a cluster; raises `InvalidRequestError`."""
+    _check(jobs)
     names = _clusters(store)
     if cluster not in names:
+        if len(names) >= MAX_CLUSTERS:
+            live = store.reports.records([f"{INDEX}/{name}" for name in names])
+            names = [name for name in names if f"{INDEX}/{name}" in live]
+        if len(names) >= MAX_CLUSTERS:
+            text = "{cluster}: jobs of {} clusters are kept already, as many as can be at once"
+            raise InvalidRequestError(text, MAX_CLUSTERS, field="cluster")
         index = json.dumps([*names, cluster]).encode()
         store.reports.put(INDEX, index, index, KEPT_S)
     record = JOBS.dump_json(list(jobs))

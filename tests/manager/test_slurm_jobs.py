@@ -3,8 +3,13 @@
 import pytest
 
 from resource_manager import GPUResourceManager
+from resource_manager.errors import InvalidRequestError
+from resource_manager.manager import slurm_jobs
 from resource_manager.manager.report import ReportQuery
 from resource_manager.manager.results import SlurmJob
+from resource_manager.manager.slurm_jobs import MAX_CLUSTERS
+from resource_manager.storage import MemoryStore
+from resource_manager.storage.reports import RECORD_TTL_S
 
 
 def slurm_job(number, now, **more) -> SlurmJob:
@@ -49,6 +54,22 @@ def test_the_jobs_of_several_clusters_are_kept_until_told_anew(manager):
     manager.keep_slurm_jobs("c", [])
     assert [each["id"] for each in manager.slurm_jobs()] == ["3"]
     assert manager.leases() == manager.queue() == []
+
+
+def test_callers_fill_the_store_with_no_names_of_clusters():
+    now = 1.0
+    store = MemoryStore(clock=lambda: now)
+    for number in range(MAX_CLUSTERS):
+        slurm_jobs.keep(store, f"c{number}", [slurm_job(number, now)])
+        now = 2.0
+    now = RECORD_TTL_S + 0.5
+    with pytest.raises(InvalidRequestError, match="cluster: jobs of 16 clusters are kept already"):
+        slurm_jobs.keep(store, "d", [])
+    slurm_jobs.keep(store, "c3", [])
+    now += 0.5  # the first is forgotten, the last are not
+    slurm_jobs.keep(store, "d", [slurm_job(99, now)])
+    ids = {int(job["id"]) for job in slurm_jobs.jobs_on_slurm(store)}
+    assert ids == {99, *range(1, MAX_CLUSTERS)} - {3}
 
 
 def test_the_report_counts_them_beside_leases(manager):

@@ -252,6 +252,31 @@ def test_jobs_on_slurm_stand_below_the_leases_and_are_searched(
     assert (listed["source"], listed["cluster"]) == ("slurm", "c")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gpus": 10**400},
+        {"nodes": 10**7},
+        {"gpus": -1},
+        {"nodes": -(10**400)},
+        {"submitted_at": 1e308},
+        {"ended_at": -1.0},
+        {"owner": "a\u202eb"},
+        {"labels": {"a\nb": ""}},
+    ],
+    ids=str,
+)
+def test_no_job_on_slurm_breaks_a_report_or_forges_a_line(as_role: AsRole, wrong: dict[str, object]) -> None:
+    """Anybody who may submit tells of such jobs, and the accounts of all have them."""
+    job = slurm_job(7, 1e9)
+    client = as_role(Role.USER)
+    answer = client.post("/api/slurm", json={"cluster": "c", "jobs": [{**job, **wrong}]})
+    assert answer.status_code == 400, answer.text
+    assert client.post("/api/slurm", json={"cluster": "c", "jobs": [job]}).status_code == 200
+    for path in ("/use", "/api/report", "/leases"):
+        assert client.get(path).status_code == 200
+
+
 def test_a_page_of_nothing_leads_on_to_the_others(as_role: AsRole) -> None:
     answer = as_role(Role.READER).get("/lease", query_string={"id": "nobody"})
     text = answer.get_data(as_text=True)
