@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from resource_manager.agent.probe import MAX_ERROR
+from resource_manager.agent.report_format import Time
+from resource_manager.jobs.launchers.directory_job import LOG_CHUNK_BYTES
 from resource_manager.manager.demand_fields import LeaseId, Text
 from resource_manager.rest.schemas import Body
 
 MAX_LOGS_BYTES = 2 * 2**20
 """Most bytes of a body with a part of a job's output: each of its 256 KiB may need six in JSON."""
+
+MAX_PART = LOG_CHUNK_BYTES + MAX_ERROR
+"""Most characters of such a part, which may begin with a line of the agent's own."""
 
 ServerName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9._-]+$")]
 
@@ -27,13 +33,38 @@ class AgentJobsQuery(Body):
     version: Text = ""
 
 
+class JobStatus(Body):
+    """State of a job as its agent sees it."""
+
+    state: Literal["absent", "running", "finished"]
+    exit_code: int | None
+    ended_at: Time | None
+    checkpoint_at: Time | None
+    preempted: bool
+
+
+class OutputPart(Body):
+    """Part of the output of a job: its text, the byte after it, whether that is all, and the job's state."""
+
+    text: Annotated[str, Field(max_length=MAX_PART)]
+    offset: Annotated[int, Field(ge=0, le=2**53)]
+    is_all: bool
+    status: JobStatus
+
+
+class NoOutput(Body):
+    """Reason why an agent cannot read an output."""
+
+    error: Annotated[str, Field(max_length=MAX_ERROR)]
+
+
 class LogsBody(Body):
     """`POST /api/agent/logs`: a part of the output of a job, as asked for by the number `n`."""
 
     server: ServerName
     key: JobKey
     n: Text
-    part: dict[str, Any]
+    part: OutputPart | NoOutput
 
 
 class AgentStateQuery(Body):

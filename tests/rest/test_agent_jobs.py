@@ -38,6 +38,13 @@ JOB = {"command": ["true"]}
 
 As = Callable[..., FlaskClient]
 
+RUNNING = {"state": "running", "exit_code": None, "ended_at": None, "checkpoint_at": None, "preempted": False}
+
+
+def part(text: str, /, **more: Any) -> dict[str, Any]:
+    """Return a part of the output of a job that runs, as its agent brings it."""
+    return {"text": text, "offset": len(text), "is_all": True, "status": RUNNING, **more}
+
 
 @pytest.fixture
 def manager() -> Iterator[GPUResourceManager]:
@@ -103,7 +110,7 @@ def test_an_agent_asks_for_its_own_server_only(as_: As, manager: GPUResourceMana
     assert [item["want"] for item in ask(mine).json["jobs"]] == ["run"]
     assert ask(other).status_code == 403
     assert ask(as_("eve")).status_code == 403
-    body = {"server": "gpu-a", "key": job_key("t", 1), "n": "1", "part": {}}
+    body = {"server": "gpu-a", "key": job_key("t", 1), "n": "1", "part": part("")}
     assert other.post("/api/agent/logs", json=body).status_code == 403
 
 
@@ -181,13 +188,13 @@ def test_an_agent_answers_the_questions_of_its_own_server_only(as_: As, manager:
     jobs.ask("gpu-a", question)
     jobs.ask("gpu-a", question)
     assert ask(mine).json["output"] == [question]
-    answer = {**question, "server": "gpu-a", "part": {"text": "x"}}
+    answer = {**question, "server": "gpu-a", "part": part("x")}
     del answer["offset"]
     assert other.post("/api/agent/logs", json={**answer, "server": "gpu-b"}).status_code == 200
     assert mine.post("/api/agent/logs", json={**answer, "key": job_key("u", 2)}).status_code == 200
     assert jobs.output(question) is None, "it is not the answer to this question"
     assert mine.post("/api/agent/logs", json=answer).status_code == 200
-    assert jobs.output(question) == {"text": "x"}
+    assert jobs.output(question) == part("x")
     assert ask(mine).json["output"] == []
 
 
@@ -197,10 +204,39 @@ def test_a_whole_part_of_an_output_is_taken_whatever_it_has(
 ) -> None:
     question: Question = {"key": job_key("t", 1), "offset": 0, "n": "1"}
     manager.stored_jobs.ask("gpu-a", question)
-    part = {"text": character * LOG_CHUNK_BYTES}
-    body = {"server": "gpu-a", "key": question["key"], "n": "1", "part": part}
+    whole = part(character * LOG_CHUNK_BYTES)
+    body = {"server": "gpu-a", "key": question["key"], "n": "1", "part": whole}
     assert agent(as_).post("/api/agent/logs", json=body).status_code == 200
-    assert manager.stored_jobs.output(question) == part
+    assert manager.stored_jobs.output(question) == whole
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {},
+        {"text": "x"},
+        {"error": 5},
+        {"error": "x" * 1000},
+        {"error": "no", **part("x")},
+        part("x", text=5),
+        part("x" * (LOG_CHUNK_BYTES + 1000)),
+        part("x", offset="0&key=other"),
+        part("x", offset=-1),
+        part("x", is_all=None),
+        part("x", status={}),
+        part("x", status={**RUNNING, "state": "?"}),
+        part("x", status={**RUNNING, "ended_at": 1e308}),
+    ],
+    ids=lambda lie: str(lie)[:60],
+)
+def test_a_lying_agent_breaks_no_reader_of_its_output(
+    as_: As, manager: GPUResourceManager, lie: dict[str, Any]
+) -> None:
+    question: Question = {"key": job_key("t", 1), "offset": 0, "n": "1"}
+    manager.stored_jobs.ask("gpu-a", question)
+    body = {"server": "gpu-a", "key": question["key"], "n": "1", "part": lie}
+    assert agent(as_).post("/api/agent/logs", json=body).status_code == 400
+    assert manager.stored_jobs.output(question) is None
 
 
 def test_orders_are_for_the_owner_of_the_lease(as_: As, manager: GPUResourceManager) -> None:

@@ -98,7 +98,7 @@ def agent_logs(service: Service, caller: Identity, body: LogsBody, once: Once | 
     jobs = service.manager.stored_jobs
     for question in jobs.questions(body.server):
         if (question["key"], question["n"]) == (body.key, body.n):
-            jobs.keep_output(body.server, question, body.part)
+            jobs.keep_output(body.server, question, body.part.model_dump())
     return {"success": True}
 
 
@@ -172,7 +172,7 @@ def job_output(service: Service, caller: Identity, query: OutputQuery) -> dict[s
         server, key, query.offset, lease_id=lease_id, on_question=service.held.look_soon
     )
     # As clients take it: they escape what would steer a terminal, and this is to be as the job wrote it.
-    return {**part, "text": b64encode(str(part.get("text", "")).encode()).decode()}
+    return {**part, "text": b64encode(part.get("text", "").encode()).decode()}
 
 
 @routes.add(
