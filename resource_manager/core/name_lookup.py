@@ -20,12 +20,19 @@ from resource_manager.errors import AmbiguousNameError, LeaseNotFoundError
 
 
 def find(
-    cluster: ClusterState, text: str, *, pending: bool | None = None, fencing_token: int | None = None
+    cluster: ClusterState,
+    text: str,
+    *,
+    pending: bool | None = None,
+    fencing_token: int | None = None,
+    owner: str | None = None,
 ) -> Named:
-    """Return what a full lease id, a short id, `dag.task[3]` or `dag.task` names: a full id before others.
+    """Return what a full lease id, a short id, `dag.task[3]` or `dag.task` names.
 
     With `pending` only a pending request, with False only a lease, else either; a lease with that fencing
-    token, if one is given. Raises `LeaseNotFoundError`, and `AmbiguousNameError` if there are several.
+    token, if one is given. What is the `owner`'s comes before others', and a full id before other names of
+    the same owner's: whose id or labels say what another is called must not stand in for it. Raises
+    `LeaseNotFoundError`, and `AmbiguousNameError` if there are several.
     """
 
     def is_meant(entry: Named) -> bool:
@@ -33,21 +40,30 @@ def find(
             return pending is not False and fencing_token is None
         return not pending and fencing_token in (None, entry.fencing_token)
 
+    number = number_of(text)
     exact = cluster.leases.get(text) or cluster.pending.get(text)
     if exact is not None and is_meant(exact):
-        return exact
+        is_no_other_name = number is None and not {".", "@"} & {*text}
+        if is_no_other_name or (owner is not None and exact.request.owner == owner):
+            return exact
     entries = list(filter(is_meant, _entries(cluster)))
-    number = number_of(text)
-    found = [entry for entry in entries if entry.lease_id == text] or [
-        entry for entry in entries if entry.sequence % CYCLE == number or is_called(entry, text)
+    found = [
+        entry
+        for entry in entries
+        if entry.lease_id == text or entry.sequence % CYCLE == number or is_called(entry, text)
     ]
+    found = [entry for entry in found if entry.request.owner == owner] or found
+    whole = [entry for entry in found if entry.lease_id == text]
+    if len({entry.request.owner for entry in found}) == 1:
+        found = whole or found
     # The remainder of a gang has the names of its request that waits or runs again.
-    whole = {entry.lease_id for entry in found if not _is_remainder(entry)}
-    found = [entry for entry in found if not (_is_remainder(entry) and entry.lease_id in whole)]
+    running = {entry.lease_id for entry in found if not _is_remainder(entry)}
+    found = [entry for entry in found if not (_is_remainder(entry) and entry.lease_id in running)]
     if len(found) == 1:
         return found[0]
     if found:
-        raise AmbiguousNameError(text, len(found), listed([_told_apart(entry, found) for entry in found]))
+        names = [_told_apart(entry, found, text) for entry in found]
+        raise AmbiguousNameError(text, len(found), listed(names))
     alike = [name_of(entry) for entry in entries if contains(entry, text)]
     what = "pending request" if pending else "lease" if pending is False else "lease or pending request"
     error = LeaseNotFoundError(text)
@@ -87,9 +103,11 @@ def _is_remainder(entry: Named) -> bool:
     return isinstance(entry, Lease) and bool(entry.ranks)
 
 
-def _told_apart(entry: Named, others: list[Named]) -> str:
-    """Return the entry's name, with the fencing token of a lease that shares its short id with another."""
+def _told_apart(entry: Named, others: list[Named], text: str) -> str:
+    """Return the entry's name, with what tells it apart where its short id does not."""
     name = name_of(entry)
+    if short_id(entry.sequence) == text:
+        name += f" ({short(entry.lease_id)})"
     if isinstance(entry, Lease) and sum(other.sequence == entry.sequence for other in others) > 1:
         name += f" (fencing token {entry.fencing_token})"
     return name

@@ -122,17 +122,23 @@ class Queries:
         return self._commits.read(lambda cluster, now: status_in(self._commits, cluster, lease_id, now))
 
     def named(
-        self, name: str, *, pending: bool | None = None, fencing_token: int | None = None
+        self,
+        name: str,
+        *,
+        pending: bool | None = None,
+        fencing_token: int | None = None,
+        owner: str | None = None,
     ) -> Submission:
         """Return what a full lease id, a short id, `dag.task[3]` or `dag.task` names, as `status_of` does.
 
-        With `pending` only a pending request, with False only a lease (of that fencing token). All methods
+        With `pending` only a pending request, with False only a lease (of that fencing token); what is the
+        `owner`'s comes before others'. All methods
         that change something take full ids alone: act on the id and number that this returns. Raises
         `LeaseNotFoundError`, and `AmbiguousNameError`, which lists them, if there are several.
         """
 
         def view(cluster: ClusterState, now: float) -> Submission:
-            entry = find(cluster, name, pending=pending, fencing_token=fencing_token)
+            entry = find(cluster, name, pending=pending, fencing_token=fencing_token, owner=owner)
             if isinstance(entry, Lease):
                 return serializers.allocation(cluster, entry)
             found = status_in(self._commits, cluster, entry.lease_id, now)

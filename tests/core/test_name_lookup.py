@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from resource_manager.core.changes import Granted, MembersReleased, Queued
@@ -61,6 +63,22 @@ def test_a_full_id_is_nothing_else() -> None:
     cluster = cluster_of(task(1), request(short_id(1)), request("my_dag.train"))
     for text in (short_id(1), "my_dag.train"):
         assert find(cluster, text).lease_id == text
+
+
+@pytest.mark.parametrize("name", [short_id(1), "my_dag.train"])
+def test_nobody_gives_a_lease_the_name_of_anothers(name: str) -> None:
+    """Short ids follow one another, and the order is known: who stops that lease must not stop this one."""
+    theirs, false = replace(task(1), owner="ada"), replace(request(name), owner="mallory")
+    cluster = cluster_of(theirs, false)
+    with pytest.raises(AmbiguousNameError) as raised:
+        find(cluster, name)
+    assert short_id(1) in str(raised.value).partition("names")[2]
+    assert theirs.lease_id in str(raised.value) or name != short_id(1), "by what else would it be named"
+    assert find(cluster, name, owner="ada").request is theirs
+    assert find(cluster, name, owner="mallory").request is false
+    called = replace(task(2), owner="mallory", lease_id="t", labels=RUNS | {"dag_id": "a", "task_id": "b"})
+    own = replace(request("a.b"), owner="ada")
+    assert find(cluster_of(called, own), "a.b", owner="ada").request is own
 
 
 def test_where_several_have_a_name_they_are_listed_with_their_short_ids() -> None:

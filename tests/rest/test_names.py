@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+
+from resource_manager.rest.tokens import Role
 
 
 def labels(run: int, index: int = -1) -> dict[str, str]:
@@ -55,6 +58,25 @@ def test_where_several_match_they_are_listed_and_none_is_touched(open_client: Fl
     page = open_client.get("/lease?id=my_dag.train")
     assert (page.status_code, ids[2] in page.text) == (409, True)
     assert len(open_client.get("/api/leases").get_json()["items"]) == 3
+
+
+def test_a_name_is_the_callers_own_before_it_is_anothers(as_role: Callable[..., FlaskClient]) -> None:
+    ada, mallory, olga = as_role(Role.USER, "ada"), as_role(Role.USER, "mallory"), as_role(Role.OPERATOR)
+    lease = submit(ada, 1)
+    for name in (lease["short_id"], lease["name"]):
+        mallory.post("/api/submit", json={"task_id": name, "gpus": 2})
+        for path in ("/api/renew", "/api/release"):
+            assert refused(olga, path, name)[0] == 409
+        assert olga.get("/api/task", query_string={"task_id": name}).status_code == 409
+        found = ada.get("/api/task", query_string={"task_id": name}).get_json()
+        assert found["task_id"] == lease["task_id"]
+        assert ada.post("/api/renew", json={"task_id": name}).get_json()["task_id"] == lease["task_id"]
+        assert mallory.post("/api/release", json={"task_id": name}).get_json()["task_id"] == name
+    called = labels(1) | {"dag_id": "my", "task_id": "own.id"}
+    mallory.post("/api/submit", json={"task_id": "m", "gpus": 2, "labels": called})
+    own = ada.post("/api/submit", json={"task_id": "my.own.id", "gpus": 2}).get_json()
+    assert "my.own.id" in ada.get("/lease?id=my.own.id").text
+    assert ada.post("/api/release", json={"task_id": own["task_id"]}).get_json()["task_id"] == "my.own.id"
 
 
 def test_a_program_that_says_exact_never_ends_what_is_only_called_so(open_client: FlaskClient) -> None:

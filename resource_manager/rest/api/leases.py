@@ -139,7 +139,9 @@ def withdraw(
 )
 def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | None = None) -> ReleaseAnswer:
     owner, outcome = owner_required(caller), body.outcome
-    lease_id, token = _meant(service, body.task_id, body.fencing_token, pending=False, exact=body.exact)
+    lease_id, token = _meant(
+        service, caller, body.task_id, body.fencing_token, pending=False, exact=body.exact
+    )
     once = _needed(once, body.fencing_token)
     if body.job_end is JobEnd.GONE and not caller.is_operator:
         raise ProblemError(403, "job_end gone is an operator's word that nothing runs there any more")
@@ -196,7 +198,9 @@ def place(service: Service, caller: Identity, body: PlaceBody, once: Once | None
     tags=("leases",),
 )
 def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None = None) -> Allocation:
-    lease_id, token = _meant(service, body.task_id, body.fencing_token, pending=False, exact=body.exact)
+    lease_id, token = _meant(
+        service, caller, body.task_id, body.fencing_token, pending=False, exact=body.exact
+    )
     return service.manager.renew(
         lease_id,
         fencing_token=token,
@@ -234,9 +238,11 @@ def renew_all(
     tags=("leases",),
 )
 def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | None = None) -> Allocation:
-    lease_id, token = _meant(service, body.task_id, body.fencing_token, pending=False, exact=body.exact)
+    lease_id, token = _meant(
+        service, caller, body.task_id, body.fencing_token, pending=False, exact=body.exact
+    )
     is_exact = body.exact or not body.preemptor
-    preemptor = _meant(service, body.preemptor, None, pending=True, exact=is_exact)[0]
+    preemptor = _meant(service, caller, body.preemptor, None, pending=True, exact=is_exact)[0]
     return service.manager.preempt(
         lease_id, preemptor=preemptor, fencing_token=token, dry_run=body.dry_run, once=once
     )
@@ -252,7 +258,7 @@ def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | 
     tags=("queue",),
 )
 def cancel(service: Service, caller: Identity, body: CancelBody, once: Once | None = None) -> Done:
-    lease_id, sequence = _meant(service, body.task_id, body.sequence, pending=True, exact=body.exact)
+    lease_id, sequence = _meant(service, caller, body.task_id, body.sequence, pending=True, exact=body.exact)
     is_cancelled = service.manager.cancel(
         lease_id,
         owner=owner_required(caller),
@@ -266,7 +272,7 @@ def cancel(service: Service, caller: Identity, body: CancelBody, once: Once | No
 
 
 def _meant(
-    service: Service, name: str, number: int | None, *, pending: bool, exact: bool
+    service: Service, caller: Identity, name: str, number: int | None, *, pending: bool, exact: bool
 ) -> tuple[str, int | None]:
     """Return the full lease id of that name, with the fencing token of a lease or the sequence in the queue.
 
@@ -276,7 +282,8 @@ def _meant(
     if exact or number is not None:
         return name, number
     try:
-        entry = service.manager.read(lambda cluster, now: find(cluster, name, pending=pending))
+        owner = owner_required(caller)
+        entry = service.manager.read(lambda cluster, now: find(cluster, name, pending=pending, owner=owner))
     except LeaseNotFoundError:
         return name, None
     return entry.lease_id, entry.fencing_token if isinstance(entry, Lease) else entry.sequence

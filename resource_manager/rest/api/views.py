@@ -24,6 +24,7 @@ from resource_manager.manager.wording import matches
 from resource_manager.rest.answers import Change, Done, Page, SnapshotAnswer, Trend
 from resource_manager.rest.api.operations import routes
 from resource_manager.rest.auth import Identity
+from resource_manager.rest.ownership import owner_required
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.schemas import (
     ChangesQuery,
@@ -140,7 +141,12 @@ def keep_slurm_jobs(service: Service, caller: Identity, body: SlurmBody, once: O
 )
 def task(service: Service, caller: Identity, query: TaskQuery) -> Submission:
     if not query.exact:
-        return service.manager.named(query.task_id, pending=query.pending, fencing_token=query.fencing_token)
+        return service.manager.named(
+            query.task_id,
+            pending=query.pending,
+            fencing_token=query.fencing_token,
+            owner=owner_required(caller),
+        )
     found = service.manager.status_of(query.task_id)
     if found is None:
         raise ProblemError(

@@ -151,7 +151,12 @@ def _jobs_to_read(
 
 
 def _id_of(cluster: ClusterState, name: str) -> str:
-    """Return the full id of the lease or pending request of that name, or the name if nothing has it."""
+    """Return the full id of the lease or pending request of that name, or the name if nothing has it.
+
+    Links have full ids, and the page says whose the lease is before anything is done to it.
+    """
+    if name in cluster.leases or name in cluster.pending:
+        return name
     try:
         return find(cluster, name).lease_id
     except LeaseNotFoundError:
