@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any
 
@@ -120,7 +119,20 @@ def matches(change: Mapping[str, Any], by: str, what: What | None) -> bool:
     if what is not None and change["change"] not in KINDS[what]:
         return False
     who = change.get("by", "")
-    return not by or who == by or fnmatchcase(who, by)
+    return not by or _is_like(who, by)
+
+
+def _is_like(text: str, pattern: str) -> bool:
+    """Return whether a text is the pattern, in which `*` stands for any text and all else for itself."""
+    first, *parts = pattern.split("*")
+    if not parts or not text.startswith(first):
+        return text == first
+    rest = text[len(first) :]
+    for part in filter(None, parts[:-1]):
+        _, match, rest = rest.partition(part)
+        if not match:
+            return False
+    return rest.endswith(parts[-1])
 
 
 NO_NAMES: Mapping[str, str] = {}

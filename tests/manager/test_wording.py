@@ -102,6 +102,13 @@ def test_every_kind_of_change_can_be_asked_for_by_one_word() -> None:
         ("a*", What.RELEASE, True),
         ("ada", What.RENEW, False),
         ("bob", What.RELEASE, False),
+        ("*", None, True),
+        ("**a*d*a**", None, True),
+        ("*d", None, False),
+        ("a*a*a", None, False),
+        ("*ada*ada*", None, False),
+        ("a?a", None, False),
+        ("[a-b]da", None, False),
     ],
 )
 def test_changes_are_found_by_name_and_kind(by: str, what: What | None, found: bool) -> None:
@@ -110,7 +117,8 @@ def test_changes_are_found_by_name_and_kind(by: str, what: What | None, found: b
 
 
 def test_a_name_with_brackets_is_no_pattern_for_itself() -> None:
-    assert matches({"change": "released", "by": "team [a]"}, "team [a]", None)
+    for by in ("team [a]", "team [a*", "*[a]"):
+        assert matches({"change": "released", "by": "team [a]"}, by, None)
 
 
 def test_what_time_brought_has_no_name_to_be_found_by() -> None:
