@@ -29,6 +29,9 @@ CSRF_LIFE_S = 12 * 3600
 TOKEN_CACHE_S = 2.0
 """Longest time that a revoked token still works; saves a read of the token store for each request."""
 
+MAX_LOG_INS = 32
+"""Most log-ins of a person; beyond them the oldest ends."""
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -168,10 +171,15 @@ class TokenAuthenticator:
     def issue(
         self, name: str, role: Role, teams: Sequence[str], subject: str, life_s: float
     ) -> tuple[Token, str]:
-        """Create a token for a person who signed on, and return it and its text; drop those that are over."""
+        """Create a token for a person who signed on, and return it and its text.
+
+        Those that are over are dropped, and the person's oldest ones: every call reads all tokens.
+        """
         now = self._clock()
-        for token in self.known(fresh=True).values():
-            if token.subject and token.has_expired(now):
+        log_ins = [token for token in self.known(fresh=True).values() if token.subject is not None]
+        theirs = sorted((token for token in log_ins if token.subject == subject), key=lambda t: t.created_at)
+        for token in log_ins:
+            if token.has_expired(now) or token in theirs[: 1 - MAX_LOG_INS]:
                 self._store.delete(token.token_id)
         text = tokens.create(
             self._store, name, role, teams=teams, expires_s=life_s, subject=subject, now=self._clock

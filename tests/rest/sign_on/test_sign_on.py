@@ -25,6 +25,7 @@ from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
+from resource_manager.rest.auth import MAX_LOG_INS
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 from tests.rest.sign_on.openid_provider import CLIENT, OpenIdProvider
@@ -302,6 +303,20 @@ def test_logging_out_ends_the_session_and_what_is_over_is_dropped(
     [csrf] = re.findall(r'data-csrf="([^"]+)"', page)
     browser.post("/logout", data={"csrf_token": csrf})
     assert browser.get("/api/caller").status_code == 401
+
+
+def test_a_person_has_no_more_log_ins_than_every_call_can_read(
+    browser: FlaskClient, kept: Persistence, provider: OpenIdProvider
+) -> None:
+    other = tokens.create(kept.tokens, "ada", Role.USER)
+    kept_before, first = set(kept.tokens.read()), ""
+    for _ in range(MAX_LOG_INS + 2):
+        assert log_in(browser).status_code == 200
+        first = first or next(iter(kept.tokens.read().keys() - kept_before))
+    assert first not in kept.tokens.read()
+    assert len(kept.tokens.read()) == 1 + MAX_LOG_INS
+    assert browser.get("/api/caller").status_code == 200
+    assert tokens.find(kept.tokens.read(), other) is not None
 
 
 @pytest.fixture
