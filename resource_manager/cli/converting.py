@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, one_line, print_json
+from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, harmless, one_line, print_json
 from resource_manager.cli.program import json_option, main
 from resource_manager.cli.target import exit_codes
 from resource_manager.errors import how_to_install
@@ -74,12 +74,12 @@ def convert_dags(folder: Path, pools: tuple[tuple[str, int], ...], write: bool, 
         except (OSError, ValueError) as error:
             files.append({"path": str(path), "converted": 0, "unconverted": [], "problem": str(error)})
             left += 1
-            click.echo(f"{path}: not converted: {one_line(error)}", err=True)
+            click.echo(one_line(f"{path}: not converted: {error}"), err=True)
             continue
         if not as_json:
             _show(path, source, done.source)
         for task in done.unconverted:
-            click.echo(f"{path}:{task.line}: not converted: {one_line(task.reason)}", err=True)
+            click.echo(one_line(f"{path}:{task.line}: not converted: {task.reason}"), err=True)
         if done.converted or done.unconverted:
             lines = [{"line": task.line, "reason": task.reason} for task in done.unconverted]
             files.append(
@@ -124,9 +124,13 @@ def _read(path: Path, folder: Path) -> tuple[str, str]:
         return "", "utf-8"
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
-        return content.decode(encoding), encoding
-    except (SyntaxError, UnicodeDecodeError) as error:
+        source = content.decode(encoding)
+        is_kept = source.encode(encoding) == content
+    except (SyntaxError, LookupError, UnicodeError) as error:  # a codec that is none of text, or fails
         raise ValueError(f"it is not text: {error}") from None
+    if not is_kept:
+        raise ValueError(f"a file in {encoding} cannot be written again as it is")
+    return source, encoding
 
 
 def _converted(source: str, pools: Mapping[str, int]) -> Conversion:
@@ -156,4 +160,4 @@ def _show(path: Path, before: str, after: str) -> None:
         before.splitlines(), after.splitlines(), str(path), f"{path} (with leases)", lineterm=""
     )
     for line in lines:
-        click.echo(line)
+        click.echo(harmless(line))

@@ -163,6 +163,8 @@ def test_hostile_files_are_a_line_each_and_nothing_outside_the_folder_is_written
     (folder / "open.py").write_text("pool = (\n")
     (folder / "deep.py").write_text("pool = " + "-" * 50_000 + "1\n")
     (folder / "chain.py").write_text("pool = a" + ".b" * 3_000 + "\n")
+    (folder / "codec.py").write_bytes(b"# -*- coding: rot13 -*-\nK(cbby='tch')  # pool\n")
+    (folder / "folded.py").write_bytes(b"# -*- coding: utf-7 -*-\nX(pool='gpu', a='+AGEAYg-')\n")
     (folder / "link.py").symlink_to(outside)
     (folder / "again.py").symlink_to(folder / "good.py")
     (folder / "broken.py").symlink_to(folder / "nowhere.py")
@@ -170,15 +172,24 @@ def test_hostile_files_are_a_line_each_and_nothing_outside_the_folder_is_written
     os.mkfifo(folder / "pipe.py")
     done = run(folder, "--pool", "gpu=1", "--write", "--json")
     answer = json.loads(done.stdout)
-    assert (done.exit_code, answer["converted"], answer["unconverted"]) == (1, 1, 9)
+    assert (done.exit_code, answer["converted"], answer["unconverted"]) == (1, 1, 11)
     problems = {file["path"].rpartition("/")[2]: file["problem"] for file in answer["files"]}
     assert problems.pop("again.py", "") == problems.pop("good.py", "") == ""
-    wrong = "binary broken chain deep huge link null open pipe"
+    wrong = "binary broken chain codec deep folded huge link null open pipe"
     assert set(problems) == {f"{name}.py" for name in wrong.split()}
     assert all(problems.values())
     assert outside.read_text() == (folder / ".hidden" / "dag.py").read_text() == 'X(pool="gpu")\n'
     assert (folder / "again.py").is_symlink()
     assert "with_gpus" in (folder / "good.py").read_text()
+
+
+def test_a_hostile_file_steers_no_terminal(tmp_path):
+    (tmp_path / "a\x1b]0;x\x07.py").write_bytes(b"X(pool='gpu', a='\x1b]0;pwned\x07')\n")
+    (tmp_path / "b\nc.py").write_text("pool = (\n")
+    done = run(tmp_path, "--pool", "gpu=1")
+    assert not {*done.stdout, *done.stderr} & {"\x1b", "\x07"}
+    assert "a='\\x1b]0;pwned\\x07'" in done.stdout
+    assert len(done.stderr.splitlines()) == 2
 
 
 @pytest.mark.parametrize("pool", ["gpu", "gpu=0", "=1", "gpu=two", "gpu=-1", "gpu=99999999999", "gpu=²"])
