@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,10 @@ class Teams:
         return self != NO_TEAMS
 
 
+MAX_LEVELS = 16
+"""Most levels of teams: each decision adds up what is above and below one."""
+
+
 def check_teams(teams: Teams, capacity: Mapping[str, int]) -> Iterator[tuple[str, str, str]]:
     """Yield each contradiction: the team, its field and the reason.
 
@@ -75,12 +79,20 @@ def check_teams(teams: Teams, capacity: Mapping[str, int]) -> Iterator[tuple[str
     the file, not of the state: servers may fail.
     """
     by_name = {team.name: team for team in teams.teams}
+    below_of: dict[str, list[Team]] = {}
+    for team in teams.teams:
+        below_of.setdefault(team.parent, []).append(team)
     for team in teams.teams:
         if team.parent and team.parent not in by_name:
             yield team.name, "parent", f"there is no team {team.parent!r}"
             return
-        if cycle := _cycle(team, by_name):
-            yield team.name, "parent", f"a cycle of parents: {' -> '.join(cycle)}"
+        path = _path(team, by_name)
+        if path[-1] in path[:-1]:
+            cycle = " -> ".join(path[path.index(path[-1]) :])
+            yield team.name, "parent", f"a cycle of parents: {cycle}"
+            return
+        if len(path) > MAX_LEVELS:
+            yield team.name, "parent", f"it has more than {MAX_LEVELS - 1} teams above it"
             return
         if team.limit is not None and team.limit < team.guaranteed:
             yield (
@@ -106,7 +118,7 @@ def check_teams(teams: Teams, capacity: Mapping[str, int]) -> Iterator[tuple[str
                     f"{amount:g} {gpu_type}, but the servers have {capacity[gpu_type]}",
                 )
     for parent in teams.teams:
-        children = [team for team in teams.teams if team.parent == parent.name]
+        children = below_of.get(parent.name, [])
         promised = sum(team.guaranteed for team in children)
         below = f"but the teams below it are guaranteed {promised:g}"
         if promised > parent.guaranteed and parent.guaranteed:
@@ -120,17 +132,16 @@ def check_teams(teams: Teams, capacity: Mapping[str, int]) -> Iterator[tuple[str
                 reason = f"{most:g} {gpu_type}, but the teams below it are guaranteed {promised:g}"
                 yield parent.name, "guaranteed", reason
     for counted, count in ((None, sum(capacity.values())), *capacity.items()):
-        tops = {team.name: _promised(team, teams, counted) for team in teams.teams if not team.parent}
+        tops = {team.name: _promised(team, below_of, counted) for team in below_of.get("", [])}
         if (promised := sum(tops.values())) > count:
             over, what = _first_above(tops, count), counted or "GPUs"
             reason = f"the guarantees add up to {promised:g} {what}, but the servers have {count}"
             yield over, "guaranteed", reason
 
 
-def _promised(team: Team, teams: Teams, gpu_type: str | None) -> Amount:
+def _promised(team: Team, below_of: Mapping[str, Sequence[Team]], gpu_type: str | None) -> Amount:
     """Return what a team and those below it are guaranteed together, of that type or in all."""
-    children = [child for child in teams.teams if child.parent == team.name]
-    below = sum(_promised(child, teams, gpu_type) for child in children)
+    below = sum(_promised(child, below_of, gpu_type) for child in below_of.get(team.name, ()))
     return max(below, team.guaranteed if gpu_type is None else team.guaranteed_by_type.get(gpu_type, 0))
 
 
@@ -144,16 +155,15 @@ def _first_above(amounts: Mapping[str, Amount], most: Amount) -> str:
     raise AssertionError(f"{amounts} do not exceed {most}")
 
 
-def _cycle(team: Team, by_name: Mapping[str, Team]) -> list[str]:
-    """Return the names around the cycle that the team's parents lead into; empty if they end."""
-    seen = [team.name]
-    above = team.parent
-    while above and above in by_name:
-        seen.append(above)
-        if above in seen[:-1]:
-            return seen[seen.index(above) :]
+def _path(team: Team, by_name: Mapping[str, Team]) -> list[str]:
+    """Return the names from a team upward: up to one that comes again, or one more than `MAX_LEVELS`."""
+    path, above = [team.name], team.parent
+    while above in by_name and len(path) <= MAX_LEVELS:
+        path.append(above)
+        if above in path[:-1]:
+            break
         above = by_name[above].parent
-    return []
+    return path
 
 
 def stated(teams: Teams) -> dict[str, Any]:

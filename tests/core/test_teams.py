@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resource_manager.core.teams import NO_TEAMS, Team, Teams, check_teams, stated
+from resource_manager.core.teams import MAX_LEVELS, NO_TEAMS, Team, Teams, check_teams, stated
 
 CAPACITY = {"A100": 8, "H100": 4}
 
@@ -79,6 +79,16 @@ def test_without_types_in_the_inventory_the_contradiction_says_so() -> None:
 def test_the_team_named_is_the_first_that_the_servers_cannot_hold() -> None:
     teams = (Team("a", 8), Team("b", 4), Team("c", 1), Team("d", 1))
     assert [found[0] for found in check_teams(Teams(teams), CAPACITY)] == ["c"]
+
+
+def test_teams_have_as_many_levels_as_a_decision_can_add_up() -> None:
+    """A chain of thousands took minutes to check, and ended with an error of its own."""
+    chain = [Team(f"t{number}", parent=f"t{number + 1}") for number in range(3_000)]
+    deep = Teams((*chain, Team("t3000")))
+    found = [name for name, field, reason in check_teams(deep, {}) if "more than 15 teams above" in reason]
+    assert found == ["t0"]
+    flat = Teams((*chain[-MAX_LEVELS + 1 :], *deep.teams[-1:]))
+    assert list(check_teams(flat, {})) == []
 
 
 def test_a_cycle_that_a_team_only_leads_into_is_named_alone() -> None:
