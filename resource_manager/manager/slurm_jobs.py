@@ -28,8 +28,10 @@ from resource_manager.scheduling.accounting.gpu_hours import (
 from resource_manager.scheduling.accounting.lives import Wait
 from resource_manager.storage import Store
 
-INDEX = "slurm"
-"""Name, no server can have it, of the record with the names of the clusters."""
+SOURCE = "slurm"
+
+INDEX = f"{SOURCE}/"
+"""Name, no server can have it, of the record with the names of the clusters, and begin of those of theirs."""
 
 KEPT_S = 3600.0
 """Time for which a cluster whose watchers are silent is shown."""
@@ -59,20 +61,20 @@ def keep(store: Store, cluster: str, jobs: Sequence[SlurmJob]) -> None:
     names = _clusters(store)
     if cluster not in names:
         if len(names) >= MAX_CLUSTERS:
-            live = store.reports.records([f"{INDEX}/{name}" for name in names])
-            names = [name for name in names if f"{INDEX}/{name}" in live]
+            live = store.reports.records([f"{INDEX}{name}" for name in names])
+            names = [name for name in names if f"{INDEX}{name}" in live]
         if len(names) >= MAX_CLUSTERS:
             text = "{cluster}: jobs of {} clusters are kept already, as many as can be at once"
             raise InvalidRequestError(text, MAX_CLUSTERS, field="cluster")
         index = json.dumps([*names, cluster]).encode()
         store.reports.put(INDEX, index, index, KEPT_S)
     record = JOBS.dump_json(list(jobs))
-    store.reports.put(f"{INDEX}/{cluster}", record, record, KEPT_S)
+    store.reports.put(f"{INDEX}{cluster}", record, record, KEPT_S)
 
 
 def jobs_on_slurm(store: Store) -> list[SlurmJob]:
     """Return the jobs of all clusters, as last told, the latest submitted first."""
-    names = [f"{INDEX}/{name}" for name in _clusters(store)]
+    names = [f"{INDEX}{name}" for name in _clusters(store)]
     found = store.reports.records(names) if names else {}
     jobs = [job for record in found.values() for job in JOBS.validate_json(record)]
     return sorted(jobs, key=lambda job: -(job["submitted_at"] or 0.0))
@@ -86,7 +88,7 @@ def is_live(job: SlurmJob) -> bool:
 def add_hours(hours: GpuHours, jobs: Sequence[SlurmJob], now: float) -> None:
     """Count the jobs' GPU-hours and waits as those of leases; Slurm measures no use, so success is use."""
     for number, job in enumerate(jobs, start=1):
-        labels = {**job["labels"], "launcher": INDEX}
+        labels = {**job["labels"], "launcher": SOURCE}
         request = Request(job["task_id"], job["gpus"], team=job["team"], owner=job["owner"], labels=labels)
         began, ended = job["started_at"], job["ended_at"] or now
         if job["submitted_at"] is not None:

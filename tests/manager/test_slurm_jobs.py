@@ -1,15 +1,23 @@
 """Jobs on Slurm beside the state: told by those who watch them, shown with leases, counted in the report."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from resource_manager import GPUResourceManager
+from resource_manager.agent.report_format import check_report
 from resource_manager.errors import InvalidRequestError
+from resource_manager.fleet.receiving import ReportReceiver
+from resource_manager.fleet.records import records_of
 from resource_manager.manager import slurm_jobs
 from resource_manager.manager.report import ReportQuery
 from resource_manager.manager.results import SlurmJob
 from resource_manager.manager.slurm_jobs import MAX_CLUSTERS
 from resource_manager.storage import MemoryStore
 from resource_manager.storage.reports import RECORD_TTL_S
+from tests.agent.reporting import as_text, gpu, report
+from tests.builders import node
 
 
 def slurm_job(number, now, **more) -> SlurmJob:
@@ -57,19 +65,28 @@ def test_the_jobs_of_several_clusters_are_kept_until_told_anew(manager):
 
 
 def test_callers_fill_the_store_with_no_names_of_clusters():
-    now = 1.0
+    began = now = 1e6
     store = MemoryStore(clock=lambda: now)
     for number in range(MAX_CLUSTERS):
         slurm_jobs.keep(store, f"c{number}", [slurm_job(number, now)])
-        now = 2.0
-    now = RECORD_TTL_S + 0.5
+        now = began + 1
+    now += RECORD_TTL_S - 1.5
     with pytest.raises(InvalidRequestError, match="cluster: jobs of 16 clusters are kept already"):
         slurm_jobs.keep(store, "d", [])
     slurm_jobs.keep(store, "c3", [])
-    now += 0.5  # the first is forgotten, the last are not
+    now += 1  # the first is forgotten, the last are not
     slurm_jobs.keep(store, "d", [slurm_job(99, now)])
     ids = {int(job["id"]) for job in slurm_jobs.jobs_on_slurm(store)}
     assert ids == {99, *range(1, MAX_CLUSTERS)} - {3}
+
+
+def test_a_server_may_be_called_slurm():
+    with GPUResourceManager.from_url("memory://", inventory=[replace(node("a"), name="slurm")]) as manager:
+        manager.keep_slurm_jobs("c", [slurm_job(1, 1e6)])
+        assert records_of(manager.store, ["slurm"]) == {}
+        said = report(manager.store.now(), gpu(0), name="slurm")
+        ReportReceiver(manager).receive(check_report(json.loads(as_text(said))))
+        assert [job["id"] for job in manager.slurm_jobs()] == ["1"]
 
 
 def test_the_report_counts_them_beside_leases(manager):
