@@ -7,6 +7,7 @@ import hmac
 import ipaddress
 import json
 import logging
+import re
 import secrets
 import socket
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from html import escape
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -210,7 +212,7 @@ class NoticeSender:
                 "subject": event.subject,
                 "time": datetime.fromtimestamp(change.at, UTC).isoformat(),
                 "datacontenttype": "application/json",
-                "text": event.text,
+                "text": _as_written(event.text),
                 "data": {"on": event.kind, "team": event.team or "", "text": event.text},
             }
         ).encode()
@@ -218,6 +220,11 @@ class NoticeSender:
         if self._key:
             headers[SIGNATURE] = f"sha256={hmac.new(self._key, body, hashlib.sha256).hexdigest()}"
         return body, headers
+
+
+def _as_written(text: str) -> str:
+    """Return a text as Slack and Mattermost show it as it is: it calls no channel together, hides no link."""
+    return re.sub(r"(?<!\w)@", "@\u200b", escape(text, quote=False).replace("](", "] ("))
 
 
 def event_of(cluster: ClusterState, watch: StateFollower, change: Change) -> Event | None:

@@ -116,6 +116,22 @@ def test_an_event_is_sent_once_signed_and_with_a_text_for_people(hook: Hook) -> 
     assert headers[SIGNATURE] == f"sha256={hmac.new(b'secret', body, hashlib.sha256).hexdigest()}"
 
 
+def test_no_name_calls_a_channel_together_or_hides_a_link(hook: Hook) -> None:
+    clock, name = (
+        Clock(),
+        "<!channel> <https://evil.example|log in> & @all [log in](https://evil.example) ada@desk",
+    )
+    manager = manager_of(clock, {"on": ["quarantined"], "to": hook.url})
+    quarantine(manager, clock, name)
+    sender(manager).send()
+    [event] = hook.events
+    assert event["text"].startswith(
+        "&lt;!channel&gt; &lt;https://evil.example|log in&gt; &amp; "
+        "@\u200ball [log in] (https://evil.example) ada@desk "
+    )
+    assert event["data"]["text"].startswith(f"{name} ")
+
+
 def test_closed_gpus_and_preempted_leases_are_told(hook: Hook) -> None:
     clock = Clock()
     manager = manager_of(clock, {"on": list(ALL), "to": hook.url})
