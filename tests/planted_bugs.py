@@ -244,10 +244,14 @@ BUGS += [
         ("for step in reversed(undo):", "for step in undo:"),
     ),
     *of_python(
-        "core/cluster",
+        "core/node_index",
         OF_GANGS,
         ("            self._deallocate_members(request, done, lease.key)\n", ""),
         ("member.port == port for other", "False for other"),
+    ),
+    *of_python(
+        "core/cluster",
+        OF_GANGS,
         ("rest = lease.without(ranks)", "rest = None"),
         ("(*snapshot.leases, *snapshot.remainders)\n        named", "snapshot.leases\n        named"),
     ),

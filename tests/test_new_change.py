@@ -28,9 +28,7 @@ class BannerChanged:
         "            windows=self.windows,\n": "            banner=self.banner,\n",
         "        cluster.windows = snapshot.windows\n": "        cluster.banner = snapshot.banner\n",
         "    def _settings_changed(self": """    def _banner_changed(self, change):
-        if self._undo is not None:
-            self._undo.append(partial(setattr, self, "banner", self.banner))
-        self.banner = change.text
+        self._set("banner", change.text)
 
 """,
         "    Granted: ClusterState._granted,\n": "    BannerChanged: ClusterState._banner_changed,\n",

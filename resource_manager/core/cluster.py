@@ -46,18 +46,9 @@ from resource_manager.core.expiry_heap import ExpiryHeap
 from resource_manager.core.failed_starts import FailedStarts, by_lease, in_order, remembered
 from resource_manager.core.gpu_state import GpuChange, begin_cleaning, carry_over, change_gpus, recount
 from resource_manager.core.maintenance import Window
-from resource_manager.core.models import (
-    KEY_SEPARATOR,
-    Gpu,
-    Lease,
-    Node,
-    PendingRequest,
-    Placement,
-    Request,
-    Spread,
-)
+from resource_manager.core.models import KEY_SEPARATOR, Gpu, Lease, Node, PendingRequest
 from resource_manager.core.node_index import NodeIndex
-from resource_manager.core.node_state import Cleaning, NodeState, allocate, deallocate, resize
+from resource_manager.core.node_state import Cleaning, NodeState, allocate
 from resource_manager.core.pending import PendingRequests
 from resource_manager.core.runtimes import LearntRuntimes, class_of, run_s
 from resource_manager.core.team_ledger import TeamLedger, Use, at_time
@@ -320,6 +311,14 @@ class ClusterState(NodeIndex):
             assert self._undo is not None, "only a trial can suppose something"
             self._change_drained(state, why)
 
+    def _set(self, name: str, value: object) -> None:
+        """Set an attribute to a new object; a trial sets it back."""
+        before = getattr(self, name)
+        if value is not before:
+            if self._undo is not None:
+                self._undo.append(partial(setattr, self, name, before))
+            setattr(self, name, value)
+
     # ---- one method for each kind of change ----
 
     def _granted(self, change: Granted) -> None:
@@ -329,7 +328,7 @@ class ClusterState(NodeIndex):
         if lease_id in self.leases:
             raise CapacityError(f"task {lease_id!r} already holds a lease")
         if request.nodes != 1 or len(lease.members) != 1:
-            self._allocate_members(lease)
+            self._allocate_gang(lease)
         else:
             state = self.by_name.get(placement.node)
             if state is None:
@@ -353,40 +352,14 @@ class ClusterState(NodeIndex):
         if self._undo is not None:
             self._undo.append(partial(self._undo_grant, lease, pending))
 
-    def _allocate_members(self, lease: Lease) -> None:
-        """Allocate all members of a gang, or raise `CapacityError` and allocate none."""
-        request, members = lease.request, lease.members
-        if len(members) != request.nodes or (
-            request.spread is Spread.SERVERS and len({member.node for member in members}) != len(members)
-        ):
-            nodes = ", ".join(member.node for member in members)
-            raise CapacityError(
-                f"placement of {lease.lease_id!r} on {nodes} is not one of {request.nodes} nodes"
-            )
-        meets = self.node(members[0].node)
-        if (port := members[0].port) and any(
-            member.port == port for other in meets.leases.values() for member in other.on(meets.name)
-        ):
-            raise CapacityError(f"port {port} of {meets.name!r} is of another gang")
-        done: list[Placement] = []
-        try:
-            for member in members:
-                self._allocate_member(lease, member)
-                done.append(member)
-        except (CapacityError, UnknownNodeError):
-            self._deallocate_members(request, done, lease.key)
-            raise
-        if port:
+    def _allocate_gang(self, lease: Lease) -> None:
+        first = lease.members[0]
+        self._allocate_members(lease)
+        if first.port:
+            state = self.by_name[first.node]
             if self._undo is not None:
-                self._undo.append(partial(setattr, meets, "last_port", meets.last_port))
-            meets.last_port = port
-
-    def _allocate_member(self, lease: Lease, member: Placement, *, force: bool = False) -> None:
-        state = self.node(member.node)
-        whole_before, milli_before = state.whole_free, state.free_milli
-        allocate(state, lease.request, member, force=force)
-        self._reindex(state, whole_before, milli_before)
-        state.leases[lease.key] = lease
+                self._undo.append(partial(setattr, state, "last_port", state.last_port))
+            state.last_port = first.port
 
     def _undo_grant(self, lease: Lease, pending: PendingRequest | None) -> None:
         self._deallocate(lease)
@@ -405,22 +378,14 @@ class ClusterState(NodeIndex):
         if lease.request.gpus:
             self._clean_after(lease, change.at)
         if type(change) is Released and change.outcome in ("", Outcome.SUCCESS):
-            self._set_attained(without_job(self.attained, lease.lease_id))
+            self._set("attained", without_job(self.attained, lease.lease_id))
         else:
-            self._set_attained(with_service(self.attained, lease, change.at))
+            self._set("attained", with_service(self.attained, lease, change.at))
         if type(change) is Released:
             if change.outcome == Outcome.SUCCESS:
                 self._learn(lease, change.at)
             if change.failed_nodes:
-                if self._undo is not None:
-                    self._undo.append(partial(setattr, self, "failed_starts", self.failed_starts))
-                self.failed_starts = remembered(self.failed_starts, change)
-
-    def _set_attained(self, attained: Attained) -> None:
-        if attained is not self.attained:
-            if self._undo is not None:
-                self._undo.append(partial(setattr, self, "attained", self.attained))
-            self.attained = attained
+                self._set("failed_starts", remembered(self.failed_starts, change))
 
     def _learn(self, ended: Lease, at: float) -> None:
         """Learn how long the task of an ended lease ran."""
@@ -468,7 +433,7 @@ class ClusterState(NodeIndex):
         if self.ledger is not None:
             self._spend(self.ledger, replace(lease, members=ended), change.at)
         if not lease.ranks:  # what is left of a gang adds nothing to its job
-            self._set_attained(with_service(self.attained, lease, change.at))
+            self._set("attained", with_service(self.attained, lease, change.at))
         self._exchange(lease, rest)
         if self._undo is not None:
             self._undo.append(partial(self._exchange, rest, lease))
@@ -586,10 +551,6 @@ class ClusterState(NodeIndex):
             self._undo.append(partial(self._set_drained, state, state.drained))
         self._set_drained(state, drained)
 
-    def _set_drained(self, state: NodeState, drained: Drained | None) -> None:
-        state.drained = drained
-        self._set_open(state)
-
     def _teams_changed(self, change: TeamsChanged) -> None:
         before = self.ledger
         uses = {} if before is None else at_time(before.uses, change.at, before.rules.half_life_s)
@@ -606,28 +567,18 @@ class ClusterState(NodeIndex):
         self.ledger = ledger
 
     def _maintenance_changed(self, change: MaintenanceChanged) -> None:
-        if self._undo is not None:
-            self._undo.append(partial(setattr, self, "windows", self.windows))
-        self.windows = change.windows
+        self._set("windows", change.windows)
 
     def _settings_changed(self, change: ClusterSettingsChanged) -> None:
-        if self._undo is not None:
-            self._undo.append(partial(setattr, self, "settings", self.settings))
-        self.settings = change.settings
+        self._set("settings", change.settings)
 
     def _deadline_risk(self, change: DeadlineRisk) -> None:
-        if self._undo is not None:
-            self._undo.append(partial(setattr, self, "at_risk", self.at_risk))
         others = {name: ends_by for name, ends_by in self.at_risk.items() if name != change.lease_id}
-        self.at_risk = others if change.ends_by is None else {**others, change.lease_id: change.ends_by}
-
-    def _set_announced(self, announced: Mapping[str, Announced]) -> None:
-        if self._undo is not None:
-            self._undo.append(partial(setattr, self, "announced", self.announced))
-        self.announced = announced
+        risk = {} if change.ends_by is None else {change.lease_id: change.ends_by}
+        self._set("at_risk", others | risk)
 
     def _announced(self, change: Announced) -> None:
-        self._set_announced({**self.announced, change.lease_id: change})
+        self._set("announced", {**self.announced, change.lease_id: change})
 
     def _withdrawn(self, change: Withdrawn) -> None:
         self._no_longer_announced((change.lease_id,))
@@ -639,7 +590,8 @@ class ClusterState(NodeIndex):
 
     def _no_longer_announced(self, lease_ids: Collection[str]) -> None:
         if not self.announced.keys().isdisjoint(lease_ids):
-            self._set_announced({key: each for key, each in self.announced.items() if key not in lease_ids})
+            left = {key: each for key, each in self.announced.items() if key not in lease_ids}
+            self._set("announced", left)
 
     def _agent_changed(self, change: AgentSeen | AgentLost) -> None:
         silent = change if isinstance(change, AgentLost) else None
@@ -650,26 +602,15 @@ class ClusterState(NodeIndex):
             self._undo.append(partial(self._set_agent, state, state.watched, state.silent))
         self._set_agent(state, watched, silent)
 
-    def _set_agent(self, state: NodeState, watched: bool, silent: AgentLost | None) -> None:
-        state.watched, state.silent = watched, silent
-        self._set_open(state)
-
     def _gpus_changed(self, change: GpuChange) -> None:
         state = self.node(change.node)
         self._change_gpus(state, partial(change_gpus, state, change))
 
     def _change_gpus(self, state: NodeState, step: Callable[[], Callable[[], None]]) -> None:
         """Call a step that changes the node's GPUs and returns its undo function; update the index."""
-        whole_before, milli_before = state.whole_free, state.free_milli
-        undo = step()
-        self._reindex(state, whole_before, milli_before)
+        undo = self._with_index(state, step)
         if self._undo is not None:
-            self._undo.append(partial(self._undo_gpus, state, undo))
-
-    def _undo_gpus(self, state: NodeState, undo: Callable[[], None]) -> None:
-        whole_before, milli_before = state.whole_free, state.free_milli
-        undo()
-        self._reindex(state, whole_before, milli_before)
+            self._undo.append(partial(self._with_index, state, undo))
 
     def _restore_gpus(self, snapshot: Snapshot) -> None:
         """Set what a snapshot knows of agents and GPUs; the index is built afterwards."""
@@ -743,24 +684,6 @@ class ClusterState(NodeIndex):
                 state.closed_gpus[gpu_id] = closed
         recount(state, state.closed_gpus)
 
-    def _resized_only(self, nodes: tuple[Node, ...]) -> bool:
-        """Resize changed nodes in place; return False if a node or GPU was added, removed or moved."""
-        changed = [
-            (node, state)
-            for node, state in zip(nodes, self.nodes, strict=False)
-            if node is not state.node or state.retired
-        ]
-        if len(nodes) != len(self.nodes) or any(
-            (node.name, node.server_id, node.gpus) != (state.name, state.node.server_id, state.node.gpus)
-            or state.retired
-            for node, state in changed
-        ):
-            return False
-        for node, state in changed:
-            resize(state, node)
-        self._resized(state for _, state in changed)
-        return True
-
     def _require_lease(self, lease_id: str, fencing_token: int) -> Lease:
         lease = self.leases.get(lease_id)
         if lease is None or lease.fencing_token != fencing_token:
@@ -786,22 +709,6 @@ class ClusterState(NodeIndex):
         if self.ledger is not None:
             self.ledger.remove(lease, self.by_name)
         return self._deallocate_members(lease.request, lease.members, lease_id)
-
-    def _deallocate_members(self, request: Request, members: Iterable[Placement], key: str) -> bool:
-        """Deallocate members of a lease, which their nodes forget; `key` is that of the lease.
-
-        Returns True if a retired node has no lease left.
-        """
-        is_last = False
-        for member in members:
-            state = self.by_name[member.node]
-            state.leases.pop(key, None)
-            whole_before, milli_before = state.whole_free, state.free_milli
-            deallocate(state, request, member)
-            self._reindex(state, whole_before, milli_before)
-            if state.retired and not state.leases:
-                is_last = True
-        return is_last
 
 
 def _preemptible_as(lease: Lease) -> tuple[object, ...]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from typing import TypeVar
 
-from resource_manager.core.models import MILLI_PER_GPU, Amount, Placement, Request
-from resource_manager.core.node_state import NodeState
-from resource_manager.errors import UnknownNodeError
+from resource_manager.core.changes import AgentLost, Drained
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Node, Placement, Request, Spread
+from resource_manager.core.node_state import NodeState, allocate, deallocate, resize
+from resource_manager.errors import CapacityError, UnknownNodeError
+
+T = TypeVar("T")
 
 MIN_JOURNAL_LENGTH = 4096
 
@@ -111,6 +115,55 @@ class NodeIndex:
         state = self.nodes[position]
         self._reindex(state, state.whole_free, state.free_milli)
 
+    # ---- members of leases ----
+
+    def _allocate_members(self, lease: Lease) -> None:
+        """Allocate all members of a gang, or raise `CapacityError` and allocate none."""
+        request, members = lease.request, lease.members
+        if len(members) != request.nodes or (
+            request.spread is Spread.SERVERS and len({member.node for member in members}) != len(members)
+        ):
+            nodes = ", ".join(member.node for member in members)
+            raise CapacityError(
+                f"placement of {lease.lease_id!r} on {nodes} is not one of {request.nodes} nodes"
+            )
+        meets = self.node(members[0].node)
+        if (port := members[0].port) and any(
+            member.port == port for other in meets.leases.values() for member in other.on(meets.name)
+        ):
+            raise CapacityError(f"port {port} of {meets.name!r} is of another gang")
+        done: list[Placement] = []
+        try:
+            for member in members:
+                self._allocate_member(lease, member)
+                done.append(member)
+        except (CapacityError, UnknownNodeError):
+            self._deallocate_members(request, done, lease.key)
+            raise
+
+    def _allocate_member(self, lease: Lease, member: Placement, *, force: bool = False) -> None:
+        state = self.node(member.node)
+        whole_before, milli_before = state.whole_free, state.free_milli
+        allocate(state, lease.request, member, force=force)
+        self._reindex(state, whole_before, milli_before)
+        state.leases[lease.key] = lease
+
+    def _deallocate_members(self, request: Request, members: Iterable[Placement], key: str) -> bool:
+        """Deallocate members of a lease, which their nodes forget; `key` is that of the lease.
+
+        Returns True if a retired node has no lease left.
+        """
+        is_last = False
+        for member in members:
+            state = self.by_name[member.node]
+            state.leases.pop(key, None)
+            whole_before, milli_before = state.whole_free, state.free_milli
+            deallocate(state, request, member)
+            self._reindex(state, whole_before, milli_before)
+            if state.retired and not state.leases:
+                is_last = True
+        return is_last
+
     # ---- updates ----
 
     def _index(self, states: list[NodeState]) -> None:
@@ -141,6 +194,24 @@ class NodeIndex:
         self.journal = []
         self._journal_length = max(MIN_JOURNAL_LENGTH, 8 * len(states))
 
+    def _resized_only(self, nodes: tuple[Node, ...]) -> bool:
+        """Resize changed nodes in place; return False if a node or GPU was added, removed or moved."""
+        changed = [
+            (node, state)
+            for node, state in zip(nodes, self.nodes, strict=False)
+            if node is not state.node or state.retired
+        ]
+        if len(nodes) != len(self.nodes) or any(
+            (node.name, node.server_id, node.gpus) != (state.name, state.node.server_id, state.node.gpus)
+            or state.retired
+            for node, state in changed
+        ):
+            return False
+        for node, state in changed:
+            resize(state, node)
+        self._resized(state for _, state in changed)
+        return True
+
     def _resized(self, states: Iterable[NodeState]) -> None:
         """Take note of nodes with other amounts and the same name, number and GPUs."""
         for state in states:
@@ -151,6 +222,21 @@ class NodeIndex:
         bit = 1 << state.index
         self.open_mask = self.open_mask | bit if state.is_open else self.open_mask & ~bit
         self._reindex(state, state.whole_free, state.free_milli)
+
+    def _set_drained(self, state: NodeState, drained: Drained | None) -> None:
+        state.drained = drained
+        self._set_open(state)
+
+    def _set_agent(self, state: NodeState, watched: bool, silent: AgentLost | None) -> None:
+        state.watched, state.silent = watched, silent
+        self._set_open(state)
+
+    def _with_index(self, state: NodeState, step: Callable[[], T]) -> T:
+        """Return the answer of a step that changes the node's GPUs; update the index."""
+        whole_before, milli_before = state.whole_free, state.free_milli
+        answer = step()
+        self._reindex(state, whole_before, milli_before)
+        return answer
 
     def _reindex(self, state: NodeState, whole_before: int, milli_before: int) -> None:
         """Update the bitmaps of free GPUs and the journal after the node changed."""
