@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from resource_manager.airflow.provider_info import get_provider_info
-from resource_manager.airflow.version_compat import (
-    AirflowException,
-    AirflowNotFoundException,
-    BaseHook,
-)
+from resource_manager.airflow.version_compat import AirflowException, AirflowNotFoundException, BaseHook
 from resource_manager.errors import LockTimeoutError, ResourceManagerError, StoreUnavailableError, redact
 from resource_manager.fleet.opening import open_manager
 from resource_manager.jobs.airflow_instance import instance_id

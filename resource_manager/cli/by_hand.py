@@ -26,7 +26,7 @@ from resource_manager.cli.base import (
     print_json,
 )
 from resource_manager.cli.demand_options import DemandCommand, demand_of, owned
-from resource_manager.cli.program import json_option, main
+from resource_manager.cli.program import main, on_target
 from resource_manager.cli.reconciling import airflow_options
 from resource_manager.cli.session import Session, is_silent, say
 from resource_manager.cli.signals import Interrupted, interruptible
@@ -115,9 +115,7 @@ def shell(target: Target, /, time_s: float | None, **options: Any) -> NoReturn:
 @click.option(
     "--for", "for_s", type=Duration(), required=True, help="Time until they are free again: 30min, 2h, 1d."
 )
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def hold(target: Target, /, for_s: float, as_json: bool, **options: Any) -> None:
     """Take GPUs for a time, without a job; `gpu-manager release` ends it earlier.
 
@@ -171,9 +169,7 @@ def attach(target: Target, name: str, command: tuple[str, ...]) -> NoReturn:
     "--end-task", is_flag=True, help="End its Airflow task first, by --airflow-url: it is not tried again."
 )
 @airflow_options(required=False)
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def stop(
     target: Target,
     /,

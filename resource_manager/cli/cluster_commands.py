@@ -9,7 +9,7 @@ import click
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
-from resource_manager.cli.program import F, json_option, main
+from resource_manager.cli.program import F, json_option, main, on_target
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import InvalidRequestError
 
@@ -86,9 +86,7 @@ def apply(target: Target, /, files: tuple[Path, ...], yes: bool, as_json: bool, 
 
 
 @main.command()
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def cluster(target: Target, as_json: bool) -> None:
     """Print the stored cluster as a file that `apply` takes again."""
     found = target.manager.cluster()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from resource_manager.cli.base import BAD_INPUT, Failure, print_json
-from resource_manager.cli.program import json_option, main, wide_option
-from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.program import main, on_target, wide_option
+from resource_manager.cli.target import Target
 from resource_manager.lazy import lazy_module
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.wording import What, matches, what_of
@@ -39,9 +39,7 @@ else:  # loads rich, which no command with --json needs
     type=click.Path(dir_okay=False, path_type=Path),
     help="Like --export, but append only the changes that the file does not have yet.",
 )
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def history(
     target: Target,
     after: int | None,

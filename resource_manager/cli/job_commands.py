@@ -14,7 +14,7 @@ import click
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, harmless, one_line, print_json
 from resource_manager.cli.by_hand import UnknownTaskError, clock_time, entry_of, refuse_waiting
-from resource_manager.cli.program import json_option, main, wide_option
+from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.session import Session
 from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
@@ -47,9 +47,7 @@ Read = Callable[[int], Part]
 @click.argument("name", required=False, shell_complete=completing.tasks)
 @click.option("--watch", "interval_s", is_flag=False, flag_value=2.0, type=INTERVAL, help="Repeat so often.")
 @wide_option
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def status(target: Target, name: str | None, interval_s: float | None, wide: bool, as_json: bool) -> None:
     """Show servers, leases and the queue; or one lease or pending request, and how its job ended."""
     if name is not None:

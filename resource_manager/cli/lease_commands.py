@@ -13,9 +13,9 @@ from click.core import ParameterSource
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, print_json
 from resource_manager.cli.demand_options import DemandCommand, demand_of, owned
-from resource_manager.cli.program import json_option, main, wide_option
+from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.server_commands import server_of
-from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.target import Target
 from resource_manager.cli.waiting import hold_once_granted
 from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.jobs.task_identity import probe_id
@@ -39,9 +39,7 @@ mine_option = click.option("--mine", is_flag=True, help="Only yours: of the toke
 @mine_option
 @click.option("--server", shell_complete=completing.servers, help="Only those on this server: name or id.")
 @wide_option
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def leases(target: Target, mine: bool, server: str | None, wide: bool, as_json: bool) -> None:
     """Show the leases, the oldest first, and the jobs on Slurm, which have no lease."""
     found = _own(target, target.manager.leases(), mine)
@@ -66,9 +64,7 @@ def leases(target: Target, mine: bool, server: str | None, wide: bool, as_json: 
 @mine_option
 @click.option("--coming", is_flag=True, help="Instead what tasks of running DAGs will ask for, and when.")
 @wide_option
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def queue(target: Target, mine: bool, coming: bool, wide: bool, as_json: bool) -> None:
     """Show the pending requests in queue order."""
     rows: list[Any] = [*(target.manager.coming() if coming else target.manager.queue())]
@@ -91,9 +87,7 @@ def _own(target: Target, entries: list[T], mine: bool) -> list[T]:
 @main.command(cls=DemandCommand)
 @click.argument("lease_id", metavar="TASK_ID")
 @click.option("--wait", is_flag=True, help="Queue for them, and wait; Ctrl-C gives the place up.")
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def allocate(target: Target, /, lease_id: str, wait: bool, as_json: bool, **options: Any) -> None:
     """Grant GPUs now, or print why not and exit with 1; with --wait, once they are free."""
 
@@ -119,9 +113,7 @@ def allocate(target: Target, /, lease_id: str, wait: bool, as_json: bool, **opti
 )
 @click.argument("lease_id", metavar="TASK_ID")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def submit(
     target: Target,
     /,
@@ -168,9 +160,7 @@ def _variable(given: str) -> tuple[str, str]:
 )
 @click.option("--gone", is_flag=True, help="Free the GPUs: you know that its job is gone. Operators only.")
 @click.option("--reason", default="", help="How it is known that the job is gone, for the history.")
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def release(
     target: Target,
     name: str,
@@ -214,9 +204,7 @@ def _lease_named(target: Target, name: str, fencing_token: int | None = None) ->
 @click.argument("name", shell_complete=completing.leases)
 @click.option("--fencing-token", type=int, help="Fail unless the lease has this fencing token.")
 @click.option("--for", "for_s", type=INTERVAL, help="Life from now, if longer than its TTL: 10min, 2h.")
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def renew(target: Target, name: str, fencing_token: int | None, for_s: float | None, as_json: bool) -> None:
     """Renew a lease: its TTL starts again from now."""
     lease = _lease_named(target, name, fencing_token)
@@ -234,9 +222,7 @@ def renew(target: Target, name: str, fencing_token: int | None, for_s: float | N
     help="Pending request that gets what it held; default: the first that waits for it.",
 )
 @click.option("--dry-run", is_flag=True, help="Show for whom it would be taken; change nothing.")
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def preempt(target: Target, name: str, preemptor: str, dry_run: bool, as_json: bool) -> None:
     """Take a lease for a pending request: its job saves what it did, then waits again."""
     lease = _lease_named(target, name)
@@ -252,9 +238,7 @@ def preempt(target: Target, name: str, preemptor: str, dry_run: bool, as_json: b
 @main.command()
 @click.argument("name", shell_complete=completing.pending)
 @click.option("--reason", default="", help="Reason for the history.")
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def cancel(target: Target, name: str, reason: str, as_json: bool) -> None:
     """Remove a pending request from the queue."""
     entry = cast("QueueEntry", target.manager.named(name, pending=True))
@@ -265,9 +249,7 @@ def cancel(target: Target, name: str, reason: str, as_json: bool) -> None:
 @main.command(cls=DemandCommand)
 @click.argument("name", required=False, shell_complete=completing.tasks)
 @wide_option
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def explain(target: Target, /, name: str | None, wide: bool, as_json: bool, **options: Any) -> None:
     """Show whether a request would be granted now, where, or why not; exit with 1 if not.
 

@@ -10,9 +10,9 @@ import click
 
 from resource_manager.cli import log_ins
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
-from resource_manager.cli.program import json_option, main
+from resource_manager.cli.program import main, on_target
 from resource_manager.cli.session import say
-from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.target import Target
 
 if TYPE_CHECKING:
     from resource_manager.rest.client import ServiceClient
@@ -28,9 +28,7 @@ def _service(target: Target) -> tuple[str, ServiceClient]:
 
 
 @main.command()
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def login(target: Target, as_json: bool) -> None:
     """Log in at the service with a browser, here or on another machine, by the sign-on of its cluster."""
     url, service = _service(target)
@@ -55,9 +53,7 @@ def login(target: Target, as_json: bool) -> None:
 
 
 @main.command()
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def logout(target: Target, as_json: bool) -> None:
     """End the log-in at the service: its token is revoked and forgotten."""
     from resource_manager.rest.client_errors import ServiceError

@@ -8,8 +8,8 @@ import click
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import print_json
-from resource_manager.cli.program import json_option, main, wide_option
-from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.program import main, on_target, wide_option
+from resource_manager.cli.target import Target
 from resource_manager.lazy import lazy_module
 from resource_manager.manager.plurals import counted
 
@@ -34,9 +34,7 @@ def maintenance() -> None:
 @click.option("--reason", default="", help="Reason, which those who wait are shown.")
 @click.option("--preempt", is_flag=True, help="Preempt at the begin what still runs.")
 @click.option("--dry-run", is_flag=True, help="Check the window and show it; change nothing.")
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def add(target: Target, /, chosen: tuple[str, ...], dry_run: bool, as_json: bool, **window: Any) -> None:
     """Add a window in which the servers take no leases, and which no job runs into."""
     from resource_manager.manager.maintenance_windows import WindowForm
@@ -51,9 +49,7 @@ def add(target: Target, /, chosen: tuple[str, ...], dry_run: bool, as_json: bool
 
 @maintenance.command("list")
 @wide_option
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def list_windows(target: Target, wide: bool, as_json: bool) -> None:
     """Show the windows that are open or to come, the next first."""
     found = target.manager.maintenance()
@@ -69,9 +65,7 @@ def list_windows(target: Target, wide: bool, as_json: bool) -> None:
 @maintenance.command("remove")
 @click.argument("number", type=int)
 @click.option("--dry-run", is_flag=True, help="Check the number; change nothing.")
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def remove(target: Target, number: int, dry_run: bool, as_json: bool) -> None:
     """Remove a window by its number."""
     removed = target.manager.remove_maintenance(number, dry_run=dry_run)

@@ -12,7 +12,7 @@ from click.shell_completion import get_completion_class
 from resource_manager import STORED_FORMAT, __version__
 from resource_manager.cli import completing
 from resource_manager.cli.base import OneLineErrors
-from resource_manager.cli.target import Target
+from resource_manager.cli.target import Target, exit_codes
 
 F = TypeVar("F", bound=Callable[..., Any])
 PROGRAM = "gpu-manager"
@@ -45,6 +45,11 @@ def main(context: click.Context, /, **given: Any) -> None:
 
 def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON only.")(command)
+
+
+def on_target(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command its target, `--json`, and one line with an exit code for an error."""
+    return json_option(click.pass_obj(exit_codes(command)))
 
 
 def wide_option(command: F) -> F:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from resource_manager.cli.base import DONE, INTERVAL, UNREACHABLE, Failure, one_line, print_json
-from resource_manager.cli.program import json_option, main
+from resource_manager.cli.program import main, on_target
 from resource_manager.cli.signals import interruptible
-from resource_manager.cli.target import F, Target, exit_codes
+from resource_manager.cli.target import F, Target
 from resource_manager.errors import InvalidRequestError, ResourceManagerError
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ def airflow_options(*, required: bool) -> Callable[[F], F]:
     "this Airflow publishes.",
 )
 @click.option("--every", "interval_s", type=INTERVAL, help="Repeat until Ctrl-C.")
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def reconcile(
     target: Target,
     airflow_url: str,

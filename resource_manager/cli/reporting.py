@@ -10,8 +10,8 @@ import click
 from click.core import ParameterSource
 
 from resource_manager.cli.base import BAD_INPUT, Failure, print_json
-from resource_manager.cli.program import json_option, main, wide_option
-from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.program import main, on_target, wide_option
+from resource_manager.cli.target import Target
 from resource_manager.lazy import lazy_module
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ FIELDS = ("granted", "used", "idle", "failed", "preempted", "quarantined", "unkn
 @click.option("--estimates", is_flag=True, help="Show how often estimated starts came true, instead.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV only.")
 @wide_option
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def report(
     target: Target, by: str, since: str, estimates: bool, as_csv: bool, wide: bool, as_json: bool
 ) -> None:

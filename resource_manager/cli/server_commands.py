@@ -6,8 +6,8 @@ import click
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
-from resource_manager.cli.program import json_option, main
-from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.program import main, on_target
+from resource_manager.cli.target import Target
 from resource_manager.errors import LockTimeoutError
 from resource_manager.manager.plurals import numbered_gpus
 
@@ -19,9 +19,7 @@ gpu_option = click.option("--gpu", help="One GPU of the server, by number or UUI
 @gpu_option
 @click.option("--reason", default="", help="Reason, shown to every user.")
 @click.option("--failed", is_flag=True, help="Mark the server as broken, not only closed.")
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def drain(target: Target, server: str, gpu: str | None, reason: str, failed: bool, as_json: bool) -> None:
     """Grant no new leases on a server (id or name) or one of its GPUs; its current leases continue."""
     view = target.manager.drain(server_of(server), gpu, reason=reason, failed=failed)
@@ -36,9 +34,7 @@ def drain(target: Target, server: str, gpu: str | None, reason: str, failed: boo
 @main.command()
 @click.argument("server", shell_complete=completing.servers)
 @gpu_option
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def resume(target: Target, server: str, gpu: str | None, as_json: bool) -> None:
     """Allow new leases on a drained server (id or name), or on one closed GPU of it, again."""
     view = target.manager.resume(server_of(server), gpu)
@@ -53,9 +49,7 @@ def resume(target: Target, server: str, gpu: str | None, as_json: bool) -> None:
 
 @main.command()
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def reset(target: Target, yes: bool, as_json: bool) -> None:
     """End all leases and empty the queue. Dangerous while jobs run."""
     if not yes:

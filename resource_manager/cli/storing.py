@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 import click
 
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
-from resource_manager.cli.program import json_option, main
+from resource_manager.cli.program import main, on_target
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import CorruptStateError, redact
 
@@ -35,9 +35,7 @@ def create(target: Target) -> None:
 
 
 @store.command()
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def check(target: Target, as_json: bool) -> None:
     """Say what the store lacks, or where it may lose leases; exit with 1 if there is anything."""
     from resource_manager.storage import checks

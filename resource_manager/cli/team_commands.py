@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
-
 from resource_manager.cli.base import print_json
-from resource_manager.cli.program import json_option, main, wide_option
-from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.program import main, on_target, wide_option
+from resource_manager.cli.target import Target
 from resource_manager.lazy import lazy_module
 
 if TYPE_CHECKING:
@@ -20,9 +18,7 @@ else:  # loads rich, which no command with --json needs
 
 @main.command()
 @wide_option
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def teams(target: Target, wide: bool, as_json: bool) -> None:
     """Show what each team is guaranteed, may hold and holds."""
     found = target.manager.teams()

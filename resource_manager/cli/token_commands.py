@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from resource_manager.cli.base import BAD_INPUT, REFUSED, Duration, Failure, print_json
-from resource_manager.cli.program import json_option, main, wide_option
-from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.program import main, on_target, wide_option
+from resource_manager.cli.target import Target
 from resource_manager.rest import tokens
 from resource_manager.rest.tokens import Role, Token, TokenFile, TokenStore
 
@@ -58,9 +58,7 @@ def token_store(target: Target, tokens_file: Path | None) -> TokenStore:
 )
 @click.option("--run-jobs", is_flag=True, help="Agents run jobs for its holder: see gpu-manager submit.")
 @tokens_file_option
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def token_create(
     target: Target,
     name: str,
@@ -109,9 +107,7 @@ def _shown(item: Token) -> dict[str, Any]:
 )
 @click.option("--overlap", "overlap_s", type=Duration(), help="Time for which the old one still works.")
 @tokens_file_option
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def token_rotate(
     target: Target,
     token_id: str,
@@ -131,9 +127,7 @@ def token_rotate(
 @token.command("list")
 @tokens_file_option
 @wide_option
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def token_list(target: Target, tokens_file: Path | None, wide: bool, as_json: bool) -> None:
     """List the tokens, without their secrets."""
     store = token_store(target, tokens_file)
@@ -171,9 +165,7 @@ def token_list(target: Target, tokens_file: Path | None, wide: bool, as_json: bo
 @token.command("revoke")
 @click.argument("token_id")
 @tokens_file_option
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def token_revoke(target: Target, token_id: str, tokens_file: Path | None, as_json: bool) -> None:
     """Revoke a token by its id."""
     if not token_store(target, tokens_file).delete(token_id):

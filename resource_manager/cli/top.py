@@ -14,10 +14,10 @@ import click
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, INTERVAL, Failure, print_json
-from resource_manager.cli.program import json_option, main
+from resource_manager.cli.program import main, on_target
 from resource_manager.cli.session import Session
 from resource_manager.cli.signals import Interrupted
-from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.target import Target
 from resource_manager.errors import UnknownNodeError
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ RESIZE_S = 0.5
 @click.argument("servers", nargs=-1, metavar="[SERVER]...", shell_complete=completing.servers)
 @click.option("--every", "interval_s", type=INTERVAL, default=2.0, show_default=True)
 @click.option("--once", is_flag=True, help="Print once and end.")
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def top(target: Target, servers: tuple[str, ...], interval_s: float, once: bool, as_json: bool) -> None:
     """Show the use of each GPU and its lease until q or Ctrl-C: of all servers or each SERVER (id or name).
 

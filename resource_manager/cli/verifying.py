@@ -15,7 +15,7 @@ import click
 from resource_manager.cli import completing
 from resource_manager.cli.base import REFUSED, UNREACHABLE, Failure, one_line, print_json
 from resource_manager.cli.discovering import MAX_CONNECTIONS, ask, ask_here
-from resource_manager.cli.program import json_option, main
+from resource_manager.cli.program import json_option, main, on_target
 from resource_manager.cli.server_commands import server_of
 from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import Target, exit_codes
@@ -85,9 +85,7 @@ def verify(
 @main.command()
 @click.argument("server", shell_complete=completing.servers)
 @login_options
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def adopt(target: Target, server: str, user: str | None, key: str | None, as_json: bool) -> None:
     """Take the GPUs that SERVER (id or name) reports as its GPUs in the inventory.
 

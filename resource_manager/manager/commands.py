@@ -11,12 +11,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
 from resource_manager.core.models import JobPlace, Lease, has_stored_job
 from resource_manager.core.names import name_of, short
-from resource_manager.errors import (
-    InvalidRequestError,
-    LeaseNotFoundError,
-    NewerFormatError,
-    OtherOwnerError,
-)
+from resource_manager.errors import InvalidRequestError, LeaseNotFoundError, NewerFormatError, OtherOwnerError
 from resource_manager.lazy import lazy_module
 from resource_manager.manager import repeats, serializers
 from resource_manager.manager.agent_jobs import reported_end

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from resource_manager.core.changes import JobEnd, ReleaseResult
 from resource_manager.core.refusal import RefusalKind
-from resource_manager.errors import (
-    LeaseNotFoundError,
-    LockTimeoutError,
-)
+from resource_manager.errors import LeaseNotFoundError, LockTimeoutError
 from resource_manager.manager.agent_jobs import note_opened
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.arguments import Dumpable, arguments_of

@@ -33,12 +33,7 @@ from simulator.replay.cluster_samples import Sampler
 from simulator.replay.job_courses import JobCourses
 from simulator.replay.job_runs import JobRun, Record
 from simulator.replay.recorded_events import changes_of
-from simulator.replay.workload import (
-    Decision,
-    EventBatch,
-    Workload,
-    decisions_of,
-)
+from simulator.replay.workload import Decision, EventBatch, Workload, decisions_of
 
 BATCHES_PER_REPORT = 64
 

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from resource_manager.cli.base import BAD_INPUT, Failure, print_json
-from resource_manager.cli.program import json_option, main
-from resource_manager.cli.target import Target, exit_codes
+from resource_manager.cli.program import main, on_target
+from resource_manager.cli.target import Target
 
 
 @main.command()
@@ -22,9 +22,7 @@ from resource_manager.cli.target import Target, exit_codes
 @click.option(
     "--seconds", type=click.FloatRange(0.2, 60), default=3.0, show_default=True, help="Time per figure."
 )
-@json_option
-@click.pass_obj
-@exit_codes
+@on_target
 def bench(target: Target, over_http: bool, redis_url: str | None, seconds: float, as_json: bool) -> None:
     """Measure allocations per second, latencies and memory on this machine."""
     from resource_manager.storage.redis.client import SCHEMES

@@ -30,13 +30,7 @@ from resource_manager.errors import (
 from resource_manager.storage import refusals
 from resource_manager.storage.base import NO_SUSPENSION, Suspension, poll, waits_for_owners
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
-from resource_manager.storage.codec import (
-    change_from_json,
-    change_to_json,
-    check_format,
-    is_known,
-    skipping,
-)
+from resource_manager.storage.codec import change_from_json, change_to_json, check_format, is_known, skipping
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.locks import Lock
