@@ -90,12 +90,18 @@ class AirflowTaskStates:
     def next_try(self, identity: TaskIdentity) -> str:
         """Return in words what Airflow does once the task's try has failed."""
         task = self._get(_task(identity), "try_number")
-        path = f"/api/v2/dags/{_quote(identity.dag_id)}/tasks/{_quote(identity.task_id)}"
-        delay = (self._get(path, "retry_delay") or {}).get("retry_delay") or {}
+        delay = (self._get(_task_of_dag(identity), "retry_delay") or {}).get("retry_delay") or {}
         if task is None or task["try_number"] > task["max_tries"]:
             return "Airflow does not try it again"
         delay_s = timedelta(delay.get("days", 0), delay.get("seconds", 0)).total_seconds()
         return f"Airflow tries it again in {duration(delay_s)}" if delay_s else "Airflow tries it again"
+
+    def owner_of(self, identity: TaskIdentity) -> str:
+        """Return who triggered the task's run, else its owner, as its lease has it; empty if it is gone."""
+        run = self._get(_run(identity.dag_id, identity.run_id), "state") or {}
+        if user := run.get("triggering_user_name"):
+            return str(user)
+        return str((self._get(_task_of_dag(identity), "owner") or {}).get("owner") or "")
 
     def end_task(self, identity: TaskIdentity, instance: str | None = None) -> None:
         """Set an unfinished task instance to failed, which Airflow does not try again.
@@ -206,6 +212,10 @@ class NextTries:
 
 def _run(dag_id: str, run_id: str) -> str:
     return f"/api/v2/dags/{_quote(dag_id)}/dagRuns/{_quote(run_id)}"
+
+
+def _task_of_dag(identity: TaskIdentity) -> str:
+    return f"/api/v2/dags/{_quote(identity.dag_id)}/tasks/{_quote(identity.task_id)}"
 
 
 def _task(identity: TaskIdentity) -> str:

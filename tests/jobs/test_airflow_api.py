@@ -57,10 +57,13 @@ class Airflow(BaseHTTPRequestHandler):
             f"{self.TASKS}/ended": {"state": "failed"},
             f"{self.TASKS}/cleared": {"state": None},
             f"{self.TASKS}/mapped/3": {"state": "running"},
-            "/api/v2/dags/d/dagRuns/r%2B1": {"state": "running"},
+            "/api/v2/dags/d/dagRuns/r%2B1": {"state": "running", "triggering_user_name": self.server.user},
             f"{self.TASKS}/first": {"state": "running", "try_number": 1, "max_tries": 1},
             f"{self.TASKS}/last": {"state": "running", "try_number": 2, "max_tries": 1},
-            "/api/v2/dags/d/tasks/first": {"retry_delay": {"days": 0, "seconds": 300, "microseconds": 0}},
+            "/api/v2/dags/d/tasks/first": {
+                "owner": "eve",
+                "retry_delay": {"days": 0, "seconds": 300, "microseconds": 0},
+            },
             "/api/v2/dags/d/tasks/last": {"retry_delay": {"days": 0, "seconds": 300, "microseconds": 0}},
         }
         if self.path == "/api/v2/variables/gpu_manager_instance":
@@ -90,7 +93,7 @@ class Airflow(BaseHTTPRequestHandler):
 def airflow():
     with HTTPServer(("127.0.0.1", 0), Airflow) as server:
         server.logins, server.token = 0, "token-1"
-        server.patched, server.patch_status = [], 200
+        server.patched, server.patch_status, server.user = [], 200, "ada"
         server.lists, server.list_status, server.reads = 0, 200, []
         server.tasks = [listed("runs", "deferred"), listed("ended", "failed"), listed("cleared", None)]
         server.variable = 200, {"key": "gpu_manager_instance", "value": "staging"}
@@ -228,6 +231,14 @@ def test_an_unfinished_task_is_ended_so_that_airflow_does_not_try_it_again(airfl
     airflow.patch_status = 403
     with pytest.raises(AirflowUnavailableError, match="refused with status 403 to end the task"):
         states.end_task(task("first"), "staging")
+
+
+def test_a_task_is_of_who_triggered_its_run_or_else_of_its_owner(airflow):
+    states = AirflowTaskStates(airflow.url, token="token-1")
+    assert states.owner_of(task("first")) == "ada"
+    airflow.user = None
+    assert states.owner_of(task("first")) == "eve"
+    assert states.owner_of(task("gone")) == ""
 
 
 def test_what_airflow_does_next_is_asked_once_a_lease(airflow):

@@ -135,6 +135,10 @@ class OneTask:
     def __init__(self) -> None:
         self.ended: list[TaskIdentity] = []
         self.refuses = False
+        self.owner = "ursula"
+
+    def owner_of(self, identity: TaskIdentity) -> str:
+        return self.owner
 
     def next_try(self, identity: TaskIdentity) -> str:
         return "Airflow tries it again in 5 min"
@@ -168,6 +172,15 @@ def test_a_stop_asks_whether_the_task_ends_too(
     assert form(ursula, text, "/act/stop", **{**fields, "fencing_token": 99})[0] == 404
     eve = as_role(Role.USER, "eve")
     assert form(eve, page(eve, "mine"), "/act/stop", **fields)[0] == 403
+    manager.submit("false", 8, 16, owner="eve", labels=identity.labels)
+    false = {"task_id": "false", "fencing_token": held["fencing_token"] + 1, "end_task": "true"}
+    status, said = form(eve, page(eve, "false"), "/act/stop", **false)
+    assert (status, "Airflow does not say that the run or the task is eve" in said) == (403, True)
+    manager.submit("waits", 8, 16, owner="eve", labels=identity.labels, server="gpu-server-0")
+    status, said = form(eve, page(eve, "waits"), "/act/cancel", task_id="waits", sequence=3, end_task="true")
+    assert status == 403, said
+    manager.cancel("waits")
+    manager.release("false")
     assert (airflow.ended, len(manager.leases())) == ([], 1)
     assert form(ursula, text, "/act/stop", **fields)[0] == 200
     assert (airflow.ended, manager.leases()) == ([identity], [])
