@@ -86,6 +86,18 @@ def end_of(manager):
     return manager.history(0)[-1]["outcome"], manager.history(0)[-1]["reason"]
 
 
+def test_dags_of_one_file_take_the_number_of_gpus_each_from_its_own_task():
+    @task
+    def decide():
+        return 2
+
+    for dag_id in ("one", "two"):
+        with DAG(dag_id, schedule=None):
+            train = with_gpus(BashOperator, gpus=decide())(task_id="train", bash_command="true")
+        assert train.gpu_demand["gpus"].operator.dag_id == dag_id
+        assert train.upstream_task_ids == {"decide"}
+
+
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
 def test_an_operator_is_wrapped_pickled_serialised_and_mapped(operator):
     try:

@@ -32,7 +32,7 @@ from resource_manager.manager.results import Allocation
 
 Op = TypeVar("Op", bound=BaseOperator)
 
-_made: dict[tuple[type, str], type] = {}
+_made: dict[tuple[type, str], Any] = {}
 
 
 class LeasedOperator(RunsInWorker):
@@ -196,10 +196,12 @@ def with_gpus(
     check_at_parse("with_gpus", demand)
     if isinstance(demand.get("nodes"), int):
         LeasedOperator.require_one_server(demand["nodes"])
-    key = (operator, repr((max_wait, gpu_conn_id, sorted(demand.items()))))
-    if key not in _made:
-        _made[key] = _subclass(operator, demand, max_wait, gpu_conn_id)
-    return _made[key]
+    given = {**demand, "max_wait": max_wait, "gpu_conn_id": gpu_conn_id}
+    key = (operator, repr(sorted(given.items())))
+    made = _made.get(key)
+    if made is None or made.made_by.keywords != given:  # outputs of tasks of several DAGs may read alike
+        made = _made[key] = _subclass(operator, demand, max_wait, gpu_conn_id)
+    return made
 
 
 def _check_names(operator: type, names: Iterable[str]) -> None:
