@@ -16,9 +16,18 @@ from hypothesis.internal.constants_ast import Constants
 
 from tests.redis_server import clock, embedded_redis, own_redis, system_redis
 from tests.small_disk import small_disk_at
-from tests.sql_servers import mariadb, mysql, postgresql
+from tests.sql_servers import mariadb, mysql, postgresql, sqlite
 
-__all__ = ["clock", "embedded_redis", "mariadb", "mysql", "own_redis", "postgresql", "system_redis"]
+__all__ = [
+    "clock",
+    "embedded_redis",
+    "mariadb",
+    "mysql",
+    "own_redis",
+    "postgresql",
+    "sqlite",
+    "system_redis",
+]
 
 ROOT = Path(__file__).parent.parent
 

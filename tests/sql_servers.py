@@ -28,6 +28,10 @@ def postgresql_programs() -> Path | None:
     return next((folder for folder in folders if (folder / "initdb").exists()), None)
 
 
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Folder of the databases of tests: on a disk they wait most of their time for each commit to be synced."""
+
+
 class SqlServer:
     """A server process that a test may kill and start again; run as `user` where this is root."""
 
@@ -36,7 +40,7 @@ class SqlServer:
 
     def __init__(self, folder: Path | None = None, *, clock: ShiftedClock | None = None) -> None:
         self.clock = clock
-        self.folder = Path(tempfile.mkdtemp(prefix="sql-")) if folder is None else folder
+        self.folder = Path(tempfile.mkdtemp(prefix="sql-", dir=IN_MEMORY)) if folder is None else folder
         self.folder.mkdir(exist_ok=True)
         self.run_as = self.user if os.geteuid() == 0 else None
         if self.run_as:
@@ -252,6 +256,22 @@ class MySQL(MariaDB):
 
 DATABASES = ("postgresql", "mariadb", *(() if MySQL.missing() else ("mysql",)))
 """Servers that tests of all databases ask for by their fixtures; MySQL only where it is."""
+
+
+class SqliteFiles:
+    """A folder of SQLite files, which gives fresh URLs as servers do."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def fresh_url(self) -> str:
+        return f"sqlite:///{self.folder}/{uuid.uuid4().hex}.db"
+
+
+@pytest.fixture(scope="session")
+def sqlite() -> Iterator[SqliteFiles]:
+    with tempfile.TemporaryDirectory(prefix="sqlite-", dir=IN_MEMORY) as folder:
+        yield SqliteFiles(folder)
 
 
 @pytest.fixture(scope="session")

@@ -84,10 +84,8 @@ def older(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["embedded_redis", pytest.param("postgresql", marks=pytest.mark.e2e), "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest) -> str:
     """URL of an empty store."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/state.db"
     return str(request.getfixturevalue(request.param).fresh_url())
 
 

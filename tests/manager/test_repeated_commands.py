@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,11 +21,8 @@ PLACE = JobPlace("local", folder="/jobs", mark="7")
 
 
 @pytest.fixture(params=["embedded_redis", "postgresql", "sqlite"])
-def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GPUResourceManager]:
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path}/state.db"
-    else:
-        url = request.getfixturevalue(request.param).fresh_url()
+def manager(request: pytest.FixtureRequest) -> Iterator[GPUResourceManager]:
+    url = request.getfixturevalue(request.param).fresh_url()
     with GPUResourceManager.from_url(url, inventory=default_inventory()) as manager:
         yield manager
 

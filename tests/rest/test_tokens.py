@@ -29,8 +29,6 @@ DAY_S = 86_400.0
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> TokenStore:
     if request.param == "file":
         return TokenFile(tmp_path / "tokens.json")
-    if request.param == "sqlite":
-        return persistence_of(Settings(store=f"sqlite:///{tmp_path}/state.db")).tokens
     name = "embedded_redis" if request.param == "redis" else request.param
     return persistence_of(Settings(store=request.getfixturevalue(name).fresh_url())).tokens
 

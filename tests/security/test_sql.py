@@ -28,11 +28,8 @@ SQL = (
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_names_stay_data_in_tables_and_views(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    file = f"sqlite:///{tmp_path}/state.db"
-    url = file if kind == "sqlite" else request.getfixturevalue(kind).fresh_url()
+def test_names_stay_data_in_tables_and_views(kind: str, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue(kind).fresh_url()
     with closing(open_store(url)) as store:
         assert isinstance(store, SqlStore)
         manager = GPUResourceManager(store=store, inventory=default_inventory(3))

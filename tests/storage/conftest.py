@@ -58,9 +58,6 @@ def open_client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
             yield lambda: stack.enter_context(
                 closing(VariableStore(variables, RedisClient.from_url(url)))  # type: ignore[type-var]
             )
-        elif request.param == "sqlite":
-            path = request.getfixturevalue("tmp_path") / "state.db"
-            yield lambda: stack.enter_context(closing(open_store(f"sqlite:///{path}")))
         elif request.param == "airflow":
             settings = Settings(redis_url=request.getfixturevalue("embedded_redis").fresh_url())
             url = f"airflow://contract_{uuid.uuid4().hex}"

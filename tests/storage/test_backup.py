@@ -67,14 +67,12 @@ WAYS = (
 
 
 @pytest.fixture
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ExitStack]:
+def opened() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
 
 
-def url_of(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> str:
-    if kind == "sqlite":
-        return f"sqlite:///{tmp_path}/state.db"
+def url_of(request: pytest.FixtureRequest, kind: str) -> str:
     url: str = request.getfixturevalue(kind).fresh_url()
     return url
 
@@ -83,8 +81,8 @@ def url_of(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> str:
 def test_a_state_moves_between_any_two_stores(
     request: pytest.FixtureRequest, opened: ExitStack, tmp_path: Path, source_kind: str, target_kind: str
 ) -> None:
-    source: Store = opened.enter_context(closing(open_store(url_of(request, source_kind, tmp_path))))
-    target: Store = opened.enter_context(closing(open_store(url_of(request, target_kind, tmp_path))))
+    source: Store = opened.enter_context(closing(open_store(url_of(request, source_kind))))
+    target: Store = opened.enter_context(closing(open_store(url_of(request, target_kind))))
     cluster = started(source)
     add(source, cluster, "a")
     add(source, cluster, "b")
@@ -204,8 +202,8 @@ def test_running_jobs_keep_their_leases_across_a_final_backup_and_its_restore(
 
 
 @pytest.fixture(params=("embedded_redis", "postgresql", "sqlite"))
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return url_of(request, request.param, tmp_path)
+def url(request: pytest.FixtureRequest) -> str:
+    return url_of(request, request.param)
 
 
 @pytest.fixture

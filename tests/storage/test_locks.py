@@ -41,9 +41,7 @@ def claims(request: pytest.FixtureRequest) -> Iterator[Claims]:
         mutex = ThreadMutex()
         yield Claims(lambda: ThreadLock(mutex), lambda: len(mutex.waiters))
     elif request.param in SQL:
-        file = request.getfixturevalue("tmp_path") / "lock.db"
-        is_file = request.param == "sqlite"
-        url = f"sqlite:///{file}" if is_file else request.getfixturevalue(request.param).fresh_url()
+        url = request.getfixturevalue(request.param).fresh_url()
         with closing(Database(url)) as database:
             count = "SELECT count(*) FROM {lock} WHERE namespace = :namespace"
             line = database.line

@@ -6,7 +6,6 @@ import json
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,12 +24,10 @@ from tests.storage.walk import Walk, first_state, started
 
 
 @pytest.fixture(params=["sqlite", *DATABASES])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A store that writes a snapshot every five changes, in a database without the states of other tests."""
     monkeypatch.setattr(sql_store, "SNAPSHOT_EVERY", 5)
-    url = f"sqlite:///{tmp_path}/state.db"
-    if request.param != "sqlite":
-        url = request.getfixturevalue(request.param).fresh_url()
+    url = request.getfixturevalue(request.param).fresh_url()
     if request.param == "postgresql":
         name = f"views_{uuid.uuid4().hex}"
         request.getfixturevalue(request.param).psql(f"CREATE DATABASE {name}")
