@@ -20,19 +20,9 @@ from resource_manager.cli.syncing import sync
 from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.identifiers import as_reason
 from resource_manager.core.models import JobPlace
-from resource_manager.errors import (
-    LeaseNotFoundError,
-    NewerFormatError,
-    ResourceManagerError,
-)
+from resource_manager.errors import LeaseNotFoundError, NewerFormatError, ResourceManagerError
 from resource_manager.jobs.job_preemption import grace_of, is_time_over
-from resource_manager.jobs.launchers import (
-    Job,
-    JobStatus,
-    LauncherError,
-    LauncherUnreachableError,
-    terminal,
-)
+from resource_manager.jobs.launchers import Job, JobStatus, LauncherError, LauncherUnreachableError, terminal
 from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.launchers.terminal import SignedLauncher
 from resource_manager.manager.answer_words import duration, name_in_words

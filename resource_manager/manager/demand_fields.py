@@ -7,12 +7,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    StringConstraints,
-    ValidationInfo,
-)
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from resource_manager.core.gpu_memory import as_gpu_memory

@@ -8,11 +8,7 @@ from resource_manager.core.models import Lease, Request
 from resource_manager.core.names import listed, name_of
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.manager.refusal_wording import detail_of, reasons_of, right_words
-from resource_manager.manager.results import (
-    Explanation,
-    Quotes,
-    ServerVerdict,
-)
+from resource_manager.manager.results import Explanation, Quotes, ServerVerdict
 from resource_manager.manager.serializers import member_view, sharing_in_words
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.gangs import Members, select_members

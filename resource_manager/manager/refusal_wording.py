@@ -55,13 +55,7 @@ from resource_manager.core.server_facts import (
 from resource_manager.core.team_ledger import UNNAMED
 from resource_manager.errors import NO_SERVERS, LockTimeoutError, recovery_text
 from resource_manager.manager.plurals import counted
-from resource_manager.manager.request_words import (
-    amount_word,
-    gpu_word,
-    gpus,
-    needed,
-    number,
-)
+from resource_manager.manager.request_words import amount_word, gpu_word, gpus, needed, number
 from resource_manager.manager.server_words import (
     closed_words,
     closure_words,

@@ -17,14 +17,7 @@ from resource_manager.core.models import MAX_TIME_S, Request
 from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.demand_fields import MAX_COUNT
 from resource_manager.manager.results import SlurmJob
-from resource_manager.scheduling.accounting.gpu_hours import (
-    FAILED,
-    NONE,
-    PREEMPTED,
-    USED,
-    GpuHours,
-    Segment,
-)
+from resource_manager.scheduling.accounting.gpu_hours import FAILED, NONE, PREEMPTED, USED, GpuHours, Segment
 from resource_manager.scheduling.accounting.lives import Wait
 from resource_manager.storage import Store
 

@@ -7,13 +7,8 @@ from typing import Any
 import flask
 
 from resource_manager import STORED_FORMAT, __version__
-from resource_manager.errors import (
-    StateClosedError,
-)
-from resource_manager.rest.answers import (
-    CallerAnswer,
-    Health,
-)
+from resource_manager.errors import StateClosedError
+from resource_manager.rest.answers import CallerAnswer, Health
 from resource_manager.rest.api.operations import routes
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.openapi import document

@@ -10,9 +10,7 @@ import flask
 from resource_manager import __version__
 from resource_manager.agent.probe import MAX_REPORT_BYTES
 from resource_manager.agent.report_format import ReportError, read_report
-from resource_manager.errors import (
-    LeaseNotFoundError,
-)
+from resource_manager.errors import LeaseNotFoundError
 from resource_manager.fleet.receiving import ReportAnswer
 from resource_manager.manager.agent_jobs import AgentState, jobs_on
 from resource_manager.manager.stored_jobs import JobResult
@@ -25,10 +23,7 @@ from resource_manager.rest.agent_schemas import (
     OutputQuery,
     ResultQuery,
 )
-from resource_manager.rest.answers import (
-    Done,
-    Ordered,
-)
+from resource_manager.rest.answers import Done, Ordered
 from resource_manager.rest.api.operations import routes
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.held_requests import UNCHANGED

@@ -6,10 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from resource_manager.core.models import Gpu
-from resource_manager.errors import (
-    UNKNOWN_SERVER,
-    UnknownNodeError,
-)
+from resource_manager.errors import UNKNOWN_SERVER, UnknownNodeError
 from resource_manager.manager.cluster_change import ApplyOptions
 from resource_manager.manager.cluster_results import (
     ClusterDiff,
@@ -19,11 +16,7 @@ from resource_manager.manager.cluster_results import (
     TeamsView,
     WindowView,
 )
-from resource_manager.rest.answers import (
-    Done,
-    MaintenanceAnswer,
-    MaintenanceRemoveAnswer,
-)
+from resource_manager.rest.answers import Done, MaintenanceAnswer, MaintenanceRemoveAnswer
 from resource_manager.rest.api.operations import routes
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.problems import ProblemError

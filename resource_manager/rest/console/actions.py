@@ -11,23 +11,11 @@ from resource_manager.manager import answer_words
 from resource_manager.manager.cluster_results import ServerSummary
 from resource_manager.rest import api
 from resource_manager.rest.auth import Identity
-from resource_manager.rest.console import (
-    demand_form,
-    lease_page,
-)
-from resource_manager.rest.console.forms import (
-    TaskForm,
-    form_of,
-)
+from resource_manager.rest.console import demand_form, lease_page
+from resource_manager.rest.console.forms import TaskForm, form_of
 from resource_manager.rest.console.pages import routes
 from resource_manager.rest.problems import ProblemError
-from resource_manager.rest.schemas import (
-    CancelBody,
-    DrainBody,
-    PreemptBody,
-    ReleaseBody,
-    ResumeBody,
-)
+from resource_manager.rest.schemas import CancelBody, DrainBody, PreemptBody, ReleaseBody, ResumeBody
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 

@@ -14,13 +14,7 @@ from resource_manager.core.fit import (
     total_capacity,
     usable_gpus,
 )
-from resource_manager.core.models import (
-    MILLI_PER_GPU,
-    Amount,
-    Node,
-    Request,
-    Spread,
-)
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Node, Request, Spread
 from resource_manager.scheduling.placement.node_masks import (
     MAX_KEPT,
     addressed,

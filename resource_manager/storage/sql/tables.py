@@ -8,18 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Double,
-    Identity,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-)
+from sqlalchemy import BigInteger, Boolean, Column, Double, Identity, Integer, MetaData, String, Table, Text
 from sqlalchemy.dialects.mysql import LONGTEXT
 
 SCHEMA = "gpu_manager"
