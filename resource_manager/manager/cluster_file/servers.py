@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from resource_manager.core.models import GANG_PORTS, RUNS_JOBS, Gpu, Node
 from resource_manager.errors import InvalidRequestError
+from resource_manager.manager.demand_fields import Text
 from resource_manager.manager.plurals import counted
 
 Amount = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -65,7 +66,7 @@ class GpuGroup(BaseModel):
 
     count: int | None = Field(default=None, ge=1, le=MAX_GPUS_OF_SERVER)
     ids: list[Annotated[int, Field(ge=0)]] | None = None
-    type: str = ""
+    type: Text = ""
     vendor: Vendor = "nvidia"
     memory_mib: int = Field(default=0, ge=0)
     uuids: list[Uuid] | None = None
@@ -108,14 +109,14 @@ class Server(BaseModel):
     id: int | None = Field(default=None, ge=0)
     count: int | None = Field(default=None, ge=1, le=100_000)
     gpus: Annotated[int, Field(ge=0, le=MAX_GPUS_OF_SERVER)] | list[GpuGroup] = 0
-    gpu_type: str = ""
+    gpu_type: Text = ""
     gpu_memory_mib: int = Field(default=0, ge=0)
     vendor: Vendor | Literal[""] = "nvidia"
     cpus: int = Field(ge=0)
     memory_mib: int | None = Field(default=None, ge=0)
-    resources: dict[str, Amount] = Field(default_factory=dict)
-    address: str = ""
-    labels: dict[str, str] = Field(default_factory=dict)
+    resources: dict[Text, Amount] = Field(default_factory=dict)
+    address: Text = ""
+    labels: dict[Text, Text] = Field(default_factory=dict)
     gang_ports: tuple[Port, Port] = GANG_PORTS
     islands: list[list[Annotated[int, Field(ge=0)]]] | None = Field(
         default=None,

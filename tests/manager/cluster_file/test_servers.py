@@ -136,6 +136,17 @@ ids = [7]
             "keys of their own",
         ),
         ("[[machines]]\nname = 'a'\n", 1, "servers|machines"),
+        *(  # in the lines of a diff they would hide others from who reviews them
+            (f"[[servers]]\nname = 'a'\ncpus = 1\n{text}\n", 4, "control or an invisible character|pattern")
+            for text in (
+                'gpu_type = "A\\u001b[2J"',
+                'address = "a\\nb"',
+                'labels = { a = "\\u202e" }',
+                'labels = { "a\\nb" = "" }',
+                'resources = { "a\\u001b" = 1 }',
+                'gpus = [{ count = 1, type = "A\\u001b" }]',
+            )
+        ),
         (
             "[[servers]]\nname = 'a'\ncpus = 1\nconfine = 'yes'\n",
             4,
