@@ -38,6 +38,14 @@ SELECT CASE WHEN s.lock_token = :token THEN 1 ELSE 0 END,
 FROM {state} s LEFT JOIN {lock} l ON l.namespace = :namespace AND l.token = :token
 WHERE s.namespace = :namespace
 """
+_BOUNDS = (
+    "UPDATE {state} SET lock_expires_at = {now} + :life_s "
+    "WHERE namespace = :namespace AND lock_expires_at > {now} + :life_s",
+    "UPDATE {lock} SET expires_at = {now} + :heartbeat_s "
+    "WHERE namespace = :namespace AND expires_at > {now} + :heartbeat_s",
+)
+"""What ends in time although the server's clock was set back: else the dead would keep the lock as long."""
+
 _HAND_ON = f"""
 UPDATE {{state}} SET lock_token = COALESCE({NEXT_WAITER}, ''), lock_expires_at = {{now}} + {HANDED_ON_S}
 WHERE namespace = :namespace AND lock_token = :token
@@ -146,6 +154,8 @@ class SqlLock(TimedLock):
                     self._change(
                         "UPDATE {lock} SET expires_at = {now} + :heartbeat_s WHERE token = :token", token
                     )
+                    for statement in _BOUNDS:
+                        self._change(statement, token)
                     beat_at = since
                 row = self._database.row(_LOOK, token=token)
                 if row is None:

@@ -19,6 +19,7 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit import recovery
 from resource_manager.storage import Store
 from resource_manager.storage.clock import ClockJump, ServerClock
+from resource_manager.storage.redis.lock import RedisLock
 from resource_manager.storage.sql import sqlite
 from resource_manager.storage.sql.database import Line
 from resource_manager.storage.sql.store import SqlStore
@@ -86,6 +87,25 @@ def lose(manager: GPUResourceManager, seconds: float) -> None:
     clock._learnt_at -= seconds
     before = clock.steady
     clock.steady = lambda: before() - seconds
+
+
+@pytest.mark.parametrize("who", ["its holder", "two who waited for it"])
+def test_a_jump_back_keeps_the_lock_of_nobody_who_died(moved: Moved, who: str) -> None:
+    """By the clock as it is now, what they left would live for an hour, and nobody could commit."""
+    holder, other = moved.user().store.lock(), moved.user().store.lock()
+    for lock in (holder, other):
+        lock._life_s = 0.5  # type: ignore[attr-defined]
+    assert holder.acquire(5.0)
+    if who != "its holder":
+        for token in ("a", "b"):
+            other._acquire(token) if isinstance(other, RedisLock) else other._enter(token)  # type: ignore[attr-defined]
+    moved.jump(-HOUR_S)
+    if who == "its holder":
+        holder.let_expire()  # type: ignore[attr-defined]
+    else:
+        holder.release()
+    assert other.acquire(20.0)
+    other.release()
 
 
 @pytest.mark.thorough

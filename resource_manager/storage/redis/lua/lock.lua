@@ -26,6 +26,8 @@ if step == 'acquire' then
   elseif holder == token then
     redis.call('PEXPIRE', lock, life_ms)
     return {1, 0}
+  elseif redis.call('PTTL', lock) > tonumber(life_ms) then
+    redis.call('PEXPIRE', lock, life_ms)  -- the clock was set back, and a dead holder would keep it as long
   end
   if redis.call('EXISTS', alive) == 0 then
     redis.call('RPUSH', waiters, token)
