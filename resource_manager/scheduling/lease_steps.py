@@ -22,6 +22,7 @@ from resource_manager.core.models import (
     MAX_RENEWAL_S,
     JobPlace,
     Lease,
+    has_stored_job,
 )
 from resource_manager.core.names import name_of, short
 from resource_manager.errors import (
@@ -219,17 +220,18 @@ def expire(cluster: ClusterState, now: float) -> list[Change]:
     """Return the expiry, or the quarantine, of every lease whose TTL has passed.
 
     One whose job was placed is quarantined: its end is not known to be that of the job.
+    Nobody but an agent would have begun a stored job that was not placed: its request waits again.
     A lease that is still held after the end of its preemption is quarantined. What still runs in a
     maintenance window that preempts is preempted, and so is what reached its longest runtime.
     """
     due = cluster.expired(now)
     if not (due or cluster.preempting or cluster.windows):  # as nearly always
         return []
-    late = overdue(cluster, now, {lease.lease_id for lease in due}) if cluster.preempting else []
+    late = overdue(cluster, now, {lease.lease_id for lease in due}) if cluster.preempting else ()
     windows = ending(cluster, now) if cluster.windows else []
     gone = {lease.lease_id for lease in due}
     return [
-        *late,
+        *(change for lease in late for change in _unbegun(cluster, lease, now) or [_quarantined(lease, now)]),
         *(change for change in windows if change.lease_id not in gone),
         *(change for lease in due for change in _expiry(cluster, lease, now)),
     ]
@@ -238,8 +240,29 @@ def expire(cluster: ClusterState, now: float) -> list[Change]:
 def _expiry(cluster: ClusterState, lease: Lease, now: float) -> Sequence[Change]:
     if limit := reached(cluster.ledger, lease, now):
         return preempted_at_limit(cluster.ledger, lease, limit, now)
-    kind = Quarantined if lease.request.quarantine or lease.places else Expired
-    return [kind(lease.lease_id, lease.fencing_token, now)]
+    if given_back_before := _unbegun(cluster, lease, now):
+        return given_back_before
+    if lease.request.quarantine or lease.places:
+        return [_quarantined(lease, now)]
+    return [Expired(lease.lease_id, lease.fencing_token, now)]
+
+
+def _quarantined(lease: Lease, now: float) -> Quarantined:
+    return Quarantined(lease.lease_id, lease.fencing_token, now)
+
+
+def _unbegun(cluster: ClusterState, lease: Lease, now: float) -> list[Change]:
+    """Return what has a request wait again if no agent took its stored job, else nothing."""
+    request = lease.request
+    if lease.places or lease.revoked or request.quarantine or not has_stored_job(request.labels):
+        return []
+    if lease.preempted_by:
+        return release(cluster, lease.lease_id, now, outcome=Outcome.PREEMPTED)
+    nodes = list(dict.fromkeys(member.node for member in lease.members))
+    reason = f"no agent took its job on {', '.join(nodes)} in the time of the lease"
+    return release(
+        cluster, lease.lease_id, now, outcome=Outcome.NOT_STARTED, reason=reason, failed_nodes=nodes
+    )
 
 
 def cancel(

@@ -9,7 +9,7 @@ import pytest
 from resource_manager.core.models import Gpu
 from resource_manager.jobs.launchers import job_key
 from tests.agent.reporting import uuid
-from tests.fleet.test_job_board import Fleet, run
+from tests.fleet.test_job_board import JOB, Fleet, run
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +68,31 @@ def test_a_stopped_job_that_left_no_end_ends_its_lease_once_nobody_renews_that(s
     fleet.report(stopped)
     assert fleet.manager.leases() == []
     assert outcomes(fleet) == ["CANCELLED"]
+
+
+def test_a_job_that_no_agent_took_in_the_time_of_its_lease_waits_again_elsewhere() -> None:
+    """Its server died as it was granted: nobody else would ask for it again."""
+    fleet = Fleet()
+    token = fleet.manager.submit("t", 0, 8, job=JOB, ttl=100, prefer_server="gpu-a")["fencing_token"]
+    fleet.clock.now += 101
+    fleet.manager.expire_and_schedule()
+    [lease] = fleet.manager.leases()
+    assert (lease["server_name"], lease["fencing_token"] > token) == ("gpu-b", True)
+    assert outcomes(fleet) == ["NOT_STARTED"]
+    assert "no agent took its job on gpu-a in the time of the lease" in str(fleet.manager.history())
+    assert fleet.manager.stored_jobs.job("t") == JOB
+
+
+def test_a_job_that_no_agent_took_before_the_end_of_its_preemption_waits_again() -> None:
+    fleet = Fleet()
+    fleet.submit("t", preempt_grace=10)
+    fleet.manager.submit("urgent", 0, 60, priority=5, server="gpu-a")
+    fleet.manager.preempt("t", preemptor="urgent")
+    fleet.clock.now += 11
+    fleet.manager.expire_and_schedule()
+    assert [lease["task_id"] for lease in fleet.manager.leases()] == ["urgent"]
+    assert [entry["task_id"] for entry in fleet.manager.queue()] == ["t"]
+    assert outcomes(fleet) == ["PREEMPTED"]
 
 
 def test_a_gang_that_was_half_stopped_by_somebody_who_died_ends() -> None:

@@ -10,7 +10,6 @@ from resource_manager.core.changes import (
     Change,
     Outcome,
     Preempting,
-    Quarantined,
     Queued,
 )
 from resource_manager.core.cluster import ClusterState
@@ -69,10 +68,10 @@ def restarts_of(labels: Mapping[str, str]) -> int:
     return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
-def overdue(cluster: ClusterState, now: float, due: Collection[str]) -> list[Quarantined]:
-    """Return the quarantine of every lease that is held beyond the end of its preemption, but for `due`."""
+def overdue(cluster: ClusterState, now: float, due: Collection[str]) -> list[Lease]:
+    """Return the leases that are held beyond the end of their preemption, but for `due`."""
     return [
-        Quarantined(lease.lease_id, lease.fencing_token, now)
+        lease
         for lease_id in sorted(cluster.preempting)
         if now > (lease := cluster.leases[lease_id]).preempt_until
         and not lease.quarantined
