@@ -74,7 +74,7 @@ def apply(target: Target, /, files: tuple[Path, ...], yes: bool, as_json: bool, 
         _show(found)
     if found["changed"]:
         if not (yes or found["refused"]):
-            click.confirm("Apply this?", abort=True, err=True)
+            click.confirm(f"Apply this to {target.place}?", abort=True, err=True)
         try:
             found = target.manager.apply(read.form, options, revision=found["revision"])
         except InvalidRequestError as error:
@@ -82,7 +82,7 @@ def apply(target: Target, /, files: tuple[Path, ...], yes: bool, as_json: bool, 
     if as_json:
         print_json(found)
     elif found["changed"]:
-        click.echo("applied")
+        click.echo(f"applied to {target.place}")
 
 
 @main.command()

@@ -94,7 +94,7 @@ def _show_notices(target: Target) -> None:
     from resource_manager.manager.notices import notices_of
 
     for line in notices_of(summary, path, target.manager.diff):
-        click.echo(line, err=True)
+        click.echo(target.placed(line), err=True)
 
 
 @main.command()

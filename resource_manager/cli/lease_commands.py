@@ -103,7 +103,7 @@ def allocate(target: Target, /, lease_id: str, wait: bool, as_json: bool, **opti
     lease = target.manager.try_allocate(demand_of(lease_id, owned(target, options)))
     if isinstance(lease, Refusal):
         waits = "" if lease.kind is RefusalKind.NEVER_FITS else " (--wait queues for them)"
-        raise Failure(f"not granted: {lease.detail}{waits}", REFUSED)
+        raise Failure(f"not granted: {target.placed(lease.detail)}{waits}", REFUSED)
     tell(lease)
 
 

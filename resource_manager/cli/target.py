@@ -14,6 +14,7 @@ import click
 
 from resource_manager.cli.base import BAD_INPUT, REFUSED, UNREACHABLE, Failure
 from resource_manager.errors import (
+    NO_SERVERS,
     BackupRefusedError,
     DuplicateTaskError,
     InvalidRequestError,
@@ -23,6 +24,7 @@ from resource_manager.errors import (
     ResourceManagerError,
     StoreError,
     how_to_install,
+    redact,
 )
 
 if TYPE_CHECKING:  # importing them takes half of the time allowed for the shortest command
@@ -81,6 +83,20 @@ class Target:
         from resource_manager.settings import Settings
 
         return Settings.load().model_copy(update=self.overrides)
+
+    @property
+    def place(self) -> str:
+        """The service or store without its password; whether nothing named the store."""
+        if self.url:
+            return redact(self.url)
+        settings = self.configured()
+        unset = "" if "store" in settings.model_fields_set else ", since GPU_MANAGER_STORE is not set"
+        return redact(settings.store) + unset
+
+    def placed(self, text: str) -> str:
+        """Return the text, which says where there are no servers if it says that there are none."""
+        has_none, how = NO_SERVERS.split(":")
+        return text.replace(NO_SERVERS, f"{has_none} in {self.place}:{how}") if NO_SERVERS in text else text
 
     @property
     def manager(self) -> LeaseService:
@@ -162,15 +178,17 @@ def _of_file(error: OSError) -> str:
 
 def _in_options(error: ResourceManagerError) -> str:
     """Return the error's text in the command's own options and arguments."""
-    if not isinstance(error, InvalidRequestError):
-        return str(error)
     context = click.get_current_context()
+    target = context.find_object(Target)
+    if not isinstance(error, InvalidRequestError):
+        return target.placed(str(error)) if target else str(error)
     names = {
         param.name: param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
         for param in context.command.get_params(context)
         if param.name is not None
     }
-    return error.words.named(names)
+    text = error.words.named(names)
+    return target.placed(text) if target else text
 
 
 def _open(settings: Settings) -> GPUResourceManager:

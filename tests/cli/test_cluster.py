@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
+from resource_manager.cli import main
+from resource_manager.cli.target import Target
 from tests.cli.targets import Run
 
 FILE = """[cluster]
@@ -36,7 +40,9 @@ def test_a_file_is_shown_applied_and_printed_again(run: Run, file: Path, tmp_pat
         *(f"- server gpu-server-{number}" for number in range(4)),
         "+ server a, 2 × GPU",
     ]
-    assert run("apply", str(file), "--yes").stdout == f"{shown.stdout}applied\n"
+    done = run("apply", str(file), "--yes").stdout
+    assert done.startswith(f"{shown.stdout}applied to ")
+    assert "http://127.0.0.1:" in done or "airflow://, since GPU_MANAGER_STORE is not set" in done
     assert run("diff", str(file)).exit_code == 0
     assert run("apply", str(file), "--yes").stdout == "no difference\n"
     printed = tmp_path / "printed.toml"
@@ -56,7 +62,7 @@ def test_a_file_is_shown_applied_and_printed_again(run: Run, file: Path, tmp_pat
 def test_without_yes_it_asks_and_no_changes_nothing(run: Run, file: Path) -> None:
     refused = run("apply", str(file))
     assert refused.exit_code == 1
-    assert "Apply this? [y/N]" in refused.stderr
+    assert re.search(r"Apply this to (http|airflow)://.*\? \[y/N\]", refused.stderr)
     assert run("diff", str(file)).exit_code == 1
     wrong = run("apply", str(file), "--json")
     assert (wrong.exit_code, wrong.stderr) == (2, "Error: --json cannot ask for confirmation: add --yes\n")
@@ -99,7 +105,7 @@ def test_an_empty_section_changes_nothing_and_says_so(
     refused = run("apply", str(file), "--yes", "--remove", "teams").stderr.splitlines()[-1]
     assert refused.startswith("Error: teams.x: the team is missing but holds leases (held "), "of no file"
     manager.release("held")
-    assert run("apply", str(file), "--yes", "--remove", "teams").stdout == "- team x\napplied\n"
+    assert run("apply", str(file), "--yes", "--remove", "teams").stdout.startswith("- team x\napplied to ")
 
 
 def test_the_named_file_is_taken_and_status_says_that_it_differs(
@@ -116,3 +122,16 @@ def test_the_named_file_is_taken_and_status_says_that_it_differs(
     assert "differs" not in run("status").stderr
     file.write_text("[[servers]\n")
     assert f"{file}:1:10: " in run("status").stderr
+
+
+@pytest.mark.parametrize("command", [["status"], ["run", "--gpus", "1", "--", "true"]])
+def test_a_store_without_servers_is_named_without_its_password(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who forgot the variable would apply the cluster to a second store, which grants the same GPUs again."""
+    with GPUResourceManager.from_url("memory://", inventory=()) as empty:
+        monkeypatch.setattr(Target, "manager", empty)
+        forgotten = CliRunner().invoke(main, command)
+        named = CliRunner().invoke(main, ["--store", "redis://me:secret@store:6379/0", *command])
+    assert "no servers yet in airflow://, since GPU_MANAGER_STORE is not set: gpu-manager" in forgotten.stderr
+    assert "no servers yet in redis://me@store:6379/0: gpu-manager apply FILE" in named.stderr

@@ -251,7 +251,7 @@ def test_the_page_writes_the_inventory_that_it_shows(servers: Servers, tmp_path:
     told, *lines, status = done.stdout.splitlines()
     assert [line.partition(",")[0] for line in lines] == [
         *(f"+ server {host.partition(':')[0]}" for host in hosts.values()),
-        "applied",
+        f"applied to sqlite:///{tmp_path / 'state.db'}",
     ]
     assert told == "servers.toml: 2 servers with 4 GPUs"
     assert [server["total_gpus"] for server in json.loads(status)["servers"]] == [2, 2]

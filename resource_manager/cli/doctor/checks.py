@@ -64,10 +64,10 @@ def all_open(servers: int, agents: int) -> Finding:
     return Finding(True, f"{counted(servers, 'server')} open, {agents} with an agent")
 
 
-def of_cluster(summary: Mapping[str, Any], notices: Sequence[str]) -> list[Finding]:
+def of_cluster(summary: Mapping[str, Any], notices: Iterable[str]) -> list[Finding]:
     """Return whether there is a cluster that this process can decide on, and what differs from its file."""
-    if notices:
-        return [Finding(False, notice) for notice in notices]
+    if faults := [Finding(False, notice) for notice in notices]:
+        return faults
     gpus = sum(server["total_gpus"] for server in summary["servers"])
     has = f"{counted(summary['total_servers'], 'server')}, {counted(gpus, 'GPU')}"
     return [Finding(True, f"{has}, {counted(summary['leases'], 'lease')}")]

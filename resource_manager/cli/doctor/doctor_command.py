@@ -95,9 +95,10 @@ def _findings(
 
 def _of_store(target: Target) -> list[Finding]:
     from resource_manager.storage.checks import check, of_job_keys
+    from resource_manager.storage.finding import Finding
 
     settings = target.settings()
-    return [*check(settings), *of_job_keys(settings)]
+    return [Finding(True, target.place), *check(settings), *of_job_keys(settings)]
 
 
 def _of_cluster(target: Target, manager: LeaseService) -> list[Finding]:
@@ -105,7 +106,7 @@ def _of_cluster(target: Target, manager: LeaseService) -> list[Finding]:
     from resource_manager.manager.notices import notices_of
 
     summary, file = manager.summary(), target.configured().inventory
-    return of_cluster(summary, notices_of(summary, file, manager.diff))
+    return of_cluster(summary, map(target.placed, notices_of(summary, file, manager.diff)))
 
 
 def _of_servers(manager: LeaseService, by_ssh: bool, login: Login) -> Iterator[Finding]:

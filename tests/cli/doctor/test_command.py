@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from resource_manager.cli import main
+from resource_manager.errors import redact
 from resource_manager.scheduling.placement import policies
 from tests.redis_server import RedisServer
 
@@ -34,7 +35,9 @@ def test_a_healthy_stack_has_no_fault_and_each_fault_has_its_line(
         client.config_set("appendonly", "yes")
     store = own_redis.limited_url()
     [empty] = faults(run(store, "doctor"))
-    assert "no servers yet: gpu-manager apply FILE" in empty
+    place = redact(store)
+    assert f"no servers yet in {place}: gpu-manager apply FILE" in empty
+    assert f"ok     store: {place}" in run(store, "doctor").stdout.splitlines()
 
     file = tmp_path / "cluster.toml"
     file.write_text(CLUSTER)
