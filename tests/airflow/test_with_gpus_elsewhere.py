@@ -74,6 +74,31 @@ def test_a_command_runs_on_the_granted_server_with_its_devices(train, context, m
     assert not manager.leases()
 
 
+def test_without_a_connection_it_logs_in_as_its_account_and_has_no_time_limit(
+    context, manager, ssh_server, monkeypatch, tmp_path
+):
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text(f"Host 127.0.0.1\n  IdentityFile {ssh_server.key}\n")
+    host_key = (ssh_server.home / "host_key.pub").read_text()
+    (tmp_path / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{ssh_server.port} {host_key}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    operator = with_gpus(SSHOperator, gpus=1)(task_id="t", command="echo on $GPU_SERVER")
+    operator.owner = ""
+    assert b64decode(operator.execute(context())) == b"on gpu-a\n"
+    assert operator.ssh_hook.cmd_timeout is None
+    assert not manager.leases()
+
+
+def test_the_log_says_when_the_operator_of_airflow_ends_a_command_after_seconds(train, context, capsys):
+    limit = "cmd_timeout ends this command after 10 s"
+    train("true").execute(context())
+    assert limit not in capsys.readouterr().out
+    operator = with_gpus(SSHOperator, gpus=1)(task_id="t", ssh_conn_id="train", command="true")
+    operator.owner = ""
+    operator.execute(context(2))
+    assert limit in capsys.readouterr().out
+
+
 def test_a_command_that_fails_releases_its_gpus_and_has_its_exit_code(train, context, manager):
     with pytest.raises(AirflowException, match="exit status = 3"):
         train("exit 3").execute(context())

@@ -174,9 +174,16 @@ def _fill_pod(operator: Any, allocation: Allocation) -> None:
 
 
 def _start_by_ssh(operator: Any, launcher: Any, job: Job, address: str) -> None:
+    from airflow.providers.ssh.hooks.ssh import CMD_TIMEOUT, SSHHook
+
     user, host, port = parts_of(address)
     operator.remote_host = host
+    if not operator.ssh_conn_id and "ssh_hook" not in vars(operator):
+        given = {"conn_timeout": operator.conn_timeout, "banner_timeout": operator.banner_timeout}
+        operator.ssh_hook = SSHHook(remote_host=host or "", cmd_timeout=None, **given)
     hook = operator.ssh_hook
+    if not isinstance(operator.cmd_timeout, int | float | None) and hook.cmd_timeout == CMD_TIMEOUT:
+        operator.log.warning("cmd_timeout ends this command after %s s: None is no limit", CMD_TIMEOUT)
     hook.remote_host, hook.port, hook.username = host, port or hook.port, user or hook.username
     if operator.command is None:
         return
