@@ -28,6 +28,7 @@ from resource_manager.fleet.silence import MISSED_INTERVALS, LastReport, Silence
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.state_marks import StateMarks
+from resource_manager.scheduling import lease_steps
 
 logger = logging.getLogger(__name__)
 
@@ -196,13 +197,21 @@ class ReportReceiver:
         lost = self.silence.lost(agents, now)
 
         def step(cluster: ClusterState, now: float) -> list[Change]:
-            known = (cluster.by_name.get(name) for name in lost)
+            known = [state for name in lost if (state := cluster.by_name.get(name)) is not None]
+            silent = [state for state in known if state.watched and state.silent is None]
+            leases = {lease.lease_id: lease for state in silent for lease in state.leases.values()}
             return [
-                AgentLost(
-                    state.name, now, agents[state.name].at if agents[state.name].at > -math.inf else now
-                )
-                for state in known
-                if state is not None and state.watched and state.silent is None
+                *(
+                    AgentLost(
+                        state.name, now, agents[state.name].at if agents[state.name].at > -math.inf else now
+                    )
+                    for state in silent
+                ),
+                *(
+                    change
+                    for lease in leases.values()
+                    for change in lease_steps.unbegun(cluster, lease, now, {state.name for state in silent})
+                ),
             ]
 
         if not lost:

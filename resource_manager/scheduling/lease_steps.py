@@ -231,7 +231,7 @@ def expire(cluster: ClusterState, now: float) -> list[Change]:
     windows = ending(cluster, now) if cluster.windows else []
     gone = {lease.lease_id for lease in due}
     return [
-        *(change for lease in late for change in _unbegun(cluster, lease, now) or [_quarantined(lease, now)]),
+        *(change for lease in late for change in unbegun(cluster, lease, now) or [_quarantined(lease, now)]),
         *(change for change in windows if change.lease_id not in gone),
         *(change for lease in due for change in _expiry(cluster, lease, now)),
     ]
@@ -240,7 +240,7 @@ def expire(cluster: ClusterState, now: float) -> list[Change]:
 def _expiry(cluster: ClusterState, lease: Lease, now: float) -> Sequence[Change]:
     if limit := reached(cluster.ledger, lease, now):
         return preempted_at_limit(cluster.ledger, lease, limit, now)
-    if given_back_before := _unbegun(cluster, lease, now):
+    if given_back_before := unbegun(cluster, lease, now):
         return given_back_before
     if lease.request.quarantine or lease.places:
         return [_quarantined(lease, now)]
@@ -251,15 +251,21 @@ def _quarantined(lease: Lease, now: float) -> Quarantined:
     return Quarantined(lease.lease_id, lease.fencing_token, now)
 
 
-def _unbegun(cluster: ClusterState, lease: Lease, now: float) -> list[Change]:
-    """Return what has a request wait again if no agent took its stored job, else nothing."""
+def unbegun(
+    cluster: ClusterState, lease: Lease, now: float, silent: Collection[str] | None = None
+) -> list[Change]:
+    """Return what has a request wait again if no agent took its stored job, else nothing.
+
+    That is known once its lease is over, or the agents of some of its nodes are `silent`, which it avoids.
+    """
     request = lease.request
     if lease.places or lease.revoked or request.quarantine or not has_stored_job(request.labels):
         return []
     if lease.preempted_by:
         return release(cluster, lease.lease_id, now, outcome=Outcome.PREEMPTED)
-    nodes = list(dict.fromkeys(member.node for member in lease.members))
-    reason = f"no agent took its job on {', '.join(nodes)} in the time of the lease"
+    members = dict.fromkeys(member.node for member in lease.members)
+    nodes = [name for name in members if silent is None or name in silent]
+    reason = f"no agent took its job on {', '.join(nodes)}"
     return release(
         cluster, lease.lease_id, now, outcome=Outcome.NOT_STARTED, reason=reason, failed_nodes=nodes
     )
