@@ -115,13 +115,13 @@ def test_a_lease_with_an_unreachable_job_is_not_ended(manager):
 
 
 def test_a_weight_above_the_highest_priority_is_cut_and_the_log_says_so(manager, caplog):
-    operator = GPUTrainingOperator(task_id="t", gpus=2, priority_weight=5000)
+    operator = GPUTrainingOperator(task_id="t", gpus=2, command="train", priority_weight=5000)
     assert operator.lease(context_of(), manager, labels={})["priority"] == 1000
     assert "priority_weight 5000 is cut to 1000: priority must be at most 1000" in caplog.text
 
 
 def test_a_stated_priority_above_the_highest_fails_the_task(manager):
-    operator = GPUTrainingOperator(task_id="t", gpus=2, priority=5000)
+    operator = GPUTrainingOperator(task_id="t", gpus=2, command="train", priority=5000)
     with pytest.raises(AirflowFailException, match="priority must be at most 1000"):
         operator.lease(context_of(), manager, labels={})
 
@@ -130,7 +130,14 @@ def test_a_stated_priority_above_the_highest_fails_the_task(manager):
 def test_what_a_template_leaves_empty_has_the_operators_default(manager, empty):
     """A trigger form hands over `None` as text for each of its fields that is not filled in."""
     operator = GPUTrainingOperator(
-        task_id="t", gpus="2", priority_weight=7, priority=empty, ttl=empty, quarantine=empty, team=empty
+        task_id="t",
+        gpus="2",
+        command="train",
+        priority_weight=7,
+        priority=empty,
+        ttl=empty,
+        quarantine=empty,
+        team=empty,
     )
     allocation = operator.lease(context_of(), manager, labels={})
     assert allocation["expires_at"] - allocation["granted_at"] == 120

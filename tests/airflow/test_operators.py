@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("notes", "wanted", "fast_triggers")
 def started(launcher, **arguments):
     """Return the job that a training starts, in a try of its own."""
     task_id = f"t{len(launcher.jobs)}"
-    operator = GPUTrainingOperator(task_id=task_id, **arguments)
+    operator = GPUTrainingOperator(task_id=task_id, **{"command": "train", **arguments})
     left = deferral(lambda: operator.execute(context_of(replace(TASK, task_id=task_id))))
     assert left.method_name == "execute_ended"
     known = len(launcher.jobs)
@@ -82,11 +82,15 @@ def test_a_cleared_task_does_not_take_an_end_of_before_for_its_own(manager, gpu_
     [
         ({"container": {"callback": print}}, "container cannot be stored with the request: .*builtin"),
         ({"command": 70_000 * "x"}, "have 70,[0-9]+ bytes together, at most 65,536"),
+        ({"command": "{{ params.command }}"}, "command is missing: only an image has one of its own"),
     ],
 )
 def test_what_cannot_be_handed_to_the_triggerer_is_refused_before_it_asks(manager, wrong, reason):
     with pytest.raises(AirflowFailException, match=reason):
-        GPUTrainingOperator(task_id="t", gpus=2, **{"command": "train", **wrong}).execute(context_of())
+        operator = GPUTrainingOperator(task_id="t", gpus=2, **{"command": "train", **wrong})
+        if operator.command == "{{ params.command }}":
+            operator.command = None  # as rendered, natively
+        operator.execute(context_of())
     assert manager.leases() == []
 
 
@@ -95,7 +99,7 @@ def test_numbers_and_none_of_native_templates_are_accepted(manager, gpu_launcher
     odd = {"gpu_types": None, "team": 5}
     words = ["train", "--epochs", 3]
     assert started(gpu_launcher, gpus=2, command=words, **odd).command == ("train", "--epochs", "3")
-    assert started(gpu_launcher, gpus=2, command=None).command == ()
+    assert started(gpu_launcher, gpus=2, image="train:1", command=None).command == ()
     assert [lease["team"] for lease in manager.leases()] == ["5", ""]
 
 
@@ -152,7 +156,9 @@ def test_the_operators_limit_a_job_to_its_gpu_fraction(gpu_launcher):
 )
 def test_the_last_line_is_json_only_where_an_xcom_can_hold_it(manager, line, value):
     ended = {"state": EndState.JOB_ENDED, "exit_code": 0, "last_line": line}
-    assert GPUTrainingOperator(task_id="t", gpus=2).execute_ended(context_of(), ended) == value
+    assert (
+        GPUTrainingOperator(task_id="t", gpus=2, command="train").execute_ended(context_of(), ended) == value
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,7 +175,7 @@ def test_the_last_line_is_json_only_where_an_xcom_can_hold_it(manager, line, val
     ],
 )
 def test_the_use_of_the_gpus_is_a_line_of_the_log_and_an_xcom(manager, monkeypatch, usage, line):
-    train = GPUTrainingOperator(task_id="t", gpus=2)
+    train = GPUTrainingOperator(task_id="t", gpus=2, command="train")
     said, pushed, context = [], {}, context_of()
     monkeypatch.setattr(train.log, "info", lambda text, *values: said.append(text % values))
     monkeypatch.setattr(context["ti"], "xcom_push", lambda key, value: pushed.update({key: value}))

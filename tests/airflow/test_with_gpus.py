@@ -360,7 +360,7 @@ def by_lease(**arguments):
 
 
 WAYS = {
-    "GPUTrainingOperator": lambda **given: GPUTrainingOperator(task_id="t", **given),
+    "GPUTrainingOperator": lambda **given: GPUTrainingOperator(task_id="t", command="true", **given),
     "partial": lambda **given: GPUTrainingOperator.partial(task_id="t", **given).expand(command=["true"]),
     "GPUAllocateOperator": lambda **given: GPUAllocateOperator(task_id="t", **given),
     "gpu_lease": by_lease,
@@ -410,7 +410,15 @@ def test_templates_are_left_for_the_task(way):
 def test_a_wrong_launcher_or_duration_is_found_when_the_dag_is_parsed(wrong, words):
     with pytest.raises((TypeError, ValueError), match=words):
         GPUTrainingOperator(task_id="t", gpus=1, **wrong)
-    GPUTrainingOperator(task_id="t", gpus=1, launcher="{{ params.launcher }}")
+    GPUTrainingOperator(task_id="t", gpus=1, command="true", launcher="{{ params.launcher }}")
+
+
+@pytest.mark.parametrize("empty", ["", (), None])
+def test_a_job_without_command_and_image_is_refused_when_the_dag_is_parsed(empty):
+    with pytest.raises(ValueError, match="t: command is missing: only an image has one of its own"):
+        GPUTrainingOperator(task_id="t", gpus=1, command=empty)
+    GPUTrainingOperator(task_id="t", gpus=1, image="{{ params.image }}", command=empty)
+    GPUTrainingOperator.partial(task_id="t", gpus=1).expand(command=["true"])
 
 
 def test_a_pod_goes_to_the_node_and_leaves_its_devices_to_kubernetes(manager, monkeypatch):

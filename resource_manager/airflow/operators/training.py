@@ -36,6 +36,8 @@ from resource_manager.jobs.launchers.registry import LAUNCHERS
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.cluster_file.durations import seconds_of
 
+NO_COMMAND = "command is missing: only an image has one of its own"
+
 
 class GPUTrainingOperator(GPUOperator):
     """Run a job on GPUs, of one server or `nodes` servers, without a worker slot while it waits or trains.
@@ -45,7 +47,7 @@ class GPUTrainingOperator(GPUOperator):
     lease that it has, and with the job that runs.
 
     :param command: shell command, or list of arguments that are not passed through a shell.
-    :param image: container image, for the `docker` launcher; `command` may then be left out.
+    :param image: container image, for the `docker` launcher; only then may `command` be left out.
     :param env: further environment for the job; the variables of its devices are added.
     :param launcher: `local` (this machine), `ssh` or `docker` (the granted server, by its address in the
         inventory). Default: `docker` if there is an image, else `local`.
@@ -109,6 +111,8 @@ class GPUTrainingOperator(GPUOperator):
         self.unreachable_timeout = unreachable_timeout
         check_duration(self.task_id, "unreachable_timeout", unreachable_timeout)
         _check_launcher(self.task_id, launcher, image)
+        if not (command or image):
+            raise ValueError(f"{self.task_id}: {NO_COMMAND}")
         self.startup_order = _one_of(StartupOrder, "startup_order", startup_order)
         self.done_when = _one_of(DoneWhen, "done_when", done_when)
         if start_attempts < 1:
@@ -170,6 +174,8 @@ class GPUTrainingOperator(GPUOperator):
         """Return the job; raises `AirflowFailException` if it cannot be handed to the triggerer."""
         # Native rendering turns arguments into numbers, and an empty text into None.
         given = self.command or ()
+        if not (given or self.image):
+            raise AirflowFailException(NO_COMMAND)
         job = JobTemplate(
             command=("/bin/sh", "-c", given) if isinstance(given, str) else tuple(map(str, given)),
             image=self.image or "",
