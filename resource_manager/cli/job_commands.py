@@ -128,7 +128,13 @@ def logs(target: Target, name: str, follow: bool, rank: int) -> None:
 
 def _show_job(target: Target, name: str, *, as_json: bool) -> None:
     """Print the state of the lease or pending request of that name, or how its job ended."""
-    entry, result = _entry_or_result(target.manager, name)
+    try:
+        entry, result = _entry_or_result(target.manager, name)
+    except UnknownTaskError as error:
+        if name not in {server["server_name"] for server in target.manager.servers()}:
+            raise
+        shows = f"gpu-manager status --wide shows it, gpu-manager leases --server {name} its leases"
+        raise Failure(f"{name} is a server: {shows}", REFUSED) from error
     if as_json:
         print_json(entry if entry is not None else {"task_id": name, **(result or {})})
         return

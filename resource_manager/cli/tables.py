@@ -49,6 +49,7 @@ def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
         for server_id in dict.fromkeys(member["server_id"] for member in lease["members"]):
             on.setdefault(server_id, []).append(lease)
     servers = summary["servers"]
+    closed = [_closed_because(server) for server in servers]
     table = FittedTable(
         Column("id", 2, justify="right"),
         Column("server"),
@@ -57,11 +58,12 @@ def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
         Column("free", justify="right"),
         Column("CPUs free", 1, justify="right"),
         Column("leases", wraps=True),
+        *([Column("closed because", 2, wraps=True)] if any(closed) else []),
         title=f"{counted(summary['total_servers'], 'server')}, {counted(len(leases), 'lease')}, "
         f"{len(queue)} waiting\n"
         f"GPUs: {usage(servers, 'gpus')}\nCPUs: {usage(servers, 'cpus')}",
     )
-    for server in servers:
+    for server, why in zip(servers, closed, strict=True):
         state = str(server.get("state", ""))
         here = on.get(server["server_id"], [])
         table.add_row(
@@ -72,8 +74,15 @@ def status(summary: Row, leases: Sequence[Row], queue: Sequence[Row]) -> Group:
             f"{server['available_gpus']}/{server['total_gpus']}",
             f"{server['available_cpus']:g}/{server['total_cpus']:g}",
             Text("\n").join(Text(name_in_words(lease), colours[_key(lease)].rgb) for lease in here),
+            *([why] if any(closed) else []),
         )
     return Group(table, *([queue_table(queue)] if queue else []))
+
+
+def _closed_because(server: Row) -> str:
+    """Return why a server, or which GPUs of it, take no new leases, in one line each; empty if all do."""
+    whole = [server["drain_reason"] or "drained"] if server["drained"] else []
+    return "\n".join(whole + [f"GPU {gpu['gpu_id']}: {gpu['reason']}" for gpu in server["gpus_closed"]])
 
 
 def usage(servers: Sequence[Row], what: str) -> str:

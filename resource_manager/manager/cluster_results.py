@@ -18,6 +18,7 @@ class ClosedGpu(TypedDict):
     uuid: str
     reason: str
     closed_at: float
+    closed_by: str
     stop: bool
 
 
@@ -52,6 +53,7 @@ class ServerSummary(TypedDict):
     state: str
     drained: bool
     drain_reason: str
+    drained_by: str
     retired: bool
     address: str
     gpu_types: list[str]

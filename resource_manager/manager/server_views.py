@@ -105,6 +105,7 @@ def _closed_gpu(closed: GpuClosed) -> ClosedGpu:
         "uuid": closed.uuid,
         "reason": closed.reason,
         "closed_at": closed.at,
+        "closed_by": closed.by,
         "stop": closed.stop,
     }
 
@@ -143,6 +144,7 @@ def server(state: NodeState) -> ServerSummary:
         "state": server_state(state),
         "drained": state.drained is not None,
         "drain_reason": "" if state.drained is None else state.drained.reason,
+        "drained_by": "" if state.drained is None else state.drained.by,
         "retired": state.retired,
         "address": state.node.address,
         "gpu_types": sorted({gpu.gpu_type for gpu in state.node.gpus if gpu.gpu_type}),

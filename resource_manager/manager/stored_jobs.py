@@ -16,6 +16,7 @@ from resource_manager.core.identifiers import job_key
 from resource_manager.core.models import Lease
 from resource_manager.errors import CorruptStateError, InvalidRequestError, SettingsError, how_to_install
 from resource_manager.storage.jobs import (
+    A_KEY,
     LIVE_S,
     MAX_BYTES_OF_CALLER,
     MAX_JOB_BYTES,
@@ -315,5 +316,5 @@ def _fernet(keys: str) -> MultiFernet | None:
     except ValueError as error:
         raise SettingsError(
             "GPU_MANAGER_JOB_KEYS has Fernet keys with spaces or commas between, each of 32 bytes as "
-            "URL-safe base64, as Fernet.generate_key() of cryptography.fernet makes them"
+            f"URL-safe base64, as this makes one: {A_KEY}"
         ) from error

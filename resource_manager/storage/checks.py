@@ -10,6 +10,7 @@ from functools import partial
 from resource_manager.errors import StoreError, redact
 from resource_manager.settings import Settings
 from resource_manager.storage.finding import Finding
+from resource_manager.storage.jobs import A_KEY
 from resource_manager.storage.redis.client import SCHEMES, RedisClient
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,8 @@ def of_job_keys(settings: Settings) -> list[Finding]:
         return [Finding(True, "stored jobs are encrypted")]
     text = (
         "jobs that are stored with a request are not encrypted: who may read the store reads their "
-        "environment; set GPU_MANAGER_JOB_KEYS in all processes"
+        f"environment; set GPU_MANAGER_JOB_KEYS in all processes to the key that this prints once: {A_KEY} "
+        "(see docs/stores.md)"
     )
     return [Finding(False, text, is_caution=True)]
 

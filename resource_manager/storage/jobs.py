@@ -26,6 +26,10 @@ RESULT_S = 7 * 86400.0
 """Time for which a result stays."""
 
 
+A_KEY = "openssl rand -base64 32 | tr +/ -_"
+"""Command that prints a key for `GPU_MANAGER_JOB_KEYS`."""
+
+
 class JobRow(NamedTuple):
     """Text that a commit stores under a name for `keep_s` seconds; an empty one only changes that time.
 

@@ -168,6 +168,18 @@ def test_servers_are_drained_resumed_and_reset(run: Run) -> None:
     assert parsed(run("leases", "--json")) == []
 
 
+def test_status_says_why_a_server_or_gpu_is_closed_and_which_command_shows_a_server(run: Run) -> None:
+    assert "closed because" not in run("status", "--wide").stdout
+    run("drain", "gpu-server-1", "--reason", "new fans")
+    run("drain", "gpu-server-2", "--gpu", "3", "--reason", "noisy")
+    wide = run("status", "--wide").stdout
+    assert "new fans" in wide
+    assert "GPU 3: drained; noisy" in wide
+    done = run("status", "gpu-server-1")
+    assert done.exit_code == 1
+    assert "gpu-server-1 is a server: gpu-manager status --wide shows it" in done.stderr
+
+
 def test_status_shows_free_used_and_closed_in_80_columns(run: Run) -> None:
     for number in range(2):
         labels = (f"--label={name}" for name in ("dag_id=dag", f"run_id=run_{number}", "task_id=job"))

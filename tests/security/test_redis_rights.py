@@ -180,7 +180,8 @@ def test_a_redis_user_that_may_flush_is_reported(
     assert len(told) == (2 if warns else 0)
     for message in told:
         assert "FLUSHALL" in message
-        assert f"ACL SETUSER <name> ~{{{namespace}}}:* {RIGHTS} (see docs/stores.md)" in message
+        rule = f"reset on >PASSWORD ~{{{namespace}}}:* {RIGHTS}"
+        assert f"ACL SETUSER <name> {rule} (see docs/stores.md)" in message
         assert message.isprintable()
     with server.client() as admin:
         assert admin.get("{other}:meta") == b"precious", "the check does not execute the commands"

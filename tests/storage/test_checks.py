@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import subprocess
 import uuid
 from pathlib import Path
 
@@ -81,6 +83,17 @@ def test_a_service_warns_of_each_fault_when_it_starts(
     assert "maxmemory-policy volatile-ttl: it may drop leases" in policy
     assert "set GPU_MANAGER_JOB_KEYS" in keys
     assert "secret" not in policy + keys
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_the_command_that_makes_a_key_makes_one_that_is_taken(tmp_path: Path) -> None:
+    settings = Settings(store=f"sqlite:///{tmp_path}/state.db")
+    [keys] = checks.of_job_keys(settings)
+    command = keys.text.partition("prints once: ")[2].removesuffix(" (see docs/stores.md)")
+    key = subprocess.check_output(command, shell=True, text=True).strip()
+    GPUResourceManager.from_url("memory://", job_keys=key).close()
+    [encrypted] = checks.of_job_keys(settings.model_copy(update={"job_keys": key}))
+    assert encrypted.ok
 
 
 def test_an_account_of_mariadb_is_given_what_the_check_says(mariadb: MariaDB) -> None:

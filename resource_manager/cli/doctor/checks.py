@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from resource_manager import __version__
+from resource_manager.core.changes import Drained
+from resource_manager.core.gpu_state import DRAINED
+from resource_manager.core.search import is_unsearched
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.answer_words import duration
 from resource_manager.manager.plurals import counted
@@ -52,7 +55,7 @@ def of_store_out_of_reach(error: str, shown: str, *, is_service: bool = False) -
     text = text if shown in text else f"{shown}: {text}"
     if any(word in text.lower() for word in ("password", "authenticat", "access denied", "noauth")):
         todo = "correct user and password in GPU_MANAGER_STORE"
-    elif "token" in text:  # the service says what to do
+    elif "token" in text or "GPU_MANAGER_JOB_KEYS" in text:  # it says what to do
         return Finding(False, text)
     else:
         todo = f"start it, or correct {'--url' if is_service else 'GPU_MANAGER_STORE'}"
@@ -74,7 +77,7 @@ def of_cluster(summary: Mapping[str, Any], notices: Iterable[str]) -> list[Findi
 
 
 def of_server(server: Mapping[str, Any], use: Mapping[str, Any], now: float) -> list[Finding]:
-    """Return the faults of a server, from its row of the summary and its last report."""
+    """Return a server's faults and what of it somebody closed, from its row and its last report."""
     name = server["server_name"]
     found = []
     if server["silent_since"] is not None:
@@ -90,15 +93,22 @@ def of_server(server: Mapping[str, Any], use: Mapping[str, Any], now: float) -> 
             f"its agent is {use['agent_version']}, this is {__version__}: install the same version there and "
             "restart the agent"
         )
+    meant = []
     if server["drained"] and server["silent_since"] is None:
         reason = f" ({server['drain_reason']})" if server["drain_reason"] else ""
-        found.append(f"it takes no new leases{reason}: gpu-manager resume {name}")
-    found += [
-        f"GPU {gpu['gpu_id']} is closed ({gpu['reason']}): gpu-manager resume {name} --gpu {gpu['gpu_id']} "
-        "once it is in order"
-        for gpu in server["gpus_closed"]
-    ]
-    return [Finding(False, f"{name}: {text}") for text in found]
+        if server["state"] == "DRAINED" and not is_unsearched(Drained(name, 0.0, server["drain_reason"])):
+            who = server["drained_by"] or "somebody"
+            meant.append(f"drained by {who}{reason}: gpu-manager resume {name}")
+        else:
+            found.append(f"it takes no new leases{reason}: gpu-manager resume {name}")
+    for gpu in server["gpus_closed"]:
+        is_meant = gpu["reason"].partition("; ")[0] == DRAINED
+        who = f" by {gpu['closed_by'] or 'somebody'}" if is_meant else ""
+        (meant if is_meant else found).append(
+            f"GPU {gpu['gpu_id']} is closed{who} ({gpu['reason']}): gpu-manager resume {name} "
+            f"--gpu {gpu['gpu_id']} once it is in order"
+        )
+    return [Finding(ok, f"{name}: {text}") for ok, texts in ((False, found), (True, meant)) for text in texts]
 
 
 def of_agent_tokens(
@@ -168,6 +178,20 @@ def of_disk(folder: str, free_bytes: int) -> Finding:
     if free_bytes >= LEAST_FREE_BYTES:
         return Finding(True, free)
     return Finding(False, f"{free}: make room, or set GPU_MANAGER_JOBS_DIR to a folder of another disk")
+
+
+def of_airflow_out_of_reach(error: str) -> Finding:
+    """Return the finding for an Airflow that does not answer, or not to this login."""
+    if "refused the login" in error or "answered 401" in error:
+        todo = (
+            "give --airflow-user and --airflow-password, or --airflow-token "
+            "(GPU_MANAGER_AIRFLOW_USER, …_PASSWORD, …_TOKEN)"
+        )
+    elif "answered 403" in error:
+        todo = "let this user read its health, DAGs and plugins"
+    else:
+        todo = "start it, or correct --airflow-url"
+    return Finding(False, f"{error}: {todo}")
 
 
 def of_airflow(health: Mapping[str, Any]) -> Iterable[Finding]:

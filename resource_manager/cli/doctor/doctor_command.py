@@ -115,10 +115,11 @@ def _of_servers(manager: LeaseService, by_ssh: bool, login: Login) -> Iterator[F
     uses = {use["server_id"]: use for use in manager.gpus()}
     rows = manager.servers()
     now = time.time()
-    faults = [fault for row in rows for fault in checks.of_server(row, uses[row["server_id"]], now)]
-    if rows:
+    found = [each for row in rows for each in checks.of_server(row, uses[row["server_id"]], now)]
+    yield from found
+    if rows and all(each.ok for each in found):
         agents = sum(uses[row["server_id"]]["agent_version"] is not None for row in rows)
-        yield from faults or [checks.all_open(len(rows), agents)]
+        yield checks.all_open(sum(not row["drained"] for row in rows), agents)
     if by_ssh:
         details = [manager.server(row["server_id"]) for row in rows]
         answers = ask_all(details, *login)
@@ -155,10 +156,9 @@ def _of_machine() -> Finding:
 
 
 def _of_airflow(target: Target, url: str, login: Mapping[str, str | None]) -> Iterator[Finding]:
-    from resource_manager.cli.doctor.checks import of_airflow, of_instance
+    from resource_manager.cli.doctor.checks import of_airflow, of_airflow_out_of_reach, of_instance
     from resource_manager.jobs.airflow_api import AirflowTaskStates, AirflowUnavailableError
     from resource_manager.jobs.task_identity import TaskIdentity
-    from resource_manager.storage.finding import Finding
 
     try:
         airflow = AirflowTaskStates(url, **login)
@@ -171,4 +171,4 @@ def _of_airflow(target: Target, url: str, login: Mapping[str, str | None]) -> It
             own = [task for task in tasks if task.instance == health["instance"]][:MAX_TASKS]
             yield from of_instance(health["instance"], [task for task in own if not airflow.has(task)])
     except AirflowUnavailableError as error:
-        yield Finding(False, f"{error}: start it, or correct --airflow-url and its login")
+        yield of_airflow_out_of_reach(str(error))

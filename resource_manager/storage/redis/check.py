@@ -35,7 +35,8 @@ def rights(client: RedisClient) -> Iterator[Finding]:
             yield Finding(
                 False,
                 "this service's user may run FLUSHALL or SWAPDB, which affect every namespace; "
-                f"limit it: ACL SETUSER <name> {client.access_rule} (see docs/stores.md)",
+                f"give it one of its own: ACL SETUSER <name> reset on >PASSWORD {client.access_rule} "
+                "(see docs/stores.md)",
                 is_caution=True,
             )
 

@@ -22,7 +22,7 @@ HEALTHY = {
 
 
 def server(**fields: Any) -> dict[str, Any]:
-    healthy = {"silent_since": None, "drained": False, "drain_reason": "", "gpus_closed": []}
+    healthy = {"silent_since": None, "drained": False, "drain_reason": "", "gpus_closed": [], "state": "IDLE"}
     return {"server_name": "gpu-a", **healthy, **fields}
 
 
@@ -55,7 +55,16 @@ def test_a_healthy_stack_has_no_fault() -> None:
         ),
         ({}, {"error": "no NVML"}, ["reports no GPUs: no NVML", "docs/gpus.md"]),
         ({}, {"agent_version": "0.0.1"}, [f"its agent is 0.0.1, this is {__version__}", "install the same"]),
-        ({"drained": True, "drain_reason": "fan"}, {}, ["no new leases (fan)", "gpu-manager resume gpu-a"]),
+        (
+            {"drained": True, "drain_reason": "fan", "state": "ERROR"},
+            {},
+            ["no new leases (fan)", "gpu-manager resume gpu-a"],
+        ),
+        (
+            {"drained": True, "drain_reason": "not searched since a restore", "state": "DRAINED"},
+            {},
+            ["no new leases (not searched since a restore)"],
+        ),
         (
             {"gpus_closed": [{"gpu_id": 3, "reason": "XID 79"}]},
             {},
@@ -66,6 +75,20 @@ def test_a_healthy_stack_has_no_fault() -> None:
 def test_a_fault_of_a_server(row: dict[str, Any], report: dict[str, Any], words: list[str]) -> None:
     [fault] = faults(checks.of_server(server(**row), use(**report), 100.0))
     assert [word for word in ["gpu-a: ", *words] if word not in fault] == []
+
+
+def test_what_somebody_closed_on_purpose_is_no_fault_and_says_who_and_why() -> None:
+    gpus = [{"gpu_id": 3, "reason": "drained; fans", "closed_by": "unix:ben@desk"}]
+    row = server(drained=True, drain_reason="move", drained_by="ada", state="DRAINED", gpus_closed=gpus)
+    first, second = checks.of_server(row, use(), 100.0)
+    assert (first.ok, first.text) == (True, "gpu-a: drained by ada (move): gpu-manager resume gpu-a")
+    assert second.ok
+    assert second.text.startswith("gpu-a: GPU 3 is closed by unix:ben@desk (drained; fans): gpu-manager")
+
+
+def test_a_wrong_key_for_stored_jobs_is_not_called_a_wrong_store() -> None:
+    found = checks.of_store_out_of_reach("GPU_MANAGER_JOB_KEYS has Fernet keys with spaces", "redis://store")
+    assert found.text == "redis://store: GPU_MANAGER_JOB_KEYS has Fernet keys with spaces"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +113,19 @@ def test_a_server_whose_jobs_cannot_have_their_walls() -> None:
     assert checks.of_walls("gpu-a", "").ok
     [fault] = faults([checks.of_walls("gpu-a", "bwrap is missing: install bubblewrap")])
     assert fault.startswith('gpu-a: no job starts, since confine = "must" and bwrap is missing: install')
+
+
+@pytest.mark.parametrize(
+    ("error", "step"),
+    [
+        ("Airflow at http://a answered 401 to GET /api/v2/plugins", "give --airflow-user and"),
+        ("Airflow at http://a refused the login with status 401", "GPU_MANAGER_AIRFLOW_USER"),
+        ("Airflow at http://a answered 403 to GET /api/v2/monitor/health", "let this user read"),
+        ("no answer from Airflow at http://a: refused", "start it, or correct --airflow-url"),
+    ],
+)
+def test_an_airflow_that_does_not_answer(error: str, step: str) -> None:
+    assert step in checks.of_airflow_out_of_reach(error).text
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,17 @@ def test_a_healthy_stack_has_no_fault_and_each_fault_has_its_line(
     assert (done.exit_code, faults(done)) == (0, []), done.output
     assert "1 server open" in done.stdout
 
+    assert run(store, "drain", "gpu-a", "--reason", "moved").exit_code == 0
+    meant = run(store, "doctor")
+    assert (meant.exit_code, faults(meant)) == (0, []), meant.output
+    assert "ok     servers: gpu-a: drained by unix:" in meant.stdout
+    assert "(moved): gpu-manager resume gpu-a" in meant.stdout
+    run(store, "resume", "gpu-a")
+
     plain = run(own_redis.url, "doctor")
     notes = [line for line in plain.stdout.splitlines() if line.startswith("note ")]
     assert notes[0].startswith("note   store: this service's user may run FLUSHALL")
-    assert "ACL SETUSER <name>" in notes[0], "a plain Redis works: its default user is a note"
+    assert "ACL SETUSER <name> reset on >PASSWORD ~{" in notes[0], "a plain Redis works: it is a note"
 
     file.write_text(CLUSTER + '[[servers]]\nname = "gpu-b"\ngpus = 2\ncpus = 8\n')
     monkeypatch.setenv("GPU_MANAGER_INVENTORY", str(file))
