@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.gpu_state import condition_of
+from resource_manager.core.gpu_state import DRAINED, condition_of
 from resource_manager.core.models import Lease
 from resource_manager.core.names import name_of
 from resource_manager.fleet.transitions import ROGUE
@@ -25,7 +25,7 @@ class Alert:
 
 @once_a_version
 def alerts(cluster: ClusterState) -> list[Alert]:
-    """Return what an operator should look at: failed and silent servers, closed GPUs, quarantined leases."""
+    """Return what an operator should look at: failed and silent servers, faulty GPUs, quarantined leases."""
     found = []
     for state in cluster.nodes:
         at = state.node.server_id
@@ -35,7 +35,8 @@ def alerts(cluster: ClusterState) -> list[Alert]:
             found.append(Alert(f"{state.name} has been {silence_of(state)}", at))
         for gpu_id, closed in state.closed_gpus.items():
             icon, word = mark_of(closed)
-            found.append(Alert(f"{icon} {state.name} GPU {gpu_id} {word}: {closed.reason}", at))
+            if icon:
+                found.append(Alert(f"{icon} {state.name} GPU {gpu_id} {word}: {closed.reason}", at))
     leases = (*cluster.leases.values(), *cluster.remainders.values())
     return found + [_alert(cluster, lease, "is quarantined") for lease in leases if lease.quarantined]
 
@@ -53,7 +54,10 @@ def _alert(cluster: ClusterState, lease: Lease, what: str) -> Alert:
 
 
 def mark_of(closed: GpuClosed | None) -> tuple[str, str]:
-    """Return icon and word of a closed GPU: `⚠` for a process without a lease, `✖` for a fault."""
+    """Return icon and word of a closed GPU: `⚠` for a process without a lease, `✖` for a fault.
+
+    One that an operator closed has no icon.
+    """
     if closed is None:
         return "", ""
-    return ("⚠", "rogue") if condition_of(closed) == ROGUE else ("✖", "closed")
+    return {ROGUE: ("⚠", "rogue"), DRAINED: ("", "closed")}.get(condition_of(closed), ("✖", "closed"))

@@ -223,7 +223,8 @@ def _cell(
             after = ", ".join(entry.name for entry in dirty)
             return Cell("cell closed", "◌ cleaning", f"GPU {gpu_id}: being cleaned after {after}")
         if closed is not None:
-            return Cell("cell closed fault", f"{icon} {word}", f"GPU {gpu_id}: {why[2:]}")
+            classes = "cell closed fault" if icon else "cell closed"
+            return Cell(classes, f"{icon} {word}".strip(), f"GPU {gpu_id}: {why[2:]}")
         word = "free" if state.is_open else "closed"
         return Cell(f"cell {word}", word, f"GPU {gpu_id}: {word}")
     first = leases[0]
@@ -244,9 +245,11 @@ def _cell(
     elif ending := [lease.preempted_by for lease in leases if lease.preempted_by]:
         text = f"⇤ {text}"
         who += f"; being preempted{f': {LIMITS[ending[0]]}' if ending[0] in LIMITS else ''}"
-    if closed is not None:
+    if icon:
         classes += " fault"
         text = f"{icon} {text}"
+    elif closed is not None:
+        classes += " closing"
     cell = Cell(classes, text, f"GPU {gpu_id}: {who}{why}", first.key)
     if len(leases) == 1:
         cell.since, cell.team, cell.rank = first.granted_at, first.request.team, _rank(first, state.name)

@@ -94,7 +94,9 @@ def test_an_ended_lease_shows_the_exit_code_or_error_that_ended_it(
 ) -> None:
     manager.release(NAME, fencing_token=granted, outcome="FAILED", reason=reason)
     [verdict] = re.findall(r'<p class="verdict">It has ended, (.*?)</p>', page(as_role(Role.READER)))
-    assert re.fullmatch(rf"[\d.]+ \w+ ago: released: FAILED, {reason}, by .+\.", verdict), verdict
+    assert re.fullmatch(
+        rf'<time data-since="[\d.]+">[\d.]+ \w+</time> ago: released: FAILED, {reason}, by .+\.', verdict
+    ), verdict
 
 
 def test_a_pending_request_says_why_it_waits(
@@ -293,7 +295,7 @@ def test_no_job_on_slurm_breaks_a_report_or_forges_a_line(as_role: AsRole, wrong
 def test_a_page_of_nothing_leads_on_to_the_others(as_role: AsRole) -> None:
     answer = as_role(Role.READER).get("/lease", query_string={"id": "nobody"})
     text = answer.get_data(as_text=True)
-    assert (answer.status_code, "nobody has no lease" in text, '<a href="/leases">Leases</a>' in text) == (
+    assert (answer.status_code, "nobody has no lease" in text, '<a href="/queue">Queue</a>' in text) == (
         404,
         True,
         True,

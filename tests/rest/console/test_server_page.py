@@ -137,7 +137,24 @@ def test_an_operator_drains_a_gpu_from_the_page(as_role: AsRole, manager: GPURes
     [csrf] = set(re.findall(r'name="csrf_token" value="([^"]+)"', page))
     olga.post("/act/servers/0/drain", data={"csrf_token": csrf, "gpu": "0", "reason": "fans"})
     assert "GPU 0 of gpu-a takes no new leases." in text_of(olga, "/servers/0")
-    assert "GPU 0 closed: drained; fans, by olga" in text_of(as_role(Role.READER), "/servers/0")
+    page = text_of(as_role(Role.READER), "/servers/0")
+    assert "GPU 0 closed: drained; fans, by olga" in page
+    assert "<strong>closed</strong> drained; fans" in page
+
+
+def test_a_gpu_that_an_operator_closed_is_no_alert_and_no_fault(
+    as_role: AsRole, manager: GPUResourceManager
+) -> None:
+    manager.submit("train", 1)
+    for gpu_id in (0, 4):
+        manager.drain(0, gpu=gpu_id, reason="fans")
+    page = text_of(as_role(Role.READER), "/")
+    drained = r'class="cell ([^"]*)" title="GPU [04]: [^"]*closed: drained; fans"[^>]*><b><span>(\w+)'
+    cells = re.findall(drained, page)
+    assert [text for _, text in cells] == ["train", "closed"]
+    assert not any("fault" in classes for classes, _ in cells)
+    assert ("closing" in cells[0][0], cells[1][0]) == (True, "closed")
+    assert 'class="alerts"' not in page
 
 
 def test_a_gpu_that_is_being_cleaned_says_so(

@@ -125,8 +125,8 @@ def test_estimates_are_shown_with_what_came_true(as_role: AsRole, manager: GPURe
         manager.submit(comes, 8)
     manager.queue()
     text = page(as_role, "/estimates")
-    assert "d/r/&lt;last&gt;</a></td><td>" in text
-    assert re.search(r"<td>all</td><td>2</td><td>\d+ %</td>", text)
+    assert "d/r/&lt;last&gt;</a></td><td " in text
+    assert re.search(r'>all</td><td data-label="Estimates">2</td><td data-label="Inside">\d+ %</td>', text)
 
 
 def test_use_of_nothing_says_the_next_step(
