@@ -92,7 +92,7 @@ def check_teams(teams: Teams, capacity: Mapping[str, int]) -> Iterator[tuple[str
             yield team.name, "parent", f"a cycle of parents: {cycle}"
             return
         if len(path) > MAX_LEVELS:
-            yield team.name, "parent", f"it has more than {MAX_LEVELS - 1} teams above it"
+            yield team.name, "parent", f"its chain of parents is longer than {MAX_LEVELS - 1}"
             return
         if team.limit is not None and team.limit < team.guaranteed:
             yield (

@@ -130,10 +130,8 @@ def no_capacity(cluster: ClusterState, request: Request) -> Grounds:
 
 def _no_server(cluster: ClusterState, request: Request) -> Grounds:
     usable = [state for state in cluster.nodes if could_ever_fit(state.node, request) and not state.retired]
-    is_open = [
-        state for state in usable if state.is_open and (not state.closed_gpus or state.could_fit(request))
-    ]
-    if not is_open:
+    is_open = [state for state in usable if state.is_open]
+    if not any(not state.closed_gpus or state.could_fit(request) for state in is_open):
         return Grounds(_kind_of_closed(usable), tuple(_closed_servers(usable, request)), request)
     facts: list[Fact] = [NoFreeServer(_nearest(is_open, request))]
     if unreleased := unreleased_lease(is_open, request):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from resource_manager.core.changes import AgentLost, Drained, Quarantined
+from resource_manager.core.changes import AgentLost, Drained, GpuClosed, Quarantined
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Request, Spread
 from resource_manager.core.refusal import RefusalKind
@@ -126,3 +126,16 @@ def test_every_pending_gang_has_a_reason() -> None:
         (gang("h", 3, 1), RefusalKind.NEVER_FITS),
     ):
         assert refusals_of(cluster, [request], SchedulingPass(policy, order, 1.0))["h"].kind is kind
+
+
+def test_a_server_with_a_closed_gpu_counts_among_those_with_free_ones() -> None:
+    """It said that none was free anywhere, with three on the server that has a closed one."""
+    nodes = [Node(name, number, {"cpus": 8}, tuple(map(Gpu, range(4)))) for number, name in enumerate("ab")]
+    cluster = ClusterState(nodes)
+    start(cluster, Request("all", 4))
+    closed = cluster.by_name["b"]
+    cluster.apply(GpuClosed("b", 2, "", "new fan", 1.0))
+    assert closed.closed_gpus
+    assert detail_of(no_capacity(cluster, Request("r", 4))) == (
+        "no server with 4 GPUs: largest free is 3 on b; on b GPU 2 is closed: new fan"
+    )
