@@ -167,6 +167,12 @@ def serve(
     service.receiver.marks.keep_in(_mark_files(settings, archive))
     if not manager.inventory:
         logger.warning("%s", NO_SERVERS)
+    if opening:
+        logger.warning(
+            "there are no tokens, so whoever reaches %s is an operator: gpu-manager token create, then "
+            "start it again",
+            "this machine" if opening == "loopback" else "this address",
+        )
     app = create_app(service, secure_cookies=behind_https)
     if not _serve(
         app, service, host, port, threads + max_streams, max_connections_per_address, trusted_proxy, records

@@ -107,7 +107,10 @@ def standalone(
     authenticator: Authenticator
     sign_on = None
     if open_to:
-        authenticator = OpenAuthenticator(loopback_only=open_to == "loopback")
+        is_local = open_to == "loopback"
+        authenticator = OpenAuthenticator(
+            loopback_only=is_local, tokens=persistence.tokens if is_local else None
+        )
     else:
         authenticator = TokenAuthenticator(persistence.tokens, persistence.sessions)
         sign_on = SignOnDesk(

@@ -164,3 +164,21 @@ def test_a_use_that_cannot_be_noted_fails_no_call(tmp_path: Path, caplog: pytest
     text = tokens.create(store, "ada", Role.USER)
     assert TokenAuthenticator(store, MemorySessions()).identify(bearer(text)) is not None
     assert "is not noted: the disk is full" in caplog.text
+
+
+def test_a_service_that_started_without_tokens_refuses_everybody_once_there_is_one(
+    manager: GPUResourceManager, kept: Persistence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who makes a token believes that callers need one: all were operators until the next start."""
+    monkeypatch.setattr(auth, "TOKEN_CACHE_S", -1.0)
+    service = standalone(manager, kept, open_to="loopback")
+    client = create_app(service).test_client()
+    assert client.get("/api/status").status_code == 200
+    text = tokens.create(kept.tokens, "ada", Role.OPERATOR)
+    for headers in ({}, {"Authorization": f"Bearer {text}"}):
+        answer = client.get("/api/status", headers=headers)
+        assert (answer.status_code, answer.get_json()["detail"]) == (
+            401,
+            "this service was started without tokens, and there are some now: start it again",
+        )
+    service.watch.close()

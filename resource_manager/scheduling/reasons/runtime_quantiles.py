@@ -138,6 +138,8 @@ class RuntimeModel:
     def estimate(self, request: Request) -> RuntimeQuantiles | None:
         """Return the quantiles of a request's runtime; None if there is too little to tell from."""
         stated_s, name = request.expected_runtime_s, class_of(request)
+        if stated_s is not None and stated_s == request.ttl_s:  # a hold: nobody renews it, so it ends then
+            return RuntimeQuantiles((math.log(max(stated_s, 1.0)),) * (POINTS + 1))
         known: Sequence[float] | None = None
         kind, base = "", 0.0
         if stated_s is not None:
