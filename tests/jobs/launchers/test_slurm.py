@@ -425,14 +425,15 @@ def test_a_login_node_is_reached_by_ssh(slurm, tmp_path, monkeypatch):
             server.start()
             assert wait_until_ended(launcher, key).exit_code == 0
             assert launcher.logs(key).text.count(",") == 1
-            sessions = psutil.Process(server.process.pid).children(recursive=True)
+            listener = psutil.Process(server.process.pid)
+            node = [listener, *listener.children(recursive=True)]
             with monkeypatch.context() as patched:
                 patched.setattr(ssh, "ANSWER_TIMEOUT_S", 1.0)
-                for each in sessions:
+                for each in node:
                     each.suspend()  # a login node that hangs
                 with pytest.raises(LauncherUnreachableError, match="does not answer by ssh"):
                     launcher.status(key)
-                for each in sessions:
+                for each in node:
                     each.resume()
             assert launcher.status(key).exit_code == 0
             launcher.stop(key)
