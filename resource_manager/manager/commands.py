@@ -134,7 +134,8 @@ class Commands:
                 jobs=jobs,
             )
         except (LeaseNotFoundError, OtherOwnerError) as error:
-            logger.warning("not released: %s", error)
+            # Who names a lease by its fencing token acts on the result: another may have ended it just now.
+            logger.log(logging.DEBUG if has_token else logging.WARNING, "not released: %s", error)
             return ReleaseResult.NOT_HELD if lease is None else ReleaseResult.OTHER_HOLDER
         if not is_over:
             logger.warning("quarantined %s: released by force, its job may run", _called(lease, lease_id))

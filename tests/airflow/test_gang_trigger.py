@@ -189,5 +189,7 @@ def test_all_members_of_a_gang_without_a_lease_are_stopped(asks, manager):
     def lose():
         manager.release(TASK.lease_id, job_end="gone", reason="by mistake")
 
-    assert fire(again(trigger), lose) == {"state": EndState.LEASE_LOST}
+    event = fire(again(trigger), lose)
+    who = f"{manager.history()[-1]['by']} released its lease: by mistake"
+    assert event == {"state": EndState.LEASE_LOST, "detail": who}
     assert running() == []

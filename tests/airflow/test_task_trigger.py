@@ -15,9 +15,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
     from resource_manager.airflow import shared_manager, task_results
     from resource_manager.airflow.operators import GPUTrainingOperator
+    from resource_manager.airflow.task_trigger import trigger as trigger_steps
     from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
+    from resource_manager.airflow.task_trigger.task_lease import TaskLease
     from resource_manager.airflow.task_trigger.trigger import TaskTrigger
     from resource_manager.airflow.use_meter import UseMeter, usage_line
+    from resource_manager.airflow.version_compat import AirflowException
 
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.maintenance import as_text as utc
@@ -30,10 +33,11 @@ from resource_manager.jobs.job_preemption import queue_again
 from resource_manager.jobs.launchers import JobState, terminal
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.terminal import is_here
+from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.maintenance_windows import WindowForm
 from tests.agent.reporting import server
 from tests.airflow.asking import report_of
-from tests.airflow.tasks import TASK, again, asked, fire, until
+from tests.airflow.tasks import TASK, again, asked, context_of, fire, until
 from tests.builders import redefine
 from tests.eventually import wait_for
 
@@ -370,6 +374,32 @@ def test_a_restart_of_the_triggerer_does_not_restart_the_timeout(asks, notes):
     assert fire(again(trigger)) == {"state": EndState.TIMED_OUT}
 
 
+@pytest.mark.parametrize("step", ["keep_end", "release"])
+def test_the_end_of_a_job_that_somebody_stopped_names_them(asks, manager, monkeypatch, step):
+    own, keep = TaskLease.release, trigger_steps.keep_end
+
+    def stop_before(this):
+        if step == this:
+            with asked_by("ada"):
+                manager.release(TASK.lease_id, job_end="gone", reason="stopped")
+
+    async def release(lease, *given, **why):
+        stop_before("release")
+        return await own(lease, *given, **why)
+
+    def keep_end(*given):
+        stop_before("keep_end")
+        return keep(*given)
+
+    monkeypatch.setattr(TaskLease, "release", release)
+    monkeypatch.setattr(trigger_steps, "keep_end", keep_end)
+    event = fire(asks("exit 143"))
+    assert event["detail"] == "ada released its lease: stopped"
+    failed = GPUTrainingOperator(task_id="t", gpus=1, command="exit 143")
+    with pytest.raises(AirflowException, match="the job was stopped: ada released its lease: stopped"):
+        failed.execute_ended(context_of(), event)
+
+
 @pytest.mark.parametrize("job_end", ["gone", "forced"])
 def test_a_job_whose_lease_was_ended_by_another_client_is_stopped(asks, manager, notes, job_end):
     trigger = again(asks("sleep 60"), ttl_s=0.1)
@@ -378,7 +408,9 @@ def test_a_job_whose_lease_was_ended_by_another_client_is_stopped(asks, manager,
         wait_for(lambda: manager.leases()[0]["job_places"])
         manager.release(TASK.lease_id, job_end=job_end, reason="by mistake")
 
-    assert fire(trigger, release) == {"state": EndState.LEASE_LOST}
+    event = fire(trigger, release)
+    who = {"detail": f"{manager.history()[-1]['by']} released its lease: by mistake"}
+    assert event == {"state": EndState.LEASE_LOST, **(who if job_end == "gone" else {})}
     assert [state_of(key) for key in job_keys(notes)] == [JobState.ABSENT]
     assert manager.leases() == []
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from resource_manager.airflow.in_worker import devices_of
+from resource_manager.airflow.task_demand import ended_by_others
 from resource_manager.airflow.version_compat import AirflowException
-from resource_manager.core.changes import JobEnd, Outcome
+from resource_manager.core.changes import JobEnd, Outcome, ReleaseResult
 from resource_manager.core.identifiers import as_reason
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob
@@ -122,13 +123,16 @@ class KindElsewhere(Kind):
             if gang is not None and gang.is_gone():
                 if self.removes(operator, gang.jobs[0]):
                     gang.stop(0.0)
-                manager.release(
+                done = manager.release(
                     allocation["task_id"],
                     fencing_token=allocation["fencing_token"],
                     outcome=outcome,
                     job_end=JobEnd.ENDED,
                     reason=reason,
                 )
+                if done is ReleaseResult.NOT_HELD:
+                    who = ended_by_others(manager, allocation["task_id"]) or "another client ended its lease"
+                    operator.log.error("its command was stopped: %s", who)
                 return True
             problem = f"what it started still runs on {allocation['server_name']}"
         except ResourceManagerError as error:

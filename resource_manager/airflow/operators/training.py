@@ -232,9 +232,11 @@ class GPUTrainingOperator(GPUOperator):
             case EndState.GPU_FAILED:
                 return f"the job was stopped, as one of its GPUs failed: {end.detail}"
             case EndState.LEASE_LOST:
-                return "the lease was ended by another client, so the job was stopped"
+                return f"{end.detail or 'the lease was ended by another client'}, so the job was stopped"
             case EndState.JOB_UNREACHABLE if end.rank is not None:
                 return f"rank {end.rank} is out of reach: {end.detail}"
+            case EndState.JOB_ENDED if end.detail:
+                return f"{job} was stopped: {end.detail}"
             case EndState.JOB_ENDED if end.exit_code is None:
                 return f"{job} vanished without an exit code: it was killed, or its server restarted"
             case EndState.JOB_ENDED:

@@ -36,6 +36,8 @@ class TaskLease:
         self._trigger, self._plan = trigger, plan
         self._held: Allocation | None = None
         self._has_released = False
+        self.was_gone = False
+        """Whether somebody else ended the lease before its release."""
 
     @property
     def allocation(self) -> Allocation:
@@ -75,10 +77,9 @@ class TaskLease:
             return status
         if not await in_thread(is_wanted, self._trigger.identity):
             raise AirflowException("the task was ended")
-        if status is None and attempt == 1 and not self._has_released:
-            lease_id = self._trigger.identity.lease_id
-            if who := await self._trigger.ask(lambda manager: ended_by_others(manager, lease_id)):
-                raise AirflowException(who)
+        is_first = status is None and attempt == 1 and not self._has_released
+        if is_first and (who := await self.ended_by()):
+            raise AirflowException(who)
         demand = self._plan.demand
         if attempt > 1:
             labels = {**demand.labels, ATTEMPT_LABEL: str(attempt)}
@@ -86,6 +87,11 @@ class TaskLease:
         return await self._with_manager(
             submit, demand, self._trigger.identity, is_weight=self._plan.is_weight
         )
+
+    async def ended_by(self) -> str:
+        """Return who ended the lease or request, which is gone; empty if it is unknown."""
+        lease_id = self._trigger.identity.lease_id
+        return await self._trigger.ask(lambda manager: ended_by_others(manager, lease_id))
 
     async def newest(self) -> Submission | None:
         """Return the task's lease or pending request as it is now."""
@@ -134,6 +140,7 @@ class TaskLease:
         """End the jobs and the lease; return why the GPUs stay allocated, empty if they do not."""
         self._has_released = True
         done = await self._with_manager(reconcile.end, self.allocation, outcome, **why)
+        self.was_gone = done.action is ActionKind.GONE_BEFORE
         if done.action is ActionKind.PARTLY_RELEASED:
             self._trigger.log.warning(
                 "%s; the GPUs of that member stay allocated until it is gone", done.detail

@@ -229,12 +229,18 @@ class TaskTrigger(TaskBoundTrigger):
         except StoreUnavailableError as error:  # the GPUs do not wait for it
             self.log.warning("the end is not kept; if its event is lost, the job runs again: %s", error)
         entry = await self._lease.newest()
+        was_gone = entry is None
         if entry is not None and entry["state"] != "WAITING":
             self._lease.allocation = entry
             if self._lease.token == self._end.fencing_token:
                 outcome = Outcome.SUCCESS if self._end.has_succeeded else Outcome.FAILED
                 if why := await self._lease.release(outcome, reason=self._end.reason):
                     self._end = TaskEnd(state=EndState.FAILED, detail=why)
+                was_gone = self._lease.was_gone
+        if was_gone and self._end.state is EndState.JOB_ENDED and not self._end.has_succeeded:
+            who = await self._lease.ended_by()
+            if not who.endswith(f": {self._end.reason}"):  # else another trigger of this task did
+                self._end = self._end.model_copy(update={"detail": who})
         return TaskState.ENDED
 
     _STEPS: ClassVar[Mapping[TaskState, Callable[[TaskTrigger], Awaitable[TaskState]]]] = {
@@ -366,5 +372,6 @@ class TaskTrigger(TaskBoundTrigger):
                 return TaskState.WAITING
             if entry["revoked"]:
                 await self._lease.release(Outcome.CANCELLED)
-        self._end = TaskEnd(state=EndState.LEASE_LOST)
+        who = await self._lease.ended_by() if entry is None else ""
+        self._end = TaskEnd(state=EndState.LEASE_LOST, detail=who)
         return TaskState.ENDED

@@ -59,7 +59,9 @@ def act_stop(service: Service, caller: Identity) -> Any:
     if form.fencing_token is None:
         raise ProblemError(400, "fencing_token is missing")
     _end_task(service, caller, form)
-    flask.flash(lease_page.stop_job(service, caller, form.task_id, form.fencing_token))
+    flask.flash(
+        lease_page.stop_job(service, caller, form.task_id, form.fencing_token, task_ended=form.end_task)
+    )
     return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
 
 
@@ -81,7 +83,8 @@ def act_cancel(service: Service, caller: Identity) -> Any:
     name = _name(service, form)
     _end_task(service, caller, form)
     api.leases.cancel(service, caller, CancelBody(task_id=form.task_id, sequence=form.sequence))
-    return _back("gpu.page_queue", f"{name} is no longer in the queue.")
+    ended = lease_page.TASK_ENDED if form.end_task else ""
+    return _back("gpu.page_queue", f"{name} is no longer in the queue.{ended}")
 
 
 def _end_task(service: Service, caller: Identity, form: TaskForm) -> None:

@@ -34,6 +34,8 @@ from resource_manager.scheduling.reasons.start_estimates import LATER
 
 MAX_EVENTS = 100
 
+TASK_ENDED = " Its task has ended in Airflow, which does not try it again."
+
 WORDS = {
     "queued": "queued",
     "granted": "granted",
@@ -230,8 +232,12 @@ def _require_owner(caller: Identity, entry: Mapping[str, Any]) -> None:
         )
 
 
-def stop_job(service: Service, caller: Identity, lease_id: str, fencing_token: int) -> str:
+def stop_job(
+    service: Service, caller: Identity, lease_id: str, fencing_token: int, *, task_ended: bool = False
+) -> str:
     """Stop the job of a lease through its launcher, release the lease and return what was done.
+
+    A task that was ended in Airflow before may have released it already.
 
     Raises `ProblemError` if the lease is not this one's any more or the job may still run.
     """
@@ -243,10 +249,13 @@ def stop_job(service: Service, caller: Identity, lease_id: str, fencing_token: i
         return serializers.allocation(cluster, lease)
 
     entry = service.watch.read(view)
+    ended = TASK_ENDED if task_ended else ""
+    if entry is None and task_ended:
+        return f"{short(lease_id)} is released.{ended}"
     if entry is None:
         raise ProblemError(404, f"{short(lease_id)} does not hold this lease any more")
     _require_owner(caller, entry)
     done = reconcile.end(service.manager, entry)
     if done.action is ActionKind.KEPT:
         raise ProblemError(409, f"{answer_words.name_in_words(entry)} keeps its lease: {done.detail}")
-    return f"{answer_words.name_in_words(entry)} is released: {done.detail}."
+    return f"{answer_words.name_in_words(entry)} is released: {done.detail}.{ended}"

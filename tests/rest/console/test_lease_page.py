@@ -184,8 +184,22 @@ def test_a_stop_asks_whether_the_task_ends_too(
     manager.cancel("waits")
     manager.release("false")
     assert (airflow.ended, len(manager.leases())) == ([], 1)
-    assert form(ursula, text, "/act/stop", **fields)[0] == 200
+    status, said = form(ursula, text, "/act/stop", **fields)
+    assert (status, "Its task has ended in Airflow, which does not try it again." in said) == (200, True)
     assert (airflow.ended, manager.leases()) == ([identity], [])
+
+
+def test_a_lease_that_its_task_releases_as_it_ends_is_no_error(
+    manager: GPUResourceManager, service: Service, as_role: AsRole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager.submit("mine", 8, 16, owner="ursula", labels=TaskIdentity("air", "d", "r", "t").labels)
+    airflow, ursula = OneTask(), as_role(Role.USER, "ursula")
+    object.__setattr__(service, "airflow_api", lambda: airflow)
+    monkeypatch.setattr(airflow, "end_task", lambda *given: manager.release("mine"))
+    [held] = manager.leases()
+    fields = {"task_id": "mine", "fencing_token": held["fencing_token"], "end_task": "true"}
+    status, said = form(ursula, page(ursula, "mine"), "/act/stop", **fields)
+    assert (status, "is released. Its task has ended in Airflow" in said) == (200, True)
 
 
 def test_what_is_not_known_is_not_found(as_role: AsRole) -> None:
