@@ -101,7 +101,9 @@ def table_of(results: Sequence[Result]) -> Table:
 def _note(rows: Sequence[dict[str, Any]]) -> str:
     """Return what the columns mean that do not say it themselves."""
     fairness = "" if not any("worst_ftf" in row for row in rows) else FAIRNESS
-    return f"{NO_USE}{fairness}"
+    several = [row["names"] for row in rows if len(row["names"]) > 2]
+    equal = "".join(f" Equal to {first}: {'; '.join(others)}." for first, *others in several)
+    return f"{NO_USE}{fairness}{equal}"
 
 
 BY_TEAM = (

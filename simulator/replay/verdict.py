@@ -56,12 +56,17 @@ def rows(results: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def distinct(table: Sequence[Row]) -> list[Row]:
-    """Return each different row once, under the names of all that have its figures."""
+    """Return each different row once, with the `names` of all that have its figures, and one for them."""
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in table:
         speed = ("name", "runs", "wall_s", "cpu_s", "pods_per_s")
         found.setdefault(tuple((k, v) for k, v in row.items() if k not in speed), []).append(row)
-    return [{**alike[0], "name": " = ".join(row["name"] for row in alike)} for alike in found.values()]
+    table = []
+    for alike in found.values():
+        names = [row["name"] for row in alike]
+        short = " = ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} equal ones"
+        table.append({**alike[0], "name": short, "names": names})
+    return table
 
 
 def verdict(results: Sequence[dict[str, Any]]) -> list[str]:
@@ -332,7 +337,7 @@ def _mean_wait(result: dict[str, Any], has_guarantee: bool) -> float | None:
 
 def _placing(row: Row, first: Row, results: Sequence[dict[str, Any]]) -> str:
     gain = row["allocated_percent"] - first["allocated_percent"]
-    lost, lost_first = (_fragmented(results, each["name"].split(" = ")) for each in (row, first))
+    lost, lost_first = (_fragmented(results, each["names"]) for each in (row, first))
     if abs(gain) < 0.005:
         return f"{row['name']} places as much as {first['name']}."
     much = f"{abs(gain):.1f} points {'more' if gain > 0 else 'less'}"

@@ -182,6 +182,13 @@ def row(name: str, **figures: float) -> dict[str, Any]:
     }
 
 
+def test_many_runs_of_the_same_figures_have_a_short_name_and_are_listed_once() -> None:
+    names = [f"{policy}, {order}" for policy in ("first_fit", "best_fit", "fgd") for order in ("fifo", "sjf")]
+    table = report.table_of([timed(name) for name in names])
+    assert [row[0] for row in table.rows] == ["first_fit, fifo and 5 equal ones"]
+    assert table.note.endswith(f" Equal to first_fit, fifo: {'; '.join(names[1:])}.")
+
+
 def test_findings_call_a_figure_the_reason_only_where_it_agrees() -> None:
     first = row("first_fit", pods=1, allocated_percent=93.1, lost=74.1)
     better = row("fgd", pods=1, allocated_percent=95.4, lost=50.0)
