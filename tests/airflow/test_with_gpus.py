@@ -345,6 +345,13 @@ def test_an_operator_with_names_of_ours_is_refused():
             with_gpus(other, gpus=1)
     with pytest.raises(TypeError, match="must be the class of an operator, got <function"):
         with_gpus(lambda: None, gpus=1)
+    with pytest.raises(TypeError, match=r"with_gpus: gpu: no field of a demand: did you mean gpus\?"):
+        with_gpus(BashOperator, gpu=1)
+    where = r"t: gpus is an argument of with_gpus: with_gpus\(BashOperator, gpus=…\)\(…\)"
+    with pytest.raises(TypeError, match=where):
+        with_gpus(BashOperator, gpus=1)(task_id="t", bash_command="true", gpus=2)
+    with pytest.raises(TypeError, match="Invalid arguments were"):
+        with_gpus(BashOperator, gpus=1)(task_id="t", bash_command="true", other=2)
 
 
 def by_decorator(**arguments):

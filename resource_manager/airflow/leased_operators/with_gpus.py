@@ -189,7 +189,11 @@ def with_gpus(
     for base in operator.__mro__:
         _check_names(operator, vars(base) if base not in BaseOperator.__mro__ else ())
     if unknown := sorted(demand.keys() - set(FIELDS)):
-        raise TypeError(f"with_gpus: {', '.join(unknown)}: no field of a demand")
+        from difflib import get_close_matches  # no call that goes well needs it
+
+        near = get_close_matches(unknown[0], FIELDS, 1)
+        meant = f": did you mean {near[0]}?" if near else ""
+        raise TypeError(f"with_gpus: {', '.join(unknown)}: no field of a demand{meant}")
     if not demand.keys() & {"gpus", "gpu_milli"}:
         raise TypeError("with_gpus: gpus is missing")
     check_duration("with_gpus", "max_wait", max_wait)
@@ -214,7 +218,15 @@ def _subclass(
     operator: type[Op], demand: dict[str, Any], max_wait: timedelta | None, gpu_conn_id: str
 ) -> type[Op]:
     def __init__(self: Any, *, gpu_demand: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        operator.__init__(self, **kwargs)
+        try:
+            operator.__init__(self, **kwargs)
+        except TypeError as error:
+            if name := next((name for name in kwargs if name in FIELDS and f"'{name}'" in str(error)), ""):
+                raise TypeError(
+                    f"{kwargs.get('task_id')}: {name} is an argument of with_gpus: with_gpus("
+                    f"{operator.__name__}, {name}=…)(…), or gpu_demand={{'{name}': …}} for this task alone"
+                ) from error
+            raise
         _check_names(operator, vars(self))
         self.start_from_trigger = False  # the lease comes first
         self.gpu_demand = {**demand, **(gpu_demand or {})}
