@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import click
 
@@ -92,9 +92,10 @@ def run(
     Ctrl-C, SIGTERM and a closed terminal end it and free the GPUs.
     """
     if command[0].startswith("-"):  # options of the command itself follow it, so this is one of ours
-        is_runtime = command[0].partition("=")[0] == "--expected-runtime"
-        hint = "it is --time here" if is_runtime else "the command comes after all options"
-        raise click.UsageError(f"no such option {command[0]}: {hint}.")
+        context = click.get_current_context()
+        near = cast("ByHandCommand", context.command).alike(context, command[0].partition("=")[0])
+        hint = f"did you mean {near[0]}?" if near else "the command comes after all options."
+        raise click.UsageError(f"no such option {command[0]}: {hint}")
     if folder is not None:
         from resource_manager.cli.syncing import check_folder
 

@@ -24,6 +24,9 @@ SINGULAR = {
 }
 """Options that are repeated, by field; every other option is named after its field."""
 
+RUNTIMES = ("--expected-runtime", "--time", "--for")
+"""Options of one idea, of which each command has the one that says what it does with the runtime."""
+
 SERVERS = ("server", "prefer_server")
 """Fields that name a server."""
 
@@ -49,6 +52,25 @@ class DemandCommand(click.Command):
         own = super().get_params(ctx)
         common = [param for param in own if param.name in ("as_json", "help")]  # come last
         return [*(param for param in own if param not in common), *self._options(), *common]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in RUNTIMES:
+                raise
+            near = " or ".join(self.alike(ctx, error.option_name))
+            text = f"No such option {error.option_name}: did you mean {near}?"
+            raise click.NoSuchOption(error.option_name, text, ctx=ctx) from error
+
+    def alike(self, ctx: click.Context, option: str) -> list[str]:
+        """Return the options that may be meant by one that the command has not, the likeliest first."""
+        own = [name for param in self.get_params(ctx) for name in param.opts]
+        if option in RUNTIMES:
+            return [name for name in RUNTIMES if name in own]
+        from difflib import get_close_matches
+
+        return get_close_matches(option, own)
 
     def _options(self) -> list[click.Parameter]:
         fields = _demand().model_fields

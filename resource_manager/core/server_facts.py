@@ -96,9 +96,13 @@ class NoServer:
 
 @fact
 class KindMissing:
-    """No server has GPUs of the kind; those of `unstated` would do but for memory that is not stated."""
+    """No server has GPUs of the kind; those of `unstated` would do but for memory that is not stated.
+
+    `types` are those that there are, if the request names others.
+    """
 
     unstated: str = ""
+    types: tuple[str, ...] = ()
 
 
 @fact

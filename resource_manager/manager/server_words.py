@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from resource_manager.core.fit import UNSTATED, ShortageKind
 from resource_manager.core.maintenance import as_text, to_the_minute
-from resource_manager.core.models import MILLI_PER_GPU, Request, Spread
+from resource_manager.core.models import MILLI_PER_GPU, RUNS_JOBS, Request, Spread
 from resource_manager.core.names import short
 from resource_manager.core.refusal import ServerShort
 from resource_manager.core.server_facts import (
@@ -40,7 +40,7 @@ from resource_manager.core.server_facts import (
     WithheldGpu,
     WithheldGpus,
 )
-from resource_manager.manager.plurals import counted, plural
+from resource_manager.manager.plurals import counted, one_of, plural
 from resource_manager.manager.request_words import (
     MAX_SHOWN,
     ONE_MIG_DEVICE,
@@ -137,6 +137,10 @@ def never_fits_words(
     required, nodes, label = request.required_node, request.nodes, request.same
     match fact:
         case LabelsMissing():
+            if request.labels_required == RUNS_JOBS:
+                who = "no server has" if required is None else f"{short(required)} has"
+                hint = "(job_user of a server names whom it runs them as); gpu-manager run does it over ssh"
+                return f"{who} {'an' if required is None else 'no'} agent that runs jobs {hint}"
             who = "no server has" if required is None else f"{short(required)} has not"
             labels = plural(len(request.labels_required), "label")
             hint = ": a server with a job_user has it" if runs_by_agent(request) else ""
@@ -180,7 +184,9 @@ def _no_server_ever(fact: NoServer | KindMissing | TooFewGpus | NeverTogether, r
                 if required is None
                 else f"{short(required)} has no {gpu}"
             )
-            return f"{lacks}: {unstated_words(fact.unstated)}" if fact.unstated else lacks
+            if fact.unstated:
+                return f"{lacks}: {unstated_words(fact.unstated)}"
+            return lacks + _types_instead(fact.types, request)
         case TooFewGpus():
             has = f"the largest, {short(fact.node)}, has" if required is None else "it has"
             if request.is_linked and not fact.most:
@@ -190,6 +196,21 @@ def _no_server_ever(fact: NoServer | KindMissing | TooFewGpus | NeverTogether, r
             others = f", and {has} {fact.most} other {plural(fact.most, 'GPU')}" if fact.most else ""
             return f"{who} satisfy {needed(request)}: {ONE_MIG_DEVICE}{others}"
     return f"no server has {'both ' if parts_of(request) == 2 else ''}{needed(request)}"
+
+
+def _types_instead(types: Sequence[str], request: Request) -> str:
+    """Return which of the types that there are may be meant, else all of them if they are few."""
+    if not types:
+        return ""
+    wanted = [name.casefold() for name in request.gpu_types]
+    near = [each for each in types if any(name in each.casefold() for name in wanted)]
+    if not near:
+        from difflib import get_close_matches  # no call that goes well needs it
+
+        by_key = {each.casefold(): each for each in types}
+        near = [by_key[key] for name in wanted for key in get_close_matches(name[:100], by_key)]
+    shown = [short(each) for each in dict.fromkeys(near or types)][:MAX_SHOWN]
+    return f": did you mean {one_of(shown)}?" if near else f": the types are {', '.join(shown)}"
 
 
 def not_now_words(

@@ -233,7 +233,7 @@ def test_a_shell_and_one_beside_it(
 def test_gpus_are_held_for_a_time_without_a_job(
     environment: dict[str, str], manager: GPUResourceManager
 ) -> None:
-    done = piped(environment, "hold", "--for", "2h", "--server", "s")
+    done = piped(environment, "hold", "--for", "2 hours", "--server", "s")
     assert done.returncode == 0, done.stderr
     (lease,) = manager.leases()
     assert done.stdout.startswith(f"{name_in_words(lease)}: ")
@@ -246,8 +246,16 @@ def test_gpus_are_held_for_a_time_without_a_job(
     [
         (["run", "--gpus", "3", "--", "true"], 2, "gpus"),
         (["run", "--gpus", "1"], 2, "COMMAND"),
-        (["run", "--expected-runtime", "2h", "--", "true"], 2, "--expected-runtime: it is --time here"),
-        (["run", "--gpu-tpe", "A100", "true"], 2, "no such option --gpu-tpe"),
+        (["run", "--expected-runtime", "2h", "--", "true"], 2, "--expected-runtime: did you mean --time?"),
+        (["run", "--gpu-tpe", "A100", "true"], 2, "no such option --gpu-tpe: did you mean --gpu-type?"),
+        (["run", "--gpu", "1", "true"], 2, "no such option --gpu: did you mean --gpus?"),
+        (["run", "--gpus", "1", "-xyz", "true"], 2, "the command comes after all options"),
+        (
+            ["submit", "a", "--gpus", "1", "--time", "2h"],
+            2,
+            "No such option --time: did you mean --expected-runtime?",
+        ),
+        (["hold", "--time", "2h"], 2, "No such option --time: did you mean --for?"),
         (
             ["run", "--gpus", "1", "--time", "soon", "--", "true"],
             2,

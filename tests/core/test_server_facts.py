@@ -89,8 +89,16 @@ def test_a_request_that_never_fits_names_the_largest_server() -> None:
             Request("t", 4, gpu_types=("A100",)),
             "no server could ever satisfy 4 A100: the largest, s1, has 2",
         ),
-        (Request("t", 1, gpu_types=("H900",), resources={"cpus": 1}), "no server has an H900"),
-        (Request("t", 2, gpu_types=("T4", "L4")), "no server has a T4 or L4"),
+        (
+            Request("t", 1, gpu_types=("H900",), resources={"cpus": 1}),
+            "no server has an H900: the types are A100, V100",
+        ),
+        (Request("t", 2, gpu_types=("T4", "L4")), "no server has a T4 or L4: the types are A100, V100"),
+        (Request("t", 1, gpu_types=("v100",)), "no server has a v100: did you mean V100?"),
+        (
+            Request("t", 1, gpu_types=("H100", "A10O")),
+            "no server has an H100 or A10O: did you mean V100 or A100?",
+        ),
         (Request("t", 1, vendor="amd"), "no server has a GPU by amd"),
         (Request("t", 9), "no server could ever satisfy 9 GPUs: the largest, s2, has 8"),
         (
@@ -101,9 +109,12 @@ def test_a_request_that_never_fits_names_the_largest_server() -> None:
             Request("t", 4, gpu_types=("A100",), required_node="s1"),
             "s1 could never satisfy 4 A100: it has 2",
         ),
-        (Request("t", 1, gpu_types=("V100",), required_node="s1"), "s1 has no V100"),
+        (Request("t", 1, gpu_types=("V100",), required_node="s1"), "s1 has no V100: the types are A100"),
     ):
         assert reason(cluster, request) == ("never_fits", detail)
+    cluster = cluster_of(server("s1", 1, 8, "A100-SXM4-80GB"), server("s2", 2, 8, "T4"))
+    said = "no server has an A100: did you mean A100-SXM4-80GB?"
+    assert reason(cluster, Request("t", 1, gpu_types=("A100",))) == ("never_fits", said)
     cluster = cluster_of(server("s1", 1, 8, cpus=16), server("s2", 2, 2, cpus=64))
     for request, detail in (
         (Request("t", 8, resources={"cpus": 60}), "no server has both 8 GPUs and 60 CPUs"),

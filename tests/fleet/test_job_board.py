@@ -507,7 +507,6 @@ def test_a_job_goes_to_no_server_whose_agent_runs_none() -> None:
     with GPUResourceManager.from_url("memory://", inventory=nodes) as manager:
         assert manager.submit("t", 1, job=JOB)["server_name"] == "gpu-b"
         assert manager.submit("waits", 1, job=JOB)["state"] == "WAITING"
-        with pytest.raises(
-            NeverFitsError, match=r"gpu-a has not jobs=agent as its label: a server with a job_user has it"
-        ):
+        without = r"gpu-a has no agent that runs jobs \(job_user .*\); gpu-manager run does it over ssh"
+        with pytest.raises(NeverFitsError, match=without):
             manager.submit("never", 1, job=JOB, server="gpu-a")

@@ -1,4 +1,4 @@
-"""Durations as text, in files, options and forms: `90s`, `45min`, `2h`, `3d`, or seconds."""
+"""Durations as text, in files, options and forms: `90s`, `45min`, `2h`, `3 days`, or seconds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(|s|m|min|h|d|w)")
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_WORDS = {"sec": "s", "second": "s", "min": "min", "minute": "min", "hour": "h", "day": "d", "week": "w"}
+_UNITS_S |= {word + plural: _UNITS_S[unit] for word, unit in _WORDS.items() for plural in ("", "s")}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 
 def seconds_of(duration: float | str | timedelta) -> float:
@@ -20,7 +22,7 @@ def seconds_of(duration: float | str | timedelta) -> float:
     if not isinstance(duration, str):
         return float(duration)
     found = _DURATION.fullmatch(duration.strip())
-    if found is None:
+    if found is None or found[2] not in _UNITS_S:
         raise ValueError(f"must be seconds or a text such as 45s, 10min, 12h, 3d, got {duration!r}")
     return float(found[1]) * _UNITS_S[found[2]]
 

@@ -84,7 +84,9 @@ def _never_a_member(cluster: ClusterState, request: Request) -> Fact | None:
         request.gpus and not any(state.node.gpus for state in allowed)
     ):
         unstated = (state.name for state in allowed if lacks_stated_memory(state.node, request))
-        return KindMissing(next(unstated, ""))
+        types = {gpu.gpu_type for state in allowed for gpu in state.node.gpus if gpu.gpu_type}
+        missing = types if types.isdisjoint(request.gpu_types) else ()
+        return KindMissing(next(unstated, ""), tuple(sorted(missing)) if request.gpu_types else ())
     best = max(allowed, key=lambda state: count_gpus(state.node, request))
     most = count_gpus(best.node, request)
     if most < request.gpus:

@@ -59,7 +59,7 @@ def test_a_file_states_the_rules(tmp_path: Path) -> None:
         ('[teams."a\\u200b"]\n', 1, "has a control or an invisible character"),
         ('[teams.""]\n', 1, "must have at least 1 character, got ''"),
         ("preemption = 1\n", 1, "preemption: "),
-        ("# hi\n\nmin_runtime = '3 weeks'\n", 3, "must be seconds or a text such as 45s"),
+        ("# hi\n\nmin_runtime = '3 fortnights'\n", 3, "must be seconds or a text such as 45s"),
         ("[teams.a]\nlimit = 3\n[teams.'b c']\nweight = 1\nlimit = 'x'\n", 5, 'teams."b c".limit: '),
         ("[teams.a]\nidle_below = 101\n", 2, "teams.a.idle_below: "),
         ("[teams.a]\nidle_after = 0\n", 2, "teams.a.idle_after: "),
