@@ -199,18 +199,17 @@ def _no_server_ever(fact: NoServer | KindMissing | TooFewGpus | NeverTogether, r
 
 
 def _types_instead(types: Sequence[str], request: Request) -> str:
-    """Return which of the types that there are may be meant, else all of them if they are few."""
+    """Return the types that a part of their name may mean, else the nearest ones: an A100 is no H100."""
     if not types:
         return ""
     wanted = [name.casefold() for name in request.gpu_types]
-    near = [each for each in types if any(name in each.casefold() for name in wanted)]
-    if not near:
-        from difflib import get_close_matches  # no call that goes well needs it
+    meant = [short(each) for each in types if any(name in each.casefold() for name in wanted)]
+    if meant:
+        return f": did you mean {one_of(meant[:MAX_SHOWN])}?"
+    from difflib import get_close_matches  # no call that goes well needs it
 
-        by_key = {each.casefold(): each for each in types}
-        near = [by_key[key] for name in wanted for key in get_close_matches(name[:100], by_key)]
-    shown = [short(each) for each in dict.fromkeys(near or types)][:MAX_SHOWN]
-    return f": did you mean {one_of(shown)}?" if near else f": the types are {', '.join(shown)}"
+    near = get_close_matches(request.gpu_types[0][:100], types, MAX_SHOWN, 0.0)
+    return f": the nearest is {one_of(map(short, near))}"
 
 
 def not_now_words(

@@ -85,7 +85,7 @@ def test_a_refusal_for_unstated_memory_says_what_to_state() -> None:
         [server] = manager.explain("t", 1, gpu_memory="80GB")["servers"]
         assert server["reasons"] == [f"has no GPU of 80GB: the memory of the GPUs {unstated}"]
         other = manager.allocate("t", 1, gpu_memory="80GB", gpu_types=["H100"])
-        assert str(other) == "no server has an H100 with 80GB: the types are X"
+        assert str(other) == "no server has an H100 with 80GB: the nearest is X"
 
 
 @given(
