@@ -20,6 +20,8 @@ with warnings.catch_warnings():
 
 from resource_manager.core.models import Gpu, Node
 from resource_manager.jobs import reconcile
+from resource_manager.jobs.gang_job import GangJob
+from resource_manager.manager.commit.asking import asked_by
 from tests.airflow.tasks import TASK, context_of, fire
 from tests.e2e.servers import ssh_server
 from tests.e2e.test_faults import IMAGE, needs_docker
@@ -107,6 +109,20 @@ def test_a_command_that_fails_releases_its_gpus_and_has_its_exit_code(train, con
     assert (end["outcome"], end["reason"]) == ("FAILED", "exit code 3")
 
 
+def test_the_log_of_a_command_that_somebody_stopped_names_them(train, context, manager, monkeypatch, capsys):
+    is_gone = GangJob.is_gone
+
+    def stopped_before(gang):
+        with asked_by("ada"):
+            manager.release(manager.leases()[0]["task_id"], job_end="gone", reason="stopped")
+        return is_gone(gang)
+
+    monkeypatch.setattr(GangJob, "is_gone", stopped_before)
+    with pytest.raises(AirflowException, match="exit status = 143"):
+        train("exit 143").execute(context())
+    assert "its command was stopped: ada released its lease: stopped" in capsys.readouterr().out
+
+
 def left_behind(train, context, tmp_path):
     """Run a command whose connection is given up while it runs; return the pid of what it goes on with."""
     operator = train(f"echo $$ > {tmp_path}/pid; exec sleep 60")
@@ -147,10 +163,12 @@ def test_what_a_command_leaves_in_the_background_keeps_the_gpus(train, context, 
 def test_a_server_out_of_reach_frees_the_gpus_at_once_and_is_avoided(
     train, context, manager, ssh_server, monkeypatch
 ):
-    nobody = ssh_server.connection.replace('"root"', '"nobody"')  # the log-ins of ours are kept for a minute
-    monkeypatch.setenv("AIRFLOW_CONN_TRAIN", nobody)
+    # A connection of its own: the log-ins by that of the other tests are kept for a minute.
+    monkeypatch.setenv("AIRFLOW_CONN_NOBODY", ssh_server.connection.replace('"root"', '"nobody"'))
+    operator = train("true")
+    operator.ssh_conn_id = "nobody"
     with pytest.raises(AirflowException, match="does not answer by ssh"):
-        train("true").execute(context())
+        operator.execute(context())
     assert not manager.leases()
     assert manager.history(0)[-1]["reason"]
 

@@ -130,7 +130,7 @@ class KindElsewhere(Kind):
                     job_end=JobEnd.ENDED,
                     reason=reason,
                 )
-                if done is ReleaseResult.NOT_HELD:
+                if done is ReleaseResult.NOT_HELD and outcome is not Outcome.SUCCESS:
                     who = ended_by_others(manager, allocation["task_id"]) or "another client ended its lease"
                     operator.log.error("its command was stopped: %s", who)
                 return True
