@@ -115,6 +115,11 @@ def full_name(lease_id: str, labels: Mapping[str, str], sequence: int) -> str:
     return f"{short(display_name(lease_id, labels))} {short_id(sequence)}"
 
 
+def is_hold(lease_id: str, labels: Mapping[str, str]) -> bool:
+    """Return whether it is of `hold`: GPUs for a time, without a job."""
+    return "launcher" not in labels and _BY_HAND.fullmatch(lease_id) is not None
+
+
 def short(name: str, most: int = MAX_SHOWN) -> str:
     """Return the name, with the middle of a very long one left out: both ends distinguish names."""
     if len(name) <= most:

@@ -26,6 +26,7 @@ from resource_manager.rest.console import (  # noqa: F401 - actions and log_in a
 )
 from resource_manager.rest.limits import MAX_BODY_BYTES
 from resource_manager.rest.observability.tracing import request_span
+from resource_manager.rest.routing import unknown_path
 from resource_manager.rest.service import EXTENSION, Service
 from resource_manager.rest.sessions import SESSION_LIFE_S
 from resource_manager.rest.sign_on import routes as _sign_on  # noqa: F401 - it adds its routes
@@ -63,6 +64,8 @@ def create_app(service: Service, *, secure_cookies: bool = False) -> flask.Flask
     )
     app.json.sort_keys = False  # type: ignore[attr-defined]
     problems.install(app)
+    for status in (404, 405):
+        app.register_error_handler(status, unknown_path)
     app.register_blueprint(create_blueprint())
     app.add_template_filter(duration)
     app.add_template_filter(usage_in_words, "usage")

@@ -159,6 +159,13 @@ def _error_page(problem: ProblemError) -> flask.Response:
     return flask.Response(page, problem.status, headers=problem.headers)
 
 
+def unknown_path(error: HTTPException) -> flask.Response:
+    """Return a page that leads back if a browser asks for what there is none of, else a problem document."""
+    problem = problems.from_http(error)
+    accepted = flask.request.accept_mimetypes.best_match(("application/json", "text/html"))
+    return _error_page(problem) if accepted == "text/html" else problem.response()
+
+
 def admit(service: Service, role: Role | None) -> Identity | None:
     """Count the call against the caller's limit and return the caller, None if unknown on an open route.
 

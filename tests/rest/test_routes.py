@@ -259,6 +259,16 @@ def test_unknown_paths_are_problems(open_client: FlaskClient, path: str) -> None
     assert response.content_type == "application/problem+json"
 
 
+@pytest.mark.parametrize(("path", "status"), [("/nope", 404), ("/act/hold", 405)])
+def test_a_browser_at_an_unknown_path_gets_a_page_that_leads_back(
+    open_client: FlaskClient, path: str, status: int
+) -> None:
+    of_chromium = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
+    response = open_client.get(path, headers={"Accept": of_chromium})
+    assert (response.status_code, response.mimetype) == (status, "text/html")
+    assert '<a href="/">Overview</a>' in response.get_data(as_text=True)
+
+
 @pytest.mark.parametrize("field", ["prefer_server_id", "server"])
 def test_an_unknown_server_is_reported_under_the_field_that_named_it(
     open_client: FlaskClient, field: str

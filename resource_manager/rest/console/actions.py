@@ -7,13 +7,14 @@ from typing import Any
 import flask
 
 from resource_manager.core.name_lookup import name_in
+from resource_manager.errors import InvalidRequestError
 from resource_manager.manager import answer_words
 from resource_manager.manager.cluster_results import ServerSummary
 from resource_manager.rest import api
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.console import demand_form, lease_page
 from resource_manager.rest.console.forms import TaskForm, form_of
-from resource_manager.rest.console.pages import routes
+from resource_manager.rest.console.pages import plain, routes, what_if_page
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.schemas import CancelBody, DrainBody, PreemptBody, ReleaseBody, ResumeBody
 from resource_manager.rest.service import Service
@@ -105,7 +106,11 @@ def _back(endpoint: str, message: str) -> flask.typing.ResponseReturnValue:
 
 @routes.add("POST", "/act/hold", Role.USER, "Take GPUs for a time, or wait for them", page=True)
 def act_hold(service: Service, caller: Identity) -> Any:
-    done = api.leases.submit(service, caller, demand_form.held_for(flask.request.form, caller))
+    try:
+        done = api.leases.submit(service, caller, demand_form.held_for(flask.request.form, caller))
+    except (ValueError, InvalidRequestError, ProblemError) as wrong:
+        page = what_if_page(service, caller, flask.request.form, None, plain(wrong))
+        return flask.Response(page, getattr(wrong, "status", 400))
     name = answer_words.name_in_words(done)
     flask.flash(f"{name} waits: {done['reason']}." if done["state"] == "WAITING" else f"{name} is yours.")
     return flask.redirect(flask.url_for("gpu.page_lease", id=done["task_id"]), 303)

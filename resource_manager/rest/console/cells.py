@@ -14,7 +14,7 @@ from resource_manager.core.gpu_state import cleaning_on
 from resource_manager.core.lease_limits import LIMITS
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Request
 from resource_manager.core.name_lookup import contains
-from resource_manager.core.names import display_name, name_of, short_id, task_of
+from resource_manager.core.names import display_name, is_hold, name_of, short_id, task_of
 from resource_manager.fleet.server_use import KeptReport
 from resource_manager.manager.answer_words import ranges
 from resource_manager.manager.plurals import counted
@@ -117,6 +117,7 @@ class LeaseRow:
     colour: str
     link: str | None
     may_release: bool
+    is_hold: bool
 
 
 def colours_of(cluster: ClusterState, shown: Iterable[Lease]) -> dict[str, Colour]:
@@ -340,6 +341,7 @@ def lease_row(
         css_classes(colour),
         task_link(request, service),
         caller.is_operator or request.owner == caller.name,
+        is_hold(lease.lease_id, request.labels),
     )
 
 

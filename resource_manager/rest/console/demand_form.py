@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin
 
+from resource_manager.core.cluster import ClusterState
 from resource_manager.manager.arguments import ALIASES
 from resource_manager.manager.demand import KINDS, Demand, from_texts
 from resource_manager.rest.auth import Identity
@@ -26,7 +28,10 @@ def _label(name: str) -> str:
     return " ".join([first[0].upper() + first[1:], *others])
 
 
-LABELS = {name: _label(name) for name in Demand.model_fields} | {"gpu_milli": "GPU fraction (‰)"}
+LABELS = {name: _label(name) for name in Demand.model_fields} | {
+    "gpu_milli": "GPU fraction (‰)",
+    "ttl": "Hold for",
+}
 """Fields of a demand -> their names for people, as the form and its errors have them."""
 
 
@@ -51,7 +56,7 @@ def fields() -> tuple[list[FormField], list[FormField]]:
         kind, about = Demand.model_fields[name].annotation, schema[name]
         choices = get_args(kind) if get_origin(kind) is Literal else ("true", "false") if kind is bool else ()
         limits = about.get("minimum"), about.get("maximum")
-        text = f"{Demand.model_fields[name].description} In code: {name}."
+        text = re.sub(r"\w+_\w+", lambda word: LABELS.get(word[0], word[0]), about["description"])
         return FormField(name, LABELS[name], text, KINDS[name] is int, choices, *limits)
 
     return (
@@ -66,13 +71,25 @@ def given_in(form: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in named.items() if name in KINDS and name not in OMITTED}
 
 
+def known(cluster: ClusterState) -> dict[str, list[str]]:
+    """Return by field what the cluster has of it: servers, teams and types of GPU."""
+    teams = {team.name for team in cluster.teams.teams}
+    teams |= {lease.request.team for lease in cluster.leases.values()}
+    teams |= {entry.request.team for entry in cluster.pending.values()}
+    servers = [state.name for state in cluster.nodes]
+    types = {gpu.gpu_type for state in cluster.nodes for gpu in state.node.gpus}
+    found = {"server": servers, "prefer_server": servers, "team": sorted(teams), "gpu_types": sorted(types)}
+    return {name: [each for each in values if each] for name, values in found.items()}
+
+
 def held_for(form: Mapping[str, str], caller: Identity) -> SubmitBody:
     """Return the demand of GPUs for the time `for` of a form, without a job.
 
     Raises `ValueError` and `ProblemError`.
     """
     if not (length := form.get("for", "").strip()):
-        raise ProblemError(400, "for is missing: the time for which the GPUs are held, such as 1h")
+        raise ProblemError(400, "Hold for is missing: the time for which the GPUs are yours, such as 1h")
     lease_id = f"hand:{caller.name}@console/{secrets.token_hex(4)}"
-    given = {**given_in(form), "lease_id": lease_id, "ttl": length, "expected_runtime": length}
-    return SubmitBody.model_validate(from_texts(given))
+    given = {**given_in(form), "lease_id": lease_id, "ttl": length}
+    body = SubmitBody.model_validate(from_texts(given))
+    return body.model_copy(update={"expected_runtime": body.ttl})

@@ -122,6 +122,10 @@ def look_at(service: Service, caller: Identity, name: str) -> dict[str, Any]:
     events = [change for change in changes if lease_of(change) == lease_id][:MAX_EVENTS]
     if not events and found["lease"] is None and found["waiting"] is None:
         raise ProblemError(404, f"{name} has no lease, waits for none, and is not in the kept history")
+    if found["lease"] is None and found["waiting"] is None:
+        entries = (change.get("lease", change).get("request") for change in events)
+        labels: dict[str, str] = next((entry.get("labels", {}) for entry in entries if entry is not None), {})
+        found["link"] = cells.task_link(Request(lease_id, labels=labels), service)
     names_of = names_at(events, changes)
     names = [] if found["lease"] is None else [member["server_name"] for member in found["lease"]["members"]]
     uses = use_of(service.manager, names) if names else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flask
@@ -15,7 +15,7 @@ from resource_manager.errors import InvalidRequestError, ResourceManagerError, S
 from resource_manager.fleet.server_use import KeptReport, kept_reports, use_of
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.report import ReportQuery
-from resource_manager.manager.results import QueueEntry
+from resource_manager.manager.results import Explanation, QueueEntry
 from resource_manager.manager.serializers import coming_in_words, gpus_coming
 from resource_manager.manager.slurm_jobs import is_live
 from resource_manager.rest import api, auth
@@ -223,20 +223,27 @@ def charts(service: Service, caller: Identity) -> Any:
 
 @routes.add("GET", "/what-if", Role.READER, "Explain a request without making it", page=True)
 def what_if(service: Service, caller: Identity) -> Any:
-    given = {key: value for key, value in flask.request.args.items() if value}
-    answer, error, given_for = None, "", given.pop("for", "1h")
+    given = {key: value for key, value in flask.request.args.items() if value and key != "for"}
+    answer, error = None, ""
     if given:
         try:
             answer = service.manager.explain(ExplainQuery.model_validate(given))
         except (ValueError, ResourceManagerError) as wrong:
-            error = _plain(wrong)
-    now = service.watch.read(lambda cluster, now: now)
+            error = plain(wrong)
+    return what_if_page(service, caller, flask.request.args, answer, error)
+
+
+def what_if_page(
+    service: Service, caller: Identity, form: Mapping[str, str], answer: Explanation | None, error: str
+) -> str:
+    """Return the page with what was typed into its form, and the answer or what is wrong with it."""
+    now, known = service.watch.read(lambda cluster, now: (now, demand_form.known(cluster)))
     least, most = service.manager.gpu_range()
-    shown = {"gpus": str(least), "cpus": "1", **demand_form.given_in(flask.request.args)}
+    shown = {"gpus": str(least), "cpus": "1", **demand_form.given_in(form)}
     first, others = demand_form.fields()
     answered = {"answer": answer, "error": error, "now": now, "first": first, "others": others}
-    limits = (min(least, 1), most)
-    return _page("what_if.html", service, caller, given=shown, given_for=given_for, gpus=limits, **answered)
+    more = {"given_for": form.get("for") or "1h", "gpus": (min(least, 1), most), "known": known}
+    return _page("what_if.html", service, caller, given=shown, **more, **answered)
 
 
 @routes.add(
@@ -325,7 +332,7 @@ def _waiting(
     }
 
 
-def _plain(wrong: Exception) -> str:
+def plain(wrong: Exception) -> str:
     """Return the error of a form in one sentence."""
     words = wrong.words if isinstance(wrong, InvalidRequestError) else Words("{}", wrong)
     if isinstance(wrong, ValidationError):

@@ -9,7 +9,8 @@ from typing import Any
 
 from resource_manager.core.changes import Outcome
 from resource_manager.core.cluster import ClusterState, NodeState
-from resource_manager.core.names import name_of
+from resource_manager.core.models import Lease
+from resource_manager.core.names import is_hold, name_of
 from resource_manager.core.runtimes import LearntRuntimes
 from resource_manager.manager.answer_words import duration, name_in_words
 from resource_manager.manager.serializers import interval_in_words
@@ -35,8 +36,10 @@ MAX_WAITING = 4
 NARROW = 8.0
 """Width in percent below which the name stands in the paler part of a bar."""
 
+HELD_TO_THE_END = "held to its end"
+
 ENDS = {
-    Outcome.SUCCESS.value: ("past", "✔"),
+    **dict.fromkeys((Outcome.SUCCESS.value, HELD_TO_THE_END), ("past", "✔")),
     **dict.fromkeys(("FAILED", "expired", "PREEMPTED", "EVICTED", "TIMED_OUT"), ("past failed", "✖")),
 }
 """Classes and mark of a bar, by outcome; others were stopped or released."""
@@ -141,7 +144,7 @@ def past(lives: Lives, start: float) -> list[Span]:
             member.gpu_ids,
             life.granted.granted_at,
             end.at,
-            "expired" if end.expired else end.outcome or "ended",
+            _expired(life.lease) if end.expired else end.outcome or "ended",
             life.lease.request.team,
             why="".join([f", {end.reason}" if end.reason else "", f", by {end.by}" if end.by else ""]),
         )
@@ -150,6 +153,11 @@ def past(lives: Lives, start: float) -> list[Span]:
         if end.at >= start
         for _, member in end.ranked
     ]
+
+
+def _expired(lease: Lease) -> str:
+    """Return what its time that is over means: the end of a hold, else that nobody renewed it."""
+    return HELD_TO_THE_END if is_hold(lease.lease_id, lease.request.labels) else "expired"
 
 
 def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -70,12 +71,14 @@ def look_at(accounts: Accounts, manager: GPUResourceManager, query: ReportQuery)
     starts, columns = accounts.series(shown_s, measures=measures)
     most = most_wasted(report["rows"])
     sums = [sum(columns[name][i] for name in CATEGORIES) for i in range(len(starts))]
+    step_s = shown_s / len(starts)
+    top = top_of(max(sums, default=0.0) * 3600 / step_s)
     return {
         "report": report,
         "most": None if most is None else (most, wasted(most)),
         "wasted": wasted,
-        "parts": _parts(columns, sums, shown_s / len(starts)),
-        "highest": max(sums, default=0.0) * 3600 / (shown_s / len(starts)),
+        "parts": _parts(columns, len(sums), top, step_s),
+        "top": top,
         "begins_s": shown_s,
         "begins_at": strftime("%Y-%m-%d %H:%M UTC", gmtime(accounts.now - shown_s)),
         "is_all": MIN_SHOWN_S < shown_s < query.since,
@@ -83,17 +86,23 @@ def look_at(accounts: Accounts, manager: GPUResourceManager, query: ReportQuery)
     }
 
 
-def _parts(columns: dict[str, list[float]], sums: list[float], step_s: float) -> list[Part]:
-    highest = max(sums, default=0.0)
+def top_of(gpus: float) -> float:
+    """Return the top of the axis: the least round number, of a GPU and more, that is not below."""
+    power = 10 ** math.floor(math.log10(max(gpus, 1.0)))
+    return next(float(step * power) for step in (1, 2, 3, 4, 6, 8, 10) if gpus <= step * power * (1 + 1e-9))
+
+
+def _parts(columns: dict[str, list[float]], count: int, top: float, step_s: float) -> list[Part]:
+    """Return the columns; an axis up to `top` GPUs has the height of the chart."""
     found = []
-    for i in range(len(sums)):
+    for i in range(count):
         y = float(HEIGHT)
         for name in CATEGORIES:
-            height = HEIGHT * columns[name][i] / highest if highest else 0.0
+            height = HEIGHT * columns[name][i] * 3600 / step_s / top
             if height:
                 y -= height
-                x = 100 * i / len(sums)
+                x = 100 * i / count
                 gpus = counted(round(columns[name][i] * 3600 / step_s, 1), "GPU")
                 title = f"{gpus} {name} for {duration(step_s)}"
-                found.append(Part(name, x, 96 / len(sums), y, height, title))
+                found.append(Part(name, x, 96 / count, y, height, title))
     return found

@@ -99,6 +99,17 @@ def test_an_ended_lease_shows_the_exit_code_or_error_that_ended_it(
     ), verdict
 
 
+def test_an_ended_lease_leads_to_its_log_in_airflow(
+    granted: int, as_role: AsRole, manager: GPUResourceManager, service: Service
+) -> None:
+    object.__setattr__(service, "airflow_url", "http://airflow.example")
+    link = '<a class="button" href="http://airflow.example/dags/d/runs/r/tasks/t" data-airflow>'
+    for is_over in (False, True):
+        assert link in page(as_role(Role.READER))
+        if not is_over:
+            manager.release(NAME, fencing_token=granted)
+
+
 def test_a_pending_request_says_why_it_waits(
     granted: int, manager: GPUResourceManager, as_role: AsRole
 ) -> None:

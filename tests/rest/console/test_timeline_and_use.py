@@ -12,6 +12,7 @@ from flask.testing import FlaskClient
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.names import short_id
+from resource_manager.rest.console.use_page import top_of
 from resource_manager.rest.tokens import Role
 from resource_manager.storage.memory import MemoryStore
 from tests.builders import Clock
@@ -146,4 +147,25 @@ def test_the_chart_of_use_begins_at_the_first_lease_and_says_when(as_role: AsRol
         for width in re.findall(r'<rect class="k-\w+" x="[\d.]+%" y="[\d.]+" width="([\d.]+)%"', text)
     }
     assert widths == {1.6}, "a minute of data is no block of seven days"
-    assert "8.0 GPUs" in text
+    assert "<span>8 GPUs</span><span>4</span><span>0</span>" in text
+
+
+@pytest.mark.parametrize(
+    ("gpus", "top"), [(0.0, 1), (0.3, 1), (1.0, 1), (7.1, 8), (8.1, 10), (28.0, 30), (1000, 1000)]
+)
+def test_the_axis_of_use_ends_at_a_round_number(gpus: float, top: float) -> None:
+    assert top_of(gpus) == top
+
+
+def test_a_hold_that_ended_on_time_ended_well(
+    as_role: AsRole, manager: GPUResourceManager, clock: Clock
+) -> None:
+    for name in ("d/r/now", "d/r/next"):
+        manager.release(name)
+    manager.submit("hand:ada@desk/0123abcd", 1, ttl=60)
+    clock.now += 61
+    manager.expire_and_schedule()
+    text = page(as_role, "/timeline")
+    [title] = [title for _, _, title in bars(text, "past") if "ada@desk" in title]
+    assert "held to its end, 6" in title
+    assert not [title for _, _, title in bars(text, "past failed") if "ada@desk" in title]

@@ -42,6 +42,7 @@ def test_the_form_and_its_errors_name_the_fields_in_words(as_role: AsRole) -> No
     assert not any("_" in label for label in labels)
     assert "that GPU fraction is GPUs=1, GPU fraction (‰)=500" in text
     assert "In code: expected_runtime." in text
+    assert '<small id="about-team">Team whose share of the cluster is charged.</small>' in text
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,48 @@ def test_gpus_are_held_for_a_time_with_the_demand_that_was_asked_about(
     for _ in range(4):
         hold(ursula, page(ursula, gpus="8", cpus="1"))
     assert manager.queue()[0]["owner"] == "ursula"
-    assert hold(ursula, text, **{"for": "soon"})[0] == 400
     assert hold(ursula, text, **{"for": ""})[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"for": "1 hour"}, "Hold for: must be"),
+        ({"priority": "high"}, "Priority: must be"),
+        ({"server": "gpu-server-9"}, "Server 'gpu-server-9' is not in the inventory"),
+    ],
+    ids=str,
+)
+def test_a_hold_that_is_refused_keeps_what_was_typed(
+    as_role: AsRole, manager: GPUResourceManager, fields: dict[str, str], said: str
+) -> None:
+    ursula = as_role(Role.USER, "ursula")
+    typed = {"team": "vision", "for": "2h", **fields}
+    status, text = hold(ursula, page(ursula), **typed)
+    assert (status, said in text, manager.leases()) == (400, True, []), text
+    for name, value in typed.items():
+        assert re.search(rf'<input name="{name}"[^>]* value="{value}"', text), name
+    assert '<form method="get" action="/what-if"' in text
+
+
+def test_a_hold_is_shown_as_one_and_says_how_to_use_it(as_role: AsRole, manager: GPUResourceManager) -> None:
+    ursula = as_role(Role.USER, "ursula")
+    _, text = hold(ursula, page(ursula), **{"for": "1h"})
+    [lease] = manager.leases()
+    assert f"gpu-manager attach {lease['short_id']}" in text
+    assert lease["expected_runtime_s"] == 3600
+    listed = html.unescape(ursula.get("/leases").get_data(as_text=True))
+    for shown in (text, listed):
+        assert ">HELD</span>" in shown
+        assert ("Stop job" in shown, "even if the job" in shown, "Release…" in shown) == (False, False, True)
+
+
+def test_the_form_offers_what_the_cluster_has(as_role: AsRole, manager: GPUResourceManager) -> None:
+    manager.submit("train", 2, team="<vision>")
+    text = page(as_role(Role.USER))
+    assert '<datalist id="known-team"><option><vision></option></datalist>' in text
+    assert '<datalist id="known-server"><option>gpu-server-0</option>' in text
+    assert re.search('<input name="server" list="known-server"', text)
 
 
 def test_what_dags_will_ask_for_stands_below_the_queue(as_role: AsRole, manager: GPUResourceManager) -> None:
