@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,7 @@ def renamed(change: Change, names: Mapping[str, str]) -> Change:
     if isinstance(change, Queued):
         own = change.request.lease_id
         return replace(change, request=change.request.for_task(names.get(own, own)))
-    if lease_id := getattr(change, "lease_id", None):
-        return replace(change, lease_id=names.get(lease_id, lease_id))  # type: ignore[call-arg]
+    if "lease_id" in {each.name for each in fields(change)}:  # that of an announcement is its request's
+        own = change.lease_id  # type: ignore[union-attr]
+        return replace(change, lease_id=names.get(own, own))  # type: ignore[call-arg]
     return change

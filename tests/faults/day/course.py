@@ -103,7 +103,7 @@ class Course:
         self._day.group.wait_until_led()
 
     def _in_use(self, *, by_hand: bool = False) -> tuple[int, int]:
-        """Return a server and a GPU there that a job holds, if there is one; that of a terminal, if asked."""
+        """Return a server and a GPU there that a job holds, that of a terminal if asked; else any of both."""
         away = {self._vanished, *self._fleet.out_of_reach}
         for lease in self._day.manager.leases():
             number, gpus = int(lease["server_name"].rpartition("-")[2]), lease["gpu_ids"]
@@ -111,7 +111,8 @@ class Course:
                 continue
             if number < WINDOW[0] and number not in away and gpus[0] in self._fleet.gpus[number]:
                 return number, gpus[0]
-        return 7, 0
+        there = next(number for number in range(WINDOW[0]) if number not in away)
+        return there, min(self._fleet.gpus[there])
 
     def _lose_gpu(self) -> None:
         self._dead.append(self._in_use())
