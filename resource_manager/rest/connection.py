@@ -128,10 +128,13 @@ class ServiceConnection:
                 429,
                 f"{self.url} has too many calls: it refused {method} {path}; ask again later",
             )
-        if not isinstance(answer, dict):
+        # Airflow answers an unknown path so, and where it asks for a login first.
+        of_airflow = isinstance(answer, dict) and answer.get("error") == "API route not found"
+        if of_airflow or not isinstance(answer, dict):
             raise ServiceUnavailableError(
                 502 if response.is_success else response.status_code,
-                f"{self.url} is not a GPU manager: {method} {path} gave {response.status_code}",
+                f"{self.url} is not a GPU manager: {method} {path} gave {response.status_code}"
+                + (f"; that of an Airflow with the plugin is {self.url}/gpu" if of_airflow else ""),
             )
         if not response.is_success:
             raise error_of(response.status_code, answer, response.headers.get("Retry-After", ""))

@@ -41,6 +41,15 @@ def test_a_preferred_server_is_named_by_id_or_name(client: ServiceClient) -> Non
         client.submit("e", 2, 1, "nowhere")
 
 
+def test_an_airflow_itself_is_no_gpu_manager_and_the_address_of_its_plugin_is_said() -> None:
+    client = ServiceClient("http://airflow:8080")
+    answer = httpx.Response(404, json={"error": "API route not found"})
+    client._http.client = httpx.Client(base_url=client.url, transport=httpx.MockTransport(lambda _: answer))
+    with pytest.raises(ServiceError, match=r"is not a GPU manager: .* is http://airflow:8080/gpu$"):
+        client.summary()
+    client.close()
+
+
 def test_explain_sends_every_option_that_affects_the_answer(
     client: ServiceClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +103,10 @@ def test_a_missing_lease_or_request_is_none_or_false(client: ServiceClient) -> N
 
 
 SMALL = {"required_gpus": 2, "required_cpus": 1}
-TIMES = {"granted_at", "expires_at", "queued_at", "at", "waited_s", "estimated_start", "owner", "until", "by"}
+TIMES = {
+    *("granted_at", "expires_at", "queued_at", "at", "waited_s", "estimated_start", "until"),
+    *("owner", "by", "drained_by", "closed_by"),
+}
 """Keys whose values differ between two calls, or between a named caller and none."""
 
 CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import socket
 import subprocess
 import uuid
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.cli import main
+from resource_manager.errors import StoreUnavailableError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.storage import checks
@@ -52,6 +54,16 @@ def test_a_right_that_a_redis_user_lacks_is_named_with_its_rule(own_redis: Redis
     [first, *_] = faults(own_redis.limited_url(rights))
     assert right in first.partition(":")[0]
     assert "ACL SETUSER <name> ~{" in first
+
+
+def test_a_server_without_tls_is_thought_of_where_an_address_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource_manager.storage.redis.client.SOCKET_TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # as a Redis is that waits for the end of a command
+        url = f"rediss://127.0.0.1:{mute.getsockname()[1]}/0"
+        with pytest.raises(
+            StoreUnavailableError, match=r"if it has no TLS, its address begins with redis://$"
+        ):
+            checks.check(Settings(store=url))
 
 
 def test_a_replica_is_told(own_redis: RedisServer) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from resource_manager.core.cluster_settings import HealthRule
@@ -101,6 +101,10 @@ _BRANCH = re.compile(r"[\[(<]|^(int|float|dict|list|str|constrained-|function-|l
 
 def _intended(errors: list[ErrorDetails]) -> ErrorDetails:
     """Return the first error; of those of a union of types the deepest, which is about the intended one."""
+    first = errors[0]
+    if first["type"] == "missing":  # perhaps it is there, under a wrong name
+        same_table = [error for error in errors if error["loc"][:-1] == first["loc"][:-1]]
+        return next((error for error in same_table if error["type"] == "extra_forbidden"), first)
     depth = 2 if errors[0]["loc"][:1] == ("health",) else 3
     same = [error for error in errors if error["loc"][:depth] == errors[0]["loc"][:depth]]
     return max(same, key=lambda error: len(error["loc"]))
@@ -108,8 +112,27 @@ def _intended(errors: list[ErrorDetails]) -> ErrorDetails:
 
 def _in_words(error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
-        return "is not a key of this file"
+        from difflib import get_close_matches  # no file without a fault needs it
+
+        near = get_close_matches(str(error["loc"][-1])[:100], _keys_at(error["loc"][:-1]), 1)
+        return "is not a key of this file" + "".join(f": did you mean {key}?" for key in near)
     return in_words(error)
+
+
+def _keys_at(location: Sequence[str | int]) -> list[str]:
+    """Return the keys that a table there may have, as far as that is known."""
+    models: list[type[BaseModel]] = [ClusterForm]
+    for part in location:  # numbers, keys of tables that are named freely, and branches of unions are passed
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
+        models = [model for field in fields for model in _models_in(field.annotation)] or models
+    return [field.alias or name for model in models for name, field in model.model_fields.items()]
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
 
 
 def _text_of(path: Path) -> str:

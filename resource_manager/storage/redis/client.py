@@ -221,7 +221,9 @@ class RedisClient:
                 ) from error
             if isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM command" in text:
                 raise outage(f"{self.address}: {MEMORY_FULL}", StoreFullError) from error
-            raise outage(f"{self.address}: {_explain(error, text)}") from error
+            is_mute = isinstance(error, redis.exceptions.TimeoutError) and "rediss://" in self.address
+            hint = "; if it has no TLS, its address begins with redis://" if is_mute else ""
+            raise outage(f"{self.address}: {_explain(error, text)}{hint}") from error
 
     def remember(self, key: str, value: str | int) -> None:
         """Write a short value, also while the server's memory is full."""

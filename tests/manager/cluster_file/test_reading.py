@@ -83,7 +83,19 @@ def test_a_section_that_is_empty_says_nothing_and_is_named(tmp_path: Path, secti
         (["[[maintenance]]\nservers = ['a']\nfrom = 'x'\n"], "0.toml:3:1: maintenance.0.from: "),
         (["x = 1\n"], "0.toml:1:1: x: is not a key of this file"),
         ([SIGN_ON.replace("https", "http")], "0.toml:2:1: sign_on.issuer: must begin with https://"),
-        ([SIGN_ON.replace("issuer", "isuer")], "0.toml:1:1: sign_on.issuer: "),
+        (
+            [SIGN_ON.replace("issuer", "isuer")],
+            "0.toml:2:1: sign_on.isuer: is not a key of this file: did you",
+        ),
+        (
+            ["\n[[server]]\nname = 'a'\n"],
+            "0.toml:2:1: server: is not a key of this file: did you mean servers?",
+        ),
+        (
+            [SERVERS.replace("cpus", "cpu")],
+            "0.toml:4:1: servers.0.cpu: is not a key of this file: did you mean cpus?",
+        ),
+        (["[[servers]]\nname = 'a'\n"], "0.toml:1:1: servers.0.cpus: Field required"),
         ([SIGN_ON.replace('"user"', '"root"')], "0.toml:7:1: sign_on.groups.gpu-users.role: must be "),
         ([SIGN_ON.replace('["openid"]', "[]")], "0.toml:4:1: sign_on.scopes: must contain openid"),
         ([SIGN_ON.split("[sign_on.groups", 1)[0]], "0.toml:1:1: sign_on.groups: "),
