@@ -36,10 +36,10 @@ MAX_WAITING = 4
 NARROW = 8.0
 """Width in percent below which the name stands in the paler part of a bar."""
 
-HELD_TO_THE_END = "held to its end"
+ENDED_ON_TIME = "ended on time"
 
 ENDS = {
-    **dict.fromkeys((Outcome.SUCCESS.value, HELD_TO_THE_END), ("past", "✔")),
+    **dict.fromkeys((Outcome.SUCCESS.value, ENDED_ON_TIME), ("past", "✔")),
     **dict.fromkeys(("FAILED", "expired", "PREEMPTED", "EVICTED", "TIMED_OUT"), ("past failed", "✖")),
 }
 """Classes and mark of a bar, by outcome; others were stopped or released."""
@@ -157,7 +157,7 @@ def past(lives: Lives, start: float) -> list[Span]:
 
 def _expired(lease: Lease) -> str:
     """Return what its time that is over means: the end of a hold, else that nobody renewed it."""
-    return HELD_TO_THE_END if is_hold(lease.lease_id, lease.request.labels) else "expired"
+    return ENDED_ON_TIME if is_hold(lease.lease_id, lease.request.labels) else "expired"
 
 
 def look_at(service: Service, names: Sequence[str], hours: float) -> dict[str, Any]:

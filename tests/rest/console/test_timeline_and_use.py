@@ -167,5 +167,5 @@ def test_a_hold_that_ended_on_time_ended_well(
     manager.expire_and_schedule()
     text = page(as_role, "/timeline")
     [title] = [title for _, _, title in bars(text, "past") if "ada@desk" in title]
-    assert "held to its end, 6" in title
+    assert "ended on time, 6" in title
     assert not [title for _, _, title in bars(text, "past failed") if "ada@desk" in title]

@@ -99,7 +99,7 @@ def test_gpus_are_held_for_a_time_with_the_demand_that_was_asked_about(
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"for": "1 hour"}, "Hold for: must be"),
+        ({"for": "soon"}, "Hold for: must be"),
         ({"priority": "high"}, "Priority: must be"),
         ({"server": "gpu-server-9"}, "Server 'gpu-server-9' is not in the inventory"),
     ],
@@ -125,7 +125,7 @@ def test_a_hold_is_shown_as_one_and_says_how_to_use_it(as_role: AsRole, manager:
     assert lease["expected_runtime_s"] == 3600
     listed = html.unescape(ursula.get("/leases").get_data(as_text=True))
     for shown in (text, listed):
-        assert ">HELD</span>" in shown
+        assert ">HOLD</span>" in shown
         assert ("Stop job" in shown, "even if the job" in shown, "Release…" in shown) == (False, False, True)
 
 
