@@ -46,8 +46,8 @@ CLOSE_S = 1.0
 END_S = 4.0
 """Time beyond the grace in which a job must be known to be gone."""
 
-GPU_FAILED, PREEMPTED, TIMED_OUT, TERMINATED = 74, 75, 124, 143
-"""Exit codes: two of `sysexits.h`, an error of a device and "try again later"; two as shells have them."""
+GPU_FAILED, PREEMPTED, TIMED_OUT, KILLED, TERMINATED = 74, 75, 124, 137, 143
+"""Exit codes: two of `sysexits.h`, an error of a device and "try again later"; others as shells have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +252,9 @@ class Attended:
                 TIMED_OUT if is_time_over(self._lease) else PREEMPTED, Outcome.EVICTED, self._preemption
             )
         code = code if code > 0 else 128 - code
+        if code in (KILLED, TERMINATED):
+            how = "SIGTERM" if code == TERMINATED else "SIGKILL"
+            say(f"the command was stopped by {how} from elsewhere, as gpu-manager stop does")
         return Ending(code, Outcome.FAILED, f"exit code {code}")
 
     def _mind_time(self) -> Ending | None:

@@ -211,6 +211,7 @@ def test_a_released_lease_ends_its_command(
     assert stopped.returncode == 0
     assert re.fullmatch(r"\S+@\S+ \w+: (released|gone before), its job was stopped\n", stopped.stdout)
     assert not runs(job)
+    child.expect("stopped by SIG(TERM|KILL) from elsewhere, as gpu-manager stop does|the lease .* was ended")
     child.expect(pexpect.EOF)
 
 
