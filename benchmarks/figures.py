@@ -263,6 +263,21 @@ BENCHMARKS: dict[str, Benchmark] = {
             Row("probe of 8 GPUs, median", "probe_p50_s", S, "≤ 0.3 s"),
         ),
     ),
+    **{
+        f"asking_{jobs}": Benchmark(
+            f"Agents that ask for jobs, {jobs} on each server",
+            "1,000 agents report every 10 s and ask which jobs should be on their servers, a question that "
+            "is held for 45 s, at one service on Redis; all begin within 10 s.",
+            f"python benchmarks/agents.py --jobs {jobs} --seconds 60",
+            (
+                Row("part of a core that the service takes", "service_core_percent", "{:.0f} %", target),
+                Row("a report, median", "report_p50_ms", MS),
+                Row("reports refused or lost", "errors", "{}", "0"),
+                Row("questions refused", "refused_questions", "{}", "0"),
+            ),
+        )
+        for jobs, target in ((0, "≤ 35 %"), (8, "≤ 60 %"))
+    },
     "agent_jobs": Benchmark(
         "Jobs that agents run",
         "A real agent with a service on Redis: 20 jobs that ask for all 8 GPUs wait for each other, by what "
