@@ -166,7 +166,7 @@ def serve(
     records.append(("notices", SEND_EVERY_S, notices.send))
     service.receiver.marks.keep_in(_mark_files(settings, archive))
     if not manager.inventory:
-        logger.warning("%s", NO_SERVERS)
+        logger.warning("%s", target.placed(NO_SERVERS))
     if opening:
         logger.warning(
             "there are no tokens, so whoever reaches %s is an operator: gpu-manager token create, then "
