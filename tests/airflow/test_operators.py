@@ -69,13 +69,6 @@ def test_an_end_is_kept_until_a_worker_has_collected_it(manager, gpu_launcher, v
     assert variables == {}
 
 
-def test_a_try_fails_with_who_stopped_its_job(manager):
-    ended = {"state": EndState.JOB_ENDED, "exit_code": 143, "detail": "ada released its lease"}
-    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train")
-    with pytest.raises(AirflowException, match="the job was stopped: ada released its lease"):
-        operator.execute_ended(context_of(), ended)
-
-
 def test_a_cleared_task_does_not_take_an_end_of_before_for_its_own(manager, gpu_launcher, variables):
     operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", retries=1)
     fire(asked(operator, max_tries=1))

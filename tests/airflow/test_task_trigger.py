@@ -20,6 +20,7 @@ with warnings.catch_warnings():
     from resource_manager.airflow.task_trigger.task_lease import TaskLease
     from resource_manager.airflow.task_trigger.trigger import TaskTrigger
     from resource_manager.airflow.use_meter import UseMeter, usage_line
+    from resource_manager.airflow.version_compat import AirflowException
 
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.maintenance import as_text as utc
@@ -36,7 +37,7 @@ from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.maintenance_windows import WindowForm
 from tests.agent.reporting import server
 from tests.airflow.asking import report_of
-from tests.airflow.tasks import TASK, again, asked, fire, until
+from tests.airflow.tasks import TASK, again, asked, context_of, fire, until
 from tests.builders import redefine
 from tests.eventually import wait_for
 
@@ -394,19 +395,9 @@ def test_the_end_of_a_job_that_somebody_stopped_names_them(asks, manager, monkey
     monkeypatch.setattr(trigger_steps, "keep_end", keep_end)
     event = fire(asks("exit 143"))
     assert event["detail"] == "ada released its lease: stopped"
-
-
-def test_who_stops_a_job_is_in_the_history_and_in_its_end(asks, manager, notes, monkeypatch):
-    monkeypatch.setattr(trigger_steps, "LOOKS_AFTER_STOP", 10_000)
-    trigger = asks("sleep 60")
-
-    def stop():
-        wait_for(lambda: "started_at" in notes.get("gpu_task", {}))
-        with asked_by("ada"):
-            reconcile.end(manager, manager.leases()[0])
-
-    assert fire(trigger, stop)["detail"] == "ada released its lease"
-    assert manager.history()[-1]["by"] == "ada"
+    failed = GPUTrainingOperator(task_id="t", gpus=1, command="exit 143")
+    with pytest.raises(AirflowException, match="the job was stopped: ada released its lease: stopped"):
+        failed.execute_ended(context_of(), event)
 
 
 @pytest.mark.parametrize("job_end", ["gone", "forced"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -41,12 +40,6 @@ UNREACHABLE_PAUSE_S = 30.0
 """Pause before another attempt to end a preempted job whose server did not answer."""
 
 GPUS_STAY_ALLOCATED = "its GPUs stay allocated until the job is known to be gone"
-
-STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
-"""Exit codes of jobs that a signal ended."""
-
-LOOKS_AFTER_STOP = 12
-"""For three seconds."""
 
 
 class TaskTrigger(TaskBoundTrigger):
@@ -235,7 +228,7 @@ class TaskTrigger(TaskBoundTrigger):
             self._end = await in_thread(keep_end, self.identity, self._end)
         except StoreUnavailableError as error:  # the GPUs do not wait for it
             self.log.warning("the end is not kept; if its event is lost, the job runs again: %s", error)
-        entry = await self._newest_after_stop()
+        entry = await self._lease.newest()
         was_gone = entry is None
         if entry is not None and entry["state"] != "WAITING":
             self._lease.allocation = entry
@@ -266,17 +259,6 @@ class TaskTrigger(TaskBoundTrigger):
         if status is None and await self._is_known_end():  # it was kept before the lease was released
             return None
         return await self._lease.request(status, self._notes.attempt)
-
-    async def _newest_after_stop(self) -> Submission | None:
-        """Return the task's lease; of a job that a signal ended, after who stopped it could release it.
-
-        Their release names them in the history, and this one would not.
-        """
-        entry, looks = await self._lease.newest(), LOOKS_AFTER_STOP
-        while self._end.exit_code in STOPPED and entry is not None and looks:
-            await asyncio.sleep(0.25)
-            entry, looks = await self._lease.newest(), looks - 1
-        return entry
 
     async def _is_known_end(self) -> bool:
         """Return whether a trigger of this task has kept its end, which then is this one's."""
