@@ -102,7 +102,7 @@ class Administration:
         def answer(cluster: ClusterState, now: float) -> WindowView | None:
             return removed
 
-        step_of, repeat = repeats.of_answer(once, step, answer)
+        step_of, repeat = repeats.of_answer(once, step, answer, self._commits.asker)
         return self._commits.run(step_of, answer, once=repeat)
 
     def drain(
@@ -218,7 +218,9 @@ class Administration:
         def view(cluster: ClusterState, now: float) -> ServerDetail:
             return server_detail(cluster, name)
 
-        step, repeat = repeats.of_answer(once, lambda cluster, now: adoption(cluster, name, gpus, now), view)
+        step, repeat = repeats.of_answer(
+            once, lambda cluster, now: adoption(cluster, name, gpus, now), view, self._commits.asker
+        )
         answer = self._commits.run(step, view, exclusive=True, once=repeat)
         self._commits.expire_and_schedule()
         return answer
@@ -253,7 +255,7 @@ class Administration:
         def answer(cluster: ClusterState, now: float) -> ClusterDiff:
             return {**made[0], "revision": revision_of(cluster)}
 
-        step_of, repeat = repeats.of_answer(once, step, answer)
+        step_of, repeat = repeats.of_answer(once, step, answer, self._commits.asker)
         done = self._commits.run(step_of, answer, exclusive=True, once=repeat)
         self._commits.expire_and_schedule()
         return done
@@ -293,7 +295,7 @@ class Administration:
         def view(cluster: ClusterState, now: float) -> ServerSummary:
             return server_views.server(cluster.node(name))
 
-        step_of, repeat = repeats.of_answer(once, step, view)
+        step_of, repeat = repeats.of_answer(once, step, view, self._commits.asker)
         return self._commits.run(step_of, view, once=repeat)
 
     def _emptied(self) -> Snapshot:

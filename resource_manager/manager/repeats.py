@@ -25,7 +25,7 @@ from resource_manager.core.models import Lease, Request
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import AlreadyDoneError
 from resource_manager.manager.cluster_results import WindowView
-from resource_manager.manager.commit.asking import Step
+from resource_manager.manager.commit.asking import Step, with_by
 from resource_manager.manager.commit.group import Reader, Repeatable
 from resource_manager.manager.maintenance_windows import numbered
 from resource_manager.manager.refusal_wording import Refusal
@@ -111,15 +111,18 @@ def of_release(once: Once | None) -> Repeatable[bool] | None:
     return Repeatable(once, is_over, lambda cluster, now, reference: bool(reference)) if once else None
 
 
-def of_answer(once: Once | None, step: Step, reader: Reader[T]) -> tuple[Step, Repeatable[T] | None]:
-    """Return the step, and a repeat with what the reader answers right after its changes: values of JSON."""
+def of_answer(once: Once | None, step: Step, reader: Reader[T], by: str) -> tuple[Step, Repeatable[T] | None]:
+    """Return the step, and a repeat with what the reader answers right after its changes: values of JSON.
+
+    `by` is who asks for them, which the answer may tell.
+    """
     if once is None:
         return step, None
     kept: list[T] = []
 
     def keeping(cluster: ClusterState, now: float) -> list[Change]:
         changes = step(cluster, now)
-        kept[:] = [_answer_after(cluster, changes, reader, now)]
+        kept[:] = [_answer_after(cluster, with_by(changes, by, cluster.sequence), reader, now)]
         return changes
 
     return keeping, Repeatable(once, lambda changes: kept[0], lambda cluster, now, reference: reference)

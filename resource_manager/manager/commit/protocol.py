@@ -103,6 +103,11 @@ class Transactions:
 
     # ---- changing and reading ----
 
+    @property
+    def asker(self) -> str:
+        """Who asks here and now: as `asked_by` says, else whoever the manager is for."""
+        return self.by if (who := asking()) is None else who.by
+
     def run(
         self,
         step: Step,
@@ -125,8 +130,9 @@ class Transactions:
         Raises the step's errors,
         `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
         """
-        who = asking()
-        by, step = (self.by, step) if who is None else (who.by, who.noting(step))
+        by = self.asker
+        if (who := asking()) is not None:
+            step = who.noting(step)
         operation = Operation(step, reader, by, once, refused, max_age_s, jobs)
         try:
             if once is not None and (reference := self.store.recall(once.key)) is not None:
