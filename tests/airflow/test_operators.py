@@ -98,8 +98,9 @@ def test_numbers_and_none_of_native_templates_are_accepted(manager, gpu_launcher
     odd = {"gpu_types": None, "team": 5}
     words = ["train", "--epochs", 3]
     assert started(gpu_launcher, gpus=2, command=words, **odd).command == ("train", "--epochs", "3")
-    assert started(gpu_launcher, gpus=2, image="train:1", command=None).command == ()
-    assert [lease["team"] for lease in manager.leases()] == ["5", ""]
+    of_image = GPUTrainingOperator(task_id="t", gpus=2, image="train:1", command=None)
+    assert of_image.job_template().command == ()
+    assert [lease["team"] for lease in manager.leases()] == ["5"]
 
 
 ONE_GPU = [Node("a", 0, {"cpus": 8}, (Gpu(0, "A100", memory_mib=81920),))]
