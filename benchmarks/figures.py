@@ -267,7 +267,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         f"asking_{jobs}": Benchmark(
             f"Agents that ask for jobs, {jobs} on each server",
             "1,000 agents report every 10 s and ask which jobs should be on their servers, a question that "
-            "is held for 45 s, at one service on Redis; all begin within 10 s.",
+            "waits for 45 s where nothing changes, at one service on Redis; all begin within 10 s.",
             f"python benchmarks/agents.py --jobs {jobs} --seconds 60",
             (
                 Row("part of a core that the service takes", "service_core_percent", "{:.0f} %", target),

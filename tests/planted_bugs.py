@@ -658,7 +658,10 @@ BUGS += [
     *of_python(
         "manager/administration",
         OF_REPEATED,
-        ("repeats.of_answer(once, step, answer)\n        done", "(step, None)\n        done"),
+        (
+            "repeats.of_answer(once, step, answer, self._commits.asker)\n        done",
+            "(step, None)\n        done",
+        ),
     ),
     *of_python(
         "manager/cluster_file/sections",
