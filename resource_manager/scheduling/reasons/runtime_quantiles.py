@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 from resource_manager.core.changes import Change, Expired, Granted, Outcome, Released
 from resource_manager.core.models import Lease, Request
+from resource_manager.core.names import is_hold
 from resource_manager.core.runtimes import ENOUGH_RUNTIMES, KEPT_RUNTIMES, class_of, run_s
 
 MISSED = 0.1
@@ -138,7 +139,7 @@ class RuntimeModel:
     def estimate(self, request: Request) -> RuntimeQuantiles | None:
         """Return the quantiles of a request's runtime; None if there is too little to tell from."""
         stated_s, name = request.expected_runtime_s, class_of(request)
-        if stated_s is not None and stated_s == request.ttl_s:  # a hold: nobody renews it, so it ends then
+        if stated_s is not None and is_hold(request.lease_id, request.labels):  # which nobody renews
             return RuntimeQuantiles((math.log(max(stated_s, 1.0)),) * (POINTS + 1))
         known: Sequence[float] | None = None
         kind, base = "", 0.0

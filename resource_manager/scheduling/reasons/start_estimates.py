@@ -18,7 +18,7 @@ from resource_manager.core.changes import GpuCleaned, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.failed_starts import avoided_until
 from resource_manager.core.models import Lease, Request
-from resource_manager.core.names import name_of
+from resource_manager.core.names import is_hold, name_of
 from resource_manager.core.refusal import (
     EndUnknown,
     Fact,
@@ -268,7 +268,8 @@ class DrawnEnds:
         return found
 
     def _of(self, request: Request) -> RuntimeQuantiles | None:
-        key = (class_of(request), request.team, request.shape, request.expected_runtime_s)
+        by_hand = is_hold(request.lease_id, request.labels)
+        key = (class_of(request), request.team, request.shape, request.expected_runtime_s, by_hand)
         if key not in self._known:
             found, name = self._quantiles_of(request), class_of(request)
             if found is not None and request.expected_runtime_s is None and name in self._elapsed:

@@ -128,10 +128,11 @@ def test_runs_that_go_on_beside_the_first_that_are_over_make_a_class_longer() ->
     assert over.beside(10, [1.0] * 90) == over, "what has just begun tells nothing"
 
 
-def test_what_nobody_renews_ends_when_it_says_however_wrong_others_were() -> None:
+def test_a_hold_ends_when_it_says_however_wrong_others_were() -> None:
     model = RuntimeModel()
     for number in range(30):
         model.learn(task(number, expected_runtime_s=3600), 10)
     assert known(model, task(expected_runtime_s=3600)).at(0.5) < 1000
-    hold = known(model, task(expected_runtime_s=3600, ttl_s=3600))
+    assert known(model, task(expected_runtime_s=3600, ttl_s=3600)).at(0.5) < 1000, "its task renews it"
+    hold = known(model, Request("hand:ada@desk/78f9b808", 1, expected_runtime_s=3600, ttl_s=3600))
     assert (hold.low_s, hold.high_s) == pytest.approx((3600, 3600))
