@@ -16,7 +16,7 @@ import heapq
 import math
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -269,6 +269,17 @@ def sample_runs() -> list[Run]:
 TRACES = {"openb": openb_runs, "pollux": pollux_runs, "shockwave": shockwave_runs}
 
 
+def show(figures: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
+    """Print figures by trace."""
+    if as_json:
+        print_json(figures)
+        return
+    for name, values in figures.items():
+        click.echo(name)
+        for key, value in values.items():
+            click.echo(f"  {key:<26}{value if not isinstance(value, float) else round(value, 3)}")
+
+
 @click.command(cls=InputErrors)
 @click.option("--data", type=click.Path(path_type=Path), help="Folder of the traces; else the sample alone.")
 @click.option("--first", default=0.5, show_default=True, help="Part of a trace that is only learnt from.")
@@ -282,13 +293,7 @@ def main(data: Path | None, first: float, as_json: bool) -> None:
     for name, runs in traces.items():
         found = list(estimates(runs))
         figures[name] = score(found[int(first * len(found)) :])
-    if as_json:
-        print_json(figures)
-        return
-    for name, values in figures.items():
-        click.echo(name)
-        for key, value in values.items():
-            click.echo(f"  {key:<26}{value if not isinstance(value, float) else round(value, 3)}")
+    show(figures, as_json)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import click
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.estimates import pollux_jobs, shockwave_jobs
+from benchmarks.estimates import pollux_jobs, shockwave_jobs, show
 from resource_manager.core.changes import Granted, Outcome
 from resource_manager.core.cluster import ClusterState
 from resource_manager.manager.commit.replica import Replica
@@ -32,7 +32,7 @@ from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from resource_manager.settings import Settings
 from resource_manager.storage.memory import MemoryStore
-from simulator.cli import InputErrors, print_json
+from simulator.cli import InputErrors
 from simulator.replay.workload import Job, split
 from simulator.rounds.leases import uniform_nodes
 
@@ -127,13 +127,7 @@ def main(data: Path, order: str, seconds: float, names: Sequence[str], as_json: 
     for name in names:
         read, servers, gpus = TRACES[name]
         figures[name] = score(outcomes(read(data / name), servers, gpus, order, seconds))
-    if as_json:
-        print_json(figures)
-        return
-    for name, values in figures.items():
-        click.echo(name)
-        for key, value in values.items():
-            click.echo(f"  {key:<26}{value if not isinstance(value, float) else round(value, 3)}")
+    show(figures, as_json)
 
 
 if __name__ == "__main__":
