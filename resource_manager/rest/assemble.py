@@ -106,15 +106,15 @@ def standalone(
     """
     authenticator: Authenticator
     sign_on = None
-    by_token = TokenAuthenticator(persistence.tokens, persistence.sessions)
-    if open_to == "loopback":
-        authenticator = OpenAuthenticator(known=by_token.known)
-    elif open_to:
-        authenticator = OpenAuthenticator(loopback_only=False)
+    if open_to:
+        is_local = open_to == "loopback"
+        authenticator = OpenAuthenticator(
+            loopback_only=is_local, tokens=persistence.tokens if is_local else None
+        )
     else:
-        authenticator = by_token
+        authenticator = TokenAuthenticator(persistence.tokens, persistence.sessions)
         sign_on = SignOnDesk(
-            by_token,
+            authenticator,
             lambda: manager.read(lambda cluster, now: cluster.settings.sign_on, SIGN_ON_AGE_S),
             persistence.secret,
             client_secret,

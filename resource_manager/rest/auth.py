@@ -102,18 +102,22 @@ class OpenAuthenticator:
     """Authenticator that makes every caller an operator, for this machine or a trusted network only.
 
     A page of another site cannot use it: the Host must be this machine's (against DNS rebinding), and an
-    Origin, if there is one, must be the service itself. Once there are tokens, as `known` returns them, it
+    Origin, if there is one, must be the service itself. Once there are `tokens`, if these are given, it
     refuses everybody: who made one believes that callers need one.
     """
 
     login = False
 
-    def __init__(self, *, loopback_only: bool = True, known: Callable[[], object] = dict) -> None:
+    def __init__(self, *, loopback_only: bool = True, tokens: TokenStore | None = None) -> None:
         self._loopback_only = loopback_only
-        self._known = known
+        self._tokens = tokens
+        self._has_tokens = False
+        self._read_at = float("-inf")
 
     def identify(self, request: flask.Request, *, fresh: bool = True) -> Identity | None:
-        if self._known():
+        if self._tokens is not None and time.monotonic() - self._read_at > TOKEN_CACHE_S:
+            self._has_tokens, self._read_at = bool(self._tokens.read()), time.monotonic()
+        if self._has_tokens:
             raise ProblemError(
                 401, "this service was started without tokens, and there are some now: start it again"
             )
