@@ -207,7 +207,8 @@ ALONE = {
     ),
     "ecos": "import ecos; assert ecos.solve",
     "airflow-ssh": (
-        "from resource_manager.jobs.launchers import open_launcher; open_launcher('ssh', 'host').close()"
+        "from resource_manager.core.models import JobPlace;"
+        "from resource_manager.jobs.launchers import open_at; open_at(JobPlace('ssh', 'host')).close()"
     ),
     "ssh": (
         "from resource_manager.jobs.launchers.plain_ssh import plain_connection; plain_connection('host');"

@@ -34,7 +34,7 @@ from resource_manager.jobs.gang_job import StartupOrder, order_of
 from resource_manager.jobs.job_preemption import grace_of
 from resource_manager.jobs.job_template import JobTemplate
 from resource_manager.jobs.launchers.base import LauncherError
-from resource_manager.jobs.launchers.local import rules_of, spec_of
+from resource_manager.jobs.launchers.directory_launcher import rules_of, spec_of
 from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.running_job import RunningJob, is_remainder, job_of
 from resource_manager.manager import serializers

@@ -13,7 +13,6 @@ from resource_manager.jobs.launchers import (
     LauncherError,
     job_key,
     open_at,
-    open_launcher,
     terminal,
 )
 from resource_manager.jobs.launchers.devices import with_share
@@ -129,12 +128,11 @@ class RunningJob:
 
     def open(self) -> Launcher:
         """Open the job's launcher at its place; raises `LauncherError`, also where `local` is elsewhere."""
-        if self.place.machine:
-            return open_at(self.place)
-        if self.place.launcher == "local" and not terminal.is_here(self.place.address, self.server):
+        is_planned = self.place.launcher == "local" and not self.place.machine
+        if is_planned and not terminal.is_here(self.place.address, self.server):
             raise LauncherError(
                 f"server {self.server} (address {self.place.address or 'none'}) is not this machine, "
                 f"{terminal.own_name()}, where launcher 'local' would run the job: set launcher='ssh', or "
                 f"{terminal.OWN_SERVER}={self.server} if this is that server"
             )
-        return open_launcher(self.place.launcher, self.place.address, self.place.conn_id or None)
+        return open_at(self.place)

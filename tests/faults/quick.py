@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from resource_manager.cli import attended, by_hand, main, session, signals, waiting
-from resource_manager.jobs.launchers import LauncherError, ssh, terminal
+from resource_manager.jobs.launchers import LauncherError, directory_launcher, terminal
 
 TTL_S = 6.0
 """Time to live of a lease of `run` here, a tenth of the real one."""
@@ -31,7 +31,7 @@ def shorten() -> None:
     attended.GRACE_S = 2.0
     attended.PREEMPT_STEP_S = 1.0
     session.GIVE_BACK_S = signals.PROMPT_S = 3.0
-    ssh.ANSWER_TIMEOUT_S = TTL_S
+    directory_launcher.ANSWER_TIMEOUT_S = TTL_S
     terminal.SSH_OPTIONS = ("-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=4")
 
 

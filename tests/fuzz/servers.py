@@ -11,6 +11,7 @@ from typing import Any
 from resource_manager.agent import probe
 from resource_manager.agent.report_format import check_report, read_report
 from resource_manager.agent.running import NoReportError, read_answer
+from resource_manager.core.models import JobPlace
 from resource_manager.fleet.health import health_table
 from resource_manager.fleet.inventory_text import Discovered, inventory_toml
 from resource_manager.fleet.records import Record, record_from_json, record_to_json
@@ -106,7 +107,7 @@ NVIDIA = """0, GPU-1, NVIDIA A100, 550.54, 00000000:07:00.0, 81920, 1024, 71, 55
 def read_ssh(data: bytes, folder: Path) -> object:
     """What a server answers about a job, one line a call."""
     answers = (data.decode("utf-8", "replace").split("\n") * 3)[:3]
-    status, logs, prepare = (SSHLauncher("h", server=Answering(text)) for text in answers)
+    status, logs, prepare = (SSHLauncher(JobPlace("ssh", "h"), Answering(text)) for text in answers)
     return status.status("k"), logs.logs("k"), prepare.prepare(Job("k", ("true",)))
 
 

@@ -14,8 +14,8 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager, ResourceManagerError
-from resource_manager.core.models import Request
-from resource_manager.jobs.launchers import LauncherError, open_launcher
+from resource_manager.core.models import JobPlace, Request
+from resource_manager.jobs.launchers import LauncherError, open_at
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.console.cells import task_link
@@ -71,7 +71,7 @@ def test_a_label_cannot_use_the_credentials_of_another_system(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(LauncherError, match=f"'billing' is of type http, not {launcher}") as caught:
-            open_launcher(launcher, "server.example", "billing")
+            open_at(JobPlace(launcher, "server.example", "billing"))
     assert "hunter2" not in str(caught.value)
     assert no_connections == []
 
@@ -85,20 +85,20 @@ def test_a_label_can_only_name_allowed_connections(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(LauncherError, match="'bastion' is not in GPU_MANAGER_LAUNCHER_CONNECTIONS"):
-            open_launcher(launcher, "server.example", "bastion")
+            open_at(JobPlace(launcher, "server.example", "bastion"))
         monkeypatch.setenv("GPU_MANAGER_LAUNCHER_CONNECTIONS", "gpu_servers, bastion")
         monkeypatch.setenv("AIRFLOW_CONN_BASTION", '{"conn_type": "http", "host": "bastion"}')
         with pytest.raises(
             LauncherError, match="is of type http"
         ):  # an allowed connection needs the right type too
-            open_launcher(launcher, "server.example", "bastion")
+            open_at(JobPlace(launcher, "server.example", "bastion"))
     assert no_connections == []
 
 
 @pytest.mark.parametrize("name", ["../local", "LOCAL", "os.system", "", "local\n"])
 def test_a_label_can_only_name_known_launchers(name: str) -> None:
     with pytest.raises(LauncherError, match="unknown launcher"):
-        open_launcher(name)
+        open_at(JobPlace(name))
 
 
 class Redirecting(http.server.BaseHTTPRequestHandler):

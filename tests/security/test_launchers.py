@@ -23,7 +23,6 @@ from resource_manager.jobs.launchers import (
     directory_job,
     job_key,
     open_at,
-    open_launcher,
 )
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.running_job import RunningJob
@@ -145,7 +144,7 @@ def test_ssh_sends_all_arguments_as_data(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         monkeypatch.setenv("AIRFLOW_CONN_SERVER", '{"conn_type": "ssh", "host": "server"}')
-        launcher = open_launcher("ssh", "server", "server")
+        launcher = open_at(JobPlace("ssh", "server", "server"))
     commands = set()
 
     def act(channel: Any, command: str) -> None:
@@ -173,7 +172,7 @@ def test_an_invalid_address_is_an_error_in_one_line(address: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(LauncherError) as caught:
-            open_launcher("ssh", address)
+            open_at(JobPlace("ssh", address))
     assert "\n" not in str(caught.value)
 
 

@@ -173,7 +173,7 @@ LIES: list[Any] = [
 
 @pytest.mark.parametrize("lie", LIES, ids=range(len(LIES)))
 def test_a_job_that_answers_for_its_server_is_a_server_that_cannot_be_asked(lie: Any) -> None:
-    launcher = SSHLauncher("h", server=Liar(lie if isinstance(lie, str) else json.dumps(lie)))
+    launcher = SSHLauncher(JobPlace("ssh", "h"), Liar(lie if isinstance(lie, str) else json.dumps(lie)))
     key = "gpu-t-00000000-1"
     for ask in (launcher.status, launcher.logs, launcher.tail):
         with pytest.raises(LauncherUnreachableError, match=r"^server h answers to .* in an unknown form$"):
@@ -186,12 +186,12 @@ def test_a_job_that_answers_for_its_server_is_a_server_that_cannot_be_asked(lie:
 
 def test_an_answer_does_not_lead_a_log_back() -> None:
     with pytest.raises(LauncherUnreachableError):
-        SSHLauncher("h", server=Liar('{"text": "", "offset": -1}')).logs("k")
+        SSHLauncher(JobPlace("ssh", "h"), Liar('{"text": "", "offset": -1}')).logs("k")
 
 
 def test_the_answers_of_a_server_are_taken(tmp_path: Path) -> None:
     for known in (STATUS, directory_job.status(str(tmp_path), "absent")):
-        status = SSHLauncher("h", server=Liar("motd\n" + json.dumps(known))).status("k")
+        status = SSHLauncher(JobPlace("ssh", "h"), Liar("motd\n" + json.dumps(known))).status("k")
         assert status.state == JobState(known["state"])
 
 
@@ -264,13 +264,13 @@ def test_an_answer_that_is_no_text_is_a_server_that_cannot_be_asked(
 ) -> None:
     with_ssh(r"printf '\377\n'", tmp_path, monkeypatch)
     with pytest.raises(LauncherUnreachableError, match="in an unknown form"):
-        SSHLauncher("h", server=SSHProgram("h")).status("gpu-t-00000000-1")
+        SSHLauncher(JobPlace("ssh", "h"), SSHProgram("h")).status("gpu-t-00000000-1")
 
 
 def test_one_lying_server_keeps_no_other_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lease on it stays, as its job may run; those behind it are ended."""
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
-    launchers = {"liar": SSHLauncher("h", server=Liar("bye")), "": LocalLauncher()}
+    launchers = {"liar": SSHLauncher(JobPlace("ssh", "h"), Liar("bye")), "": LocalLauncher()}
     monkeypatch.setattr(running_job, "open_at", lambda place: launchers[place.conn_id])
     with GPUResourceManager.from_url("memory://") as manager:
         for name, connection in (("on-liar", "liar"), ("after", "")):

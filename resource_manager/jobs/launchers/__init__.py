@@ -11,7 +11,7 @@ from resource_manager.jobs.launchers.base import (
     job_key,
 )
 from resource_manager.jobs.launchers.docker_command import build_docker_cmd
-from resource_manager.jobs.launchers.registry import LAUNCHERS, open_at, open_launcher
+from resource_manager.jobs.launchers.registry import LAUNCHERS, open_at
 
 __all__ = [
     "LAUNCHERS",
@@ -25,5 +25,4 @@ __all__ = [
     "build_docker_cmd",
     "job_key",
     "open_at",
-    "open_launcher",
 ]

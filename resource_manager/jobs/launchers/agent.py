@@ -23,7 +23,14 @@ from resource_manager.jobs.launchers.base import (
     Output,
     check_image,
 )
-from resource_manager.jobs.launchers.local import refusal, spec_of, status_of
+from resource_manager.jobs.launchers.directory_launcher import (
+    failure,
+    kind_of_failure,
+    output_of,
+    refusal,
+    spec_of,
+    status_of,
+)
 from resource_manager.manager.agent_jobs import AgentState, opened_service
 
 T = TypeVar("T")
@@ -50,31 +57,29 @@ class AgentLauncher:
         check_image("agent", job)
         place = self._state().get("place")
         assert place is not None
-        run = self._ordered(job.key, "cannot be started", LauncherError, want="prepare", spec=spec_of(job))
+        run = self._ordered(job.key, "prepare", spec=spec_of(job))
         self._place = JobPlace("agent", self.server, **place, walls=run["walls"])
         return self._place
 
     def start(self, job: Job) -> bool:
         check_image("agent", job)
-        run = self._ordered(job.key, "could not be started", want="run", spec=spec_of(job))
+        run = self._ordered(job.key, "run", spec=spec_of(job))
         return bool(run["began"])
 
     def status(self, key: str) -> JobStatus:
         return status_of(self._run(key))
 
     def logs(self, key: str, offset: int = 0) -> Output:
-        found = self._output(key, offset)
-        return Output(found["text"], found["offset"], status_of(found["status"]), found["is_all"])
+        return output_of(self._output(key, offset))
 
     def tail(self, key: str) -> str:
         return str(self._output(key, -TAIL_BYTES)["text"])
 
     def terminate(self, key: str, grace_s: float = 10.0) -> None:
-        self._ordered(key, "could not be ended", want="terminate", grace_s=grace_s)
+        self._ordered(key, "terminate", grace_s=grace_s)
 
     def preempt(self, key: str, grace_s: float, signal_name: str = "TERM", wait_s: float = 0.0) -> JobStatus:
-        failed = "could not be told that it is preempted"
-        run = self._ordered(key, failed, want="preempt", grace_s=grace_s, signal=signal_name)
+        run = self._ordered(key, "preempt", grace_s=grace_s, signal=signal_name)
         ends_at = time.monotonic() + wait_s
         while run["state"] == JobState.RUNNING and time.monotonic() < ends_at:
             time.sleep(LOOK_S)
@@ -83,7 +88,7 @@ class AgentLauncher:
 
     def stop(self, key: str, grace_s: float = 10.0) -> bool:
         ran = bool(self._run(key)["state"] == JobState.RUNNING)
-        self._ordered(key, "could not be stopped", want="stop", grace_s=grace_s)
+        self._ordered(key, "stop", grace_s=grace_s)
         return ran
 
     def running(self) -> list[str]:
@@ -121,34 +126,26 @@ class AgentLauncher:
             raise LauncherUnreachableError(f"the output of job {key} cannot be read: {found['error']}")
         return found
 
-    def _ordered(
-        self,
-        key: str,
-        failed: str,
-        kind: type[LauncherError] = LauncherUnreachableError,
-        *,
-        grace_s: float = 0.0,
-        **order: Any,
-    ) -> Mapping[str, Any]:
+    def _ordered(self, key: str, want: str, *, grace_s: float = 0.0, **order: Any) -> Mapping[str, Any]:
         """Have the agent do something, and return the job's state once it has; raises `LauncherError`.
 
         A later order for the same thing, by another process, does as well.
         """
-        failed = f"job {key} {failed} on {self.server}"
+        failed = failure(want, key, self.server)
         self._state()
-        asked = {**order, "grace_s": grace_s}
+        asked = {**order, "want": want, "grace_s": grace_s}
         number = _answer_of(lambda: opened_service().order_job(self.server, key, asked))
         ends_at = time.monotonic() + ANSWER_TIMEOUT_S + grace_s
         while (run := self._run(key)).get("n") is None or run["n"] < number:
             if time.monotonic() > ends_at:
                 raise LauncherUnreachableError(f"{failed}: its agent does not answer")
             time.sleep(LOOK_S)
-        if run["want"] != order["want"]:
+        if run["want"] != want:
             raise LauncherUnreachableError(f"{failed}: another process had it {run['want']}")
         if run["refusal"]:
             raise refusal(run["refusal"], str(run["error"]), failed)
         if run["error"] is not None:
-            raise kind(f"{failed}: {run['error']}")
+            raise kind_of_failure(want)(f"{failed}: {run['error']}")
         return run
 
 

@@ -23,7 +23,7 @@ def _local(place: JobPlace) -> Launcher:
 def _ssh(place: JobPlace) -> Launcher:
     from resource_manager.jobs.launchers.ssh import SSHLauncher
 
-    return SSHLauncher(place.address, place.conn_id or None, place=place)
+    return SSHLauncher(place)
 
 
 def _docker(place: JobPlace) -> Launcher:
@@ -64,11 +64,6 @@ TERMINAL = "terminal"
 """Label of jobs that `gpu-manager run` has in a terminal; no launcher starts them, but one finds them."""
 
 
-def open_launcher(name: str, address: str = "", conn_id: str | None = None) -> Launcher:
-    """Open a launcher by name for the server at `address`; raises `LauncherError`."""
-    return open_at(JobPlace(name, address, conn_id or ""))
-
-
 def _local_signals(place: JobPlace) -> JobSignals:
     from resource_manager.jobs.launchers.local import LocalSignals
 
@@ -106,9 +101,9 @@ def open_signals(place: JobPlace) -> JobSignals:
 
 
 def open_at(place: JobPlace) -> Launcher:
-    """Open the launcher of a job that was prepared at this place, to look there and nowhere else.
+    """Open the launcher of a place; once a job was prepared there, it looks there and nowhere else.
 
-    Raises `LauncherUnreachableError` if this process cannot: the job may run there.
+    Raises `LauncherError`, for a job that was prepared `LauncherUnreachableError`: it may run there.
     """
     try:
         try:

@@ -23,7 +23,7 @@ from resource_manager.jobs.launchers.base import (
     job_key,
 )
 from resource_manager.jobs.launchers.devices import VISIBLE_DEVICES, check_environment
-from resource_manager.jobs.launchers.local import placed, status_of
+from resource_manager.jobs.launchers.directory_launcher import placed, status_of
 from resource_manager.jobs.launchers.ssh import ANSWERS, Answer, SSHLauncher, StatusAnswer
 from resource_manager.manager.results import SlurmJob
 
@@ -171,11 +171,7 @@ class SlurmLauncher(SSHLauncher):
     }
 
     def __init__(self, place: JobPlace) -> None:
-        if place.address or place.conn_id:
-            super().__init__(place.address, place.conn_id or None, place=place)
-        else:
-            super().__init__("local", server=LocalPython(), place=place)
-        self.root = place.folder or ROOT
+        super().__init__(place, None if place.address or place.conn_id else LocalPython(), ROOT)
 
     def prepare(self, job: Job) -> JobPlace:
         _check(job)

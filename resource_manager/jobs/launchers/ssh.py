@@ -16,27 +16,20 @@ from resource_manager.core.models import MAX_TIME_S, JobPlace
 from resource_manager.errors import how_to_install
 from resource_manager.jobs.launchers import directory_job
 from resource_manager.jobs.launchers.base import (
-    ANSWER_TIMEOUT_S,
-    TAIL_BYTES,
     Job,
     JobState,
-    JobStatus,
     LauncherError,
     LauncherUnreachableError,
-    Output,
     check_connection,
-    check_image,
-    check_no_other_lease,
-    walls_of,
 )
 from resource_manager.jobs.launchers.devices import job_environment
-from resource_manager.jobs.launchers.local import (
+from resource_manager.jobs.launchers.directory_launcher import (
+    DirectoryLauncher,
     before_command,
-    check_of,
-    check_user,
-    placed,
+    failure,
+    kind_of_failure,
     refusal,
-    status_of,
+    time_for,
 )
 from resource_manager.jobs.launchers.plain_ssh import parts_of, silence
 from resource_manager.jobs.launchers.ssh_python import PythonServer, SSHPython
@@ -139,56 +132,31 @@ class SSHSignals:
         self._looking.close()
 
 
-class SSHLauncher:
+class SSHLauncher(DirectoryLauncher):
     """Launcher of jobs in directories of a server, which needs python3 (3.7 or newer) and nothing else.
 
-    `address` is `[user@]host[:port]`; missing parts and the credentials come from the connection, unless
-    `server` is one that is reached in another way. `place` is that of the job, if it was prepared before.
+    The place's address is `[user@]host[:port]`; missing parts and the credentials come from its connection,
+    unless `server` is one that is reached in another way.
     """
 
     answers: ClassVar[dict[str, type[Answer]]] = ANSWERS
+    python = PROGRAM
 
     def __init__(
         self,
-        address: str = "",
-        ssh_conn_id: str | None = None,
+        place: JobPlace,
         server: PythonServer | None = None,
-        place: JobPlace | None = None,
+        root: str = directory_job.DEFAULT_ROOT,
     ) -> None:
-        if not address and ssh_conn_id is None:
-            raise LauncherError(
-                "the ssh launcher has no address: set the server's address in the inventory, or "
-                "launcher_conn_id"
-            )
-        self._place = place or JobPlace("ssh", address, ssh_conn_id or "")
-        self.root = self._place.folder or directory_job.DEFAULT_ROOT
         if server is None:
-            server = _shared_server(address, ssh_conn_id)
+            if not place.address and not place.conn_id:
+                raise LauncherError(
+                    "the ssh launcher has no address: set the server's address in the inventory, or "
+                    "launcher_conn_id"
+                )
+            server = _shared_server(place.address, place.conn_id or None)
+        super().__init__(place, root, server.host)
         self._server = server
-
-    def prepare(self, job: Job) -> JobPlace:
-        check_image(self._place.launcher, job)
-        job_environment(job)
-        found = self.ask("prepare", key=job.key, port=job.port, walls=check_of(job))
-        check_no_other_lease(job.key, found["running"], self._server.host)
-        there = walls_of(job.confine, found["walls"], self._server.host)
-        self._place = placed(self._place, found, there)
-        check_user(job, found["user"], self._place.address, self._server.host)
-        self.root = self._place.folder
-        return self._place
-
-    def start(self, job: Job) -> bool:
-        check_image(self._place.launcher, job)
-        call = {
-            "command": list(job.command),
-            "environment": job_environment(job),
-            "files": dict(job.files),
-            "walls": before_command(job, self._place, PROGRAM),
-        }
-        return bool(self.ask("start", key=job.key, **call)["began"])
-
-    def stage(self, key: str, program: str) -> str:
-        return str(self.ask("stage", key=key, program=program)["path"])
 
     def foreground(self, job: Job, command: str) -> str:
         """Return what to run in a session on the server so that a text of the login shell runs as the job.
@@ -200,7 +168,7 @@ class SSHLauncher:
             "key": job.key,
             "command": command,
             "environment": job_environment(job),
-            "walls": before_command(job, self._place, PROGRAM),
+            "walls": before_command(job, self._place, self.python),
         }
         program = (
             f"{inspect.getsource(directory_job)}\nraise SystemExit(run(**json.loads({json.dumps(call)!r})))\n"
@@ -208,62 +176,27 @@ class SSHLauncher:
         path = self.stage(job.key, program)
         return f"exec python3 -I -S {shlex.quote(path)}"
 
-    def status(self, key: str) -> JobStatus:
-        return status_of(self.ask("status", key=key))
-
-    def logs(self, key: str, offset: int = 0) -> Output:
-        found = self.ask("logs", key=key, offset=offset)
-        return Output(found["text"], found["offset"], status_of(found["status"]), found["is_all"])
-
-    def tail(self, key: str) -> str:
-        return str(self.ask("tail", key=key, size=TAIL_BYTES)["text"])
-
-    def terminate(self, key: str, grace_s: float = 10.0) -> None:
-        self.ask("terminate", key=key, grace_s=grace_s)
-
-    def preempt(self, key: str, grace_s: float, signal_name: str = "TERM", wait_s: float = 0.0) -> JobStatus:
-        told = {"grace_s": grace_s, "signal_name": signal_name, "wait_s": wait_s}
-        return status_of(self.ask("preempt", key=key, **told))
-
-    def stop(self, key: str, grace_s: float = 10.0) -> bool:
-        return bool(self.ask("stop", key=key, grace_s=grace_s)["ran"])
-
-    def running(self) -> list[str]:
-        return list(self.ask("running", user=self._place.user)["running"])
-
-    def sign(self, key: str) -> None:
-        """Tell the job, which runs in a terminal, that its caller is there."""
-        self.ask("sign", key=key)
-
-    def close(self) -> None:
-        """Do nothing: the connection is shared, and closed once it is idle."""
-
     @property
     def library(self) -> str:
         """The Python program that defines `answer`, which executes a call."""
         return inspect.getsource(directory_job)
 
     def ask(self, act: str, **arguments: Any) -> dict[str, Any]:
-        """Call a function of `directory_job` on the server; program and secrets go over standard input.
-
-        Raises `LauncherUnreachableError` if the job's state is unknown, else `LauncherError`.
-        """
+        """Call it on the server; program and secrets go over standard input."""
         place = asdict(self._place) if self._place.machine else None
         call = json.dumps({"do": act, "place": place, "root": self.root, **arguments})
         # Such as on a server out of memory: the job may still run, unless nothing was to start.
-        kind = LauncherError if act == "prepare" else LauncherUnreachableError
+        kind = kind_of_failure(act)
         try:
             exit_code, answer, complaint = self._server.run(
-                f"answer(json.loads({call!r}))\n",
-                ANSWER_TIMEOUT_S + arguments.get("wait_s", arguments.get("grace_s", 0.0)),
-                self.library,
+                f"answer(json.loads({call!r}))\n", time_for(arguments), self.library
             )
         except LauncherUnreachableError:
             raise
         except LauncherError as error:
             raise kind(str(error)) from error
         key = arguments.get("key", directory_job.ANY)
-        failed = f"server {self._server.host} could not {act} job {key}"
+        failed = failure(act, key, self.host)
         if exit_code != 0:
             last = (complaint.strip().splitlines() or ["no reason given"])[-1]
             raise kind(f"{failed}: {last}")
@@ -275,7 +208,7 @@ class SSHLauncher:
             return self.answers[act].model_validate_json(last).model_dump()
         except ValidationError as error:
             raise LauncherUnreachableError(
-                f"server {self._server.host} answers to {act} of job {key} in an unknown form"
+                f"server {self.host} answers to {act} of job {key} in an unknown form"
             ) from error
 
 

@@ -22,7 +22,8 @@ from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import directory_job
 from resource_manager.jobs.launchers.base import Job, Launcher, LauncherError, LauncherUnreachableError
 from resource_manager.jobs.launchers.devices import job_environment
-from resource_manager.jobs.launchers.local import LocalLauncher, before_command
+from resource_manager.jobs.launchers.directory_launcher import before_command
+from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.plain_ssh import parts_of
 from resource_manager.jobs.launchers.ssh import SSHLauncher
 from resource_manager.jobs.launchers.ssh_python import PYTHON
@@ -123,7 +124,7 @@ def open_terminal(place: JobPlace, here: bool | None = None, options: Sequence[s
             f"the job runs in a terminal of {place.machine.partition('/')[0]}, which has no address in the "
             "inventory: ask from there"
         )
-    return SSHLauncher(place.address, server=SSHProgram(place.address, options), place=place)
+    return SSHLauncher(place, SSHProgram(place.address, options))
 
 
 def attend(

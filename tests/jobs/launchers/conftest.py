@@ -11,7 +11,8 @@ import pytest
 
 from resource_manager.agent.job_runner import AgentJobs
 from resource_manager.agent.report_format import RunReport
-from resource_manager.jobs.launchers import Job, LauncherUnreachableError, open_launcher
+from resource_manager.core.models import JobPlace
+from resource_manager.jobs.launchers import Job, LauncherUnreachableError, open_at
 from resource_manager.jobs.launchers.docker import ENDED_LABEL
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.agent_jobs import note_opened
@@ -69,7 +70,7 @@ def launcher(request, tmp_path, monkeypatch):
     if request.param == "agent":
         board = Board(str(tmp_path))
         note_opened(board)
-        launcher = open_launcher("agent", "here")
+        launcher = open_at(JobPlace("agent", "here"))
         launcher.root = str(tmp_path)
         yield launcher
         board.jobs.close()
@@ -78,7 +79,7 @@ def launcher(request, tmp_path, monkeypatch):
         cluster = request.getfixturevalue("slurm")
         with pytest.MonkeyPatch.context() as patched:  # a test may undo its own changes before the end
             patched.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
-            launcher = open_launcher("slurm")
+            launcher = open_at(JobPlace("slurm"))
             launcher.root = str(tmp_path)
             yield launcher
         return
@@ -87,14 +88,14 @@ def launcher(request, tmp_path, monkeypatch):
         if request.param == "ssh":
             server = request.getfixturevalue("ssh_server")
             monkeypatch.setenv("AIRFLOW_CONN_TEST_SSH", server.connection)
-            launcher = open_launcher("ssh", f"127.0.0.1:{server.port}", "test_ssh")
+            launcher = open_at(JobPlace("ssh", f"127.0.0.1:{server.port}", "test_ssh"))
             launcher.root = str(tmp_path)
         else:
             if shutil.which("docker") is None:
                 pytest.skip("needs a Docker engine with the image python:3.11-slim")
             launcher, reason = None, ""
             try:
-                launcher = open_launcher("docker")
+                launcher = open_at(JobPlace("docker"))
             except LauncherUnreachableError as error:
                 reason = str(error)
             if launcher is None:

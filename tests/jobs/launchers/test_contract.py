@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import (
     Job,
     JobState,
@@ -18,7 +19,7 @@ from resource_manager.jobs.launchers import (
     LauncherUnreachableError,
     directory_job,
     job_key,
-    open_launcher,
+    open_at,
 )
 from resource_manager.jobs.launchers.base import TAIL_BYTES
 from tests.e2e.servers import SSHServer
@@ -241,7 +242,7 @@ def test_output_of_a_login_script_is_not_part_of_the_answer(tmp_path, monkeypatc
         config.write("ForceCommand printf 'wel\\377come\\nto'; eval \"$SSH_ORIGINAL_COMMAND\"\n")
     server.start()
     monkeypatch.setenv("AIRFLOW_CONN_TEST_SSH", server.connection)
-    launcher = open_launcher("ssh", f"127.0.0.1:{server.port}", "test_ssh")
+    launcher = open_at(JobPlace("ssh", f"127.0.0.1:{server.port}", "test_ssh"))
     launcher.root = str(tmp_path)
     try:
         assert launcher.status("j") == JobStatus(JobState.ABSENT)
@@ -253,7 +254,7 @@ def test_output_of_a_login_script_is_not_part_of_the_answer(tmp_path, monkeypatc
 @pytest.mark.e2e
 def test_a_job_outlives_an_unreachable_server(ssh_server, tmp_path, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_TEST_SSH", ssh_server.connection)
-    launcher = open_launcher("ssh", f"127.0.0.1:{ssh_server.port}", "test_ssh")
+    launcher = open_at(JobPlace("ssh", f"127.0.0.1:{ssh_server.port}", "test_ssh"))
     launcher.root = str(tmp_path)
     started = Job("outlives", ("/bin/sh", "-c", "sleep 3; echo end"))
     launcher.start(started)
@@ -270,20 +271,20 @@ def test_missing_parts_are_reported_in_one_line(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(LauncherError, match="the ssh launcher has no address: set the server's"):
-            open_launcher("ssh")
+            open_at(JobPlace("ssh"))
         with pytest.raises(LauncherError, match=r"ssh connection 'nope'.*defined"):
-            open_launcher("ssh", "host", "nope")
+            open_at(JobPlace("ssh", "host", "nope"))
         with pytest.raises(LauncherUnreachableError, match=r"tcp://127\.0\.0\.1:1 does not answer"):
-            open_launcher("docker", "tcp://127.0.0.1:1")
+            open_at(JobPlace("docker", "tcp://127.0.0.1:1"))
         monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:2")
         for here in ("", "127.0.0.1", "localhost"):
             with pytest.raises(LauncherUnreachableError, match=r"tcp://127\.0\.0\.1:2 does not answer"):
-                open_launcher("docker", here)
+                open_at(JobPlace("docker", here))
         monkeypatch.setitem(sys.modules, "airflow.providers.docker.hooks.docker", None)
         monkeypatch.setitem(sys.modules, "airflow.providers.ssh.hooks.ssh", None)
         for name, extra in (("ssh", "airflow-ssh"), ("docker", "docker")):
             with pytest.raises(LauncherError, match=rf"pip install '\S+\.whl\[{extra}\]'"):
-                open_launcher(name, "host")
+                open_at(JobPlace(name, "host"))
 
 
 @pytest.mark.e2e

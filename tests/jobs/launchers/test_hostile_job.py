@@ -10,7 +10,13 @@ from threading import Event
 
 import pytest
 
-from resource_manager.jobs.launchers import Job, JobState, LauncherUnreachableError, directory_job, local
+from resource_manager.jobs.launchers import (
+    Job,
+    JobState,
+    LauncherUnreachableError,
+    directory_job,
+    directory_launcher,
+)
 from resource_manager.jobs.launchers.local import LocalLauncher
 from tests.eventually import wait_for, wait_until_ended
 
@@ -155,8 +161,8 @@ def test_a_folder_that_hangs_is_out_of_reach(
     launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered = Event()
-    monkeypatch.setattr(local, "ANSWER_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(directory_job, "status", lambda *_: answered.wait(60.0))
+    monkeypatch.setattr(directory_launcher, "ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(directory_job, "status", lambda *_, **__: answered.wait(60.0))
     with pytest.raises(LauncherUnreachableError, match=r"^job j cannot be seen on \S+: .* does not answer$"):
         launcher.status("j")
     answered.set()

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from resource_manager.jobs.launchers import Job, JobState, JobStatus, LauncherError, job_key, open_launcher
+from resource_manager.core.models import JobPlace
+from resource_manager.jobs.launchers import Job, JobState, JobStatus, LauncherError, job_key, open_at
 from resource_manager.jobs.launchers.local import LocalLauncher
 from tests.eventually import wait_for, wait_until_ended
 
@@ -230,7 +231,7 @@ def test_unknown_jobs_are_absent_and_unknown_launchers_and_images_are_refused():
     assert LocalLauncher("/nonexistent").status("j") == JobStatus(JobState.ABSENT)
     assert LocalLauncher("/nonexistent").logs("j", 5)[:2] == ("", 5)
     with pytest.raises(LauncherError, match="unknown launcher 'cloud'; known are"):
-        open_launcher("cloud")
+        open_at(JobPlace("cloud"))
     with pytest.raises(LauncherError, match="runs no images"):
         LocalLauncher("/nonexistent").start(Job("j", ("true",), image="x"))
 

@@ -18,7 +18,6 @@ from resource_manager.jobs.launchers import (
     LauncherUnreachableError,
     directory_job,
     open_at,
-    open_launcher,
     standing_program,
 )
 from resource_manager.jobs.launchers.local import LocalLauncher
@@ -187,7 +186,7 @@ def test_a_process_that_lacks_what_a_place_needs_answers_unknown():
         with pytest.raises(LauncherUnreachableError, match=r"'nope'|unknown launcher 'cloud'"):
             open_at(place)
         with pytest.raises(LauncherError) as before_prepare:
-            open_launcher(place.launcher, place.address, place.conn_id)
+            open_at(JobPlace(place.launcher, place.address, place.conn_id))
         assert not isinstance(before_prepare.value, LauncherUnreachableError)
 
 
@@ -206,7 +205,7 @@ def test_a_server_without_python_has_started_nothing_but_may_run_the_job():
         channel.send_exit_status(127)
         channel.close()
 
-    launcher = SSHLauncher("h", server=SSHPython("h", lambda: logged_in(answer)))
+    launcher = SSHLauncher(JobPlace("ssh", "h"), SSHPython("h", lambda: logged_in(answer)))
     job = Job("j", ("true",))
     with pytest.raises(LauncherError, match=r"^server h has no python3") as prepared:
         launcher.prepare(job)

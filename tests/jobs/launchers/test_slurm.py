@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import (
     AlreadyEndedError,
     Job,
@@ -21,10 +22,10 @@ from resource_manager.jobs.launchers import (
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
+    directory_launcher,
     job_key,
-    open_launcher,
+    open_at,
     slurm_commands,
-    ssh,
 )
 from resource_manager.jobs.launchers.base import BatchRequest
 from resource_manager.jobs.launchers.slurm import Said, arguments_of
@@ -110,7 +111,7 @@ class TestFaults:
         launcher.start(shell(key, "echo begun; sleep 4; echo end"))
         wait_for(lambda: "begun" in launcher.logs(key).text)
         slurm.kill("slurmctld")
-        with pytest.raises(LauncherUnreachableError, match=r"could not status job .*Unable to contact slurm"):
+        with pytest.raises(LauncherUnreachableError, match=r"cannot be seen on .*Unable to contact slurm"):
             launcher.status(key)
         with pytest.raises(LauncherUnreachableError, match="Unable to contact slurm"):
             launcher.start(shell(f"{key}0", "true"))
@@ -165,7 +166,7 @@ class TestFaults:
         launcher.start(shell(key, "sleep 3"))
         with monkeypatch.context() as patched:
             patched.setenv("PATH", stub(tmp_path / "bin", "squeue", "exec sleep 5"))
-            patched.setattr(ssh, "ANSWER_TIMEOUT_S", 1.0)
+            patched.setattr(directory_launcher, "ANSWER_TIMEOUT_S", 1.0)
             with pytest.raises(LauncherUnreachableError, match="gave no answer within 1 s"):
                 launcher.status(key)
         assert wait_until_ended(launcher, key).exit_code == 0
@@ -223,7 +224,7 @@ class TestOtherUser:
     @pytest.fixture
     def theirs(self, launcher):
         """Return a launcher of user `nobody` beside that of root."""
-        theirs = open_launcher("slurm")
+        theirs = open_at(JobPlace("slurm"))
         theirs._server = AsUser("nobody")
         with tempfile.TemporaryDirectory() as root:
             os.chown(root, theirs._server.user.pw_uid, theirs._server.user.pw_gid)
@@ -414,7 +415,7 @@ def test_a_login_node_is_reached_by_ssh(slurm, tmp_path, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_LOGIN_NODE", server.connection)
     key = job_key("a:d/r/ssh", 1)
     try:
-        with closing(open_launcher("slurm", f"127.0.0.1:{server.port}", "login_node")) as launcher:
+        with closing(open_at(JobPlace("slurm", f"127.0.0.1:{server.port}", "login_node"))) as launcher:
             launcher.root = str(tmp_path / "jobs")
             place = launcher.prepare(shell(key, "true"))
             assert (place.launcher, place.machine) == ("slurm", "slurm/test")
@@ -428,7 +429,7 @@ def test_a_login_node_is_reached_by_ssh(slurm, tmp_path, monkeypatch):
             listener = psutil.Process(server.process.pid)
             node = [listener, *listener.children(recursive=True)]
             with monkeypatch.context() as patched:
-                patched.setattr(ssh, "ANSWER_TIMEOUT_S", 1.0)
+                patched.setattr(directory_launcher, "ANSWER_TIMEOUT_S", 1.0)
                 for each in node:
                     each.suspend()  # a login node that hangs
                 with pytest.raises(LauncherUnreachableError, match="does not answer by ssh"):
@@ -530,4 +531,4 @@ def test_the_slurm_launcher_runs_no_images():
     with pytest.raises(
         LauncherError, match="the slurm launcher runs no images: start the container in command"
     ):
-        open_launcher("slurm").prepare(Job("k", ("true",), image="python"))
+        open_at(JobPlace("slurm")).prepare(Job("k", ("true",), image="python"))

@@ -4,13 +4,14 @@ import time
 
 import pytest
 
+from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import (
     JobState,
     JobStatus,
     LauncherError,
     LauncherUnreachableError,
     job_key,
-    open_launcher,
+    open_at,
 )
 from tests.eventually import wait_for, wait_until_ended
 from tests.jobs.launchers.test_slurm import said, shell
@@ -38,7 +39,7 @@ def accounts(slurm_with_accounts):
 @pytest.fixture
 def launcher(accounts, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", accounts.environment["SLURM_CONF"])
-    launcher = open_launcher("slurm")
+    launcher = open_at(JobPlace("slurm"))
     launcher.root = str(tmp_path)
     return launcher
 
@@ -60,7 +61,7 @@ def key(launcher):
     ],
 )
 def test_an_account_or_qos_that_is_not_the_users_is_told_in_slurms_words(launcher, key, options, reason):
-    with pytest.raises(LauncherError, match=f"could not start job {key}: {reason}$") as failed:
+    with pytest.raises(LauncherError, match=rf"job {key} could not be started on \S+: {reason}$") as failed:
         launcher.start(shell(key, "true", options=options))
     assert not isinstance(failed.value, LauncherUnreachableError)
     assert launcher.status(key) == JobStatus(JobState.ABSENT)

@@ -14,7 +14,8 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.models import JobPlace
 from resource_manager.fleet.opening import REPORTS
 from resource_manager.jobs.launchers import Job, JobState, LauncherError, directory_job, terminal, walls
-from resource_manager.jobs.launchers.local import LocalLauncher, check_user
+from resource_manager.jobs.launchers.directory_launcher import check_user
+from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.ssh import SSHLauncher
 from resource_manager.jobs.running_job import job_of
 from resource_manager.manager.cluster_file.sections import ClusterForm
@@ -38,7 +39,7 @@ def server(request, tmp_path):
 
 @pytest.fixture
 def launcher(server):
-    launcher = SSHLauncher("walled" if server.uid else "root@walled", server=server)
+    launcher = SSHLauncher(JobPlace("ssh", "walled" if server.uid else "root@walled"), server)
     yield launcher
     launcher.stop(KEY, 0.0)
 
