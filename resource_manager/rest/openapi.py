@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
@@ -24,9 +24,7 @@ def document(routes: Sequence[Route], gpus: tuple[int, int], prefix: str = "") -
     at which the service is mounted.
     """
     routes = [route for route in routes if not route.page]
-    kinds = {Problem: None} | {
-        kind: None for route in routes for kind in (route.body, _answer(route)) if kind
-    }
+    kinds = {Problem: None} | {kind: None for route in routes for kind in (route.body, route.answer) if kind}
     schema_of, schemas = TypeAdapter.json_schemas(
         [(kind, "validation", TypeAdapter(kind)) for kind in kinds], ref_template=REFERENCE
     )
@@ -54,18 +52,12 @@ def document(routes: Sequence[Route], gpus: tuple[int, int], prefix: str = "") -
     }
 
 
-def _answer(route: Route) -> Any:
-    """Return the type of what the handler returns; None if it says no more than Any."""
-    kind = get_type_hints(route.handler)["return"]
-    return None if kind is Any else kind
-
-
 def _operation(route: Route, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.handler.__name__,
         "summary": route.summary,
         "description": f"Role: {route.role if route.role is not None else 'anyone'}.",
-        "tags": list(route.tags) or ["service"],
+        "tags": [route.tag],
         "security": [] if route.role is None else [{"bearer": []}],
         "parameters": [*_path_parameters(route), *_query_parameters(route)],
         "responses": {"200": _success(route, schema_of), **_failures(route)},
@@ -131,8 +123,7 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
 
 def _success(route: Route, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
     kind = "text/plain" if route.path == "/metrics" else "application/json"
-    answer = _answer(route)
-    schema = {} if answer is None else schema_of[answer, "validation"]
+    schema = {} if route.answer is None else schema_of[route.answer, "validation"]
     return {"description": "Done.", "content": {kind: {"schema": schema}}}
 
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_type_hints
 
 import flask
 from pydantic import BaseModel, ValidationError
@@ -39,19 +39,24 @@ H = TypeVar("H", bound=Handler)
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation; `role` None admits callers without a token; `failures` adds to the usual statuses."""
+    """One operation; `role` None admits callers without a token; `failures` adds to the usual statuses.
+
+    Body, query and answer are what the handler's annotations say.
+    """
 
     method: str
     path: str
     role: Role | None
     handler: Handler
     summary: str
-    body: type[BaseModel] | None = None
-    query: type[BaseModel] | None = None
-    failures: tuple[int, ...] = ()
-    page: bool = False
+    page: bool
     """True if the answer is HTML for people."""
-    tags: tuple[str, ...] = ()
+    body: type[BaseModel] | None
+    query: type[BaseModel] | None
+    answer: Any
+    """Type of what the handler returns; None if it says no more than Any."""
+    failures: tuple[int, ...] = ()
+    tag: str = "service"
     max_bytes: int | None = None
     """Maximum size of the body; None: that of all routes."""
 
@@ -61,16 +66,22 @@ class Route:
 
 
 class Routes:
-    """Routes of a blueprint in the order of their declaration."""
+    """Routes of a blueprint in the order of their declaration: of pages, or of programs."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, page: bool = False) -> None:
         self.all: list[Route] = []
+        self._page = page
 
     def add(self, method: str, path: str, role: Role | None, summary: str, **more: Any) -> Callable[[H], H]:
         """Return a decorator that declares a function as the handler of this operation."""
 
         def declare(handler: H) -> H:
-            self.all.append(Route(method, path, role, handler, summary, **more))
+            hints = get_type_hints(handler)
+            body, query, answer = hints.get("body"), hints.get("query"), hints["return"]
+            answer = None if answer is Any else answer
+            self.all.append(
+                Route(method, path, role, handler, summary, self._page, body, query, answer, **more)
+            )
             return handler
 
         return declare

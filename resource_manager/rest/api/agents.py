@@ -41,7 +41,7 @@ from resource_manager.storage.once import Once
     Role.AGENT,
     "Report the GPUs of a server; the answer names those to be cleaned",
     failures=(413,),
-    tags=("servers",),
+    tag="servers",
 )
 def reports(service: Service, caller: Identity) -> ReportAnswer:
     flask.request.max_content_length = MAX_REPORT_BYTES
@@ -61,8 +61,7 @@ def reports(service: Service, caller: Identity) -> ReportAnswer:
     "/api/agent/jobs",
     Role.AGENT,
     "Jobs that should be on a server: the request is held until they are others than those known",
-    query=AgentJobsQuery,
-    tags=("servers",),
+    tag="servers",
 )
 def agent_jobs(service: Service, caller: Identity, query: AgentJobsQuery) -> Any:
     _require_agent(caller, query.server)
@@ -84,9 +83,8 @@ def agent_jobs(service: Service, caller: Identity, query: AgentJobsQuery) -> Any
     "/api/agent/logs",
     Role.AGENT,
     "Bring a part of a job's output that somebody asked for",
-    body=LogsBody,
     max_bytes=MAX_LOGS_BYTES,
-    tags=("servers",),
+    tag="servers",
 )
 def agent_logs(service: Service, caller: Identity, body: LogsBody, once: Once | None = None) -> Done:
     _require_agent(caller, body.server)
@@ -115,9 +113,8 @@ def _require_agent(caller: Identity, server: str) -> None:
     "/api/jobs/order",
     Role.USER,
     "Tell the agent of a server what to do with the job of a lease",
-    body=OrderBody,
     failures=(404,),
-    tags=("leases",),
+    tag="leases",
 )
 def order_job(service: Service, caller: Identity, body: OrderBody, once: Once | None = None) -> Ordered:
     require_run_jobs(caller)
@@ -131,8 +128,7 @@ def order_job(service: Service, caller: Identity, body: OrderBody, once: Once | 
     "/api/jobs",
     Role.READER,
     "Jobs of a server's agent as last reported: the caller's own, for an operator all",
-    query=AgentStateQuery,
-    tags=("leases",),
+    tag="leases",
 )
 def agent_state(service: Service, caller: Identity, query: AgentStateQuery) -> AgentState:
     state = service.manager.agent_state(query.server)
@@ -151,9 +147,8 @@ def agent_state(service: Service, caller: Identity, query: AgentStateQuery) -> A
     "/api/jobs/output",
     Role.READER,
     "Part of the output of a job that an agent runs; for its owner, their team and operators",
-    query=OutputQuery,
     failures=(404,),
-    tags=("leases",),
+    tag="leases",
 )
 def job_output(service: Service, caller: Identity, query: OutputQuery) -> dict[str, Any]:
     server, key, lease_id = query.server, query.key, query.task_id or ""
@@ -175,9 +170,8 @@ def job_output(service: Service, caller: Identity, query: OutputQuery) -> dict[s
     "/api/result",
     Role.READER,
     "Result of the job of a lease that has ended, for 7 days; for its owner, their team and operators",
-    query=ResultQuery,
     failures=(404,),
-    tags=("leases",),
+    tag="leases",
 )
 def result(service: Service, caller: Identity, query: ResultQuery) -> JobResult:
     found = service.manager.result_of(query.task_id, query.fencing_token)

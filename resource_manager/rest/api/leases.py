@@ -42,9 +42,7 @@ from resource_manager.rest.tokens import Role
 from resource_manager.storage.once import Once
 
 
-@routes.add(
-    "POST", "/api/allocate", Role.USER, "Grant GPUs now, or answer 503", body=AllocateBody, tags=("leases",)
-)
+@routes.add("POST", "/api/allocate", Role.USER, "Grant GPUs now, or answer 503", tag="leases")
 def allocate(service: Service, caller: Identity, body: AllocateBody, once: Once | None = None) -> Allocation:
     result = service.manager.try_allocate(owned(service, body, caller), once=once)
     if isinstance(result, Refusal):
@@ -58,8 +56,7 @@ def allocate(service: Service, caller: Identity, body: AllocateBody, once: Once 
     "/api/allocate/batch",
     Role.USER,
     "Grant several requests, each on its own; each counts for the limit of calls",
-    body=BatchBody,
-    tags=("leases",),
+    tag="leases",
 )
 def allocate_batch(
     service: Service, caller: Identity, body: BatchBody, once: Once | None = None
@@ -80,9 +77,7 @@ def allocate_batch(
     return {"results": results, "refusals": refusals}
 
 
-@routes.add(
-    "POST", "/api/submit", Role.USER, "Grant GPUs now, or queue the request", body=SubmitBody, tags=("queue",)
-)
+@routes.add("POST", "/api/submit", Role.USER, "Grant GPUs now, or queue the request", tag="queue")
 def submit(service: Service, caller: Identity, body: SubmitBody, once: Once | None = None) -> Submission:
     if body.job is not None:
         require_run_jobs(caller)
@@ -94,8 +89,7 @@ def submit(service: Service, caller: Identity, body: SubmitBody, once: Once | No
     "/api/announce",
     Role.USER,
     "Announce a demand that a task will make; it holds nothing",
-    body=AnnounceBody,
-    tags=("queue",),
+    tag="queue",
 )
 def announce(
     service: Service, caller: Identity, body: AnnounceBody, once: Once | None = None
@@ -109,8 +103,7 @@ def announce(
     "/api/withdraw",
     Role.USER,
     "Withdraw announced demands; of another owner as operator only",
-    body=WithdrawBody,
-    tags=("queue",),
+    tag="queue",
 )
 def withdraw(
     service: Service, caller: Identity, body: WithdrawBody, once: Once | None = None
@@ -126,9 +119,8 @@ def withdraw(
     "/api/release",
     Role.USER,
     "End a lease; of another owner as operator only",
-    body=ReleaseBody,
     failures=(404, 409),
-    tags=("leases",),
+    tag="leases",
 )
 def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | None = None) -> ReleaseAnswer:
     owner, outcome = owner_required(caller), body.outcome
@@ -170,9 +162,8 @@ def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | 
     "/api/place",
     Role.USER,
     "Store where the jobs of a lease are about to start",
-    body=PlaceBody,
     failures=(404,),
-    tags=("leases",),
+    tag="leases",
 )
 def place(service: Service, caller: Identity, body: PlaceBody, once: Once | None = None) -> Allocation:
     places = [JobPlace(**place.model_dump()) for place in body.places]
@@ -186,9 +177,8 @@ def place(service: Service, caller: Identity, body: PlaceBody, once: Once | None
     "/api/renew",
     Role.USER,
     "Renew a lease: its TTL starts again now",
-    body=RenewBody,
     failures=(404, 409),
-    tags=("leases",),
+    tag="leases",
 )
 def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None = None) -> Allocation:
     lease_id, token = _meant(
@@ -209,8 +199,7 @@ def renew(service: Service, caller: Identity, body: RenewBody, once: Once | None
     "/api/renew/batch",
     Role.USER,
     "Renew several leases in one commit; each counts for the limit of calls",
-    body=RenewBatchBody,
-    tags=("leases",),
+    tag="leases",
 )
 def renew_all(
     service: Service, caller: Identity, body: RenewBatchBody, once: Once | None = None
@@ -226,9 +215,8 @@ def renew_all(
     "/api/preempt",
     Role.OPERATOR,
     "Preempt a lease for a pending request: its job has its grace to save what it did, then waits again",
-    body=PreemptBody,
     failures=(404, 409),
-    tags=("leases",),
+    tag="leases",
 )
 def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | None = None) -> Allocation:
     lease_id, token = _meant(
@@ -246,9 +234,8 @@ def preempt(service: Service, caller: Identity, body: PreemptBody, once: Once | 
     "/api/cancel",
     Role.USER,
     "Remove a pending request from the queue",
-    body=CancelBody,
     failures=(404, 409),
-    tags=("queue",),
+    tag="queue",
 )
 def cancel(service: Service, caller: Identity, body: CancelBody, once: Once | None = None) -> Done:
     lease_id, sequence = _meant(service, caller, body.task_id, body.sequence, pending=True, exact=body.exact)

@@ -45,9 +45,8 @@ MAX_CLUSTER_BYTES = 16 * 1024 * 1024
     "/api/servers/<int:server_id>/drain",
     Role.OPERATOR,
     "Drain a server or one of its GPUs: it takes no new leases",
-    body=DrainBody,
     failures=(404,),
-    tags=("servers",),
+    tag="servers",
 )
 def drain(
     service: Service, caller: Identity, body: DrainBody, server_id: int, once: Once | None = None
@@ -62,9 +61,8 @@ def drain(
     "/api/servers/<int:server_id>/resume",
     Role.OPERATOR,
     "Resume a drained server or a closed GPU: it takes new leases again",
-    body=ResumeBody,
     failures=(404,),
-    tags=("servers",),
+    tag="servers",
 )
 def resume(
     service: Service, caller: Identity, body: ResumeBody, server_id: int, once: Once | None = None
@@ -77,9 +75,8 @@ def resume(
     "/api/servers/<int:server_id>/searched",
     Role.OPERATOR,
     "All jobs that a launcher saw on a server: closed since a restore, it opens if each has its lease",
-    body=SearchedBody,
     failures=(404,),
-    tags=("servers",),
+    tag="servers",
 )
 def searched(
     service: Service, caller: Identity, body: SearchedBody, server_id: int, once: Once | None = None
@@ -93,7 +90,7 @@ def searched(
     Role.READER,
     "One server with its GPUs and the leases on each",
     failures=(404,),
-    tags=("servers",),
+    tag="servers",
 )
 def server(service: Service, caller: Identity, server_id: int) -> ServerDetail:
     return _server(lambda: service.manager.server(server_id))
@@ -104,9 +101,8 @@ def server(service: Service, caller: Identity, server_id: int) -> ServerDetail:
     "/api/servers/<int:server_id>/adopt",
     Role.OPERATOR,
     "Replace the GPUs of a server without leases in the inventory",
-    body=AdoptBody,
     failures=(404, 409),
-    tags=("servers",),
+    tag="servers",
 )
 def adopt(
     service: Service, caller: Identity, body: AdoptBody, server_id: int, once: Once | None = None
@@ -115,20 +111,13 @@ def adopt(
     return _server(lambda: service.manager.adopt(server_id, gpus, once=once))
 
 
-@routes.add(
-    "POST",
-    "/api/reset",
-    Role.OPERATOR,
-    "End all leases and empty the queue",
-    body=ResetBody,
-    tags=("servers",),
-)
+@routes.add("POST", "/api/reset", Role.OPERATOR, "End all leases and empty the queue", tag="servers")
 def reset(service: Service, caller: Identity, body: ResetBody, once: Once | None = None) -> Done:
     service.manager.reset(once=once)
     return {"success": True}
 
 
-@routes.add("GET", "/api/teams", Role.READER, "Rules of the teams, and what each holds", tags=("teams",))
+@routes.add("GET", "/api/teams", Role.READER, "Rules of the teams, and what each holds", tag="teams")
 def teams(service: Service, caller: Identity) -> TeamsView:
     return service.manager.teams()
 
@@ -138,7 +127,7 @@ def teams(service: Service, caller: Identity) -> TeamsView:
     "/api/cluster",
     Role.READER,
     "The stored cluster: settings, servers, teams, windows, as its file has them",
-    tags=("cluster",),
+    tag="cluster",
 )
 def cluster(service: Service, caller: Identity) -> ClusterView:
     return service.manager.cluster()
@@ -149,10 +138,9 @@ def cluster(service: Service, caller: Identity) -> ClusterView:
     "/api/cluster",
     Role.OPERATOR,
     "Make the cluster what these sections define, in one commit; a section that is left out stays",
-    body=ClusterBody,
     failures=(409,),
     max_bytes=MAX_CLUSTER_BYTES,
-    tags=("cluster",),
+    tag="cluster",
 )
 def apply(service: Service, caller: Identity, body: ClusterBody, once: Once | None = None) -> ClusterDiff:
     options = ApplyOptions(tuple(body.remove), tuple(body.retire), body.force)
@@ -161,33 +149,19 @@ def apply(service: Service, caller: Identity, body: ClusterBody, once: Once | No
     return service.manager.apply(body.sections, options, revision=body.revision, once=once)
 
 
-@routes.add("GET", "/api/maintenance", Role.READER, "Maintenance windows, the next first", tags=("servers",))
+@routes.add("GET", "/api/maintenance", Role.READER, "Maintenance windows, the next first", tag="servers")
 def maintenance(service: Service, caller: Identity) -> MaintenanceAnswer:
     return {"windows": service.manager.maintenance()}
 
 
-@routes.add(
-    "POST",
-    "/api/maintenance",
-    Role.OPERATOR,
-    "Add a maintenance window",
-    body=MaintenanceBody,
-    tags=("servers",),
-)
+@routes.add("POST", "/api/maintenance", Role.OPERATOR, "Add a maintenance window", tag="servers")
 def add_maintenance(
     service: Service, caller: Identity, body: MaintenanceBody, once: Once | None = None
 ) -> WindowView:
     return service.manager.add_maintenance(body, dry_run=body.dry_run, once=once)
 
 
-@routes.add(
-    "POST",
-    "/api/maintenance/remove",
-    Role.OPERATOR,
-    "Remove a maintenance window",
-    body=MaintenanceRemoveBody,
-    tags=("servers",),
-)
+@routes.add("POST", "/api/maintenance/remove", Role.OPERATOR, "Remove a maintenance window", tag="servers")
 def remove_maintenance(
     service: Service, caller: Identity, body: MaintenanceRemoveBody, once: Once | None = None
 ) -> MaintenanceRemoveAnswer:

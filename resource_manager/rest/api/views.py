@@ -50,8 +50,7 @@ T = TypeVar("T")
     "/api/gpus",
     Role.READER,
     "Use of every GPU as last reported, by server, with its leases",
-    query=GpusQuery,
-    tags=("servers",),
+    tag="servers",
 )
 def gpus(service: Service, caller: Identity, query: GpusQuery) -> Page[ServerUse]:
     if query.servers:
@@ -62,14 +61,7 @@ def gpus(service: Service, caller: Identity, query: GpusQuery) -> Page[ServerUse
     return {"items": page, "next": end if end < len(names) else None}
 
 
-@routes.add(
-    "GET",
-    "/api/status",
-    Role.READER,
-    "Free and allocated capacity of every server",
-    query=StatusQuery,
-    tags=("servers",),
-)
+@routes.add("GET", "/api/status", Role.READER, "Free and allocated capacity of every server", tag="servers")
 def status(service: Service, caller: Identity, query: StatusQuery) -> Summary:
     summary = service.manager.summary()
     if query.limit is not None or query.after:
@@ -80,7 +72,7 @@ def status(service: Service, caller: Identity, query: StatusQuery) -> Summary:
     return summary
 
 
-@routes.add("GET", "/api/leases", Role.READER, "Live leases, oldest first", query=PageQuery, tags=("leases",))
+@routes.add("GET", "/api/leases", Role.READER, "Live leases, oldest first", tag="leases")
 def leases(service: Service, caller: Identity, query: PageQuery) -> Page[Allocation]:
     later = [lease for lease in service.manager.leases() if lease["fencing_token"] > query.after]
     page = later[: query.limit]
@@ -92,8 +84,7 @@ def leases(service: Service, caller: Identity, query: PageQuery) -> Page[Allocat
     "/api/leases/changes",
     Role.READER,
     "Leases and requests that changed since a version, once some have: the request is held until then",
-    query=ChangesQuery,
-    tags=("leases",),
+    tag="leases",
 )
 def lease_changes(service: Service, caller: Identity, query: ChangesQuery) -> Any:
     def is_due() -> bool:
@@ -105,25 +96,20 @@ def lease_changes(service: Service, caller: Identity, query: ChangesQuery) -> An
     return service.manager.lease_changes(query.after, prefix=query.prefix)
 
 
-@routes.add("GET", "/api/leases/preempting", Role.READER, "Leases that are being preempted", tags=("leases",))
+@routes.add("GET", "/api/leases/preempting", Role.READER, "Leases that are being preempted", tag="leases")
 def preempting(service: Service, caller: Identity) -> Page[Allocation]:
     return {"items": service.manager.preempting(), "next": None}
 
 
 @routes.add(
-    "GET", "/api/slurm", Role.READER, "Jobs that Slurm placed, the latest submitted first", tags=("leases",)
+    "GET", "/api/slurm", Role.READER, "Jobs that Slurm placed, the latest submitted first", tag="leases"
 )
 def slurm_jobs(service: Service, caller: Identity) -> Page[SlurmJob]:
     return {"items": service.manager.slurm_jobs(), "next": None}
 
 
 @routes.add(
-    "POST",
-    "/api/slurm",
-    Role.USER,
-    "Replace what is known of the jobs of a cluster of Slurm",
-    body=SlurmBody,
-    tags=("leases",),
+    "POST", "/api/slurm", Role.USER, "Replace what is known of the jobs of a cluster of Slurm", tag="leases"
 )
 def keep_slurm_jobs(service: Service, caller: Identity, body: SlurmBody, once: Once | None = None) -> Done:
     service.manager.keep_slurm_jobs(body.cluster, body.jobs)
@@ -131,13 +117,7 @@ def keep_slurm_jobs(service: Service, caller: Identity, body: SlurmBody, once: O
 
 
 @routes.add(
-    "GET",
-    "/api/task",
-    Role.READER,
-    "Lease or pending request of a task",
-    query=TaskQuery,
-    failures=(404, 409),
-    tags=("leases",),
+    "GET", "/api/task", Role.READER, "Lease or pending request of a task", failures=(404, 409), tag="leases"
 )
 def task(service: Service, caller: Identity, query: TaskQuery) -> Submission:
     if not query.exact:
@@ -160,8 +140,7 @@ def task(service: Service, caller: Identity, query: TaskQuery) -> Submission:
     "/api/queue",
     Role.READER,
     "Pending requests in queue order, with their estimated start",
-    query=PageQuery,
-    tags=("queue",),
+    tag="queue",
 )
 def queue(service: Service, caller: Identity, query: PageQuery) -> Page[QueueEntry]:
     return _page_of(service.manager.queue(), query)
@@ -172,8 +151,7 @@ def queue(service: Service, caller: Identity, query: PageQuery) -> Page[QueueEnt
     "/api/coming",
     Role.READER,
     "Demands that tasks of running DAGs will make, the next first",
-    query=PageQuery,
-    tags=("queue",),
+    tag="queue",
 )
 def coming(service: Service, caller: Identity, query: PageQuery) -> Page[ComingDemand]:
     return _page_of(service.manager.coming(), query)
@@ -185,14 +163,7 @@ def _page_of(items: list[T], query: PageQuery) -> Page[T]:
     return {"items": page, "next": end if end < len(items) else None, "total": len(items)}
 
 
-@routes.add(
-    "GET",
-    "/api/history",
-    Role.READER,
-    "Changes in the history, oldest first",
-    query=HistoryQuery,
-    tags=("history",),
-)
+@routes.add("GET", "/api/history", Role.READER, "Changes in the history, oldest first", tag="history")
 def history(service: Service, caller: Identity, query: HistoryQuery) -> Page[Change]:
     page = service.manager.history(query.after, query.limit)
     found = [change for change in page if matches(change, query.by, query.what)]
@@ -207,7 +178,7 @@ def history(service: Service, caller: Identity, query: HistoryQuery) -> Page[Cha
     "/api/snapshot",
     Role.READER,
     "The whole state, with which the history can be replayed",
-    tags=("history",),
+    tag="history",
 )
 def snapshot(service: Service, caller: Identity) -> SnapshotAnswer:
     return {"snapshot": service.manager.snapshot()}
@@ -218,8 +189,7 @@ def snapshot(service: Service, caller: Identity) -> SnapshotAnswer:
     "/api/explain",
     Role.READER,
     "Explain a request without making it: does it fit now, where, why not, and when",
-    query=ExplainQuery,
-    tags=("queue",),
+    tag="queue",
 )
 def explain(service: Service, caller: Identity, query: ExplainQuery) -> Explanation:
     return service.manager.explain(query)
@@ -230,21 +200,15 @@ def explain(service: Service, caller: Identity, query: ExplainQuery) -> Explanat
     "/api/task/explain",
     Role.READER,
     "Explain why a pending request waits, and when it should start",
-    query=NameQuery,
     failures=(404, 409),
-    tags=("queue",),
+    tag="queue",
 )
 def explain_task(service: Service, caller: Identity, query: NameQuery) -> Explanation:
     return service.manager.explain_named(query.name)
 
 
 @routes.add(
-    "GET",
-    "/api/trends",
-    Role.READER,
-    "Utilisation, queue and waits over the last hours",
-    query=UsageHistoryQuery,
-    tags=("history",),
+    "GET", "/api/trends", Role.READER, "Utilisation, queue and waits over the last hours", tag="history"
 )
 def usage_history(service: Service, caller: Identity, query: UsageHistoryQuery) -> Trend:
     return service.watch.usage_history(query.hours)
@@ -255,8 +219,7 @@ def usage_history(service: Service, caller: Identity, query: UsageHistoryQuery) 
     "/api/report",
     Role.READER,
     "GPU-hours granted and what became of them, by team, user, DAG or GPU type",
-    query=ReportQuery,
-    tags=("history",),
+    tag="history",
 )
 def report(service: Service, caller: Identity, query: ReportQuery) -> Report:
     return service.manager.report(query.by, query.since)
@@ -267,7 +230,7 @@ def report(service: Service, caller: Identity, query: ReportQuery) -> Report:
     "/api/estimates",
     Role.READER,
     "How often the estimated starts of pending requests came true",
-    tags=("history",),
+    tag="history",
 )
 def estimates(service: Service, caller: Identity) -> EstimatesView:
     return service.manager.estimates()

@@ -21,14 +21,14 @@ from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 
 
-@routes.add("POST", "/act/servers/<int:server_id>/drain", Role.OPERATOR, "Drain", page=True)
+@routes.add("POST", "/act/servers/<int:server_id>/drain", Role.OPERATOR, "Drain")
 def act_drain(service: Service, caller: Identity, server_id: int) -> Any:
     body = form_of(DrainBody)
     server = api.servers.drain(service, caller, body, server_id)
     return _back_from(server, body.gpu, "takes no new leases")
 
 
-@routes.add("POST", "/act/servers/<int:server_id>/resume", Role.OPERATOR, "Resume", page=True)
+@routes.add("POST", "/act/servers/<int:server_id>/resume", Role.OPERATOR, "Resume")
 def act_resume(service: Service, caller: Identity, server_id: int) -> Any:
     body = form_of(ResumeBody)
     server = api.servers.resume(service, caller, body, server_id)
@@ -43,7 +43,7 @@ def _back_from(server: ServerSummary, gpu: int | str | None, what: str) -> Any:
     return flask.redirect(flask.url_for("gpu.page_server", server_id=server["server_id"]), 303)
 
 
-@routes.add("POST", "/act/release", Role.USER, "Release", page=True)
+@routes.add("POST", "/act/release", Role.USER, "Release")
 def act_release(service: Service, caller: Identity) -> Any:
     form = form_of(TaskForm)
     body = ReleaseBody(
@@ -54,7 +54,7 @@ def act_release(service: Service, caller: Identity) -> Any:
     return _back("gpu.page_leases", f"{name} is released.")
 
 
-@routes.add("POST", "/act/stop", Role.USER, "Stop the job of a lease and release it", page=True)
+@routes.add("POST", "/act/stop", Role.USER, "Stop the job of a lease and release it")
 def act_stop(service: Service, caller: Identity) -> Any:
     form = form_of(TaskForm)
     if form.fencing_token is None:
@@ -66,7 +66,7 @@ def act_stop(service: Service, caller: Identity) -> Any:
     return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
 
 
-@routes.add("POST", "/act/preempt", Role.OPERATOR, "Preempt a lease for who waits for it", page=True)
+@routes.add("POST", "/act/preempt", Role.OPERATOR, "Preempt a lease for who waits for it")
 def act_preempt(service: Service, caller: Identity) -> Any:
     form = form_of(TaskForm)
     done = api.leases.preempt(
@@ -78,7 +78,7 @@ def act_preempt(service: Service, caller: Identity) -> Any:
     return flask.redirect(flask.url_for("gpu.page_lease", id=form.task_id), 303)
 
 
-@routes.add("POST", "/act/cancel", Role.USER, "Cancel", page=True)
+@routes.add("POST", "/act/cancel", Role.USER, "Cancel")
 def act_cancel(service: Service, caller: Identity) -> Any:
     form = form_of(TaskForm)
     name = _name(service, form)
@@ -104,7 +104,7 @@ def _back(endpoint: str, message: str) -> flask.typing.ResponseReturnValue:
     return flask.redirect(flask.url_for(endpoint), 303)
 
 
-@routes.add("POST", "/act/hold", Role.USER, "Take GPUs for a time, or wait for them", page=True)
+@routes.add("POST", "/act/hold", Role.USER, "Take GPUs for a time, or wait for them")
 def act_hold(service: Service, caller: Identity) -> Any:
     try:
         done = api.leases.submit(service, caller, demand_form.held_for(flask.request.form, caller))

@@ -1,4 +1,4 @@
-"""x"""
+"""Names that browsers may break between their words."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 
 
-@routes.add("GET", "/login", None, "The page to log in", page=True)
+@routes.add("GET", "/login", None, "The page to log in")
 def login(service: Service, caller: Identity | None) -> Any:
     csrf = auth.csrf_token(service.secret, caller) if caller else ""
     return _login_page(service, caller, csrf=csrf)
@@ -29,7 +29,7 @@ def _login_page(service: Service, caller: Identity | None, **values: Any) -> str
     )
 
 
-@routes.add("POST", "/login", None, "Log in with a token", page=True)
+@routes.add("POST", "/login", None, "Log in with a token")
 def do_login(service: Service, caller: Identity | None) -> Any:
     authenticator = service.authenticator
     if not isinstance(authenticator, TokenAuthenticator):
@@ -54,7 +54,7 @@ def do_login(service: Service, caller: Identity | None) -> Any:
     return flask.redirect(flask.url_for("gpu.page_servers"), 303)
 
 
-@routes.add("POST", "/logout", Role.READER, "Log out", page=True)
+@routes.add("POST", "/logout", Role.READER, "Log out")
 def logout(service: Service, caller: Identity) -> Any:
     if isinstance(service.authenticator, TokenAuthenticator):
         service.authenticator.end_session()

@@ -48,13 +48,13 @@ from resource_manager.rest.schemas import ExplainQuery
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 
-routes = Routes()
+routes = Routes(page=True)
 
 FIRST = 5
 """Number of pending requests, and of maintenance windows, beside the servers."""
 
 
-@routes.add("GET", "/", Role.READER, "Servers", query=ServersQuery, page=True)
+@routes.add("GET", "/", Role.READER, "Servers")
 def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
     if query.task:
         return flask.redirect(flask.url_for("gpu.page_lease", id=query.task))
@@ -78,7 +78,7 @@ def servers(service: Service, caller: Identity, query: ServersQuery) -> Any:
     return _page("servers.html", service, caller, query=query, **shown)
 
 
-@routes.add("GET", "/fragments/servers", Role.READER, "Rows of servers", query=RowsQuery, page=True)
+@routes.add("GET", "/fragments/servers", Role.READER, "Rows of servers")
 def server_rows(service: Service, caller: Identity, query: RowsQuery) -> Any:
     def view(cluster: ClusterState, now: float) -> tuple[list[cells.ServerRow], float]:
         known = [cluster.by_server_id.get(server_id) for server_id in query.ids]
@@ -89,7 +89,7 @@ def server_rows(service: Service, caller: Identity, query: RowsQuery) -> Any:
     return _page("server_rows.html", service, caller, rows=rows, now=now)
 
 
-@routes.add("GET", "/servers/<int:server_id>", Role.READER, "One server and its GPUs", page=True)
+@routes.add("GET", "/servers/<int:server_id>", Role.READER, "One server and its GPUs")
 def server(service: Service, caller: Identity, server_id: int) -> Any:
     left = ProblemError(404, f"server {server_id} is not in the inventory")
 
@@ -118,7 +118,7 @@ def server(service: Service, caller: Identity, server_id: int) -> Any:
     return _page("server.html", service, caller, **more, **shown)
 
 
-@routes.add("GET", "/fragments/side", Role.READER, "Tiles and queue beside the servers", page=True)
+@routes.add("GET", "/fragments/side", Role.READER, "Tiles and queue beside the servers")
 def side(service: Service, caller: Identity) -> Any:
     entries = service.manager.queue()
 
@@ -128,13 +128,13 @@ def side(service: Service, caller: Identity) -> Any:
     return _page("side.html", service, caller, **service.watch.read(view))
 
 
-@routes.add("GET", "/lease", Role.READER, "One lease or pending request", query=LeaseQuery, page=True)
+@routes.add("GET", "/lease", Role.READER, "One lease or pending request")
 def lease(service: Service, caller: Identity, query: LeaseQuery) -> Any:
     shown = lease_page.look_at(service, caller, query.id)
     return _page("lease.html", service, caller, **shown)
 
 
-@routes.add("GET", "/leases", Role.READER, "Leases", query=ListQuery, page=True)
+@routes.add("GET", "/leases", Role.READER, "Leases")
 def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
     def view(cluster: ClusterState, now: float) -> dict[str, Any]:
         text = query.q.casefold()
@@ -166,7 +166,7 @@ def leases(service: Service, caller: Identity, query: ListQuery) -> Any:
     return _page("leases.html", service, caller, query=query, on_slurm=on_slurm, **service.watch.read(view))
 
 
-@routes.add("GET", "/queue", Role.READER, "The queue", query=ListQuery, page=True)
+@routes.add("GET", "/queue", Role.READER, "The queue")
 def queue(service: Service, caller: Identity, query: ListQuery) -> Any:
     entries = service.manager.queue()
 
@@ -188,7 +188,7 @@ def queue(service: Service, caller: Identity, query: ListQuery) -> Any:
     return _page("queue.html", service, caller, query=query, **service.watch.read(view))
 
 
-@routes.add("GET", "/timeline", Role.READER, "Leases over time", query=TimelineQuery, page=True)
+@routes.add("GET", "/timeline", Role.READER, "Leases over time")
 def leases_over_time(service: Service, caller: Identity, query: TimelineQuery) -> Any:
     def view(cluster: ClusterState, now: float) -> tuple[list[str], dict[str, Any]]:
         return [state.name for state in cells.matching(cluster.nodes, query.q, "")], cells.totals(cluster)
@@ -199,29 +199,29 @@ def leases_over_time(service: Service, caller: Identity, query: TimelineQuery) -
     return _page("timeline.html", service, caller, query=query, totals=totals, **shown, **paging)
 
 
-@routes.add("GET", "/use", Role.READER, "GPU-hours, and what became of them", query=UseQuery, page=True)
+@routes.add("GET", "/use", Role.READER, "GPU-hours, and what became of them")
 def use(service: Service, caller: Identity, query: UseQuery) -> Any:
     asked = ReportQuery(by=[query.by], since=query.days * 86_400)
     shown = use_page.look_at(service.accounts.of(service.manager), service.manager, asked)
     return _page("use.html", service, caller, query=query, **shown)
 
 
-@routes.add("GET", "/estimates", Role.READER, "How often estimated starts came true", page=True)
+@routes.add("GET", "/estimates", Role.READER, "How often estimated starts came true")
 def estimates(service: Service, caller: Identity) -> Any:
     return _page("estimates.html", service, caller, **service.manager.estimates())
 
 
-@routes.add("GET", "/cluster", Role.READER, "The stored cluster, and its last changes", page=True)
+@routes.add("GET", "/cluster", Role.READER, "The stored cluster, and its last changes")
 def cluster(service: Service, caller: Identity) -> Any:
     return _page("cluster.html", service, caller, **cluster_page.look_at(service.manager))
 
 
-@routes.add("GET", "/charts", Role.READER, "Utilisation, waits and queue", page=True)
+@routes.add("GET", "/charts", Role.READER, "Utilisation, waits and queue")
 def charts(service: Service, caller: Identity) -> Any:
     return _page("charts.html", service, caller)
 
 
-@routes.add("GET", "/what-if", Role.READER, "Explain a request without making it", page=True)
+@routes.add("GET", "/what-if", Role.READER, "Explain a request without making it")
 def what_if(service: Service, caller: Identity) -> Any:
     given = {key: value for key, value in flask.request.args.items() if value and key != "for"}
     answer, error = None, ""
@@ -246,16 +246,14 @@ def what_if_page(
     return _page("what_if.html", service, caller, given=shown, **more, **answered)
 
 
-@routes.add(
-    "GET", "/docs", Role.READER, "Documentation of the REST interface, with forms to call it", page=True
-)
+@routes.add("GET", "/docs", Role.READER, "Documentation of the REST interface, with forms to call it")
 def docs(service: Service, caller: Identity) -> Any:
     described = document(api.routes.all, service.manager.gpu_range(), flask.request.script_root)
     roles = {(route.method.lower(), route.handler.__name__): route.role for route in api.routes.all}
     return _page("docs.html", service, caller, document=described, roles=roles, pretty=_pretty)
 
 
-@routes.add("GET", "/events", Role.READER, "Changes as server-sent events", query=EventsQuery, page=True)
+@routes.add("GET", "/events", Role.READER, "Changes as server-sent events")
 def events(service: Service, caller: Identity, query: EventsQuery) -> Any:
     last = flask.request.headers.get("Last-Event-ID", "")
     after = int(last) if last.isdecimal() and len(last) < 16 else query.after

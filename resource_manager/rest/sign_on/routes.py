@@ -55,7 +55,7 @@ def _redirect_uri() -> str:
     return flask.url_for("gpu.page_signed_on", _external=True, **({"_scheme": scheme} if scheme else {}))
 
 
-@pages.add("GET", "/sign-on", None, "Log in at the provider", query=SignOnQuery, page=True)
+@pages.add("GET", "/sign-on", None, "Log in at the provider")
 def sign_on(service: Service, caller: Identity | None, query: SignOnQuery) -> Any:
     desk, provider = _desk(service)
     address, cookie = desk.begin(provider, _redirect_uri(), own_page(query.next))
@@ -64,7 +64,7 @@ def sign_on(service: Service, caller: Identity | None, query: SignOnQuery) -> An
     return response
 
 
-@pages.add("GET", "/signed-on", None, "Come back from the provider", page=True)
+@pages.add("GET", "/signed-on", None, "Come back from the provider")
 def signed_on(service: Service, caller: Identity | None) -> Any:
     desk, provider = _desk(service)
     answer = {name: flask.request.args[name] for name in flask.request.args}
@@ -104,9 +104,7 @@ def begin_login(service: Service, caller: Identity | None) -> DeviceAnswer:
     return answer
 
 
-@routes.add(
-    "POST", "/api/login/token", None, "Fetch the token of a log-in", body=DeviceBody, failures=(403, 404)
-)
+@routes.add("POST", "/api/login/token", None, "Fetch the token of a log-in", failures=(403, 404))
 def end_login(
     service: Service, caller: Identity | None, body: DeviceBody, once: object = None
 ) -> LogInAnswer:
