@@ -659,8 +659,8 @@ BUGS += [
         "manager/administration",
         OF_REPEATED,
         (
-            "repeats.of_answer(once, step, answer, self._commits.asker)\n        done",
-            "(step, None)\n        done",
+            "exclusive=True, once=repeats.of_answer(once, answer))",
+            "exclusive=True)",
         ),
     ),
     *of_python(

@@ -102,8 +102,7 @@ class Administration:
         def answer(cluster: ClusterState, now: float) -> WindowView | None:
             return removed
 
-        step_of, repeat = repeats.of_answer(once, step, answer, self._commits.asker)
-        return self._commits.run(step_of, answer, once=repeat)
+        return self._commits.run(step, answer, once=repeats.of_answer(once, answer))
 
     def drain(
         self,
@@ -218,10 +217,12 @@ class Administration:
         def view(cluster: ClusterState, now: float) -> ServerDetail:
             return server_detail(cluster, name)
 
-        step, repeat = repeats.of_answer(
-            once, lambda cluster, now: adoption(cluster, name, gpus, now), view, self._commits.asker
+        answer = self._commits.run(
+            lambda cluster, now: adoption(cluster, name, gpus, now),
+            view,
+            exclusive=True,
+            once=repeats.of_answer(once, view),
         )
-        answer = self._commits.run(step, view, exclusive=True, once=repeat)
         self._commits.expire_and_schedule()
         return answer
 
@@ -255,8 +256,7 @@ class Administration:
         def answer(cluster: ClusterState, now: float) -> ClusterDiff:
             return {**made[0], "revision": revision_of(cluster)}
 
-        step_of, repeat = repeats.of_answer(once, step, answer, self._commits.asker)
-        done = self._commits.run(step_of, answer, exclusive=True, once=repeat)
+        done = self._commits.run(step, answer, exclusive=True, once=repeats.of_answer(once, answer))
         self._commits.expire_and_schedule()
         return done
 
@@ -295,8 +295,7 @@ class Administration:
         def view(cluster: ClusterState, now: float) -> ServerSummary:
             return server_views.server(cluster.node(name))
 
-        step_of, repeat = repeats.of_answer(once, step, view, self._commits.asker)
-        return self._commits.run(step_of, view, once=repeat)
+        return self._commits.run(step, view, once=repeats.of_answer(once, view))
 
     def _emptied(self) -> Snapshot:
         """Return the stored cluster without leases and queue; what a new store gets if it cannot be read."""

@@ -6,6 +6,7 @@ A lease or pending request is answered as it is now; what else a change led to, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TypeVar
 
 from resource_manager.core.changes import (
@@ -25,7 +26,6 @@ from resource_manager.core.models import Lease, Request
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import AlreadyDoneError
 from resource_manager.manager.cluster_results import WindowView
-from resource_manager.manager.commit.asking import Step, with_by
 from resource_manager.manager.commit.group import Reader, Repeatable
 from resource_manager.manager.maintenance_windows import numbered
 from resource_manager.manager.refusal_wording import Refusal
@@ -41,7 +41,7 @@ def of_grants(
 ) -> Repeatable[list[tuple[Lease, T] | Refusal | None]] | None:
     """Repeat with the leases that the requests got, or `AlreadyDoneError` if one of them has ended."""
 
-    def tokens(changes: Sequence[Change]) -> dict[str, int]:
+    def tokens(changes: Sequence[Change], cluster: ClusterState, now: float) -> dict[str, int]:
         asked = {request.lease_id for request in requests}
         leases = (change.lease for change in changes if isinstance(change, Granted))
         return {lease.lease_id: lease.fencing_token for lease in leases if lease.lease_id in asked}
@@ -64,7 +64,7 @@ def of_grants(
 def of_submission(once: Once | None, lease_id: str, reader: Reader[T]) -> Repeatable[T] | None:
     """Repeat with the lease or pending request of this submission, or `AlreadyDoneError` if it has ended."""
 
-    def origin(changes: Sequence[Change]) -> list[float]:
+    def origin(changes: Sequence[Change], cluster: ClusterState, now: float) -> list[float]:
         """Return the fencing token of a grant at once, else when the request was queued: its lease has it."""
         for change in changes:
             if isinstance(change, Queued) and change.request.lease_id == lease_id:
@@ -87,7 +87,7 @@ def of_submission(once: Once | None, lease_id: str, reader: Reader[T]) -> Repeat
 def of_renewal(once: Once | None, lease_id: str, view: LeaseView[T]) -> Repeatable[T] | None:
     """Repeat with the lease as it is, or `AlreadyDoneError` if it has ended."""
 
-    def token(changes: Sequence[Change]) -> int:
+    def token(changes: Sequence[Change], cluster: ClusterState, now: float) -> int:
         kinds = Renewed | Preempting | JobPlaced
         return next(change.fencing_token for change in changes if isinstance(change, kinds))
 
@@ -99,45 +99,30 @@ def of_renewal(once: Once | None, lease_id: str, view: LeaseView[T]) -> Repeatab
 
 def of_done(once: Once | None) -> Repeatable[None] | None:
     """Repeat with no more than that it was done."""
-    return Repeatable(once, lambda changes: None, lambda cluster, now, reference: None) if once else None
+    return Repeatable(once, lambda *_: None, lambda *_: None) if once else None
 
 
 def of_release(once: Once | None) -> Repeatable[bool] | None:
     """Repeat with whether the lease, or members of it, ended; else it was quarantined."""
 
-    def is_over(changes: Sequence[Change]) -> bool:
+    def is_over(changes: Sequence[Change], cluster: ClusterState, now: float) -> bool:
         return any(isinstance(change, Released | MembersReleased) for change in changes)
 
     return Repeatable(once, is_over, lambda cluster, now, reference: bool(reference)) if once else None
 
 
-def of_answer(once: Once | None, step: Step, reader: Reader[T], by: str) -> tuple[Step, Repeatable[T] | None]:
-    """Return the step, and a repeat with what the reader answers right after its changes: values of JSON.
+def of_answer(once: Once | None, reader: Reader[T]) -> Repeatable[T] | None:
+    """Repeat with what the reader answers right after the changes: values of JSON."""
 
-    `by` is who asks for them, which the answer may tell.
-    """
-    if once is None:
-        return step, None
-    kept: list[T] = []
+    def answer_after(changes: Sequence[Change], cluster: ClusterState, now: float) -> T:
+        is_inventory = any(isinstance(change, InventoryChanged) for change in changes)
+        after = ClusterState.from_snapshot(cluster.snapshot()) if is_inventory else cluster
+        with nullcontext() if is_inventory else cluster.trial():  # an inventory cannot be tried
+            for change in changes:
+                after.apply(change)
+            return reader(after, now)
 
-    def keeping(cluster: ClusterState, now: float) -> list[Change]:
-        changes = step(cluster, now)
-        kept[:] = [_answer_after(cluster, with_by(changes, by, cluster.sequence), reader, now)]
-        return changes
-
-    return keeping, Repeatable(once, lambda changes: kept[0], lambda cluster, now, reference: reference)
-
-
-def _answer_after(cluster: ClusterState, changes: Sequence[Change], reader: Reader[T], now: float) -> T:
-    if any(isinstance(change, InventoryChanged) for change in changes):  # it cannot be tried
-        cluster = ClusterState.from_snapshot(cluster.snapshot())
-        for change in changes:
-            cluster.apply(change)
-        return reader(cluster, now)
-    with cluster.trial():
-        for change in changes:
-            cluster.apply(change)
-        return reader(cluster, now)
+    return Repeatable(once, answer_after, lambda cluster, now, reference: reference) if once else None
 
 
 def of_window(once: Once | None) -> Repeatable[WindowView] | None:
@@ -151,7 +136,7 @@ def of_window(once: Once | None) -> Repeatable[WindowView] | None:
             raise AlreadyDoneError(f"maintenance window {reference} was added, and is removed or over")
         return found
 
-    def number(changes: Sequence[Change]) -> int:
+    def number(changes: Sequence[Change], cluster: ClusterState, now: float) -> int:
         (change,) = changes
         assert isinstance(change, MaintenanceChanged)
         return change.windows[-1].window_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import deque
@@ -18,28 +19,28 @@ from resource_manager.storage.once import Once
 
 T = TypeVar("T")
 
-"""(state, now) -> the changes to make; it may raise, and must not change the state."""
-
 Reader = Callable[[ClusterState, float], T]
 """(state, now) -> an answer; it must not change the state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repeatable(Generic[T]):
-    """An idempotency key with what a repeat needs: the store keeps `refer(changes)`, a value of JSON.
+    """An idempotency key with what a repeat needs: the store keeps what `refer` returns, a value of JSON.
 
-    `answer` returns the answer to the repeat from that reference and the state as of now.
+    `refer` is given the changes, and the state and time on which they were decided. `answer` returns the
+    answer to the repeat from that reference and the state as of now.
     """
 
     key: Once
-    refer: Callable[[Sequence[Change]], Any]
+    refer: Callable[[Sequence[Change], ClusterState, float], Any]
     answer: Callable[[ClusterState, float, Any], T]
 
 
 class Operation(Generic[T]):
     """One caller's step, its changes, and the answer that its reader gave on the state right after them.
 
-    `by` names who asked for it, nobody if empty. `stored` is what the store had under its idempotency key, if
+    `by` names who asked for it, nobody if empty. `reference` is what the store keeps under its idempotency
+    key, as JSON; `stored` is what the store had under its idempotency key, if
     the change had been made before. `refused` tells of a step without changes whether it may be decided again
     in a later group; a state of at most `max_age_s` is new enough to decide that there are none. `jobs` are
     stored with its changes, if it makes any. `turn` wakes
@@ -58,6 +59,7 @@ class Operation(Generic[T]):
         "max_age_s",
         "once",
         "reader",
+        "reference",
         "refused",
         "step",
         "stored",
@@ -82,6 +84,7 @@ class Operation(Generic[T]):
         self.max_age_s = max_age_s
         self.jobs = jobs
         self.asked_at = time.monotonic()
+        self.reference = ""
         self.stored: str | None = None
         self.changes: list[Change] = []
         self.answer: T | None = None
@@ -96,10 +99,14 @@ class Operation(Generic[T]):
         self.changes = []
         try:
             changes = self.step(cluster, now)
+            if self.by:
+                changes = with_by(changes, self.by, cluster.sequence)
+            if self.once is not None and changes:
+                self.reference = json.dumps(self.once.refer(changes, cluster, now))
         except Exception as error:
             self.error = error
         else:
-            self.changes = with_by(changes, self.by, cluster.sequence) if self.by else changes
+            self.changes = changes
 
     def is_refused(self, cluster: ClusterState) -> bool:
         """Return True if the step made no change, and another decision might."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import deque
@@ -146,7 +145,7 @@ class GroupCommits:
             self._replica.require_stored()
             started = time.monotonic()
             once = [
-                (operation.once.key, json.dumps(operation.once.refer(operation.changes)))
+                (operation.once.key, operation.reference)
                 for operation in decided
                 if operation.once is not None and operation.changes
             ]

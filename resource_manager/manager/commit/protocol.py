@@ -103,11 +103,6 @@ class Transactions:
 
     # ---- changing and reading ----
 
-    @property
-    def asker(self) -> str:
-        """Who asks here and now: as `asked_by` says, else whoever the manager is for."""
-        return self.by if (who := asking()) is None else who.by
-
     def run(
         self,
         step: Step,
@@ -130,9 +125,9 @@ class Transactions:
         Raises the step's errors,
         `LockTimeoutError`, `StoreError`, and `IdempotencyKeyError`.
         """
-        by = self.asker
+        by = self.by
         if (who := asking()) is not None:
-            step = who.noting(step)
+            by, step = who.by, who.noting(step)
         operation = Operation(step, reader, by, once, refused, max_age_s, jobs)
         try:
             if once is not None and (reference := self.store.recall(once.key)) is not None:
@@ -173,7 +168,7 @@ class Transactions:
                 if (isinstance(change, of_lease) and change.lease_id == lease_id)
                 or (isinstance(change, Queued) and change.request.lease_id == lease_id)  # it was preempted
             ]
-            keys = [] if once is None else [(once.key, json.dumps(once.refer(changes)))]
+            keys = [] if once is None else [(once.key, json.dumps(once.refer(changes, cluster, now)))]
             try:
                 uses = uses_after(cluster, changes)
                 rows = merged([*operation.jobs, *ends_of_jobs(cluster, changes)]) if changes else []
