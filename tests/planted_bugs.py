@@ -609,7 +609,7 @@ BUGS += [
         OF_SEARCHES,
         ("looked_at - drained.at >= settings.confirmation_window_s", "True"),
         ("    elif is_complete:", "    else:"),
-        ("return {key for key in keys if token_of(key) not in tokens}", "return set()"),
+        ("return {key for key in keys if token_of_key(key) not in tokens}", "return set()"),
         ("now - restore.at > NEWCOMERS_S", "False"),
     ),
     *of_python(

@@ -69,15 +69,6 @@ class Misconfigured:
     text: str
 
 
-# ---- why one server is closed, or a part of it ----
-
-
-# ---- it fits no server, even an empty one ----
-
-
-# ---- it fits no open server now ----
-
-
 # ---- it fits, and may not start ----
 
 

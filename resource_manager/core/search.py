@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from resource_manager.core.changes import Drained, Resumed
 from resource_manager.core.cluster_settings import ClusterSettings
+from resource_manager.core.identifiers import token_of_key
 from resource_manager.core.node_state import NodeState
 
 UNSEARCHED = "not searched"
@@ -29,9 +29,6 @@ NEWCOMERS_S = 30 * 86400.0
 
 MAX_NAMED = 3
 """Jobs that the reason names."""
-
-_TOKEN = re.compile(r"-(\d+)(?:\.\d+)?$")
-"""Fencing token in the name of a lease's job, before the rank of a gang's member."""
 
 
 def unsearched(node: str, at: float, before: Drained | None, backup: str) -> Drained:
@@ -106,13 +103,7 @@ def without_lease(state: NodeState, keys: Iterable[str]) -> set[str]:
     """Return those of the jobs' keys whose lease the node does not have in the state."""
     tokens = {lease.fencing_token for lease in state.leases.values()}
     tokens |= {ended.fencing_token for ended in state.cleaning.values()}
-    return {key for key in keys if token_of(key) not in tokens}
-
-
-def token_of(job: str | None) -> int | None:
-    """Return the fencing token in the name of a lease's job."""
-    found = _TOKEN.search(job or "")
-    return None if found is None else int(found[1])
+    return {key for key in keys if token_of_key(key) not in tokens}
 
 
 def _listed(jobs: list[str]) -> str:

@@ -18,11 +18,12 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import DRAINED, condition_of, leases_on
+from resource_manager.core.identifiers import token_of_key
 from resource_manager.core.maintenance import to_the_minute
 from resource_manager.core.models import Lease, Placement
 from resource_manager.core.names import name_of, short
 from resource_manager.core.node_state import Cleaning, NodeState
-from resource_manager.core.search import is_unsearched, token_of
+from resource_manager.core.search import is_unsearched
 from resource_manager.fleet.health import Finding, HealthAction, HealthTable, findings
 
 CLEAN_REPORTS = 3
@@ -275,13 +276,14 @@ def has_unmarked_job(lease: Lease) -> bool:
 def is_of(process: ProcessReport, lease_id: str, fencing_token: int) -> bool:
     """Return True if the process belongs to that lease, by the mark of its job or by the lease's id."""
     if process.job is not None:
-        return token_of(process.job) == fencing_token
+        return token_of_key(process.job) == fencing_token
     return process.lease_id == lease_id
 
 
 def _of_lease(cluster: ClusterState, state: NodeState, process: ProcessReport) -> str:
     """Say of which lease a rogue process is, by its mark: `; of lease t (token 17), which has ended`."""
-    token = token_of(process.job)
+    found = token_of_key(process.job or "")
+    token = None if found < 0 else found
     if token is None and not process.lease_id:
         return ""
     lease = _marked(cluster, process.lease_id, token)

@@ -132,19 +132,14 @@ class RedisJobs:
 
     def bytes_of(self, caller: str) -> int:
         sizes_key = self._client.key(f"jobs:of:{digest(caller)}")
+        sizes = self._client.hash_of(sizes_key)
+        if not sizes:
+            return 0
         with self._client.reporting():
-            [flat] = self._client.ask(("HGETALL", sizes_key))
-            pairs = (
-                list(flat.items())
-                if isinstance(flat, dict)
-                else list(zip(flat[::2], flat[1::2], strict=True))
-            )
-            if not pairs:
-                return 0
-            there = self._client.ask(*(("EXISTS", self._key(name.decode())) for name, _ in pairs))
-            if gone := [name for (name, _), is_there in zip(pairs, there, strict=True) if not is_there]:
+            there = self._client.ask(*(("EXISTS", self._key(name.decode())) for name in sizes))
+            if gone := [name for name, is_there in zip(sizes, there, strict=True) if not is_there]:
                 self._client.ask(("HDEL", sizes_key, *gone))
-        return sum(int(size) for (_, size), is_there in zip(pairs, there, strict=True) if is_there)
+        return sum(int(size) for size, is_there in zip(sizes.values(), there, strict=True) if is_there)
 
     def _key(self, name: str) -> str:
         return self._client.key(f"jobs:row:{name}")

@@ -69,8 +69,5 @@ class RedisWitnesses:
             )
 
     def all(self) -> dict[str, Sighting]:
-        with self._client.reporting():
-            [found] = self._client.ask(("HGETALL", self._key))
-        # Through sentinels the driver makes a mapping of it.
-        pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
-        return {boot_id.decode(): Sighting.from_json(text) for boot_id, text in pairs}
+        found = self._client.hash_of(self._key)
+        return {boot_id.decode(): Sighting.from_json(text) for boot_id, text in found.items()}

@@ -6,18 +6,11 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from resource_manager.core.changes import (
-    Change,
-    Outcome,
-    Preempting,
-    Queued,
-)
+from resource_manager.core.changes import Change, Outcome, Preempting, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import IDLE, LIMITS, MAX_RUNTIME, OnIdle
-from resource_manager.core.models import (
-    KEY_SEPARATOR,
-    Lease,
-)
+from resource_manager.core.models import KEY_SEPARATOR, Lease
+from resource_manager.scheduling.queue.runtime_limits import count_of
 
 RESTARTS = "restart_count"
 """Label of a request: how often its job was preempted."""
@@ -64,8 +57,7 @@ def requeued(cluster: ClusterState, lease: Lease, outcome: str, now: float) -> l
 
 def restarts_of(labels: Mapping[str, str]) -> int:
     """Return how often the job of a lease with these labels was preempted."""
-    text = labels.get(RESTARTS, "0")
-    return int(text) if text.isdecimal() and len(text) < 10 else 0
+    return count_of(labels, RESTARTS)
 
 
 def overdue(cluster: ClusterState, now: float, due: Collection[str]) -> list[Lease]:

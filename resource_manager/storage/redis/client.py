@@ -225,6 +225,13 @@ class RedisClient:
             hint = "; if it has no TLS, its address begins with redis://" if is_mute else ""
             raise outage(f"{self.address}: {_explain(error, text)}{hint}") from error
 
+    def hash_of(self, key: str) -> dict[bytes, bytes]:
+        """Return the fields of a hash."""
+        with self.reporting():
+            [flat] = self.ask(("HGETALL", key))
+        # Through sentinels the driver makes a mapping of it.
+        return flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
+
     def remember(self, key: str, value: str | int) -> None:
         """Write a short value, also while the server's memory is full."""
         self.run(load_script("remember"), (key,), (value,))

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
@@ -183,6 +183,22 @@ class Database:
         parameters `:namespace` and `values`; return the driver's cursor.
         """
         return execute(self.dialect, connection, statement, {"namespace": self.namespace, **values})
+
+    def put(
+        self, connection: Connection, table: str, key: Mapping[str, Any], keep_s: float, **values: Any
+    ) -> None:
+        """Keep these values for so long as the row of that key, in the place of one that is there."""
+        columns = ("namespace", *key, *values)
+        is_it = " AND ".join(f"{name} = :{name}" for name in ("namespace", *key))
+        self.execute(connection, f"DELETE FROM {{{table}}} WHERE {is_it}", **key)
+        self.execute(
+            connection,
+            f"INSERT INTO {{{table}}} ({', '.join(columns)}, expires_at) "
+            f"VALUES ({', '.join(f':{name}' for name in columns)}, {{now}} + :keep_s)",
+            **key,
+            **values,
+            keep_s=keep_s,
+        )
 
     def row(self, statement: str, **values: Any) -> tuple[Any, ...] | None:
         """Return the first row of an answer."""

@@ -55,16 +55,4 @@ class SqlKeys:
 
     def keep(self, connection: Connection, key: Once, reference: str) -> None:
         names = {"caller": key.caller, "name": key.key}
-        self._database.execute(
-            connection,
-            "DELETE FROM {once} WHERE namespace = :namespace AND caller = :caller AND name = :name",
-            **names,
-        )
-        self._database.execute(
-            connection,
-            "INSERT INTO {once} (namespace, caller, name, answer, expires_at) "
-            "VALUES (:namespace, :caller, :name, :answer, {now} + :keep_s)",
-            answer=key.stored(reference),
-            keep_s=KEEP_S,
-            **names,
-        )
+        self._database.put(connection, "once", names, KEEP_S, answer=key.stored(reference))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.once import digest
 from resource_manager.storage.sql.database import Database
-from resource_manager.storage.sql.dialect import JOB_COLUMNS, Connection, job_values
+from resource_manager.storage.sql.dialect import Connection
 
 NAMES_AT_ONCE = 200
 
@@ -40,18 +40,8 @@ class SqlJobs:
     def write(self, rows: Sequence[JobRow]) -> None:
         def work(connection: Connection) -> None:
             for row in rows:
-                values = {f"job_{field}_0": value for field, value in row._asdict().items()}
-                values["job_caller_0"] = digest(row.caller)
-                self._database.execute(
-                    connection,
-                    "DELETE FROM {job} WHERE namespace = :namespace AND name = :job_name_0",
-                    **values,
-                )
-                self._database.execute(
-                    connection,
-                    f"INSERT INTO {{job}} {JOB_COLUMNS} VALUES (:namespace, {job_values(0)})",
-                    **values,
-                )
+                key, caller = {"name": row.name}, digest(row.caller)
+                self._database.put(connection, "job", key, row.keep_s, caller=caller, body=row.text)
 
         self._database.write(work)
 

@@ -18,21 +18,8 @@ class SqlReports:
     def put(self, server: str, report: bytes, record: bytes, ttl_s: float) -> None:
         def work(connection: Connection) -> None:
             for kind, body, keep_s in (("report", report, ttl_s), ("record", record, RECORD_TTL_S)):
-                self._database.execute(
-                    connection,
-                    "DELETE FROM {report} WHERE namespace = :namespace AND kind = :kind AND server = :server",
-                    kind=kind,
-                    server=server,
-                )
-                self._database.execute(
-                    connection,
-                    "INSERT INTO {report} (namespace, kind, server, body, expires_at) "
-                    "VALUES (:namespace, :kind, :server, :body, {now} + :keep_s)",
-                    kind=kind,
-                    server=server,
-                    body=body.decode(),
-                    keep_s=keep_s,
-                )
+                key = {"kind": kind, "server": server}
+                self._database.put(connection, "report", key, keep_s, body=body.decode())
 
         self._database.write(work)
 
