@@ -16,7 +16,8 @@ from statistics import median
 
 from resource_manager.core.changes import Change, Granted, Queued, Released, TeamsChanged
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Gpu, Lease, Node, PendingRequest, Placement, Request
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.pending import PendingRequest
 from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies.first_fit import first_fit

@@ -17,10 +17,11 @@ from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.server_commands import server_of
 from resource_manager.cli.target import Target
 from resource_manager.cli.waiting import hold_once_granted
-from resource_manager.core.changes import JobEnd, ReleaseResult
+from resource_manager.core.changes import JobEnd
 from resource_manager.jobs.task_identity import probe_id
 from resource_manager.lazy import lazy_module
 from resource_manager.manager.answer_words import name_in_words
+from resource_manager.manager.results import ReleaseResult
 
 if TYPE_CHECKING:
     from resource_manager.cli import cluster_tables, tables

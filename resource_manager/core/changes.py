@@ -46,15 +46,6 @@ class Outcome(StrEnum):
     """Ended at its longest runtime."""
 
 
-class ReleaseResult(StrEnum):
-    """Answer to a release: done, quarantined as its job may run, or there is no such lease of that holder."""
-
-    RELEASED = "released"
-    QUARANTINED = "quarantined"
-    NOT_HELD = "not_held"
-    OTHER_HOLDER = "other_holder"
-
-
 class JobEnd(StrEnum):
     """Knowledge of who releases a lease about the end of its placed job.
 

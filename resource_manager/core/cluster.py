@@ -46,10 +46,10 @@ from resource_manager.core.expiry_heap import ExpiryHeap
 from resource_manager.core.failed_starts import FailedStarts, by_lease, in_order, remembered
 from resource_manager.core.gpu_state import GpuChange, begin_cleaning, carry_over, change_gpus, recount
 from resource_manager.core.maintenance import Window
-from resource_manager.core.models import KEY_SEPARATOR, Gpu, Lease, Node, PendingRequest
+from resource_manager.core.models import KEY_SEPARATOR, Gpu, Lease, Node
 from resource_manager.core.node_index import NodeIndex
 from resource_manager.core.node_state import Cleaning, NodeState, allocate
-from resource_manager.core.pending import PendingRequests
+from resource_manager.core.pending import PendingRequest, PendingRequests
 from resource_manager.core.runtimes import LearntRuntimes, class_of, run_s
 from resource_manager.core.team_ledger import TeamLedger, Use, at_time
 from resource_manager.core.teams import Teams

@@ -391,16 +391,3 @@ class Lease:
 
 
 new_lease = direct_new(Lease)
-
-
-@dataclass(frozen=True, slots=True)
-class PendingRequest:
-    """A request in the queue; `sequence` is its number in the order of arrival."""
-
-    request: Request
-    queued_at: float
-    sequence: int
-
-    @property
-    def lease_id(self) -> str:
-        return self.request.lease_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Lease, PendingRequest
+from resource_manager.core.models import Lease
 from resource_manager.core.names import (
     CYCLE,
     Named,
@@ -16,6 +16,7 @@ from resource_manager.core.names import (
     short,
     short_id,
 )
+from resource_manager.core.pending import PendingRequest
 from resource_manager.errors import AmbiguousNameError, LeaseNotFoundError
 
 

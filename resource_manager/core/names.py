@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-from resource_manager.core.models import Lease, PendingRequest
+from resource_manager.core.models import Lease
+from resource_manager.core.pending import PendingRequest
 
 MAX_SHOWN = 120
 """Maximum length of a name in a sentence; names may have a thousand characters."""

@@ -5,10 +5,25 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from resource_manager.core.models import PendingRequest, Request
+from resource_manager.core.models import Request
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRequest:
+    """A request in the queue; `sequence` is its number in the order of arrival."""
+
+    request: Request
+    queued_at: float
+    sequence: int
+
+    @property
+    def lease_id(self) -> str:
+        return self.request.lease_id
+
 
 SortKey = Callable[[PendingRequest], tuple[float, int]]
 """A function to sort by that tells any two requests apart and does not change: it ends with the sequence."""

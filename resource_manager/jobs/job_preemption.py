@@ -10,11 +10,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from resource_manager.core.changes import JobEnd, Outcome, ReleaseResult
+from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.lease_limits import IDLE, MAX_RUNTIME, OnIdle
 from resource_manager.core.maintenance import preemptor_in_words
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.manager.lease_service import LeaseService
+from resource_manager.manager.results import ReleaseResult
 
 STEP_S = 5.0
 """Time after which the lease is renewed while its jobs save what they did."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from resource_manager.core.changes import Drained, JobEnd, Outcome, ReleaseResult
+from resource_manager.core.changes import Drained, JobEnd, Outcome
 from resource_manager.core.search import is_unsearched
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob, Stopped
@@ -21,7 +21,7 @@ from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.cluster_results import ServerSummary
 from resource_manager.manager.lease_service import LeaseService
-from resource_manager.manager.results import Allocation, Submission
+from resource_manager.manager.results import Allocation, ReleaseResult, Submission
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from resource_manager.core.changes import Change, JobEnd, MembersReleased, Released, ReleaseResult
+from resource_manager.core.changes import Change, JobEnd, MembersReleased, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
 from resource_manager.core.models import JobPlace, Lease, has_stored_job
@@ -18,7 +18,7 @@ from resource_manager.manager.agent_jobs import reported_end
 from resource_manager.manager.commit.asking import Step, checked_by, with_by
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
-from resource_manager.manager.results import Allocation, Recorded, Renewal, SlurmJob
+from resource_manager.manager.results import Allocation, Recorded, ReleaseResult, Renewal, SlurmJob
 from resource_manager.manager.stored_jobs import JobEnded, JobResult, StoredJobs
 from resource_manager.scheduling import lease_steps
 from resource_manager.storage import Store, codec

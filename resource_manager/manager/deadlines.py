@@ -8,7 +8,8 @@ from itertools import chain
 
 from resource_manager.core.changes import Change, DeadlineRisk
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Lease, PendingRequest
+from resource_manager.core.models import Lease
+from resource_manager.core.pending import PendingRequest
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.forecasts import Forecasts
 from resource_manager.manager.queue_view import QueueView

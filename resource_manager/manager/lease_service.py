@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack
 
-from resource_manager.core.changes import JobEnd, ReleaseResult
+from resource_manager.core.changes import JobEnd
 from resource_manager.core.models import Gpu, JobPlace
 from resource_manager.manager.agent_jobs import AgentState
 from resource_manager.manager.arguments import Dumpable
@@ -26,6 +26,7 @@ from resource_manager.manager.results import (
     LeaseChanges,
     QueueEntry,
     Recorded,
+    ReleaseResult,
     Renewal,
     SlurmJob,
     Submission,

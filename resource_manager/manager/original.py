@@ -6,12 +6,11 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from resource_manager.core.changes import ReleaseResult
 from resource_manager.errors import DuplicateTaskError, InvalidRequestError, LockTimeoutError
 from resource_manager.manager.arguments import ORIGINAL_NAMES, Dumpable
 from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.refusal_wording import Refusal
-from resource_manager.manager.results import Allocation, Summary
+from resource_manager.manager.results import Allocation, ReleaseResult, Summary
 
 if TYPE_CHECKING:
     from resource_manager.manager.demand import DemandOptions

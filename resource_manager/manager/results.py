@@ -1,7 +1,8 @@
-"""Dictionaries that manager, client and service return, with the original's keys."""
+"""Answers that manager, client and service return: dictionaries with the original's keys."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import (
     Any,
     Literal,
@@ -12,6 +13,16 @@ from typing_extensions import TypedDict
 
 from resource_manager.core.models import Amount
 from resource_manager.manager.cluster_results import ServerSummary
+
+
+class ReleaseResult(StrEnum):
+    """Answer to a release: done, quarantined as its job may run, or there is no such lease of that holder."""
+
+    RELEASED = "released"
+    QUARANTINED = "quarantined"
+    NOT_HELD = "not_held"
+    OTHER_HOLDER = "other_holder"
+
 
 Recorded = dict[str, Any]
 """A change of the history: `version`, `change` (its kind) and the change's own keys."""

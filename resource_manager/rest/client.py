@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
-from resource_manager.core.changes import JobEnd, ReleaseResult
+from resource_manager.core.changes import JobEnd
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import LeaseNotFoundError, LockTimeoutError
 from resource_manager.manager.agent_jobs import note_opened
@@ -23,6 +23,7 @@ from resource_manager.manager.results import (
     LeaseChanges,
     QueueEntry,
     Recorded,
+    ReleaseResult,
     Renewal,
     Submission,
 )

@@ -16,8 +16,9 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import DRAINED, cleaning_milli, cleaning_on
-from resource_manager.core.models import MILLI_PER_GPU, PendingRequest, Request, new_lease
+from resource_manager.core.models import MILLI_PER_GPU, Request, new_lease
 from resource_manager.core.node_state import is_rounding_error
+from resource_manager.core.pending import PendingRequest
 from resource_manager.errors import CapacityError, DuplicateTaskError, NeverFitsError, UnknownNodeError
 from resource_manager.scheduling.placement.gang_slots import Prospects, could_start
 from resource_manager.scheduling.placement.gangs import Members

@@ -40,8 +40,9 @@ from resource_manager.core.changes import (
 from resource_manager.core.cluster import Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.inventory import inventory_before
-from resource_manager.core.models import Lease, PendingRequest
+from resource_manager.core.models import Lease
 from resource_manager.core.node_state import Cleaning
+from resource_manager.core.pending import PendingRequest
 from resource_manager.core.runtimes import class_of, job_id_of
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CorruptStateError, StoreError

@@ -11,16 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core.models import (
-    Lease,
-    Link,
-    PendingRequest,
-    Placement,
-    Request,
-    Spread,
-    TypeChoice,
-    Utility,
-)
+from resource_manager.core.models import Lease, Link, Placement, Request, Spread, TypeChoice, Utility
+from resource_manager.core.pending import PendingRequest
 from resource_manager.errors import InvalidRequestError
 
 

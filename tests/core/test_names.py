@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core.models import PendingRequest, Request
+from resource_manager.core.models import Request
 from resource_manager.core.names import (
     ALPHABET,
     CYCLE,
@@ -18,6 +18,7 @@ from resource_manager.core.names import (
     number_of,
     short_id,
 )
+from resource_manager.core.pending import PendingRequest
 
 RUNS = {"instance": "air", "dag_id": "my_dag", "run_id": "manual__1", "task_id": "train", "map_index": "-1"}
 

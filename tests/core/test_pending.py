@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core.models import PendingRequest, Request
-from resource_manager.core.pending import PendingRequests, arrival
+from resource_manager.core.models import Request
+from resource_manager.core.pending import PendingRequest, PendingRequests, arrival
 
 
 def by_name_length(entry: PendingRequest) -> tuple[float, int]:

@@ -17,13 +17,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from resource_manager.core.changes import Outcome, ReleaseResult
+from resource_manager.core.changes import Outcome
 from resource_manager.core.models import Node
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.results import ReleaseResult
 from resource_manager.scheduling.preemption.requeueing import restarts_of
 from tests.faults.access_paths import ACCESS_PATHS
 from tests.shifted_clock import time_shifted_by

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.cli import main
 from resource_manager.cli.target import Target
-from resource_manager.core.changes import JobEnd, ReleaseResult
+from resource_manager.core.changes import JobEnd
 from resource_manager.core.models import Gpu, JobPlace, Node
 from resource_manager.errors import InvalidRequestError, JobPlacedError, LeaseNotFoundError
+from resource_manager.manager.results import ReleaseResult
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.client import ServiceClient

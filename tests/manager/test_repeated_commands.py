@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from resource_manager import GPUResourceManager
-from resource_manager.core.changes import ReleaseResult
 from resource_manager.core.models import Gpu, JobPlace, Lease
 from resource_manager.errors import LeaseNotFoundError
 from resource_manager.manager.cluster_file.sections import ClusterForm
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.maintenance_windows import WindowForm
+from resource_manager.manager.results import ReleaseResult
 from resource_manager.storage.once import Once
 
 TEAMS = {"vision": {"guaranteed": 4}, "nlp": {"limit": 8}}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from resource_manager import GPUResourceManager, MemoryStore, Refusal, Settings
-from resource_manager.core.changes import ReleaseResult
 from resource_manager.errors import AlreadyDoneError, IdempotencyKeyError, LeaseNotFoundError
+from resource_manager.manager.results import ReleaseResult
 from resource_manager.storage.once import KEEP_S, Once
 from tests.builders import Clock
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from resource_manager import AsyncGPUResourceManager, Demand, GPUResourceManager, Refusal
-from resource_manager.core.changes import JobEnd, ReleaseResult
+from resource_manager.core.changes import JobEnd
 from resource_manager.core.models import Gpu, JobPlace
 from resource_manager.errors import (
     DuplicateTaskError,
@@ -34,7 +34,7 @@ from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.maintenance_windows import WindowForm
 from resource_manager.manager.original import OriginalNames
-from resource_manager.manager.results import Renewal
+from resource_manager.manager.results import ReleaseResult, Renewal
 from resource_manager.rest.client import ServiceClient
 from tests.listening import served
 

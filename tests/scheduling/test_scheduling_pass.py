@@ -8,7 +8,8 @@ import pytest
 
 from resource_manager.core.changes import Queued
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import PendingRequest, Request
+from resource_manager.core.models import Request
+from resource_manager.core.pending import PendingRequest
 from resource_manager.core.refusal import RecoveryWindow, recovering
 from resource_manager.core.teams import Team
 from resource_manager.scheduling import allocator

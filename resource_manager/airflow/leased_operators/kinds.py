@@ -10,7 +10,7 @@ from typing import Any
 from resource_manager.airflow.in_worker import devices_of
 from resource_manager.airflow.task_demand import ended_by_others
 from resource_manager.airflow.version_compat import AirflowException
-from resource_manager.core.changes import JobEnd, Outcome, ReleaseResult
+from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.identifiers import as_reason
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob
@@ -21,7 +21,7 @@ from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.jobs.running_job import RunningJob, job_of
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.lease_service import LeaseService
-from resource_manager.manager.results import Allocation
+from resource_manager.manager.results import Allocation, ReleaseResult
 
 AIRFLOW = "airflow.providers"
 

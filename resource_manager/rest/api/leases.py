@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import flask
 
-from resource_manager.core.changes import JobEnd, ReleaseResult
+from resource_manager.core.changes import JobEnd
 from resource_manager.core.models import JobPlace, Lease
 from resource_manager.core.name_lookup import find
 from resource_manager.errors import NO_LEASE, LeaseNotFoundError
 from resource_manager.manager.refusal_wording import Refusal
-from resource_manager.manager.results import Allocation, Renewal, Submission
+from resource_manager.manager.results import Allocation, ReleaseResult, Renewal, Submission
 from resource_manager.rest.answers import (
     AnnounceAnswer,
     BatchAnswer,

@@ -15,7 +15,8 @@ from itertools import groupby
 
 from resource_manager.core.changes import Change, Expired, Granted, MembersReleased, Released, TeamsChanged
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Lease, PendingRequest
+from resource_manager.core.models import Lease
+from resource_manager.core.pending import PendingRequest
 from resource_manager.core.team_ledger import Account, Use, at_time, held_use, milli_of
 
 

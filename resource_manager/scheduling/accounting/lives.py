@@ -26,7 +26,8 @@ from resource_manager.core.changes import (
     Renewed,
 )
 from resource_manager.core.cluster import Snapshot
-from resource_manager.core.models import MILLI_PER_GPU, Lease, Node, PendingRequest, Placement, Request
+from resource_manager.core.models import MILLI_PER_GPU, Lease, Node, Placement, Request
+from resource_manager.core.pending import PendingRequest
 from resource_manager.core.team_ledger import held_milli
 
 

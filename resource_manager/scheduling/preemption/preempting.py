@@ -12,10 +12,10 @@ from typing import TypeVar
 from resource_manager.core.changes import Change, Expired, Granted, Preempting, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import preemptor_in_words
-from resource_manager.core.models import MILLI_PER_GPU, Lease, PendingRequest, Placement, Request
+from resource_manager.core.models import MILLI_PER_GPU, Lease, Placement, Request
 from resource_manager.core.name_lookup import name_in
 from resource_manager.core.names import name_of
-from resource_manager.core.pending import Kind, kind_of
+from resource_manager.core.pending import Kind, PendingRequest, kind_of
 from resource_manager.core.refusal import Grounds, RefusalKind, StillHeld, WaitsForEnds
 from resource_manager.core.team_ledger import TeamLedger
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError

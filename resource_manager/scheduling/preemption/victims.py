@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from resource_manager.core.changes import Granted
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Lease, PendingRequest, Request
+from resource_manager.core.models import Lease, Request
 from resource_manager.core.node_state import NodeState
+from resource_manager.core.pending import PendingRequest
 from resource_manager.errors import CapacityError
 from resource_manager.scheduling.placement.gangs import Members
 from resource_manager.scheduling.preemption.victim_right import Planned, Right, cheapest_first

@@ -11,8 +11,8 @@ from heapq import heapify, heappop, heappush
 
 from resource_manager.core.announced import along_the_dag, names_announced
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import MILLI_PER_GPU, Amount, PendingRequest, Request
-from resource_manager.core.pending import arrival
+from resource_manager.core.models import MILLI_PER_GPU, Amount, Request
+from resource_manager.core.pending import PendingRequest, arrival
 from resource_manager.core.runtimes import job_id_of
 from resource_manager.core.team_ledger import UNNAMED
 from resource_manager.errors import PolicyError

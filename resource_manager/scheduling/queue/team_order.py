@@ -7,7 +7,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
-from resource_manager.core.models import PendingRequest, Request
+from resource_manager.core.models import Request
+from resource_manager.core.pending import PendingRequest
 from resource_manager.core.team_ledger import Account, TeamLedger, milli_of
 from resource_manager.scheduling.queue.quotas import stays_inside
 

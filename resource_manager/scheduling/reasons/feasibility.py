@@ -16,8 +16,9 @@ from resource_manager.core.fit import (
     shortages,
 )
 from resource_manager.core.gpu_state import withheld
-from resource_manager.core.models import MILLI_PER_GPU, PendingRequest, Request
+from resource_manager.core.models import MILLI_PER_GPU, Request
 from resource_manager.core.name_lookup import name_in
+from resource_manager.core.pending import PendingRequest
 from resource_manager.core.refusal import (
     Ahead,
     Fact,

@@ -51,7 +51,8 @@ from resource_manager.core.failed_starts import (
     remembered,
 )
 from resource_manager.core.maintenance import Window
-from resource_manager.core.models import KEY_SEPARATOR, Lease, Node, PendingRequest
+from resource_manager.core.models import KEY_SEPARATOR, Lease, Node
+from resource_manager.core.pending import PendingRequest
 from resource_manager.core.runtimes import KEPT_RUNTIMES, MAX_CLASSES, job_id_of
 from resource_manager.core.team_ledger import Use
 from resource_manager.core.teams import Teams

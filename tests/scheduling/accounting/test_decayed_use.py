@@ -20,7 +20,8 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Gpu, Lease, Node, PendingRequest, Placement, Request
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.pending import PendingRequest
 from resource_manager.core.team_ledger import Use, held_use
 from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling.accounting.decayed_use import (

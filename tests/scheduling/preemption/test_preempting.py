@@ -24,7 +24,8 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.lease_limits import IDLE
-from resource_manager.core.models import Lease, PendingRequest, Placement, Request
+from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.core.pending import PendingRequest
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import InvalidRequestError, NotPreemptibleError
 from resource_manager.scheduling import allocator, lease_steps

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from resource_manager.core.changes import Drained, InventoryChanged, Quarantined, Renewed, Resumed
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.models import Gpu, Node, PendingRequest, Request
-from resource_manager.core.pending import kind_of
+from resource_manager.core.models import Gpu, Node, Request
+from resource_manager.core.pending import PendingRequest, kind_of
 from resource_manager.core.teams import Team
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies.first_fit import first_fit

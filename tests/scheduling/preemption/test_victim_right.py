@@ -8,7 +8,8 @@ from resource_manager.core.changes import (
     Granted,
     InventoryChanged,
 )
-from resource_manager.core.models import Gpu, Lease, Node, PendingRequest, Placement, Request
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.pending import PendingRequest
 from resource_manager.core.teams import Team
 from resource_manager.manager.refusal_wording import right_words
 from resource_manager.scheduling.placement.policies.first_fit import first_fit

@@ -19,7 +19,8 @@ from resource_manager.core.changes import (
     TeamsChanged,
 )
 from resource_manager.core.maintenance import Window
-from resource_manager.core.models import Gpu, Lease, Node, PendingRequest, Placement, Request
+from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.pending import PendingRequest
 from resource_manager.core.teams import Team, Teams
 from resource_manager.manager.refusal_wording import right_words
 from resource_manager.scheduling.placement.policies.best_fit import best_fit

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from resource_manager.core.changes import Announced, Cancelled, Queued, Withdrawn
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
-from resource_manager.core.models import Node, PendingRequest, Request
+from resource_manager.core.models import Node, Request
+from resource_manager.core.pending import PendingRequest
 from resource_manager.errors import PolicyError
 from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies.first_fit import first_fit

@@ -33,8 +33,9 @@ from resource_manager.core.changes import (
     Withdrawn,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
-from resource_manager.core.models import Lease, PendingRequest, Placement, Request
+from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.core.node_state import Cleaning
+from resource_manager.core.pending import PendingRequest
 from resource_manager.core.teams import Teams
 from resource_manager.errors import CorruptStateError
 from resource_manager.storage.codec import change_from_json, change_to_json
