@@ -24,8 +24,9 @@ from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.scheduling.reasons.announced_arrivals import LagWalk
+from resource_manager.scheduling.reasons.lease_ends import DrawnEnds
 from resource_manager.scheduling.reasons.runtime_quantiles import RuntimeModel
-from resource_manager.scheduling.reasons.start_estimates import DrawnEnds, forecast_starts
+from resource_manager.scheduling.reasons.start_estimates import forecast_starts
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 from simulator.cli import print_json
 

@@ -25,7 +25,8 @@ from resource_manager.manager.results import (
 )
 from resource_manager.scheduling.reasons.announced_arrivals import Arrival
 from resource_manager.scheduling.reasons.feasibility import Standing, standings
-from resource_manager.scheduling.reasons.start_estimates import MAX_PLAYS, Start
+from resource_manager.scheduling.reasons.lease_ends import MAX_PLAYS
+from resource_manager.scheduling.reasons.start_estimates import Start
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 

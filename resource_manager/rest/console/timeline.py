@@ -18,7 +18,7 @@ from resource_manager.rest.console import cells
 from resource_manager.rest.console.colours import Colour
 from resource_manager.rest.service import Service
 from resource_manager.scheduling.accounting.lives import Lives
-from resource_manager.scheduling.reasons.start_estimates import expected_end
+from resource_manager.scheduling.reasons.lease_ends import expected_end
 
 AHEAD = 0.5
 """Part of the past hours that is shown of the coming ones, where something is to come."""

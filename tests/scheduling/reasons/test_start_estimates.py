@@ -24,11 +24,10 @@ from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.scheduling.queue.price_admission import PriceAdmission
 from resource_manager.scheduling.reasons import start_estimates
+from resource_manager.scheduling.reasons.lease_ends import MAX_PLAYS, DrawnEnds
 from resource_manager.scheduling.reasons.runtime_quantiles import RuntimeQuantiles
 from resource_manager.scheduling.reasons.start_estimates import (
-    MAX_PLAYS,
     MAX_STEPS,
-    DrawnEnds,
     Start,
     estimate_starts,
     forecast_starts,

@@ -1,0 +1,64 @@
+"""When leases end: as expected, never before now, and by draws that reach all of a distribution."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from resource_manager.core.changes import Granted
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.models import Lease, Placement, Request
+from resource_manager.core.runtimes import LearntRuntimes
+from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.scheduling.reasons.lease_ends import MAX_PLAYS, DrawnEnds, expected_end
+from resource_manager.scheduling.reasons.runtime_quantiles import POINTS, RuntimeQuantiles
+
+LEASE = Lease(Request("t", 1, expected_runtime_s=300.0), (Placement("gpu-server-0", (0,)),), 1, 0.0)
+UNSTATED = replace(LEASE, request=Request("t", 1))
+
+
+@pytest.mark.parametrize(
+    ("lease", "now", "end"),
+    [
+        (LEASE, 10.0, 300.0),
+        (LEASE, 1_000.0, 1_100.0),  # an overdue job goes on for a tenth
+        (UNSTATED, 10.0, None),
+        (replace(LEASE, quarantined=True), 10.0, None),
+        (replace(UNSTATED, preempted_by="x", preempt_until=70.0), 10.0, 70.0),
+        (replace(UNSTATED, preempted_by="x", preempt_until=70.0), 80.0, 80.0),
+    ],
+)
+def test_an_expected_end_is_by_the_runtime_and_never_before_now(
+    lease: Lease, now: float, end: float | None
+) -> None:
+    assert expected_end(lease, now, LearntRuntimes()) == end
+
+
+def drawn_ends(lease: Lease, *quantiles_s: float) -> DrawnEnds:
+    cluster = ClusterState(default_inventory())
+    cluster.apply(Granted(lease, lease.granted_at))
+    quantiles = RuntimeQuantiles(tuple(map(math.log, quantiles_s)))
+    return DrawnEnds(cluster, (), lambda request: quantiles, random.Random(0).random, 0.0)
+
+
+def test_over_the_plays_an_end_is_drawn_from_each_part_of_its_distribution() -> None:
+    drawn = drawn_ends(LEASE, *(100.0 + 10 * point for point in range(POINTS + 1)))
+    ends = sorted(end for _ in range(MAX_PLAYS) for end, _ in drawn.running() if end is not None)
+    assert drawn.vary
+    assert len(ends) == MAX_PLAYS
+    assert ends[0] < 100 + 2 * 200 / MAX_PLAYS
+    assert ends[-1] > 300 - 2 * 200 / MAX_PLAYS
+    assert all(later - earlier < 3 * 200 / MAX_PLAYS for earlier, later in pairwise(ends))
+
+
+def test_certain_and_unknown_ends_do_not_vary() -> None:
+    certain = drawn_ends(LEASE, *[300.0] * (POINTS + 1))
+    assert not certain.vary
+    assert [end for end, _ in certain.running()] == [pytest.approx(300.0)]
+    unknown = drawn_ends(replace(LEASE, quarantined=True), *map(float, range(1, POINTS + 2)))
+    assert not unknown.vary
+    assert [end for end, _ in unknown.running()] == [None]
