@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resource_manager.core import attained_service
+from resource_manager.core.attained_service import MAX_JOBS
 from resource_manager.core.changes import Expired, Granted, MembersReleased, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
@@ -58,11 +59,12 @@ def test_a_gang_counts_once_with_all_members_when_the_first_of_them_ends(cluster
     assert cluster.attained == {"t": 40_000}
 
 
-def test_attained_service_is_bounded_in_jobs(cluster: ClusterState, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attained_service, "MAX_JOBS", 2)
-    for name in "abac":
+def test_attained_service_is_bounded_in_jobs(cluster: ClusterState) -> None:
+    names = [f"t{number}" for number in range(MAX_JOBS)]
+    for name in (*names, "t0", "new"):
         run(cluster, name, 10.0, "FAILED")
-    assert list(cluster.attained.items()) == [("a", 40_000), ("c", 20_000)], "b attained longest ago"
+    assert [*cluster.attained] == [*names[2:], "t0", "new"], "t1 attained longest ago"
+    assert (cluster.attained["t0"], cluster.attained["new"]) == (40_000, 20_000)
 
 
 RUNS = st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(("FAILED", "SUCCESS", ""))), max_size=6)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resource_manager.core import expiry_heap
-from resource_manager.core.expiry_heap import ExpiryHeap
+from resource_manager.core.expiry_heap import MIN_LENGTH, ExpiryHeap
 from resource_manager.core.models import Lease, Placement, Request
 
 
@@ -84,37 +82,39 @@ def test_a_lease_without_an_end_takes_no_room() -> None:
     assert leases.due(1e12) == []
 
 
-def test_ends_of_released_and_renewed_leases_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expiry_heap, "MIN_LENGTH", 8)
+def test_ends_of_released_and_renewed_leases_do_not_pile_up() -> None:
     leases = Leases()
     leases.put("endless", math.inf)
     for number in range(1_000):
         leases.put("renewed", 100.0 + number)
         leases.put("released", 5_000.0)
         del leases["released"]
-        assert len(leases.heap) <= max(8, 4 * len(leases)) + 1
+        assert len(leases.heap) <= MIN_LENGTH + 1
     assert leases.due(1_098.0) == []
     assert leases.due(1_099.0) == ["renewed"]
 
 
-def test_after_the_heap_was_cleaned_the_ends_are_still_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expiry_heap, "MIN_LENGTH", 8)
+def test_after_the_heap_was_cleaned_the_ends_are_still_in_order() -> None:
     leases = Leases()
     for lease_id, ends in (("late", 90.0), ("early", 10.0), ("middle", 50.0)):
         leases.put(lease_id, ends)
-    for _ in range(20):
+    for _ in range(MIN_LENGTH):
         leases.put("renewed", 70.0)
+    assert len(leases.heap) < MIN_LENGTH
     assert leases.due(10.0) == ["early"]
     assert leases.due(90.0) == ["early", "middle", "renewed", "late"]
 
 
-def test_below_its_least_length_the_heap_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cleaning looks at every lease, so a short heap is not worth it."""
-    monkeypatch.setattr(expiry_heap, "MIN_LENGTH", 64)
+def test_a_short_heap_and_one_with_few_outdated_ends_are_left_alone() -> None:
+    """Cleaning looks at every lease: it is not worth it there, nor at each renewal of one of many."""
     leases = Leases()
-    for number in range(64):
+    for number in range(MIN_LENGTH):
         leases.put("t", float(number))
-    assert len(leases.heap) == 64
+    assert len(leases.heap) == MIN_LENGTH
+    leases = Leases()
+    for number in range(2 * MIN_LENGTH):
+        leases.put(f"t{number % MIN_LENGTH}", float(number))
+    assert len(leases.heap) == 2 * MIN_LENGTH
 
 
 @given(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import islice, product
+from string import ascii_lowercase
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +14,9 @@ from resource_manager.core.changes import Expired, Granted, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.core.runtimes import (
+    JOURNAL_LENGTH,
     KEPT_RUNTIMES,
+    MAX_CLASSES,
     LearntRuntimes,
     class_of,
 )
@@ -67,17 +72,16 @@ def test_what_did_not_succeed_teaches_nothing(cluster: ClusterState) -> None:
     assert cluster.runtimes.runs == {}
 
 
-def test_only_the_last_runs_of_the_last_classes_are_kept(
-    cluster: ClusterState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtimes, "MAX_CLASSES", 2)
+def test_only_the_last_runs_of_the_last_classes_are_kept(cluster: ClusterState) -> None:
     for seconds in (1_000.0, 10.0):
         for _ in range(KEPT_RUNTIMES):
             run(cluster, "a", seconds)
     assert cluster.runtimes.runtime_of(Request("a", 2)) == 10.0
-    for name in "bca":
+    others = ["".join(letters) for letters in islice(product(ascii_lowercase, repeat=3), MAX_CLASSES)]
+    for name in (*others, "a"):
         run(cluster, name, 1.5)
-    assert cluster.runtimes.runs == {"c": (1.5,), "a": (1.5,)}, "a was forgotten as the oldest, and b then"
+    assert [*cluster.runtimes.runs] == [*others[1:], "a"], "the oldest was forgotten each time"
+    assert cluster.runtimes.runs["a"] == (1.5,)
 
 
 def test_a_run_counts_in_whole_milliseconds_and_at_least_a_second(cluster: ClusterState) -> None:
@@ -110,16 +114,13 @@ def test_a_trial_teaches_nothing_and_a_snapshot_keeps_all(before: list[str], tri
             assert again.runtime_of(asked) == cluster.runtimes.runtime_of(asked)
 
 
-def test_the_journal_tells_which_classes_changed(
-    cluster: ClusterState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtimes, "JOURNAL_LENGTH", 4)
+def test_the_journal_tells_which_classes_changed(cluster: ClusterState) -> None:
     mark = cluster.runtimes.mark
     run(cluster, "a", 5.0)
     with cluster.trial():
         run(cluster, "b", 5.0)
     assert cluster.runtimes.changed_since(mark) == ["a", "b", "b"]
-    for name in "cde":
-        run(cluster, name, 5.0)
+    for _ in range(JOURNAL_LENGTH):
+        run(cluster, "c", 5.0)
     assert cluster.runtimes.changed_since(mark) is None
     assert cluster.runtimes.changed_since(cluster.runtimes.mark) == []
