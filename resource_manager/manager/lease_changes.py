@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from resource_manager.core.changes import Change, GpuClosed, JobPlaced, Renewed
+from resource_manager.core.changes import Announced, Change, GpuClosed, JobPlaced, Renewed, Withdrawn
 from resource_manager.core.cluster import ClusterState
 from resource_manager.manager import serializers
 from resource_manager.manager.commit.protocol import Transactions
@@ -19,11 +19,17 @@ MAX_CHANGES = 1000
 """Changes that are looked through; after more of them all leases are the answer."""
 
 
+_OF_NO_MATTER = Renewed | JobPlaced | Announced | Withdrawn
+
+
 def concerns_owners(change: Change) -> bool:
-    """Return whether the owner of a lease or request has to know: it does not, of what it did itself."""
+    """Return whether the owner of a lease or request has to know: not of what they did themselves.
+
+    What is announced is neither yet, and a DAG announces many requests at once.
+    """
     if isinstance(change, GpuClosed):
         return change.stop
-    return bool(_lease_id_of(change)) and not isinstance(change, Renewed | JobPlaced)
+    return bool(_lease_id_of(change)) and not isinstance(change, _OF_NO_MATTER)
 
 
 def _lease_id_of(change: Any) -> str:

@@ -419,6 +419,15 @@ def test_changes_of_leases_are_told_once_there_are_any(service: LeaseService) ->
     assert (found["is_whole"], found["leases"], found["pending"]) == (True, [], [])
 
 
+def test_an_announced_demand_is_no_change_of_a_lease(service: LeaseService) -> None:
+    service.submit("a:runs", 8)
+    first = service.lease_changes(prefix="a:")
+    service.announce("a:later", 2)
+    service.withdraw(["a:later"])
+    found = service.lease_changes(first["version"], 0.3, "a:")
+    assert (found["version"] > first["version"], found["ended"]) == (True, [])
+
+
 def test_several_leases_are_renewed_at_once(service: LeaseService) -> None:
     leases = [service.submit(name, 2, ttl=60) for name in ("x", "y", "z")]
     assert service.release("y") is ReleaseResult.RELEASED
