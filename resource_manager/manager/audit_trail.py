@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 from resource_manager.errors import SettingsError
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.storage.draft_file import create_draft
+from resource_manager.storage.incarnation import began_at
 
 logger = logging.getLogger(__name__)
 
@@ -47,21 +49,25 @@ class AuditTrail:
         """Write what changed since the last call and return the number of changes."""
         now_at = self._manager.read(lambda cluster, now: cluster.version)
         incarnation = self._manager.store.incarnation
-        written, last = 0, self._version
+        written, last, before, began = 0, self._version, 0, -math.inf
         if self._incarnation and incarnation != self._incarnation:
             self._write([_mark("state_replaced", version=now_at, before=self._version)])
-            last = 0
+            last, before, began = 0, self._version, began_at(incarnation)
         is_known = incarnation == self._incarnation
         while page := self._manager.history(last, PAGE):
             lines: list[Line] = []
             for entry in page:
+                # A reset keeps the history of the state before it, most of which is written already.
+                is_earlier, is_written = entry["at"] < began, entry["version"] <= before
                 if is_known and entry["version"] != last + 1:
                     lines.append(_mark("dropped_unread", version=entry["version"], before=last))
-                lines.append(dict(entry))
-                last, is_known = entry["version"], True
-            self._write(lines)
-            written += len(page)
-            self._keep(incarnation, last)
+                if not (is_earlier and is_written):
+                    lines.append(dict(entry))
+                    written += 1
+                last, is_known = entry["version"], not is_earlier
+            if lines:
+                self._write(lines)
+                self._keep(incarnation, last)
         if incarnation != self._incarnation:  # a state without a history begins where it is
             self._keep(incarnation, now_at)
         return written

@@ -24,5 +24,10 @@ def backup_id_of(incarnation: str) -> str:
     return incarnation[TIME_DIGITS:]
 
 
+def began_at(incarnation: str) -> float:
+    """Return when the state of that name began, in seconds by its store's clock, to the millisecond."""
+    return _time_of(incarnation) / 1000
+
+
 def _time_of(incarnation: str) -> int:
     return int(incarnation[:TIME_DIGITS], 16) if incarnation else 0

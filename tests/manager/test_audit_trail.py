@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -90,22 +91,34 @@ def test_a_file_that_was_moved_is_begun_anew(manager: GPUResourceManager, tmp_pa
     assert (versions(moved), versions(file)) == ([1, 2, 3, 4], [5, 6, 7, 8])
 
 
-def test_a_reset_is_seen_and_what_follows_it(manager: GPUResourceManager, tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", ["memory://", "sqlite:///{}/state.db"])
+def test_a_reset_is_seen_and_what_follows_it_and_nothing_is_written_again(store: str, tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
-    trail = audit_trail(manager, str(file), tmp_path / "state")
-    pairs(manager, 1)
-    trail.follow()
-    manager.reset_resources()
-    pairs(manager, 1, "u")
-    trail.follow()
-    trail.follow()
-    assert [line["change"] for line in lines(file)] == [
-        "granted",
-        "released",
-        "state_replaced",
-        "granted",
-        "released",
-    ]
+    with GPUResourceManager.from_url(store.format(tmp_path), inventory=default_inventory()) as manager:
+        trail = audit_trail(manager, str(file), tmp_path / "state")
+        pairs(manager, 1)
+        trail.follow()
+        assert manager.allocate_resources("unread", 2, 4)
+        time.sleep(0.002)  # a state's name tells the millisecond in which it began
+        manager.reset_resources()
+        pairs(manager, 1, "u")
+        trail.follow()
+        trail.follow()
+    found = [line["change"] for line in lines(file)]
+    unread = [] if store == "memory://" else ["granted"]  # only that drops its history with the state
+    assert found == ["granted", "released", "state_replaced", *unread, "granted", "released"]
+
+
+def test_of_a_state_that_was_begun_anew_every_change_is_a_line(tmp_path: Path) -> None:
+    file, state = tmp_path / "audit.jsonl", tmp_path / "state.db"
+    for name in "tu":
+        url = f"sqlite:///{state}"
+        with GPUResourceManager.from_url(url, inventory=default_inventory()) as manager:
+            pairs(manager, 2, name)
+            audit_trail(manager, str(file), tmp_path / "state").follow()
+        for left in tmp_path.glob("state.db*"):
+            left.unlink()
+    assert [line.get("version") for line in lines(file)] == [1, 2, 3, 4, 4, 1, 2, 3, 4]
 
 
 @pytest.mark.thorough
