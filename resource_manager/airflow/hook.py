@@ -51,7 +51,7 @@ class GPUManagerHook(BaseHook):
     @staticmethod
     def get_ui_field_behaviour() -> dict[str, Any]:
         """Return what the form shows of Airflow's own fields, for Airflow before 3.2."""
-        behaviour = _form()["ui-field-behaviour"]
+        behaviour = get_provider_info()["connection-types"][0]["ui-field-behaviour"]
         return {name.replace("-", "_"): value for name, value in behaviour.items()}
 
     def __init__(
@@ -133,11 +133,6 @@ def is_outage(error: BaseException | None) -> bool:
     """Return True if the store or the service does not answer, or if that is what caused the error."""
     outages = (StoreUnavailableError, ServiceUnavailableError, LockTimeoutError)
     return error is not None and (isinstance(error, outages) or is_outage(error.__cause__))
-
-
-def _form() -> dict[str, Any]:
-    form: dict[str, Any] = get_provider_info()["connection-types"][0]
-    return form
 
 
 def with_password(url: str, password: str | None) -> str:

@@ -1,4 +1,4 @@
-"""States and XComs of task instances, read in a worker or a trigger through Airflow's execution API."""
+"""States of task instances, read in a worker or a trigger through Airflow's execution API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-from resource_manager.airflow import version_compat
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs.airflow_api import ENDED_TASK_STATES
@@ -69,20 +68,3 @@ def identity_of(context: Any) -> tuple[TaskIdentity, dict[str, Any]]:
 def is_wanted(identity: TaskIdentity) -> bool:
     """Return True if the task instance exists and has not ended, also after a clear or retry."""
     return identity in ExecutionTaskStates().unfinished({identity})
-
-
-async def note(identity: TaskIdentity, key: str, value: Any) -> None:
-    """Store a JSON value as XCom for the rest of this try, so that another triggerer can read it."""
-    await version_compat.set_xcom(key, value, **_place(identity))
-
-
-async def noted(identity: TaskIdentity, key: str) -> Any:
-    """Return the value that `note` stored in this try, or None."""
-    return await version_compat.get_xcom(key, **_place(identity))
-
-
-def _place(identity: TaskIdentity) -> dict[str, Any]:
-    """Return the task instance as arguments of Airflow's own functions."""
-    place = asdict(identity)
-    del place["instance"]
-    return place

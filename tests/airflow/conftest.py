@@ -75,14 +75,14 @@ def notes(monkeypatch):
     """XComs that triggers stored in Airflow, by key."""
     kept = {}
 
-    async def note(identity, key, value):
+    async def set_xcom(key, value, **task_instance):
         kept[key] = json.loads(json.dumps(value))
 
-    async def noted(identity, key):
+    async def get_xcom(key, **task_instance):
         return kept.get(key)
 
-    monkeypatch.setattr("resource_manager.airflow.task_trigger.notes.note", note)
-    monkeypatch.setattr("resource_manager.airflow.task_trigger.notes.noted", noted)
+    monkeypatch.setattr("resource_manager.airflow.task_trigger.notes.set_xcom", set_xcom)
+    monkeypatch.setattr("resource_manager.airflow.task_trigger.notes.get_xcom", get_xcom)
     return kept
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from resource_manager.airflow.task_state import note, noted
+from resource_manager.airflow.version_compat import get_xcom, set_xcom
 from resource_manager.jobs.task_identity import TaskIdentity
 
 ALLOCATION = "allocation"
@@ -25,7 +26,8 @@ class TaskNotes:
     """
 
     def __init__(self, identity: TaskIdentity, log: Any) -> None:
-        self._identity = identity
+        self._task_instance = asdict(identity)
+        del self._task_instance["instance"]
         self._log = log
         self._kept: dict[str, Any] = {}
 
@@ -58,7 +60,7 @@ class TaskNotes:
     async def share(self, key: str, value: Any) -> None:
         """Store an XCom that others read, too."""
         try:
-            await note(self._identity, key, value)
+            await set_xcom(key, value, **self._task_instance)
         except Exception as error:
             self._log.warning("%s is not stored, which a restart of the triggerer needs: %s", key, error)
 
@@ -74,7 +76,7 @@ class TaskNotes:
 
     async def _read(self, key: str) -> Any:
         try:
-            return await noted(self._identity, key)
+            return await get_xcom(key, **self._task_instance)
         except Exception as error:
             self._log.warning("%s cannot be read; output may appear twice in this log: %s", key, error)
             return None

@@ -18,7 +18,7 @@ from resource_manager.airflow.task_trigger.events import EndState, GrantState, T
 from resource_manager.airflow.task_trigger.job_watch import JobWatch
 from resource_manager.airflow.task_trigger.notes import ALLOCATION, TaskNotes
 from resource_manager.airflow.task_trigger.plan import TaskPlan
-from resource_manager.airflow.task_trigger.states import FOLLOWS, TaskState
+from resource_manager.airflow.task_trigger.states import TaskState
 from resource_manager.airflow.task_trigger.task_lease import TaskLease
 from resource_manager.airflow.task_trigger.waits import GrantWait
 from resource_manager.airflow.version_compat import AirflowException, AirflowFailException, in_thread
@@ -71,9 +71,7 @@ class TaskTrigger(TaskBoundTrigger):
         state = TaskState.WAITING
         try:
             while state is not TaskState.ENDED:
-                following = await self._STEPS[state](self)
-                assert following in FOLLOWS[state], f"{following} after {state}"
-                state = following
+                state = await self._STEPS[state](self)
         except AirflowFailException as error:
             self._end = TaskEnd(state=EndState.NEVER_FITS, detail=str(error))
         except (ResourceManagerError, AirflowException) as error:
