@@ -16,12 +16,11 @@ import click
 from resource_manager import __version__
 from resource_manager.cli.agent_command import agent
 from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, one_line, print_json
-from resource_manager.cli.discovering import MAX_CONNECTIONS, server_names
+from resource_manager.cli.discovering import MAX_CONNECTIONS, login_options, server_names
 from resource_manager.cli.program import json_option, wide_option
 from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.cli.token_commands import token_store, tokens_file_option
-from resource_manager.cli.verifying import login_options
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.plurals import counted
 from resource_manager.rest import tokens

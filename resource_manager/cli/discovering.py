@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
 
 from resource_manager.cli.base import BAD_INPUT, UNREACHABLE, Failure, one_line, print_json
-from resource_manager.cli.program import json_option, main
+from resource_manager.cli.program import F, json_option, main
 from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import exit_codes
 from resource_manager.errors import ResourceManagerError
@@ -25,6 +26,9 @@ if TYPE_CHECKING:  # pydantic takes most of the time that --help may take
 
 MAX_CONNECTIONS = 32
 
+S = TypeVar("S")
+A = TypeVar("A")
+
 health_option = click.option(
     "--health",
     "health_path",
@@ -33,10 +37,16 @@ health_option = click.option(
 )
 
 
+def login_options(command: F) -> F:
+    """Add `--user` and `--key`, for servers that are asked by ssh."""
+    key = click.Path(exists=True, dir_okay=False)
+    command = click.option("--key", type=key, help="File with the private key.")(command)
+    return click.option("--user", help="User to log in as, where the server's address names none.")(command)
+
+
 @main.command()
 @click.argument("hosts", nargs=-1, metavar="[HOST]...")
-@click.option("--user", help="User to log in as, where HOST names none.")
-@click.option("--key", type=click.Path(exists=True, dir_okay=False), help="File with the private key.")
+@login_options
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -71,7 +81,7 @@ def discover(
     names = server_names(hosts)
     table = health_table(() if health_path is None else load_health(health_path))
     found = []
-    answers = _ask_all(hosts, user, key) if hosts else [ask_here()]
+    answers = of_each(hosts, lambda host: ask(host, user, key)) if hosts else [ask_here()]
     for host, name, answer in zip(hosts or ("",), names or ("",), answers, strict=True):
         if isinstance(answer, ResourceManagerError):
             step = next_step(str(answer))
@@ -133,13 +143,13 @@ def ask_here() -> Report | ResourceManagerError:
         return NoReportError(f"this machine gave no report: {error}")
 
 
-def _ask_all(hosts: Sequence[str], user: str | None, key: str | None) -> list[Report | ResourceManagerError]:
-    """Return each server's report, or why there is none."""
+def of_each(servers: Sequence[S], ask_one: Callable[[S], A]) -> list[A]:
+    """Return what each server answers, `MAX_CONNECTIONS` asked at a time; a signal ends the program."""
     from concurrent.futures import ThreadPoolExecutor
 
-    def ask_at_once() -> list[Report | ResourceManagerError]:
+    def ask_at_once() -> list[A]:
         with ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
-            return list(threads.map(lambda host: ask(host, user, key), hosts))
+            return list(threads.map(ask_one, servers))
 
     return interruptible(ask_at_once)
 
@@ -151,11 +161,8 @@ def ask(host: str, user: str | None, key: str | None) -> Report | ResourceManage
     from resource_manager.jobs.launchers.ssh_python import SSHPython
 
     try:
-        server = SSHPython(host, user=user, key_file=key)
-        try:
+        with closing(SSHPython(host, user=user, key_file=key)) as server:
             return read_answer(*server.run(program(), TIMEOUT_S))
-        finally:
-            server.close()
     except NoReportError as error:
         return NoReportError(f"server {host} gave no report: {error}")
     except LauncherError as error:

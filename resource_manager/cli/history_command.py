@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from resource_manager.cli.base import BAD_INPUT, Failure, print_json
+from resource_manager.cli.lazy_tables import tables
 from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.target import Target
-from resource_manager.lazy import lazy_module
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.wording import What, matches, what_of
-
-if TYPE_CHECKING:
-    from resource_manager.cli import tables
-else:  # loads rich, which no command with --json needs
-    tables = lazy_module("resource_manager.cli.tables")
 
 
 @main.command()

@@ -14,19 +14,16 @@ import click
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, harmless, one_line, print_json
 from resource_manager.cli.by_hand import UnknownTaskError, clock_time, entry_of, refuse_waiting
+from resource_manager.cli.lazy_tables import tables
 from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.session import Session
 from resource_manager.cli.signals import Interrupted
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.lazy import lazy_module
 from resource_manager.manager.answer_words import duration, name_in_words
 
 if TYPE_CHECKING:
-    from resource_manager.cli import tables
     from resource_manager.jobs.launchers import Launcher
     from resource_manager.manager.stored_jobs import JobResult
-else:  # loads rich
-    tables = lazy_module("resource_manager.cli.tables")
 
 AGENT = "agent"
 LOOK_EVERY_S = 1.0

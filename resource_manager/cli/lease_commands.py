@@ -13,22 +13,18 @@ from click.core import ParameterSource
 from resource_manager.cli import completing
 from resource_manager.cli.base import BAD_INPUT, INTERVAL, REFUSED, Failure, print_json
 from resource_manager.cli.demand_options import DemandCommand, demand_of, owned
+from resource_manager.cli.lazy_tables import cluster_tables, tables
 from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.server_commands import server_of
 from resource_manager.cli.target import Target
 from resource_manager.cli.waiting import hold_once_granted
 from resource_manager.core.changes import JobEnd
 from resource_manager.jobs.task_identity import probe_id
-from resource_manager.lazy import lazy_module
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.results import ReleaseResult
 
 if TYPE_CHECKING:
-    from resource_manager.cli import cluster_tables, tables
     from resource_manager.manager.results import Allocation, QueueEntry
-else:  # loads rich, which no command with --json needs
-    cluster_tables = lazy_module("resource_manager.cli.cluster_tables")
-    tables = lazy_module("resource_manager.cli.tables")
 
 
 T = TypeVar("T")

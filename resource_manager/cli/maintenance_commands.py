@@ -8,17 +8,13 @@ import click
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import print_json
+from resource_manager.cli.lazy_tables import cluster_tables, tables
 from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.target import Target
-from resource_manager.lazy import lazy_module
 from resource_manager.manager.plurals import counted
 
 if TYPE_CHECKING:
-    from resource_manager.cli import cluster_tables, tables
     from resource_manager.manager.cluster_results import WindowView
-else:  # loads rich
-    cluster_tables = lazy_module("resource_manager.cli.cluster_tables")
-    tables = lazy_module("resource_manager.cli.tables")
 
 
 @main.group()

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import csv
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from resource_manager.cli.base import BAD_INPUT, Failure, print_json
+from resource_manager.cli.lazy_tables import cluster_tables, tables
 from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.target import Target
-from resource_manager.lazy import lazy_module
-
-if TYPE_CHECKING:
-    from resource_manager.cli import cluster_tables, tables
-else:  # loads rich, which no command with --json needs
-    cluster_tables = lazy_module("resource_manager.cli.cluster_tables")
-    tables = lazy_module("resource_manager.cli.tables")
 
 FIELDS = ("granted", "used", "idle", "failed", "preempted", "quarantined", "unknown", "waited")
 """Columns in hours."""

@@ -14,6 +14,7 @@ from resource_manager.cli.base import BAD_INPUT, REFUSED, Failure, print_json
 from resource_manager.cli.program import main, on_target
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import CorruptStateError, redact
+from resource_manager.manager.plurals import counted
 
 if TYPE_CHECKING:
     from resource_manager.storage.sql.database import Database
@@ -78,13 +79,15 @@ def backup(target: Target, file: Path, final: bool, to: str | None) -> None:
                 f"set GPU_MANAGER_STORE to {there}, or take it back here with gpu-manager store restore"
             )
         done = write_backup(opened, file, _token_rows(settings), closing=reason)
-    leases, pending = _count(done.snapshot.leases, "lease"), _count(done.snapshot.pending, "pending request")
+    leases = counted(len(done.snapshot.leases), "lease")
+    pending = counted(len(done.snapshot.pending), "pending request")
+    tokens = counted(len(done.tokens), "token")
     went = "it goes on"
     if final:
         option = "" if to is None else f" --store '{_shown(to)}'"
         went = f"it takes no change any more. Next: gpu-manager{option} store restore {file}"
     click.echo(
-        f"{file}: {leases}, {pending}, {_count(done.tokens, 'token')} of {_shown(settings.store)} at version "
+        f"{file}: {leases}, {pending}, {tokens} of {_shown(settings.store)} at version "
         f"{done.snapshot.version}; {went}"
     )
 
@@ -117,12 +120,12 @@ def restore(target: Target, file: Path, force: bool) -> None:
         if tokens is not None and not tokens.read():
             for row in found.tokens:
                 tokens.put(Token.from_row(row))
-    leases = _count(found.snapshot.leases, "lease")
+    leases = counted(len(found.snapshot.leases), "lease")
     click.echo(f"{_shown(settings.store)}: {leases}, extended by the {done.pause_s:.1f} s since the backup")
     if done.unsearched:
         click.echo(
-            f"{_count(done.unsearched, 'server')} closed until searched for jobs that the backup does not "
-            "know: agents do that by themselves, gpu-manager reconcile where its launchers can look; on "
+            f"{counted(len(done.unsearched), 'server')} closed until searched for jobs that the backup does "
+            "not know: agents do that by themselves, gpu-manager reconcile where its launchers can look; on "
             "another server look, and say with gpu-manager resume SERVER that no job runs there without a "
             "lease"
         )
@@ -158,7 +161,3 @@ def _shown(url: str) -> str:
     """Return the URL without its password and options, but with its namespace."""
     namespace = dict(parse_qsl(url.partition("?")[2])).get("namespace")
     return redact(url) + (f"?namespace={namespace}" if namespace else "")
-
-
-def _count(items: Any, name: str) -> str:
-    return f"{len(items)} {name}{'' if len(items) == 1 else 's'}"

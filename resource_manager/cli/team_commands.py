@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from resource_manager.cli.base import print_json
+from resource_manager.cli.lazy_tables import cluster_tables, tables
 from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.target import Target
-from resource_manager.lazy import lazy_module
-
-if TYPE_CHECKING:
-    from resource_manager.cli import cluster_tables, tables
-else:  # loads rich, which no command with --json needs
-    cluster_tables = lazy_module("resource_manager.cli.cluster_tables")
-    tables = lazy_module("resource_manager.cli.tables")
 
 
 @main.command()

@@ -5,19 +5,18 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from resource_manager.cli import completing
 from resource_manager.cli.base import REFUSED, UNREACHABLE, Failure, one_line, print_json
-from resource_manager.cli.discovering import MAX_CONNECTIONS, ask, ask_here
+from resource_manager.cli.discovering import ask, ask_here, login_options, of_each
 from resource_manager.cli.program import json_option, main, on_target
 from resource_manager.cli.server_commands import server_of
-from resource_manager.cli.signals import interruptible
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.plurals import counted
@@ -26,15 +25,6 @@ if TYPE_CHECKING:
     from resource_manager.agent.report_format import Report
     from resource_manager.core.models import Gpu
     from resource_manager.manager.cluster_results import ServerDetail
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def login_options(command: F) -> F:
-    """Add `--user` and `--key`, for servers that are asked by ssh."""
-    key = click.Path(exists=True, dir_okay=False)
-    command = click.option("--key", type=key, help="File with the private key.")(command)
-    return click.option("--user", help="User to log in as, where the server's address names none.")(command)
 
 
 @main.command()
@@ -117,24 +107,12 @@ def ask_all(
     rows: Sequence[ServerDetail], user: str | None, key: str | None
 ) -> list[Report | ResourceManagerError]:
     """Return each server's report, or why there is none."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    def ask_at_once() -> list[Report | ResourceManagerError]:
-        with ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
-            return list(threads.map(lambda row: _ask(row, user, key), rows))
-
-    return interruptible(ask_at_once)
+    return of_each(rows, lambda row: _ask(row, user, key))
 
 
 def missing_walls(rows: Sequence[ServerDetail], user: str | None, key: str | None) -> list[str]:
     """Return for each server what is missing there for the walls of jobs, empty where they can be built."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    def ask_at_once() -> list[str]:
-        with ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
-            return list(threads.map(lambda row: _missing_walls(row, user, key), rows))
-
-    return interruptible(ask_at_once)
+    return of_each(rows, lambda row: _missing_walls(row, user, key))
 
 
 def _missing_walls(row: ServerDetail, user: str | None, key: str | None) -> str:

@@ -7,19 +7,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resource_manager.cli.base import REFUSED, Failure
+from resource_manager.cli.lazy_tables import tables
 from resource_manager.cli.session import Session, is_silent, say
 from resource_manager.cli.signals import Interrupted
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import ResourceManagerError
-from resource_manager.lazy import lazy_module
 from resource_manager.manager.answer_words import name_in_words
 
 if TYPE_CHECKING:
-    from resource_manager.cli import tables
     from resource_manager.cli.target import Target
     from resource_manager.manager.lease_service import LeaseService
-else:  # loads rich
-    tables = lazy_module("resource_manager.cli.tables")
 
 LOOK_EVERY_S = 1.0
 SCHEDULE_EVERY = 5
