@@ -29,19 +29,16 @@ from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs.airflow_api import AirflowTaskStates
 from resource_manager.jobs.airflow_instance import publish_instance
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.manager.queue_view import MAX_AGE_S
-from resource_manager.manager.state_marks import CHECK_EVERY_S
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import build, persistence_of
 from resource_manager.rest.auth import ExpiredTokenError, Identity, TokenAuthenticator
-from resource_manager.rest.chores import SILENCE_EVERY_S, regularly
+from resource_manager.rest.chores import begin_chores
 from resource_manager.rest.events import CLIENT_GONE
 from resource_manager.rest.held_requests import PARK, Parked
-from resource_manager.rest.private_file import PrivateFile
+from resource_manager.rest.private_file import secret_in
 from resource_manager.rest.problems import TITLES
 from resource_manager.rest.sessions import MemorySessions
 from resource_manager.rest.tokens import PREFIX, Role
-from resource_manager.rest.webhooks import SEND_EVERY_S, NoticeSender
 
 NAME = "GPU resource manager"
 
@@ -170,6 +167,8 @@ class Gate:
 def _bridge(ends: ExitStack) -> Any:
     instance = publish_instance()  # again, in case it failed at the start
     secret = hashlib.sha256(f"{NAME}:{conf.get('api', 'secret_key')}".encode()).hexdigest()
+    path = os.environ.get("GPU_MANAGER_NOTICE_SECRET")
+    notice_key = secret_in(Path(path) if path else None)
     service = build(
         manager_of_tasks(),
         AirflowAuthenticator(),
@@ -180,15 +179,8 @@ def _bridge(ends: ExitStack) -> Any:
         embedded=True,
         max_streams=MAX_STREAMS,
     )
-    path = os.environ.get("GPU_MANAGER_NOTICE_SECRET")
-    key = (PrivateFile(Path(path), secret=True).read() or "").strip() if path else ""
     closed = threading.Event()
-    for chore in (
-        regularly("deadlines", MAX_AGE_S, service.manager.check_deadlines, closed),
-        regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, closed),
-        regularly("marks of the state", CHECK_EVERY_S, service.receiver.marks.check, closed),
-        regularly("notices", SEND_EVERY_S, NoticeSender(service.manager, service.watch, key).send, closed),
-    ):
+    for chore in begin_chores(service, notice_key, closed):
         ends.callback(chore.join)
     ends.callback(service.watch.close)
     ends.callback(closed.set)

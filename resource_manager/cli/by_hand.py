@@ -26,23 +26,20 @@ from resource_manager.cli.base import (
     print_json,
 )
 from resource_manager.cli.demand_options import DemandCommand, demand_of, owned
+from resource_manager.cli.lazy_tables import tables
 from resource_manager.cli.program import main, on_target
-from resource_manager.cli.reconciling import airflow_options
+from resource_manager.cli.reconciling import AirflowLogin, airflow_options
 from resource_manager.cli.session import Session, is_silent, say
 from resource_manager.cli.signals import Interrupted, interruptible
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.cli.waiting import hold_once_granted, wait_for_grant
 from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
-from resource_manager.lazy import lazy_module
 from resource_manager.manager.answer_words import duration, name_in_words
 
 if TYPE_CHECKING:
-    from resource_manager.cli import tables
     from resource_manager.jobs.launchers import Job
     from resource_manager.jobs.reconcile import Action
     from resource_manager.jobs.task_identity import TaskIdentity
-else:  # loads rich
-    tables = lazy_module("resource_manager.cli.tables")
 
 LOOK_AGAIN_S = 5.0
 """Time after which a commit that was on its way when nothing was found has arrived."""
@@ -173,12 +170,11 @@ def attach(target: Target, name: str, command: tuple[str, ...]) -> NoReturn:
 @on_target
 def stop(
     target: Target,
-    /,
     name: str,
     retry_for_s: float | None,
     end_task: bool,
+    airflow: AirflowLogin,
     as_json: bool,
-    **airflow: str | None,
 ) -> None:
     """Stop a lease's job, then release the lease; or take a pending request out of the queue.
 
@@ -196,7 +192,7 @@ def stop(
         raise Failure(f"{done.name} keeps its lease: {done.detail}", REFUSED)
 
 
-def _end(target: Target, name: str, airflow: Mapping[str, str | None] | None) -> Action:
+def _end(target: Target, name: str, airflow: AirflowLogin | None) -> Action:
     """End a lease or pending request, before it its task by the login of that Airflow, if any."""
     from resource_manager.jobs import reconcile
 
@@ -213,15 +209,14 @@ def _end(target: Target, name: str, airflow: Mapping[str, str | None] | None) ->
 
 
 def _end_task(
-    target: Target, entry: Mapping[str, Any], identity: TaskIdentity | None, login: Mapping[str, str | None]
+    target: Target, entry: Mapping[str, Any], identity: TaskIdentity | None, airflow: AirflowLogin
 ) -> None:
     """End the task of a lease or pending request in Airflow; raises `Failure` before anything is stopped."""
-    from resource_manager.jobs.airflow_api import AirflowTaskStates, AirflowUnavailableError
+    from resource_manager.jobs.airflow_api import AirflowUnavailableError
 
-    url, *rest = (login[f"airflow_{name}"] for name in ("url", "token", "user", "password"))
     if identity is None:
         raise Failure(f"{name_in_words(entry)} is no single task of Airflow: leave out --end-task", BAD_INPUT)
-    if not url or not (rest[0] or rest[1]):
+    if not airflow.is_complete:
         raise Failure(
             "--end-task asks Airflow: set --airflow-url, and --airflow-token or --airflow-user (or "
             "GPU_MANAGER_AIRFLOW_URL …); or mark the task as failed in Airflow; nothing was stopped",
@@ -230,8 +225,7 @@ def _end_task(
     target.manager.require_owner(entry)
     instance = (target.configured() if target.url else target.settings()).instance
     try:
-        states = AirflowTaskStates(url, token=rest[0], user=rest[1], password=rest[2])
-        states.end_task(identity, instance)
+        airflow.states().end_task(identity, instance)
     except AirflowUnavailableError as error:
         raise Failure(f"{error}; nothing was stopped", UNREACHABLE) from error
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,8 +21,28 @@ if TYPE_CHECKING:
     from resource_manager.jobs.reconcile import Reconciliation
 
 
+@dataclass(frozen=True, slots=True)
+class AirflowLogin:
+    """Address of an Airflow, None if none is named, and the token, or user and password, of who asks it."""
+
+    url: str | None
+    token: str | None = field(repr=False)
+    user: str | None
+    password: str | None = field(repr=False)
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.url and (self.token or self.user))
+
+    def states(self) -> AirflowTaskStates:
+        """Log in; raises `AirflowUnavailableError`."""
+        from resource_manager.jobs.airflow_api import AirflowTaskStates
+
+        return AirflowTaskStates(self.url or "", token=self.token, user=self.user, password=self.password)
+
+
 def airflow_options(*, required: bool) -> Callable[[F], F]:
-    """Return the decorator that adds the options with which a command asks Airflow."""
+    """Return the decorator that adds the options with which a command asks Airflow, given as `airflow`."""
     where: dict[str, Any] = {
         "envvar": "GPU_MANAGER_AIRFLOW_URL",
         "required": required,
@@ -42,9 +62,14 @@ def airflow_options(*, required: bool) -> Callable[[F], F]:
     ]
 
     def add(command: F) -> F:
+        @wraps(command)
+        def run(*args: Any, **given: Any) -> Any:
+            login = (given.pop(f"airflow_{name}") for name in ("url", "token", "user", "password"))
+            return command(*args, airflow=AirflowLogin(*login), **given)
+
         for option in reversed(options):
-            command = option(command)
-        return command
+            run = option(run)
+        return run  # type: ignore[return-value]
 
     return add
 
@@ -60,14 +85,7 @@ def airflow_options(*, required: bool) -> Callable[[F], F]:
 @click.option("--every", "interval_s", type=INTERVAL, help="Repeat until Ctrl-C.")
 @on_target
 def reconcile(
-    target: Target,
-    airflow_url: str,
-    airflow_token: str | None,
-    airflow_user: str | None,
-    airflow_password: str | None,
-    instance: str | None,
-    interval_s: float | None,
-    as_json: bool,
+    target: Target, airflow: AirflowLogin, instance: str | None, interval_s: float | None, as_json: bool
 ) -> None:
     """Stop the jobs and end the leases of an Airflow's tasks that have ended.
 
@@ -79,30 +97,28 @@ def reconcile(
         instance = _valid(instance)
     else:
         instance = (target.configured() if target.url else target.settings()).instance
-    login = {"token": airflow_token, "user": airflow_user, "password": airflow_password}
-    work = partial(_reconcile, target, airflow_url, login, instance, interval_s, as_json=as_json)
+    work = partial(_reconcile, target, airflow, instance, interval_s, as_json=as_json)
     interruptible(work, None if interval_s is None else DONE)
 
 
 def _reconcile(
     target: Target,
-    airflow_url: str,
-    login: Mapping[str, str | None],
+    airflow: AirflowLogin,
     instance: str | None,
     interval_s: float | None,
     *,
     as_json: bool,
 ) -> None:
     """Reconcile once, or again after each interval."""
-    from resource_manager.jobs.airflow_api import AirflowTaskStates, AirflowUnavailableError
+    from resource_manager.jobs.airflow_api import AirflowUnavailableError
     from resource_manager.jobs.reconcile import reconcile as reconcile_once
 
     states = None
     while True:
         try:
             if states is None:
-                states = AirflowTaskStates(airflow_url, **login)
-            of = _instance_of(states, airflow_url, instance)
+                states = airflow.states()
+            of = _instance_of(states, airflow.url, instance)
             _show(reconcile_once(target.manager, states, of), as_json, once=interval_s is None)
         except (InvalidRequestError, WrongInstanceError):
             raise
@@ -130,7 +146,7 @@ def _valid(instance: str) -> str:
         raise WrongInstanceError(f"--instance: {error}") from None
 
 
-def _instance_of(states: AirflowTaskStates, airflow_url: str, wanted: str | None) -> str:
+def _instance_of(states: AirflowTaskStates, airflow_url: str | None, wanted: str | None) -> str:
     """Return the id of the Airflow at this address; raises `WrongInstanceError` unless it is certain.
 
     An Airflow does not know another's tasks, so with the wrong id all of them would be taken for ended.

@@ -6,9 +6,8 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,14 +19,15 @@ from resource_manager import __version__
 from resource_manager.agent.generation import state_folder
 from resource_manager.cli.base import BAD_INPUT, Failure
 from resource_manager.cli.program import main
-from resource_manager.cli.reconciling import airflow_options
+from resource_manager.cli.reconciling import AirflowLogin, airflow_options
 from resource_manager.cli.signals import PROMPT_S, Calls, Interrupted, Signals, leave
 from resource_manager.cli.target import Target, exit_codes
 from resource_manager.cli.token_commands import tokens_file_option
-from resource_manager.rest.private_file import PrivateFile
+from resource_manager.rest.private_file import secret_in
 from resource_manager.rest.tokens import TokenStore
 
 if TYPE_CHECKING:  # imported at run time only by the commands that need them
+    from resource_manager.rest.chores import Chore
     from resource_manager.rest.service import Service
     from resource_manager.settings import Settings
 
@@ -37,9 +37,6 @@ DEFAULT_RATE = "1000/second"
 EXPIRE_EVERY_S = 10.0
 ARCHIVE_S = 5.0
 AUDIT_S = 1.0
-
-Chore = tuple[str, float, Callable[[], object]]
-"""Work that is done regularly: its name, the seconds between, what to call."""
 
 SWITCH_S = 0.001
 """Longest run of a thread while others wait: a short call has its turn several times beside dear ones."""
@@ -107,10 +104,7 @@ def serve(
     max_streams: int,
     max_connections_per_address: int,
     rate_limit: str,
-    airflow_url: str | None,
-    airflow_token: str | None,
-    airflow_user: str | None,
-    airflow_password: str | None,
+    airflow: AirflowLogin,
     insecure: bool,
     behind_https: bool,
     trusted_proxy: str | None,
@@ -125,12 +119,11 @@ def serve(
 ) -> None:
     """Serve the REST API and the console."""
     from resource_manager.errors import NO_SERVERS
-    from resource_manager.jobs.airflow_api import AirflowTaskStates
     from resource_manager.manager.audit_trail import audit_trail
     from resource_manager.rest.app import create_app
     from resource_manager.rest.assemble import persistence_of, standalone
+    from resource_manager.rest.http_server import bounded_server
     from resource_manager.rest.observability import logs
-    from resource_manager.rest.webhooks import SEND_EVERY_S, NoticeSender
     from resource_manager.storage.archive import extend
 
     if target.url:
@@ -142,28 +135,25 @@ def serve(
     manager = target.on_store()
     has_sign_on = manager.read(lambda cluster, now: cluster.settings.sign_on is not None)
     opening = "" if has_sign_on else _opening(kept.tokens, host, insecure)
-    records: list[Chore] = []
+    notice_key = secret_in(notice_secret)
+    records: list[Chore] = [("expiry", EXPIRE_EVERY_S, manager.expire_and_schedule)]
     if archive is not None:
         extend(archive, manager)
         records.append(("archive", ARCHIVE_S, lambda: extend(archive, manager)))
     if audit is not None:
         records.append(("audit", AUDIT_S, audit_trail(manager, audit, state_folder()).follow))
-    login = {"token": airflow_token, "user": airflow_user, "password": airflow_password}
-    has_login = bool(airflow_token or airflow_user)
     logs.configure(log_format or ("text" if sys.stderr.isatty() else "json"), log_level)
     service = standalone(
         manager,
         kept,
         open_to=opening,
         rate=rate_limit,
-        airflow_url=airflow_url,
-        airflow_api=partial(AirflowTaskStates, airflow_url, **login) if airflow_url and has_login else None,
+        airflow_url=airflow.url,
+        airflow_api=airflow.states if airflow.is_complete else None,
         max_streams=max_streams,
         threads=threads,
-        client_secret=_secret_in(client_secret),
+        client_secret=secret_in(client_secret),
     )
-    notices = NoticeSender(manager, service.watch, _secret_in(notice_secret))
-    records.append(("notices", SEND_EVERY_S, notices.send))
     service.receiver.marks.keep_in(_mark_files(settings, archive))
     if not manager.inventory:
         logger.warning("%s", target.placed(NO_SERVERS))
@@ -174,20 +164,16 @@ def serve(
             "this machine" if opening == "loopback" else "this address",
         )
     app = create_app(service, secure_cookies=behind_https)
-    if not _serve(
-        app, service, host, port, threads + max_streams, max_connections_per_address, trusted_proxy, records
-    ):
+    server = bounded_server(
+        app,
+        host,
+        port,
+        threads=threads + max_streams,
+        max_per_address=max_connections_per_address,
+        trusted_proxy=trusted_proxy,
+    )
+    if not _serve(server, service, notice_key, records):
         leave(0)
-
-
-def _secret_in(path: Path | None) -> str:
-    """Return the secret in a file that only this user may read, empty without one; raises `SettingsError`."""
-    if path is None:
-        return ""
-    secret = (PrivateFile(path, secret=True).read() or "").strip()
-    if not secret:
-        raise Failure(f"{path}: there is no secret in it", BAD_INPUT)
-    return secret
 
 
 def _mark_files(settings: Settings, archive: Path | None) -> list[Path]:
@@ -230,37 +216,16 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _serve(
-    app: object,
-    service: Service,
-    host: str,
-    port: int,
-    threads: int,
-    max_per_address: int,
-    trusted_proxy: str | None,
-    records: Sequence[Chore],
-) -> bool:
+def _serve(server: Any, service: Service, notice_key: str, records: Sequence[Chore]) -> bool:
     """Serve until a signal comes; return False if something still waits for a silent store."""
-    from resource_manager.manager.queue_view import MAX_AGE_S
-    from resource_manager.manager.state_marks import CHECK_EVERY_S
-    from resource_manager.rest.chores import SILENCE_EVERY_S, regularly
-    from resource_manager.rest.http_server import bounded_server
+    from resource_manager.rest.chores import begin_chores
 
-    server = bounded_server(
-        app, host, port, threads=threads, max_per_address=max_per_address, trusted_proxy=trusted_proxy
-    )
     sys.setswitchinterval(SWITCH_S)
     with Signals() as signals:
         for address in addresses(server):
             logger.info("serving at %s", address, extra={"address": address, "version": __version__})
         stop = threading.Event()
-        chores = [
-            regularly("expiry", EXPIRE_EVERY_S, service.manager.expire_and_schedule, stop),
-            regularly("deadlines", MAX_AGE_S, service.manager.check_deadlines, stop),
-            regularly("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence, stop),
-            regularly("marks of the state", CHECK_EVERY_S, service.receiver.marks.check, stop),
-        ]
-        chores += [regularly(name, interval_s, work, stop) for name, interval_s, work in records]
+        chores = begin_chores(service, notice_key, stop, records)
         serving = Calls(signals).begin(server.run)
         with suppress(Interrupted):
             signals.result(serving)

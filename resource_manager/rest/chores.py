@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from resource_manager.errors import ResourceManagerError
+from resource_manager.manager.queue_view import MAX_AGE_S
+from resource_manager.manager.state_marks import CHECK_EVERY_S
+from resource_manager.rest.service import Service
+from resource_manager.rest.webhooks import SEND_EVERY_S, NoticeSender
 
 logger = logging.getLogger(__name__)
 
 SILENCE_EVERY_S = 5.0
 """Time between two looks at whether agents are silent."""
+
+Chore = tuple[str, float, Callable[[], object]]
+"""Work that is done regularly: its name, the seconds between, what to call."""
+
+
+def begin_chores(
+    service: Service, notice_key: str, stop: threading.Event, further: Iterable[Chore] = ()
+) -> list[threading.Thread]:
+    """Start what every service does, and the further chores; notices are signed with that key, if any."""
+    notices = NoticeSender(service.manager, service.watch, notice_key)
+    chores: list[Chore] = [
+        ("deadlines", MAX_AGE_S, service.manager.check_deadlines),
+        ("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence),
+        ("marks of the state", CHECK_EVERY_S, service.receiver.marks.check),
+        ("notices", SEND_EVERY_S, notices.send),
+        *further,
+    ]
+    return [regularly(name, interval_s, work, stop) for name, interval_s, work in chores]
 
 
 def regularly(

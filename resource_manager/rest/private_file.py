@@ -20,6 +20,19 @@ def config_folder() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "gpu-manager"
 
 
+def secret_in(path: Path | None) -> str:
+    """Return the secret in a file that only this user may read, empty if none is named.
+
+    Raises `SettingsError`, also if there is none in it.
+    """
+    if path is None:
+        return ""
+    secret = (PrivateFile(path, secret=True).read() or "").strip()
+    if not secret:
+        raise SettingsError(f"{path}: there is no secret in it")
+    return secret
+
+
 class PrivateFile:
     """Text file of the user of this process, which others may not change; nor read, if it is `secret`.
 

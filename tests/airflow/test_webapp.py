@@ -103,6 +103,31 @@ def test_a_store_that_does_not_answer_is_tried_once_for_all_who_ask(
     assert len(tries) == 1
 
 
+@pytest.mark.parametrize("text", [None, "\n"])
+def test_without_the_secret_for_its_notices_the_service_does_not_begin(
+    mounted: Client,
+    manager: GPUResourceManager,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    text: str | None,
+) -> None:
+    """Else what `serve` refuses would send them without a signature, which their receivers must refuse."""
+    path = tmp_path / "secret"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(0o600)
+
+    async def ada(request: Any) -> Identity:
+        return Identity("ada", Role.READER)
+
+    monkeypatch.setenv("GPU_MANAGER_NOTICE_SECRET", str(path))
+    monkeypatch.setattr(webapp, "_identify", ada)
+    monkeypatch.setattr(webapp, "manager_of_tasks", lambda: manager)
+    monkeypatch.setattr(webapp, "publish_instance", lambda: "test")
+    answer = mounted.request("GET", "/gpu/api/status")
+    assert (answer.status_code, answer.json()["detail"]) == (503, f"{path}: there is no secret in it")
+
+
 def test_agents_that_wait_for_the_store_leave_airflow_its_threads(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

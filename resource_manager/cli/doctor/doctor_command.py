@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import click
 
 from resource_manager.cli.base import REFUSED, one_line, print_json
+from resource_manager.cli.discovering import login_options
 from resource_manager.cli.program import json_option, main
-from resource_manager.cli.reconciling import airflow_options
+from resource_manager.cli.reconciling import AirflowLogin, airflow_options
 from resource_manager.cli.target import Target, exit_codes
-from resource_manager.cli.verifying import ask_all, login_options, missing_walls
+from resource_manager.cli.verifying import ask_all, missing_walls
 from resource_manager.errors import ResourceManagerError, redact
 
 if TYPE_CHECKING:
@@ -38,10 +39,7 @@ MAX_TASKS = 20
 @exit_codes
 def doctor(
     context: click.Context,
-    airflow_url: str | None,
-    airflow_token: str | None,
-    airflow_user: str | None,
-    airflow_password: str | None,
+    airflow: AirflowLogin,
     by_ssh: bool,
     user: str | None,
     key: str | None,
@@ -53,9 +51,8 @@ def doctor(
     Exits with 1 if there is a fault.
     """
     target: Target = context.obj
-    login = {"token": airflow_token, "user": airflow_user, "password": airflow_password}
     lines, faults = [], 0
-    for group, finding in _findings(target, by_ssh, (user, key), airflow_url, login):
+    for group, finding in _findings(target, by_ssh, (user, key), airflow):
         lines.append({"check": group, **asdict(finding)})
         mark = "ok   " if finding.ok else "note " if finding.is_caution else "FAULT"
         faults += mark == "FAULT"
@@ -68,11 +65,7 @@ def doctor(
 
 
 def _findings(
-    target: Target,
-    by_ssh: bool,
-    login: Login,
-    airflow_url: str | None,
-    airflow_login: Mapping[str, str | None],
+    target: Target, by_ssh: bool, login: Login, airflow: AirflowLogin
 ) -> Iterator[tuple[str, Finding]]:
     """Yield what each check finds, with the name of its group; nothing is asked of a store out of reach."""
     from resource_manager.cli.doctor import checks
@@ -89,8 +82,8 @@ def _findings(
         shown = redact(target.url or target.settings().store)
         yield "store", checks.of_store_out_of_reach(str(error), shown, is_service=bool(target.url))
     yield "machine", _of_machine()
-    if airflow_url:
-        yield from (("airflow", finding) for finding in _of_airflow(target, airflow_url, airflow_login))
+    if airflow.url:
+        yield from (("airflow", finding) for finding in _of_airflow(target, airflow))
 
 
 def _of_store(target: Target) -> list[Finding]:
@@ -155,13 +148,13 @@ def _of_machine() -> Finding:
     return of_disk(str(folder), shutil.disk_usage(there).free)
 
 
-def _of_airflow(target: Target, url: str, login: Mapping[str, str | None]) -> Iterator[Finding]:
+def _of_airflow(target: Target, login: AirflowLogin) -> Iterator[Finding]:
     from resource_manager.cli.doctor.checks import of_airflow, of_airflow_out_of_reach, of_instance
-    from resource_manager.jobs.airflow_api import AirflowTaskStates, AirflowUnavailableError
+    from resource_manager.jobs.airflow_api import AirflowUnavailableError
     from resource_manager.jobs.task_identity import TaskIdentity
 
     try:
-        airflow = AirflowTaskStates(url, **login)
+        airflow = login.states()
         health = airflow.health()
         yield from of_airflow(health)
         with suppress(ResourceManagerError):  # of the store, which was said before
