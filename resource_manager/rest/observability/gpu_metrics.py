@@ -22,7 +22,8 @@ GPU = ("server", "gpu", "uuid")
 PROCESS = ("pid", "user", "command")
 
 
-def _family(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+def family(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    """Return a gauge without values yet; its name begins as all of ours."""
     return GaugeMetricFamily(f"gpu_manager_{name}", text, labels=labels)
 
 
@@ -41,13 +42,13 @@ class GpuGauges:
         names = self._watch.read(lambda cluster, now: [s.name for s in cluster.nodes if is_pinned(s)])
         records = records_of(self._manager.store, names)
         yield from self._watch.read(lambda cluster, now: self._families(cluster, records, now))
-        together = _family(
+        together = family(
             "agents_silent_together",
             "Servers that fell silent together, over half of those watched, and take leases all the same.",
         )
         together.add_metric((), self._silence.servers_held)
         yield together
-        failed = _family(
+        failed = family(
             "notice_failed_attempts",
             "Attempts in a row that the address of a notice did not take.",
             "to",
@@ -59,26 +60,26 @@ class GpuGauges:
         yield failed
 
     def _families(self, cluster: ClusterState, records: dict[str, Record], now: float) -> list[Metric]:
-        info = _family("gpu_info", "1 for each GPU and lease on it; to join by uuid.", *GPU, "lease", "team")
-        allocated = _family("gpu_allocated_ratio", "Allocated part of the GPU.", *GPU)
-        cleaning = _family("gpu_cleaning_ratio", "Part that is being cleaned after a lease.", *GPU)
-        closed = _family("gpu_closed", "1 if the GPU takes no new leases.", *GPU, "reason")
-        used = _family("gpu_used_ratio", "Utilization in the last report.", *GPU)
-        memory = _family("gpu_memory_used_bytes", "Memory in use in the last report.", *GPU)
-        rogue = _family(
+        info = family("gpu_info", "1 for each GPU and lease on it; to join by uuid.", *GPU, "lease", "team")
+        allocated = family("gpu_allocated_ratio", "Allocated part of the GPU.", *GPU)
+        cleaning = family("gpu_cleaning_ratio", "Part that is being cleaned after a lease.", *GPU)
+        closed = family("gpu_closed", "1 if the GPU takes no new leases.", *GPU, "reason")
+        used = family("gpu_used_ratio", "Utilization in the last report.", *GPU)
+        memory = family("gpu_memory_used_bytes", "Memory in use in the last report.", *GPU)
+        rogue = family(
             "gpu_rogue_process", "1 for each process that belongs to no lease there.", *GPU, *PROCESS
         )
-        shared = _family(
+        shared = family(
             "gpu_share_enforced",
             "1 if an MPS daemon keeps the fractions of the GPU to their parts; of servers that have mps.",
             *GPU,
         )
-        watched = _family("server_watched", "1 if an agent reports the server's GPUs.", "server")
-        silent = _family(
+        watched = family("server_watched", "1 if an agent reports the server's GPUs.", "server")
+        silent = family(
             "server_silent", "1 if the server takes no new leases because its agent is silent.", "server"
         )
-        age = _family("report_age_seconds", "Age of the server's last report.", "server")
-        idle = _family(
+        age = family("report_age_seconds", "Age of the server's last report.", "server")
+        idle = family(
             "lease_idle_seconds",
             "Time for which a lease has been idle, once it is too long.",
             "lease",

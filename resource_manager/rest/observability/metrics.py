@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -32,6 +33,7 @@ from resource_manager.core.names import name_of
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import StateLostError
 from resource_manager.manager.server_views import cpu_usage
+from resource_manager.rest.observability.gpu_metrics import family
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.scheduling.accounting.lives import Life
 from resource_manager.scheduling.queue.windows import under_maintenance
@@ -53,27 +55,16 @@ class ManagerMetrics:
 
     def __init__(self, registry: CollectorRegistry, on_commit: Callable[[], None]) -> None:
         self._on_commit = on_commit
-        self._lock_wait = Histogram(
-            "gpu_manager_lock_wait_seconds",
-            "Waits for the lock.",
-            registry=registry,
-            buckets=LATENCY_BUCKETS_S,
-        )
-        self._commit = Histogram(
-            "gpu_manager_commit_seconds",
-            "Commits to the store.",
-            registry=registry,
-            buckets=LATENCY_BUCKETS_S,
-        )
-        self._clock_jumps = Counter(
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry, buckets=LATENCY_BUCKETS_S)
+        self._lock_wait = histogram("gpu_manager_lock_wait_seconds", "Waits for the lock.")
+        self._commit = histogram("gpu_manager_commit_seconds", "Commits to the store.")
+        self._clock_jumps = counter(
             "gpu_manager_store_clock_jumps",
             "Jumps of the store's clock by more than 5 s that this process saw.",
-            registry=registry,
         )
-        self._conflicts = Counter(
-            "gpu_manager_commit_conflicts",
-            "Commits refused because another writer committed first.",
-            registry=registry,
+        self._conflicts = counter(
+            "gpu_manager_commit_conflicts", "Commits refused because another writer committed first."
         )
 
     def measured(self, name: str, value: float) -> None:
@@ -94,68 +85,51 @@ class Metrics:
     def __init__(self, watch: StateFollower, on_commit: Callable[[], None] = lambda: None) -> None:
         self.registry = registry = CollectorRegistry()
         self.manager = ManagerMetrics(registry, on_commit)
-        Gauge(
-            "gpu_manager_build_info", "1 for this version.", ("version", "format"), registry=registry
-        ).labels(__version__, STORED_FORMAT).set(1)
-        self.requests = Histogram(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        version = gauge("gpu_manager_build_info", "1 for this version.", ("version", "format"))
+        version.labels(__version__, STORED_FORMAT).set(1)
+        self.requests = histogram(
             "gpu_manager_http_request_seconds",
             "Requests to the service by route.",
             ("method", "route", "status"),
-            registry=registry,
             buckets=LATENCY_BUCKETS_S,
         )
-        self.in_progress = Gauge(
-            "gpu_manager_http_requests_in_progress",
-            "Requests being answered, without event streams.",
-            registry=registry,
+        self.in_progress = gauge(
+            "gpu_manager_http_requests_in_progress", "Requests being answered, without event streams."
         )
         self.open_streams: dict[str, int] = {}
-        Gauge("gpu_manager_http_streams", "Open pages that follow events.", registry=registry).set_function(
+        gauge("gpu_manager_http_streams", "Open pages that follow events.").set_function(
             lambda: sum(tuple(self.open_streams.values()))
         )
-        self.refusals = Counter(
-            "gpu_manager_refusals", "Requests to allocate that were refused.", ("kind",), registry=registry
-        )
+        self.refusals = counter("gpu_manager_refusals", "Requests to allocate that were refused.", ("kind",))
         for kind in RefusalKind:
             self.refusals.labels(kind)
-        self._allocations = Counter(
-            "gpu_manager_allocations", "Leases granted.", ("server",), registry=registry
+        self._allocations = counter("gpu_manager_allocations", "Leases granted.", ("server",))
+        self._releases = counter("gpu_manager_releases", "Leases released.")
+        self._expirations = counter(
+            "gpu_manager_expirations", "Leases that were not renewed in time.", ("quarantined",)
         )
-        self._releases = Counter("gpu_manager_releases", "Leases released.", registry=registry)
-        self._expirations = Counter(
-            "gpu_manager_expirations",
-            "Leases that were not renewed in time.",
-            ("quarantined",),
-            registry=registry,
+        self._waits = histogram(
+            "gpu_manager_wait_seconds", "Time from submission to grant.", buckets=WAIT_BUCKETS_S
         )
-        self._waits = Histogram(
-            "gpu_manager_wait_seconds",
-            "Time from submission to grant.",
-            registry=registry,
-            buckets=WAIT_BUCKETS_S,
+        self._durations = histogram(
+            "gpu_manager_lease_seconds", "Life of leases that ended.", buckets=DURATION_BUCKETS_S
         )
-        self._durations = Histogram(
-            "gpu_manager_lease_seconds",
-            "Life of leases that ended.",
-            registry=registry,
-            buckets=DURATION_BUCKETS_S,
-        )
-        self._preemptions = Counter(
+        self._preemptions = counter(
             "gpu_manager_preemptions",
             "Leases preempted: for another team's guarantee, a higher priority in their own, maintenance, or "
             "at a limit of theirs: idle, max_runtime, requeue_after.",
             ("reason",),
-            registry=registry,
         )
         for reason in ("guarantee", "priority", "maintenance", *map(preemptor_in_words, LIMITS)):
             self._preemptions.labels(reason)
         for quarantined in ("true", "false"):
             self._expirations.labels(quarantined)
-        self._cluster_changes = Counter(
+        self._cluster_changes = counter(
             "gpu_manager_cluster_changes",
             "Changes of the stored cluster: its servers, settings, teams, maintenance windows.",
             ("kind",),
-            registry=registry,
         )
         for part in CLUSTER_CHANGES.values():
             self._cluster_changes.labels(part)
@@ -239,27 +213,15 @@ class _State:
 
     @staticmethod
     def _families(cluster: ClusterState, now: float) -> list[Metric]:
-        labels = ("server", "gpu_type")
-        free = GaugeMetricFamily("gpu_manager_gpus_free", "Free GPUs, GPU fractions included.", labels=labels)
-        allocated = GaugeMetricFamily(
-            "gpu_manager_gpus_allocated", "Allocated GPUs, GPU fractions included.", labels=labels
-        )
-        closed = GaugeMetricFamily(
-            "gpu_manager_gpus_closed", "Unused GPUs that take no new leases.", labels=labels
-        )
-        cpus_free = GaugeMetricFamily("gpu_manager_cpus_free", "Free CPUs.", labels=("server",))
-        cpus_allocated = GaugeMetricFamily(
-            "gpu_manager_cpus_allocated", "Allocated CPUs.", labels=("server",)
-        )
-        cpus_closed = GaugeMetricFamily(
-            "gpu_manager_cpus_closed", "Unused CPUs of servers that take no new leases.", labels=("server",)
-        )
-        is_open = GaugeMetricFamily(
-            "gpu_manager_server_open", "1 if the server takes new leases.", labels=("server",)
-        )
-        failed = GaugeMetricFamily(
-            "gpu_manager_server_failed", "1 if the server was drained as failed.", labels=("server",)
-        )
+        of_type = ("server", "gpu_type")
+        free = family("gpus_free", "Free GPUs, GPU fractions included.", *of_type)
+        allocated = family("gpus_allocated", "Allocated GPUs, GPU fractions included.", *of_type)
+        closed = family("gpus_closed", "Unused GPUs that take no new leases.", *of_type)
+        cpus_free = family("cpus_free", "Free CPUs.", "server")
+        cpus_allocated = family("cpus_allocated", "Allocated CPUs.", "server")
+        cpus_closed = family("cpus_closed", "Unused CPUs of servers that take no new leases.", "server")
+        is_open = family("server_open", "1 if the server takes new leases.", "server")
+        failed = family("server_failed", "1 if the server was drained as failed.", "server")
         for state in cluster.nodes:
             for gpu_type, (unused_milli, closed_milli, total_milli) in _milli_by_type(state).items():
                 unused, withheld = unused_milli / MILLI_PER_GPU, closed_milli / MILLI_PER_GPU
@@ -272,10 +234,11 @@ class _State:
             cpus_closed.add_metric((state.name,), cpus.closed)
             is_open.add_metric((state.name,), float(state.is_open))
             failed.add_metric((state.name,), float(state.drained is not None and state.drained.failed))
-        of_team = GaugeMetricFamily(
-            "gpu_manager_team_gpus",
+        of_team = family(
+            "team_gpus",
             "GPUs of a team: guaranteed, allocated, and borrowed beyond the guarantee.",
-            labels=("team", "kind"),
+            "team",
+            "kind",
         )
         for account in () if cluster.ledger is None else cluster.ledger.accounts.values():
             for kind, milli in (
@@ -286,57 +249,42 @@ class _State:
                 of_team.add_metric((account.name, kind), milli / MILLI_PER_GPU)
         busy = {lease.key for lease in under_maintenance(cluster, now)}
         preempting = [cluster.leases[lease_id].quarantined for lease_id in cluster.preempting]
-        ending = GaugeMetricFamily(
-            "gpu_manager_leases_preempting",
+        ending = family(
+            "leases_preempting",
             "Leases that are being preempted; stuck: still held after their grace.",
-            labels=("stuck",),
+            "stuck",
         )
         for stuck in (True, False):
             ending.add_metric((str(stuck).lower(),), preempting.count(stuck))
         oldest = min((entry.queued_at for entry in cluster.pending.values()), default=now)
-        return [
-            free,
-            allocated,
-            closed,
-            cpus_free,
-            cpus_allocated,
-            cpus_closed,
-            is_open,
-            failed,
-            of_team,
-            ending,
-            GaugeMetricFamily(
-                "gpu_manager_leases_under_maintenance",
-                "Leases on servers that are in a maintenance window.",
-                len(busy),
-            ),
-            GaugeMetricFamily(
-                "gpu_manager_deadlines_at_risk",
+        single = {
+            "leases_under_maintenance": ("Leases on servers that are in a maintenance window.", len(busy)),
+            "deadlines_at_risk": (
                 "Leases and pending requests that may miss their deadline.",
                 len(cluster.at_risk),
             ),
-            GaugeMetricFamily(
-                "gpu_manager_announced_demands",
+            "announced_demands": (
                 "Demands that tasks of running DAGs are announced to make.",
                 len(cluster.announced),
             ),
+            "queue_length": ("Pending requests.", len(cluster.pending)),
+            "queue_oldest_seconds": ("Age of the oldest pending request.", max(now - oldest, 0.0)),
+        }
+        return [
+            *(free, allocated, closed, cpus_free, cpus_allocated, cpus_closed),
+            *(is_open, failed, of_team, ending),
             *_leases(cluster),
-            GaugeMetricFamily("gpu_manager_queue_length", "Pending requests.", len(cluster.pending)),
-            GaugeMetricFamily(
-                "gpu_manager_queue_oldest_seconds",
-                "Age of the oldest pending request.",
-                max(now - oldest, 0.0),
-            ),
+            *(GaugeMetricFamily(f"gpu_manager_{name}", *given) for name, given in single.items()),
         ]
 
 
 def _leases(cluster: ClusterState) -> list[Metric]:
     """Return the number of leases by state, and one gauge for each that is quarantined."""
-    live = GaugeMetricFamily("gpu_manager_leases", "Live leases by state.", labels=("state",))
-    quarantined = GaugeMetricFamily(
-        "gpu_manager_lease_quarantined",
+    live = family("leases", "Live leases by state.", "state")
+    quarantined = family(
+        "lease_quarantined",
         "1 for each server of a lease that was not renewed and whose job may still run there.",
-        labels=("lease", "team", "server"),
+        *("lease", "team", "server"),
     )
     counts = dict.fromkeys(("running", "preempting", "quarantined"), 0)
     for lease in (*cluster.leases.values(), *cluster.remainders.values()):
