@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # imported at run time only by the commands that need them
 logger = logging.getLogger(__name__)
 
 DEFAULT_RATE = "1000/second"
-EXPIRE_EVERY_S = 10.0
 ARCHIVE_S = 5.0
 AUDIT_S = 1.0
 
@@ -136,7 +135,7 @@ def serve(
     has_sign_on = manager.read(lambda cluster, now: cluster.settings.sign_on is not None)
     opening = "" if has_sign_on else _opening(kept.tokens, host, insecure)
     notice_key = secret_in(notice_secret)
-    records: list[Chore] = [("expiry", EXPIRE_EVERY_S, manager.expire_and_schedule)]
+    records: list[Chore] = []
     if archive is not None:
         extend(archive, manager)
         records.append(("archive", ARCHIVE_S, lambda: extend(archive, manager)))

@@ -14,6 +14,9 @@ from resource_manager.rest.webhooks import SEND_EVERY_S, NoticeSender
 
 logger = logging.getLogger(__name__)
 
+EXPIRE_EVERY_S = 10.0
+"""Time between two looks for leases that expire: clients leave them to the service, and may only wait."""
+
 SILENCE_EVERY_S = 5.0
 """Time between two looks at whether agents are silent."""
 
@@ -27,6 +30,7 @@ def begin_chores(
     """Start what every service does, and the further chores; notices are signed with that key, if any."""
     notices = NoticeSender(service.manager, service.watch, notice_key)
     chores: list[Chore] = [
+        ("expiry", EXPIRE_EVERY_S, service.manager.expire_and_schedule),
         ("deadlines", MAX_AGE_S, service.manager.check_deadlines),
         ("silence of agents", SILENCE_EVERY_S, service.receiver.note_silence),
         ("marks of the state", CHECK_EVERY_S, service.receiver.marks.check),

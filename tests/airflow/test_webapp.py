@@ -19,11 +19,12 @@ from starlette.routing import Mount
 
 from resource_manager import GPUResourceManager
 from resource_manager.errors import StoreUnavailableError
-from resource_manager.rest import tokens
+from resource_manager.rest import chores, tokens
 from resource_manager.rest.assemble import persistence_of
 from resource_manager.rest.auth import Identity
 from resource_manager.rest.tokens import Role
 from tests.agent.reporting import as_text, gpu, report, server
+from tests.eventually import wait_for
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
@@ -101,6 +102,24 @@ def test_a_store_that_does_not_answer_is_tried_once_for_all_who_ask(
         answer = mounted.request("GET", "/gpu/api/status")
         assert (answer.status_code, answer.json()["detail"]) == (503, "redis://r does not answer")
     assert len(tries) == 1
+
+
+def test_who_waits_gets_what_a_lease_held_that_nobody_renews(
+    mounted: Client, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of the service leaves that to it, and Airflow's triggers may have nothing to wait for."""
+
+    async def ada(request: Any) -> Identity:
+        return Identity("ada", Role.OPERATOR)
+
+    monkeypatch.setattr(webapp, "_identify", ada)
+    monkeypatch.setattr(webapp, "manager_of_tasks", lambda: manager)
+    monkeypatch.setattr(webapp, "publish_instance", lambda: "test")
+    monkeypatch.setattr(chores, "EXPIRE_EVERY_S", 0.1)
+    assert mounted.request("GET", "/gpu/livez").status_code == 200
+    manager.allocate("left", gpus=2, ttl=0.5)
+    manager.submit("waits", gpus=2)
+    wait_for(lambda: (found := manager.status_of("waits")) is not None and found["state"] == "RUNNING", 15.0)
 
 
 @pytest.mark.parametrize("text", [None, "\n"])
