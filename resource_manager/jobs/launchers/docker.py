@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import socket
 import tarfile
@@ -427,7 +428,7 @@ class DockerLauncher:
         self._check_place(key)
         try:
             with self._reporting(f"job {key} could not be ended"):
-                self._api.stop(key, timeout=int(grace_s))
+                self._api.stop(key, timeout=math.ceil(grace_s))
         except self._docker.errors.NotFound:
             self._verified(key)
 
@@ -481,7 +482,7 @@ class DockerLauncher:
         with self._reporting(failed):
             self._bury(key, engine)
         with suppress(self._docker.errors.NotFound), self._reporting(failed):
-            self._api.stop(key, timeout=int(grace_s))
+            self._api.stop(key, timeout=math.ceil(grace_s))
             has_succeeded = self._status(key).exit_code == 0
             try:
                 self._api.remove_container(key, force=True, v=True)

@@ -1,4 +1,4 @@
-"""Docker launcher while another process ends and removes the same job; the engine is a stand-in."""
+"""Docker launcher as it ends jobs, also while another process does; the engine is a stand-in."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Engine:
     def __init__(self, fails: str, error: Exception, then: str) -> None:
         self.fails, self.error = fails, error
         self.states = iter(["running", then])
+        self.graces: list[int] = []
         self.about = {"ID": "e", "Name": "h"}
 
     def current_info(self) -> dict[str, Any]:
@@ -46,6 +47,9 @@ class Engine:
     def kill(self, *_: object) -> None:
         self._fail("kill")
 
+    def stop(self, key: str, timeout: int) -> None:
+        self.graces.append(timeout)
+
     def _fail(self, name: str) -> None:
         if name == self.fails:
             raise self.error
@@ -62,7 +66,20 @@ class Engine:
 def test_a_job_that_ends_while_it_is_preempted_has_ended(
     fails: str, error: Exception, then: str, state: JobState
 ) -> None:
+    assert launcher_of(Engine(fails, error, then)).preempt("k", 10.0).state is state
+
+
+@pytest.mark.parametrize(("grace_s", "given_s"), [(0.0, 0), (0.5, 1), (10.0, 10)])
+def test_the_engine_which_counts_whole_seconds_gives_a_job_no_less_than_its_grace(
+    grace_s: float, given_s: int
+) -> None:
+    engine = Engine("", OSError(), "exited")
+    launcher_of(engine).terminate("k", grace_s)
+    assert engine.graces == [given_s]
+
+
+def launcher_of(engine: Engine) -> DockerLauncher:
     launcher = DockerLauncher.__new__(DockerLauncher)
     launcher._docker, launcher.engine, launcher._place = docker, "tcp://h", JobPlace("docker", "tcp://h")
-    launcher._api = launcher._engine = Engine(fails, error, then)
-    assert launcher.preempt("k", 10.0).state is state
+    launcher._api = launcher._engine = engine
+    return launcher
