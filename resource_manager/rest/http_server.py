@@ -169,8 +169,9 @@ class BoundedChannel(HTTPChannel):  # type: ignore[misc]  # waitress has no type
 
     def _is_gone(self) -> bool:
         """Return whether the client of a held request has left."""
+        connection = self.socket  # None once the loop, which may have looked before it was left, closed it
         try:
-            return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return connection is None or not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:

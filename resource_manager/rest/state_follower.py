@@ -166,12 +166,19 @@ class StateFollower:
             try:
                 with self._lock:
                     self._refresh()
-            except Exception as error:  # such as a bug: pages that are open have nobody else
-                is_known = isinstance(error, ResourceManagerError)
-                logger.warning("the state could not be read: %s", error, exc_info=not is_known)
+            except Exception as error:
+                self._complain("the state could not be read: %s", error)
                 self._stop.wait(OUTAGE_S)
             for act in self._lookers:
-                act()
+                try:
+                    act()
+                except Exception as error:
+                    self._complain("not told of a look at the state: %s", error)
+
+    @staticmethod
+    def _complain(text: str, error: Exception) -> None:
+        """Log an error, such as a bug, and go on: who waits for changes has nobody else."""
+        logger.warning(text, error, exc_info=not isinstance(error, ResourceManagerError))
 
     def _refresh(self) -> ClusterState:
         before = self._replica

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -16,6 +17,9 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.rest.held_requests import MAX_HELD_PER_CALLER
+from resource_manager.rest.http_server import bounded_server
+from resource_manager.rest.state_follower import StateFollower
+from tests.eventually import wait_for
 from tests.listening import served
 from tests.redis_server import RedisServer
 
@@ -100,6 +104,41 @@ def test_a_held_request_is_answered_at_its_time_though_nothing_changed(url: str)
     answer = waits(url, version, 0.5).json()
     assert 0.5 <= time.monotonic() - begun_at < 10
     assert (answer["version"], answer["leases"], answer["ended"]) == (version, [], [])
+
+
+def test_connections_that_the_loop_closes_while_they_are_held_keep_nobody_waiting(
+    manager: GPUResourceManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    def noted(*given: Any, **more: Any) -> Any:
+        made.append(bounded_server(*given, **more))
+        return made[0]
+
+    monkeypatch.setattr("tests.listening.bounded_server", noted)
+    with served(manager, tmp_path, THREADS) as url, ThreadPoolExecutor(2) as pool:
+        version = waits(url, -1, 0.0).json()["version"]
+        closed = pool.submit(waits, url, version)
+        wait_until_held(url, 1)
+        for channel in list(made[0].active_channels.values()):
+            made[0].trigger.pull_trigger(channel.handle_close)
+        with pytest.raises(httpx.RemoteProtocolError):
+            closed.result(10)
+        held = pool.submit(waits, url, version)
+        wait_until_held(url, 1)
+        manager.release("holds")
+        assert held.result(10).json()["ended"] == ["holds"]
+
+
+def test_one_who_cannot_be_told_of_a_look_keeps_no_other_from_it(manager: GPUResourceManager) -> None:
+    follower, told = StateFollower(manager.store, interval_s=0.01), []
+    follower.on_look(lambda: told[0].nowhere)
+    follower.on_look(lambda: told.append(len(told)))
+    follower.follow()
+    try:
+        wait_for(lambda: len(told) > 2)
+    finally:
+        follower.close()
 
 
 def test_a_caller_holds_so_many_requests_and_gets_them_back_when_it_hangs_up(url: str) -> None:
