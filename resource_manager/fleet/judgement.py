@@ -66,12 +66,12 @@ def judge(
     if report.error is not None:
         record = replace(record, received_at=known.received_at)  # nothing is known of its GPUs: it is silent
     rules = IdleRules(cluster)
-    passed_s = min(record.received_at - known.received_at, SILENT_INTERVALS * known.interval_s)
+    passed_s = min(max(record.received_at - known.received_at, 0.0), SILENT_INTERVALS * known.interval_s)
     leases = sample_leases(state, report, known.leases, known.gpus, rules, record.received_at, passed_s)
-    if now > known.silent_at:  # nobody knows what they did meanwhile
+    if not known.tells_of(now):  # nobody knows what they did meanwhile
         leases = {token: _idle_from(use, now) for token, use in leases.items()}
     record = replace(record, leases=leases)
-    fresh = {name: other.leases for name, other in elsewhere.items() if now <= other.silent_at}
+    fresh = {name: other.leases for name, other in elsewhere.items() if other.tells_of(now)}
     sightings = {name: other.jobs for name, other in elsewhere.items()}
     changes = [
         *opened_by(state, report, cluster.settings, now),
@@ -136,7 +136,7 @@ def check_order(report: Report, before: Record | None, now: float) -> None:
     elif report.boot_id == before.boot_id:
         if report.uptime_s <= before.uptime_s:
             raise ReportError("report: older than the last one of this server")
-    elif now < before.silent_at and now - report.uptime_s < before.received_at:
+    elif before.tells_of(now) and now - report.uptime_s < before.received_at:
         raise ReportError(
             f"report: of {report.hostname or 'another machine'}, but {before.hostname or 'another machine'} "
             f"reports as {report.server}: one server, one agent"

@@ -29,6 +29,7 @@ from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.state_marks import StateMarks
 from resource_manager.scheduling import lease_steps
+from resource_manager.storage.clock import JUMP_S
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class ReportReceiver:
             answer["next_s"] = CLEANING_INTERVAL_S
         elif cluster.pending and state.watched and state.leases and self._may_hurry():
             answer["next_s"] = WAITED_FOR_INTERVAL_S
-        is_time = "next_s" not in answer or record.received_at - record.listed_at >= LIST_INTERVAL_S
+        is_time = "next_s" not in answer or abs(record.received_at - record.listed_at) >= LIST_INTERVAL_S
         if is_time and (
             is_unsearched(state.drained)
             or (state.watched and is_list_wanted(state, report.machine, record.jobs))
@@ -181,16 +182,16 @@ class ReportReceiver:
         agents = {
             name: last
             for name in names
-            if (last := self._received.get(name)) and now - last.at <= MISSED_INTERVALS * last.interval_s
+            if (last := self._received.get(name)) and abs(now - last.at) <= MISSED_INTERVALS * last.interval_s
         }
         records = records_of(self._store, names - agents.keys())  # another service may have their reports
         for name in names - agents.keys():
             record = records.get(name)
-            agents[name] = (
-                LastReport(-math.inf, DEFAULT_INTERVAL_S)
-                if record is None
-                else LastReport(record.received_at, record.interval_s)
-            )
+            if record is None:
+                agents[name] = LastReport(-math.inf, DEFAULT_INTERVAL_S)
+            else:  # one of times to come is of before the clock was set back
+                at = record.received_at if record.received_at <= now + JUMP_S else -math.inf
+                agents[name] = LastReport(at, record.interval_s)
         self.silence.silent_after_s = self._manager.read(
             lambda cluster, now: cluster.settings.silent_after_s, STATE_MAX_AGE_S
         )

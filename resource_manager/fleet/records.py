@@ -14,6 +14,7 @@ from resource_manager.fleet.lease_use import GpuSample, LeaseUse
 from resource_manager.fleet.sightings import Sightings
 from resource_manager.fleet.silence import SILENT_INTERVALS
 from resource_manager.storage import Store
+from resource_manager.storage.clock import JUMP_S
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +41,9 @@ class Record:
     listed_at: float = 0.0
     mps: tuple[str, ...] = ()
 
-    @property
-    def silent_at(self) -> float:
-        """The time at which what the agent last reported says nothing of now."""
-        return self.received_at + SILENT_INTERVALS * self.interval_s
+    def tells_of(self, now: float) -> bool:
+        """Return whether what the agent last reported tells of now: not if it is old, or of before a jump."""
+        return self.received_at - JUMP_S <= now <= self.received_at + SILENT_INTERVALS * self.interval_s
 
 
 _RECORD = TypeAdapter(Record)

@@ -29,7 +29,8 @@ class SilenceWatch:
 
     An agent is lost after `silent_after_s` without a report, or after `SILENT_INTERVALS` of its intervals if
     that is longer. The time counts only while the observer watches: from its first look, and again from the
-    next one after a pause of more than half of `silent_after_s`, in which it may have missed reports.
+    next one after a pause of more than half of `silent_after_s`, in which it may have missed reports, or
+    after the clock was set back.
 
     If over half of the agents fall silent within `silent_after_s`, it was the service or the network: they
     are held, and not lost, until they report. Once half of them do, the others count from then.
@@ -83,6 +84,10 @@ class SilenceWatch:
         """Begin again after a pause, and take note of agents that report again."""
         if not 0 <= now - self._looked_at <= self.silent_after_s / 2:
             self._watching_since = now
+            self._first_seen.clear()
+        if now < self._looked_at:  # what is known is of times to come
+            self._held = dict.fromkeys(self._held, -math.inf)
+            self._counted_from.clear()
         self._looked_at = now
         self._first_seen = {name: self._first_seen.get(name, now) for name in agents}
         for name in [name for name, at in self._held.items() if name not in agents or agents[name].at > at]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 
 import pytest
@@ -165,3 +166,18 @@ def test_an_agent_that_reports_rarely_has_three_intervals_and_says_nothing_until
     fleet.run(100)
     assert fleet.run(400) == []
     assert fleet.run(300) == ["d"]
+
+
+def test_servers_that_fell_silent_together_may_report_again_after_the_clock_was_set_back() -> None:
+    fleet = Fleet("a", "b", "c")
+    fleet.run(100)
+    fleet.cut(("a", "b"))
+    assert fleet.run(100) == []
+    assert fleet.watch.servers_held == 2
+    fleet.now -= 3600
+    fleet.reported_at = dict.fromkeys(fleet.reported_at, -math.inf)  # those of times to come count as unknown
+    fleet.mend(("a", "b"))
+    assert fleet.run(30) == []
+    assert fleet.watch.servers_held == 0
+    fleet.cut("c")
+    assert fleet.run(80) == ["c"]

@@ -93,7 +93,7 @@ class GpuGauges:
             if record is not None:
                 age.add_metric((state.name,), max(now - record.received_at, 0.0))
             for uuid in shared_gpus(state) if state.node.mps else ():
-                has = record is not None and record.silent_at >= now and uuid in record.mps
+                has = record is not None and record.tells_of(now) and uuid in record.mps
                 number = next(gpu_id for gpu_id, known in state.gpu_uuids.items() if known == uuid)
                 shared.add_metric((state.name, str(number), uuid), float(has))
             for gpu_id, uuid in state.gpu_uuids.items():
@@ -104,7 +104,7 @@ class GpuGauges:
                 cleaning.add_metric(gpu, cleaning_milli(state, gpu_id) / MILLI_PER_GPU)
                 if (closure := state.closed_gpus.get(gpu_id)) is not None:
                     closed.add_metric((*gpu, condition_of(closure)), 1)
-                use = record.gpus.get(gpu_id) if record is not None and record.silent_at >= now else None
+                use = record.gpus.get(gpu_id) if record is not None and record.tells_of(now) else None
                 if use is None:
                     continue
                 for process in use.rogue:
@@ -113,7 +113,7 @@ class GpuGauges:
                     used.add_metric(gpu, use.utilization_percent / 100)
                 if use.memory_used_mib is not None:
                     memory.add_metric(gpu, use.memory_used_mib * 2**20)
-        uses = {name: record.leases for name, record in records.items() if record.silent_at >= now}
+        uses = {name: record.leases for name, record in records.items() if record.tells_of(now)}
         for lease_id, since in idle_leases(cluster, uses, now).items():
             lease = cluster.leases[lease_id]
             idle.add_metric((name_of(lease), lease.request.team, lease.placement.node), now - since)
