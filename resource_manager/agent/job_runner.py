@@ -256,13 +256,21 @@ class AgentJobs:
             keys = {*directory_job.jobs_in(self._root)}
             for key in self._done.keys() - keys - self._items.keys():
                 del self._done[key]
+            over = {key for key in keys - self._items.keys() if self._is_over(key)}
             keys |= self._items.keys()
             done = dict(self._done)
-        states = {key: self._state(key, done.get(key, {})) for key in keys}
+        states = {
+            key: self._states[key] if key in over else self._state(key, done.get(key, {})) for key in keys
+        }
         with self._lock:
             is_other = states != self._states
             self._states = states
         return is_other
+
+    def _is_over(self, key: str) -> bool:
+        """Return whether nothing of a job changes any more: most of those whose output is kept."""
+        state = self._states.get(key)
+        return state is not None and state["ended"] and state["state"] == "finished"
 
     def _state(self, key: str, done: Mapping[str, Any]) -> dict[str, Any]:
         before = self._states.get(key)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,29 @@ def test_ended_stays_ended(service: Service) -> None:
     service.say(service.run(key, "true"))
     refused = service.wait(key, want="run")
     assert (refused["refusal"], refused["state"]) == ("AlreadyEndedError", "absent")
+
+
+def test_a_job_whose_output_is_kept_is_not_looked_at_any_more(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be a thousand of them, and ten looks a second."""
+    over, runs, looks = job_key("t", 7), job_key("u", 8), Counter[str]()
+    service.say(service.run(over, "echo done"))
+    service.wait(over, state="finished")
+    service.say({"key": over, "want": "forget", "n": ""})
+    service.wait(over, ended=True)
+    status = directory_job.status
+
+    def counted(root: str, key: str) -> dict[str, Any]:
+        looks[key] += 1
+        return status(root, key)
+
+    service.say(service.run(runs, "sleep 60"))
+    service.wait(runs, state="running")
+    monkeypatch.setattr(directory_job, "status", counted)
+    wait_for(lambda: looks[runs] > 3)
+    assert looks[over] == 0
+    assert service.jobs.output(over, 0)["text"] == "done\n"
 
 
 def test_a_job_that_is_over_before_it_began_never_begins(
