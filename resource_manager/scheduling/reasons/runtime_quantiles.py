@@ -34,6 +34,13 @@ POINTS = 20
 OWN_WEIGHT = 3.0
 """Number of runs of a class as scattered as the wider ones that count as much as those."""
 
+NEW_SHAPE_SPREAD = math.log(2)
+"""Widening of an interval, in the logarithm, while runs of the task are over, but none of that shape.
+
+Runs of other shapes may all take equally long and yet tell little: on twice as many GPUs, a run of perfect
+speed-up takes half as long.
+"""
+
 MAX_CLASSES = 4000
 """Maximum of classes of every width; beyond it, the one that was learnt from longest ago is forgotten."""
 
@@ -149,13 +156,16 @@ class RuntimeModel:
         elif len(self._logs.get(("",), ())) < ENOUGH_RUNTIMES and not self._logs.get(("", "class", name)):
             return None
         wider: deque[float] | None = None
-        for key in (*_wide_classes(kind, name), _own_class(kind, name, request)):
+        own = _own_class(kind, name, request)
+        for key in (*_wide_classes(kind, name), own):
             if (logs := self._logs.get(key)) is not None:
                 known = _blend(known, self._curve(key), _weight(logs, wider))
                 wider = logs
         if known is None:
             return None
-        return RuntimeQuantiles(tuple(_calibrated(known, base, self._coverage[kind])))
+        is_new_shape = not kind and own not in self._logs and (kind, "class", name) in self._logs
+        spread = NEW_SHAPE_SPREAD if is_new_shape else 0.0
+        return RuntimeQuantiles(tuple(_calibrated(known, base, self._coverage[kind], spread)))
 
     def learn(self, request: Request, seconds: float, given: RuntimeQuantiles | None = None) -> None:
         """Learn from a run that ended well, and from the estimate that was given when it began."""
@@ -209,15 +219,16 @@ class RunWalk:
                 self.model.learn(lease.request, run_s(lease.granted_at, change.at), given)
 
 
-def _calibrated(known: Sequence[float], base: float, coverage: Coverage) -> Iterator[float]:
-    """Yield the quantiles with both halves moved by the offsets, never past the median."""
+def _calibrated(known: Sequence[float], base: float, coverage: Coverage, spread: float) -> Iterator[float]:
+    """Yield the quantiles with both halves moved by spread and offsets, never past the median."""
     median, least = known[POINTS // 2], -math.inf
+    below, above = spread + coverage.below, spread + coverage.above
     for index, log_s in enumerate(known):
         far = (index / POINTS - 0.5) / (0.5 - MISSED)
         if far < 0:
-            log_s = min(log_s + far * coverage.below, median)
+            log_s = min(log_s + far * below, median)
         else:
-            log_s = max(log_s + far * coverage.above, median)
+            log_s = max(log_s + far * above, median)
         least = max(least, base + log_s)
         yield least
 

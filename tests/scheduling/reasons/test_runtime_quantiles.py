@@ -51,6 +51,14 @@ def test_runs_that_never_differ_are_estimated_exactly_whatever_others_do() -> No
     assert (found.low_s, found.at(0.5), found.high_s) == pytest.approx((500, 500, 500))
 
 
+def test_runs_on_one_gpu_that_never_differ_tell_little_of_the_first_run_on_eight() -> None:
+    model = learnt(3600, 3600, 3600)
+    found = known(model, Request("train_9", 8))
+    assert (found.low_s, found.at(0.5), found.high_s) == pytest.approx((1800, 3600, 7200))
+    model.learn(Request("train_9", 8), 1900)
+    assert known(model, Request("train_10", 8)).high_s < 3600, "a run of that shape is known now"
+
+
 def test_the_runs_that_the_state_keeps_are_a_begin() -> None:
     assert known(
         RuntimeModel({"i/dag/train": (60.0,)}),

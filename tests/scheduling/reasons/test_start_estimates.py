@@ -339,10 +339,10 @@ def manager(clock: Clock) -> GPUResourceManager:
     )
 
 
-def learn(manager: GPUResourceManager, clock: Clock, task_id: str, seconds: float) -> None:
+def learn(manager: GPUResourceManager, clock: Clock, task_id: str, seconds: float, gpus: int = 2) -> None:
     """Run the task three times."""
     for number in range(3):
-        manager.allocate_resources(f"{task_id}_{number}", 2, 1)
+        manager.allocate_resources(f"{task_id}_{number}", gpus, 1)
         clock.now += seconds
         manager.release_resources(f"{task_id}_{number}", outcome="SUCCESS")
 
@@ -350,7 +350,7 @@ def learn(manager: GPUResourceManager, clock: Clock, task_id: str, seconds: floa
 def test_queue_explain_and_backfill_use_the_same_learnt_runtimes(
     manager: GPUResourceManager, clock: Clock
 ) -> None:
-    learn(manager, clock, "long", 600.0)
+    learn(manager, clock, "long", 600.0, gpus=6)
     learn(manager, clock, "quick", 60.0)
     granted_at = clock.now
     manager.allocate_resources("long_7", 6, 1)
