@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -25,6 +26,7 @@ import psutil
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.json"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
+NOT_MEASURED = "not measured"
 DATA = "DATA"
 """Stands for the folder of the public traces in a command."""
 
@@ -36,6 +38,11 @@ INTRODUCTION = """\
 Every figure of speed that this project states is on this page, with the date, the machine and the command
 that measured it. `make figures` measures them again; `make figures FIGURES="core service"` measures some.
 Clients, Redis and service share one machine. A target is the limit that the project set itself.
+
+## Targets
+
+| | met | not met | not measured | which are not met |
+|---|---|---|---|---|
 """
 
 
@@ -53,7 +60,19 @@ class Row:
         found: Any = figures
         for key in self.path.split("/"):
             found = found.get(key) if isinstance(found, Mapping) else None
-        return "not measured" if found is None else self.shown.format(found)
+        return NOT_MEASURED if found is None else self.shown.format(found)
+
+    def is_met(self, value: str) -> bool | None:
+        """Return whether the formatted value, in the unit of the target, meets it; None if not measured."""
+        if value == NOT_MEASURED:
+            return None
+        measured = _numbers(value)[0]
+        limits = _numbers(self.target)
+        if self.target.startswith("≤"):
+            return measured <= limits[0]
+        if self.target.startswith("≥"):
+            return measured >= limits[0]
+        return limits[0] <= measured <= limits[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -631,6 +650,10 @@ BENCHMARKS: dict[str, Benchmark] = {
 }
 
 
+def _numbers(text: str) -> list[float]:
+    return [float(found.replace(",", "")) for found in re.findall(r"[\d,]*\.?\d+", text)]
+
+
 def machine() -> str:
     """Return the kind of this machine: cores, processor and memory."""
     processor = "unknown processor"
@@ -686,19 +709,27 @@ def soaked(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def page(results: Mapping[str, Any]) -> str:
     """Return the text of docs/benchmarks.md."""
-    parts = [INTRODUCTION]
+    targets, parts = INTRODUCTION, []
     for name, benchmark in BENCHMARKS.items():
         if name not in results:
             continue
         record = results[name]
         parts.append(f"## {benchmark.title}\n\n{benchmark.about}\n")
         lines = ["| | measured | target |", "|---|---|---|"]
+        verdicts: dict[bool | None, list[str]] = {True: [], False: [], None: []}
         for row in benchmark.rows:
-            lines.append(f"| {row.label} | {row.value(record['figures'])} | {row.target} |")
+            value = row.value(record["figures"])
+            lines.append(f"| {row.label} | {value} | {row.target} |")
+            if row.target:
+                verdicts[row.is_met(value)].append(f"{row.label}: {value} ({row.target})")
+        if any(verdicts.values()):
+            counts = f"{len(verdicts[True])} | {len(verdicts[False])} | {len(verdicts[None])}"
+            anchor = re.sub(r"[^a-z0-9 -]", "", benchmark.title.lower()).replace(" ", "-")
+            targets += f"| [{benchmark.title}](#{anchor}) | {counts} | {'; '.join(verdicts[False])} |\n"
         parts.append("\n".join(lines) + "\n")
         where = f"{record['date']}, {record['machine']}, load {record['load']:g} at the start"
         parts.append(f"{where}: `{record['command']}`\n")
-    return "\n".join(parts)
+    return "\n".join([targets, *parts])
 
 
 @click.command(help=__doc__)
