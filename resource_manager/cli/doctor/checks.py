@@ -55,7 +55,7 @@ def of_store_out_of_reach(error: str, shown: str, *, is_service: bool = False) -
     text = text if shown in text else f"{shown}: {text}"
     if any(word in text.lower() for word in ("password", "authenticat", "access denied", "noauth")):
         todo = "correct user and password in GPU_MANAGER_STORE"
-    elif "token" in text or "GPU_MANAGER_JOB_KEYS" in text:  # it says what to do
+    elif any(word in text for word in ("token", "GPU_MANAGER_JOB_KEYS", "pip install")):  # it says what to do
         return Finding(False, text)
     else:
         todo = f"start it, or correct {'--url' if is_service else 'GPU_MANAGER_STORE'}"

@@ -46,6 +46,18 @@ def test_a_healthy_stack_has_no_fault() -> None:
 
 
 @pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        ("Connection refused.", "redis://x: Connection refused: start it, or correct GPU_MANAGER_STORE"),
+        ("invalid password", "invalid password: correct user and password in GPU_MANAGER_STORE"),
+        ("SQL stores need sqlalchemy: pip install 'the.whl[sql]'", "pip install 'the.whl[sql]'"),
+    ],
+)
+def test_a_store_that_cannot_be_read_says_the_one_next_step(error: str, ends: str) -> None:
+    assert checks.of_store_out_of_reach(error, "redis://x").text.endswith(ends)
+
+
+@pytest.mark.parametrize(
     ("row", "report", "words"),
     [
         (
