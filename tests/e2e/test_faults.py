@@ -42,6 +42,16 @@ def job_processes(bench):
     return found
 
 
+def clear_while_it_trains(run):
+    """Clear its task; return once the second try has taken over the job.
+
+    The first try's trigger goes on until Airflow cancels it, and would end the job in its place.
+    """
+    run.clear()
+    run.wait_until_deferred(try_number=2)
+    wait_for(lambda: "started by an earlier execution; watching it" in run.log(), what="the second one")
+
+
 def test_the_process_of_a_job_is_killed(bench):
     run = bench.run("local_job")
     run.wait_until_training()
@@ -157,10 +167,7 @@ def test_a_task_is_marked_while_it_waits(bench, state):
 def test_a_task_is_cleared_while_it_trains(bench):
     run = bench.run("local_job")
     run.wait_until_training()
-    run.clear()
-    run.wait_until_deferred(try_number=2)
-    # The first try's trigger goes on until Airflow cancels it, and would end the job in its place.
-    wait_for(lambda: "started by an earlier execution; watching it" in run.log(), what="the second one")
+    clear_while_it_trains(run)
     run.finish()
     run.wait_until("success")
     assert len(run.processes()) == 1
@@ -218,8 +225,7 @@ def test_an_ssh_job_of_a_task_marked_failed_is_stopped(bench):
 def test_clear_and_mark_never_run_two_containers_at_once(bench):
     run = bench.run("docker_job")
     run.wait_until_training()
-    run.clear()
-    run.wait_until_deferred(try_number=2)
+    clear_while_it_trains(run)
     run.finish()
     run.wait_until("success")
     assert len(run.processes()) == 1
