@@ -6,6 +6,7 @@ It imports Airflow only, so that every package may use it.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -51,6 +52,7 @@ __all__ = [
     "get_xcom",
     "in_thread",
     "is_first_try_since_cleared",
+    "of_same_loop",
     "set_xcom",
     "user_of",
 ]
@@ -75,6 +77,27 @@ async def in_thread(
     from asgiref.sync import sync_to_async  # so that Airflow asks in the event loop of the trigger
 
     return await sync_to_async(call, thread_sensitive=False, executor=executor)()
+
+
+def of_same_loop() -> Callable[[], None]:
+    """Return what another thread calls first so that it may ask Airflow: in this thread's event loop.
+
+    That is the trigger's, also in a thread of `in_thread`.
+    """
+    if THREADS_MAY_ASK:
+        return lambda: None
+    from asgiref.sync import SyncToAsync
+
+    ours = SyncToAsync.threadlocal
+    try:
+        loop: Any = asyncio.get_running_loop()
+    except RuntimeError:
+        loop = getattr(ours, "main_event_loop", None)
+
+    def enter() -> None:
+        ours.main_event_loop, ours.main_event_loop_pid = loop, os.getpid()
+
+    return enter
 
 
 async def set_xcom(key: str, value: Any, **task_instance: Any) -> None:

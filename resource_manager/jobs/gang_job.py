@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -223,7 +224,9 @@ class GangJob:
         if len(jobs) == 1:  # no thread for the job of one server
             found = [one(jobs[0])]
         else:
-            with ThreadPoolExecutor(max(1, min(len(jobs), MAX_AT_ONCE))) as pool:
+            airflow = sys.modules.get("resource_manager.airflow.version_compat")  # in a trigger it is there
+            enter = airflow.of_same_loop() if airflow else None
+            with ThreadPoolExecutor(max(1, min(len(jobs), MAX_AT_ONCE)), initializer=enter) as pool:
                 found = list(pool.map(one, jobs))
         for job, answer in zip(jobs, found, strict=True):
             if isinstance(answer, LauncherError):

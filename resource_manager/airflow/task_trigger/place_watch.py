@@ -7,11 +7,13 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
+from resource_manager.airflow.version_compat import of_same_loop
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import ResourceManagerError
 from resource_manager.jobs.launchers.base import JobSignals
@@ -57,7 +59,8 @@ class PlaceWatch:
         with self._lock:
             self._watching[key].add(changed)
             if self._thread is None and has_signals(self._place):
-                self._thread = threading.Thread(target=self._run, name="gpu-place", daemon=True)
+                run = partial(self._run, of_same_loop())
+                self._thread = threading.Thread(target=run, name="gpu-place", daemon=True)
                 self._thread.start()
         try:
             yield
@@ -67,7 +70,8 @@ class PlaceWatch:
                 if not self._watching[key]:
                     del self._watching[key]
 
-    def _run(self) -> None:
+    def _run(self, enter: Callable[[], None]) -> None:
+        enter()
         while not self._is_over():
             try:
                 with closing(open_signals(self._place)) as signals:
