@@ -107,6 +107,7 @@ def test_a_member_out_of_reach_is_named_and_none_starts(gang):
 @pytest.mark.parametrize("order", StartupOrder)
 def test_a_start_that_broke_off_between_two_members_is_continued(gang, jobs_dir, order):
     allocation = gang_allocation(startup_order=order.value)
+    (jobs_dir / "began").touch()
     all_of_it, wanted = gang(f"echo $MY_RANK >> {jobs_dir}/began; {SLEEP}", allocation)
     begun = 0 if order is StartupOrder.TOGETHER else 2
     LocalLauncher().start(wanted[begun])
@@ -120,6 +121,7 @@ def test_a_start_that_broke_off_between_two_members_is_continued(gang, jobs_dir,
 def test_an_end_that_broke_off_between_two_members_starts_nothing(gang, jobs_dir, order):
     """A member that was removed must not join others that ran without it: its lease is over."""
     allocation = gang_allocation(startup_order=order.value)
+    (jobs_dir / "began").touch()
     all_of_it, wanted = gang(f"echo $MY_RANK >> {jobs_dir}/began; {SLEEP}", allocation)
     all_of_it.start(wanted)
     wait_for(lambda: len((jobs_dir / "began").read_text().split()) == 3)
