@@ -103,7 +103,11 @@ class SharedManager:
 
     async def call(self, act: Callable[[LeaseService], T]) -> T:
         """Call a function with the manager, without blocking the event loop."""
-        return await in_thread(lambda: act(self._hook.get_conn()), executor=self._asking)
+        return await in_thread(lambda: act(self.service()), executor=self._asking)
+
+    def service(self) -> LeaseService:
+        """Return the connection's manager, or client of a service."""
+        return self._hook.get_conn()
 
     # ---- leases and requests ----
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -227,7 +228,8 @@ class GangJob:
             airflow = sys.modules.get("resource_manager.airflow.version_compat")  # in a trigger it is there
             enter = airflow.of_same_loop() if airflow else None
             with ThreadPoolExecutor(max(1, min(len(jobs), MAX_AT_ONCE)), initializer=enter) as pool:
-                found = list(pool.map(one, jobs))
+                calls = [pool.submit(copy_context().run, one, job) for job in jobs]
+                found = [call.result() for call in calls]
         for job, answer in zip(jobs, found, strict=True):
             if isinstance(answer, LauncherError):
                 errors[job.rank] = answer

@@ -9,6 +9,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from typing_extensions import TypedDict
@@ -63,6 +64,7 @@ class AgentService(Protocol):
 
 
 _opened: list[weakref.ref[AgentService]] = []
+_own: ContextVar[Callable[[], AgentService] | None] = ContextVar("service of a task's agents", default=None)
 
 
 def note_opened(service: AgentService) -> None:
@@ -70,8 +72,18 @@ def note_opened(service: AgentService) -> None:
     _opened[:] = [weakref.ref(service)]
 
 
+def ask_agents_through(opening: Callable[[], AgentService]) -> None:
+    """Have the jobs of agents asked for by this service, from here on and in this task, or thread, alone."""
+    _own.set(opening)
+
+
 def opened_service() -> AgentService:
-    """Return the service that this process opened last; raises `ResourceManagerError` if there is none."""
+    """Return this task's service, or else the one that this process opened last.
+
+    Raises `ResourceManagerError` if there is none.
+    """
+    if (opening := _own.get()) is not None:
+        return opening()
     service = _opened[0]() if _opened else None
     if service is None:
         raise ResourceManagerError("no lease service is open here, by which a server's agent could be asked")

@@ -3,6 +3,7 @@
 import threading
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -14,10 +15,12 @@ with warnings.catch_warnings():
     from resource_manager.airflow.task_trigger import job_watch
     from resource_manager.airflow.task_trigger.events import EndState
 
+from resource_manager import GPUResourceManager
 from resource_manager.core.models import Gpu, Node
 from resource_manager.jobs.launchers import LAUNCHERS, JobState, LauncherUnreachableError
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.running_job import RunningJob
+from resource_manager.manager.agent_jobs import opened_service
 from tests.airflow.tasks import TASK, again, asked, fire, until
 
 pytestmark = pytest.mark.usefixtures("wanted")
@@ -97,6 +100,24 @@ def test_a_gang_ends_when_all_members_have_ended(asks, manager, gone, capsys):
     assert "rank 1 ends" not in capsys.readouterr().out
     assert gone == dict.fromkeys(range(3), JobState.FINISHED)
     assert manager.leases() == []
+
+
+def test_jobs_are_asked_for_by_the_service_of_their_own_task(asks, manager, monkeypatch):
+    """A triggerer has tasks of several connections, and another one's service may show nothing of a job."""
+    services = []
+
+    class Noting(LocalLauncher):
+        def status(self, key):
+            services.append(opened_service())
+            return super().status(key)
+
+    monkeypatch.setitem(LAUNCHERS, "local", lambda place: Noting(place=replace(place, address="")))
+    trigger = asks("sleep 0.5")
+    with GPUResourceManager.from_url("memory://") as other:
+        assert fire(trigger)["state"] == EndState.JOB_ENDED
+    assert services
+    assert other not in services
+    assert set(services) == {manager}
 
 
 def test_a_gang_can_end_with_its_rank_0(asks, gone):

@@ -29,6 +29,7 @@ from resource_manager.jobs.gang_environment import is_gang
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.job_preemption import STEP_S, grace_of, is_time_over, waits_again
 from resource_manager.jobs.launchers import AlreadyEndedError, Job, LauncherError, LauncherUnreachableError
+from resource_manager.manager.agent_jobs import ask_agents_through
 from resource_manager.manager.plurals import counted, numbered_gpus
 from resource_manager.manager.results import QueueEntry, Submission
 from resource_manager.scheduling.preemption.requeueing import restarts_of
@@ -67,6 +68,7 @@ class TaskTrigger(TaskBoundTrigger):
         self._waited: dict[str, Any] = {}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        ask_agents_through(self.shared.service)
         await self._notes.recall()
         state = TaskState.WAITING
         try:

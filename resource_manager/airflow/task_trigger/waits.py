@@ -19,6 +19,7 @@ from resource_manager.airflow.wait_log import DeadlineLog, WaitLog, describe_vac
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import InvalidRequestError, NeverFitsError, ResourceManagerError
 from resource_manager.jobs.gang_job import GangJob
+from resource_manager.manager.agent_jobs import ask_agents_through
 from resource_manager.manager.results import QueueEntry
 
 
@@ -166,6 +167,7 @@ class LeaseEndTrigger(TaskBoundTrigger):
         self._is_read = False
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        ask_agents_through(self.shared.service)
         changed = asyncio.Event()
         with self.shared.watching(self.identity.lease_id, changed):
             while await self._is_there(changed):
