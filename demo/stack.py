@@ -102,8 +102,7 @@ class Stack:
         try:
             self.start_redis() if self.store == "redis" else self._start_postgresql()
             self.apply_cluster()
-            self.spawn("airflow", [str(Path(sys.executable).parent / "airflow"), "standalone"])
-            self._wait_until_ready(self._processes[-1])
+            self.start_airflow()
             if self._service_port is not None:
                 self._start_service(self._service_port)
         except BaseException:
@@ -177,6 +176,12 @@ class Stack:
 
         wait_until(ready, self.start_timeout_s, f"the service did not start; see {log}")
 
+    def start_airflow(self) -> None:
+        """Start all components of Airflow; return once they are healthy."""
+        self._wait_until_ready(
+            self.spawn("airflow", [str(Path(sys.executable).parent / "airflow"), "standalone"])
+        )
+
     def _wait_until_ready(self, airflow: subprocess.Popen[bytes]) -> None:
         log = self.home / "airflow.log"
 
@@ -230,6 +235,11 @@ class AirflowApi:
 
     def close(self) -> None:
         self._client.close()
+
+    def forget_token(self) -> None:
+        """Log in again at the next call: an Airflow that was started again may not know its tokens."""
+        self.__dict__.pop("token", None)
+        self._client.headers.pop("Authorization", None)
 
     @property
     def login(self) -> tuple[str, str]:

@@ -21,10 +21,11 @@ from resource_manager.core.changes import (
 from resource_manager.core.models import Lease, Placement, Request
 from tests.faults.day import plan
 from tests.faults.day.by_hand import renamed
+from tests.faults.day.gaps import estimates, gaps, unexplained
 from tests.faults.day.page import page_of
-from tests.faults.day.proof import Evidence, broken, not_shown, remarks, spans
+from tests.faults.day.proof import Evidence, Look, broken, not_shown, remarks, spans
 
-SHORT = plan.DayJob("job_000", 0, 1, 2, 10.0, "vision", 0, False, True, False, False)
+SHORT = plan.DayJob("job_000", 0, 1, 2, 10.0, "vision", 0, False, True, False)
 SAVING = replace(SHORT, name="job_001", team="search", preemptible=True)
 
 
@@ -43,8 +44,19 @@ def beats(name: str, token: int, begin: float, steps: range, node: str = "gpu-00
     return [{**fixed, "process": process, "step": step, "at": begin + step - steps[0]} for step in steps]
 
 
+def on_slurm(name: str, begin: float) -> list[dict[str, Any]]:
+    own = {"task": f"slurm/{name}", "process": f"0-9-{begin}"}
+    return [{**beat, **own} for beat in beats(name, 0, begin, range(5), "n1")]
+
+
 def task(tries: int = 1, state: str = "success", unrecorded: tuple[int, ...] = ()) -> dict[str, Any]:
-    return {"state": state, "try_number": tries, "unrecorded": list(unrecorded)}
+    return {
+        "state": state,
+        "try_number": tries,
+        "unrecorded": list(unrecorded),
+        "began": 91.0,
+        "ended": 140.0,
+    }
 
 
 GOOD_CHANGES: list[Change] = [
@@ -73,7 +85,6 @@ GOOD = Evidence(
     dead_gpus=[],
     vanished="gpu-31",
     window=(["gpu-40"], 200.0, 300.0),
-    reports=(10, 1),
 )
 
 
@@ -98,6 +109,10 @@ BROKEN: dict[str, tuple[str, Callable[[Evidence], Evidence]]] = {
     "a job that failed": (
         "did not succeed",
         lambda good: replace(good, tasks={**good.tasks, "job_000": task(state="failed")}),
+    ),
+    "two processes on a GPU of Slurm": (
+        "GPU 0 of n1 had processes of slurm/job_000",
+        lambda good: replace(good, beats=[*good.beats, *on_slurm("job_000", 100.0), *on_slurm("x", 103.0)]),
     ),
     "a victim that is lost": (
         "did not succeed",
@@ -167,10 +182,65 @@ def test_a_job_on_a_server_that_was_cut_off_may_need_another_try() -> None:
     assert broken(replace(GOOD, cuts=[("gpu-01", 140.0, 180.0)], tasks=tries)) != []
 
 
-def test_a_third_of_the_jobs_is_run_by_people() -> None:
-    jobs = plan.draw(1, 300)
-    assert 80 <= sum(job.by_hand for job in jobs) <= 120
-    assert not any(job.by_hand and job.nodes > 1 for job in jobs)
+def test_jobs_that_an_upgrade_or_a_restore_met_may_need_another_try() -> None:
+    tries = replace(GOOD, tasks={**GOOD.tasks, "job_001": task(tries=2)})
+    assert broken(replace(tries, faults=[(100.0, "all is upgraded")])) == []
+    assert broken(replace(tries, faults=[(150.0, "all is upgraded")])) != []
+    assert broken(replace(tries, lost=(125.0, 128.0))) == []
+    assert broken(replace(tries, lost=(133.0, 135.0))) != []
+
+
+def test_a_lease_that_the_restore_lost_is_no_other_holder_of_its_gpus() -> None:
+    lost = replace(GOOD, changes=[*GOOD.changes, granted("x", 4, 132.0), granted("y", 5, 137.0)])
+    assert any("at once" in line for line in broken(lost))
+    assert broken(replace(lost, lost=(131.5, 135.0))) == []
+
+
+def test_a_fifth_of_the_jobs_comes_through_airflow_and_some_come_each_way() -> None:
+    jobs = plan.draw(1, 300, 600.0)
+    assert 40 <= sum(not job.by_hand for job in jobs) <= 80
+    assert {job.way for job in jobs} == {*plan.WAYS}
+    assert {job.way for job in jobs if job.nodes > 1} == {"operator", "submit"}
+    assert 0.4 < sum(job.nodes * job.gpus * job.seconds for job in jobs) / (240 * 600) < 0.5
+
+
+def look(at: float, kind: str, **bounds: float) -> Look:
+    return Look(at, "job_001", 0, kind, "why", **bounds)
+
+
+WAITED = replace(GOOD.changes[2], lease=replace(GOOD.changes[2].lease, queued_at=102.0, granted_at=124.0))  # type: ignore[union-attr]
+"""Grant of GPUs that are free from 112.0 to a job that waits from 102.0, at 124.0."""
+
+
+@pytest.mark.parametrize(
+    ("looks", "pauses", "why"),
+    [
+        ([], [], ""),
+        ([look(120.0, "no_capacity")], [], ""),
+        ([look(115.0, "behind_queue")], [], ""),
+        ([look(115.0, "behind_queue"), look(122.0, "quota")], [], "quota"),
+        ([], [(100.0, 122.0)], "nothing was granted: recovery or upgrade"),
+        ([], [(100.0, 115.0)], ""),
+    ],
+)
+def test_a_gap_is_explained_by_what_was_seen_in_all_of_it(
+    looks: list[Look], pauses: list[tuple[float, float]], why: str
+) -> None:
+    found = replace(GOOD, changes=[*GOOD.changes[:2], WAITED], looks=looks, pauses=pauses)
+    [gap] = gaps(found, spans(found.changes))
+    assert (gap.name, gap.begin, gap.end, gap.why) == ("job_001", 112.0, 124.0, why)
+    assert unexplained([gap]) == ([] if why else [gap])
+    assert unexplained([replace(gap, begin=122.0)]) == []
+
+
+def test_first_estimates_are_counted_with_bounds_or_without() -> None:
+    found = replace(GOOD, changes=[*GOOD.changes[:2], WAITED])
+    for looks, counts in (
+        ([look(103.0, "no_capacity"), look(104.0, "no_capacity", earliest=110.0, latest=125.0)], (1, 1, 0)),
+        ([look(104.0, "no_capacity", latest=120.0), look(105.0, "no_capacity", latest=130.0)], (1, 0, 1)),
+        ([look(104.0, "no_capacity", earliest=130.0)], (1, 0, 0)),
+    ):
+        assert estimates(replace(found, looks=looks), spans(found.changes)) == counts
 
 
 def test_what_people_ran_is_told_by_the_name_of_its_job() -> None:

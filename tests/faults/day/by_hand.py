@@ -1,80 +1,131 @@
-"""Jobs of the day that people run from a terminal: `gpu-manager run`, repeated until the command succeeds."""
+"""Jobs of the day that people run from a terminal, by `gpu-manager run` and `submit`, until they succeed."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from resource_manager import GPUResourceManager
 from resource_manager.cli.attended import PREEMPTED
 from resource_manager.cli.base import UNREACHABLE
-from resource_manager.core.changes import Change, Granted, Queued
+from resource_manager.core.changes import Change, Granted, Outcome, Queued
 from resource_manager.core.names import ALPHABET, short_id
+from resource_manager.errors import ResourceManagerError
 from tests.faults.day import plan
 
 BEAT = Path(__file__).parents[2] / "e2e" / "dags" / "beat.py"
 SHORT_ID = re.compile(rf"\S+@\S+ ([{ALPHABET}]{{4,5}})\b")
+PROGRAM = (sys.executable, "-m", "resource_manager.cli")
 MAX_TRIES = 6
 AGAIN_S = 2.0
+LOST_S = 60.0
+"""Time after which a job that neither waits, runs nor has ended counts as lost, and is submitted again."""
 
 
 @dataclass(slots=True)
 class Desk:
-    """One person with one job: calls `run` until it succeeds.
+    """One person with one job, who asks until it succeeds.
 
-    A job that was preempted costs no try, and a store that does not answer before there is a lease neither.
+    A job that was preempted costs no try, and a service that does not answer before there is a lease neither.
     """
 
     job: plan.DayJob
     environment: Mapping[str, str]
     ledger: Path
     folder: Path
+    manager: GPUResourceManager
+    has_ended: Callable[[], bool]
     tries: int = 0
     state: str = "running"
     calls: int = 0
     short_ids: list[str] = field(default_factory=list)
+    process: subprocess.Popen[bytes] | None = None
 
     def work(self) -> None:
-        """Run the job until it succeeds, or after `MAX_TRIES`."""
-        while self.tries < MAX_TRIES:
-            leases = len(self.short_ids)
-            code = self._call()
-            has_asked_in_vain = code == UNREACHABLE and len(self.short_ids) == leases
-            self.tries += not (code == PREEMPTED or has_asked_in_vain)
-            if code == 0:
+        """Have the job done, or give up after `MAX_TRIES`."""
+        act = self._submit if self.job.way == "submit" else self._run
+        while self.tries < MAX_TRIES and not self.has_ended():
+            if act():
                 self.state = "success"
                 return
             time.sleep(AGAIN_S)
         self.state = "failed"
 
-    def _call(self) -> int:
+    def _run(self) -> bool:
+        leases = len(self.short_ids)
+        variables = [f"{name}={text}" for name, text in self._variables.items()]
+        code, said = self._call(
+            "run", *self._options, "--", "env", "GPU_RESTART_COUNT=0", *variables, *self._command
+        )
+        self.short_ids += dict.fromkeys(SHORT_ID.findall(said))
+        has_asked_in_vain = code == UNREACHABLE and len(self.short_ids) == leases
+        self.tries += not (code == PREEMPTED or has_asked_in_vain)
+        return code == 0
+
+    def _submit(self) -> bool:
+        variables = [word for each in self._variables.items() for word in ("-e", "=".join(each))]
+        options = [*self._options, "--nodes", str(self.job.nodes), "--preempt-grace", f"{plan.GRACE_S:g}s"]
+        options += ["--expected-runtime", f"{self.job.seconds:g}s"] if self.job.states_runtime else []
+        code, _ = self._call("submit", *options, *variables, self.job.name, "--", *self._command)
+        if code:
+            self.tries += code != UNREACHABLE
+            return False
+        self.tries += 1
+        return self._end() == Outcome.SUCCESS
+
+    def _end(self) -> str:
+        """Return the outcome of the job once it is over, or nothing once it is lost."""
+        seen_at = time.monotonic()
+        while time.monotonic() - seen_at < LOST_S and not self.has_ended():
+            try:
+                view = self.manager.status_of(self.job.name)
+                result = self.manager.result_of(self.job.name)
+            except ResourceManagerError:
+                seen_at = time.monotonic()
+            else:
+                if view is not None:
+                    seen_at = time.monotonic()
+                elif result is not None:
+                    return result["outcome"]
+            time.sleep(AGAIN_S)
+        return ""
+
+    @property
+    def _options(self) -> list[str]:
         job = self.job
-        saves = [f"SAVES_FOR_S={plan.SAVES_FOR_S}"] if job.preemptible else []
-        words = [sys.executable, "-m", "resource_manager.cli", "run", "--gpus", str(job.gpus), "--cpus", "1"]
-        words += ["--team", job.team, "--priority", str(job.priority)]
-        words += [] if job.preemptible else ["--not-preemptible"]
-        command = ["env", f"SAVES_TO={self.ledger}-{job.name}-0", "BEAT_S=1", "GPU_RESTART_COUNT=0", *saves]
-        command += ["python3", str(BEAT), str(self.ledger), str(job.seconds), "0"]
+        words = ["--gpus", str(job.gpus), "--cpus", "1", "--gpu-type", "A100", "--team", job.team]
+        words += ["--priority", str(job.priority)]
+        return words if job.preemptible else [*words, "--not-preemptible"]
+
+    @property
+    def _variables(self) -> dict[str, str]:
+        saves = {"SAVES_FOR_S": str(plan.SAVES_FOR_S)} if self.job.preemptible else {}
+        # Servers share the folder of the ledger, as by a network file system.
+        return {"SAVES_TO": f"{self.ledger}-{self.job.name}", "BEAT_S": "1", **saves}
+
+    @property
+    def _command(self) -> list[str]:
+        return ["python3", str(BEAT), str(self.ledger), str(self.job.seconds), "0"]
+
+    def _call(self, *words: str) -> tuple[int, str]:
         self.calls += 1
-        said = self.folder / f"{job.name}-{self.calls}"
+        said = self.folder / f"{self.job.name}-{self.calls}"
         with said.open("wb") as file:
-            done = subprocess.run(
-                [*words, "--", *command],
+            self.process = subprocess.Popen(
+                [*PROGRAM, *words],
                 env=dict(self.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                check=False,
             )
-        self.short_ids += dict.fromkeys(SHORT_ID.findall(said.read_text(errors="replace")))
-        return done.returncode
+        return self.process.wait(), said.read_text(errors="replace")
 
     @property
     def task(self) -> dict[str, Any]:
@@ -83,26 +134,30 @@ class Desk:
 
 
 class Desks:
-    """The people of the day; `ssh` is a program that logs in to every server with the fleet's key."""
+    """The people of the day, who know the service and their token."""
 
-    def __init__(self, environment: Mapping[str, str], ledger: Path, home: Path, key: Path) -> None:
-        folder = home / "desks"
-        (folder / "bin").mkdir(parents=True)
-        ssh = folder / "bin" / "ssh"
-        ssh.write_text(
-            f"#!/bin/sh\nexec {shutil.which('ssh')} -F none -i {key} -o User=root "
-            '-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "$@"\n'
-        )
-        ssh.chmod(0o755)
-        self.environment = {**environment, "PATH": f"{ssh.parent}:{environment['PATH']}"}
-        self._ledger, self._folder = ledger, folder
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        ledger: Path,
+        home: Path,
+        manager: GPUResourceManager,
+        url: str,
+        token: str,
+    ) -> None:
+        self._folder = home / "desks"
+        self._folder.mkdir()
+        own = {name: text for name, text in environment.items() if not name.startswith(("GPU_", "AIRFLOW"))}
+        self.environment = {**own, "GPU_MANAGER_URL": url, "GPU_MANAGER_TOKEN": token}
+        self._ledger, self._manager = ledger, manager
+        self._over = threading.Event()
         self._desks: list[Desk] = []
         self._threads: list[threading.Thread] = []
 
     def begin(self, jobs: Iterable[plan.DayJob]) -> None:
-        """Let people begin to run these jobs."""
+        """Let people begin to ask for these jobs."""
         for job in jobs:
-            desk = Desk(job, self.environment, self._ledger, self._folder)
+            desk = Desk(job, self.environment, self._ledger, self._folder, self._manager, self._over.is_set)
             thread = threading.Thread(target=desk.work, daemon=True)
             self._desks.append(desk)
             self._threads.append(thread)
@@ -112,11 +167,18 @@ class Desks:
     def have_ended(self) -> bool:
         return not any(thread.is_alive() for thread in self._threads)
 
+    def give_up(self) -> None:
+        """Ask no more, and end the commands that are left."""
+        self._over.set()
+        for desk in self._desks:
+            if desk.process is not None and desk.process.poll() is None:
+                desk.process.kill()
+
     def stop_leases(self, lease_ids: Iterable[str]) -> None:
         """Stop what is left of leases, as an operator does once their servers can be reached again."""
         for lease_id in lease_ids:
             subprocess.run(
-                [sys.executable, "-m", "resource_manager.cli", "stop", lease_id],
+                [*PROGRAM, "stop", lease_id],
                 env=self.environment,
                 check=False,
                 capture_output=True,

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 from demo.stack import StackError, wait_until
-from resource_manager.core.changes import JobEnd
+from resource_manager.core.changes import Change, JobEnd
+from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.maintenance_windows import WindowForm
+from resource_manager.storage.backup import read_backup, restore, write_backup
 from tests.faults.day import plan
 from tests.faults.day.by_hand import Desks, renamed
-from tests.faults.day.fleet import Agents, Fleet, name_of
-from tests.faults.day.proof import Evidence
+from tests.faults.day.fleet import Fleet
+from tests.faults.day.plan import name_of
+from tests.faults.day.proof import Evidence, Look
 
 WINDOW = range(40, 45)
 """Servers of the maintenance window; those before them may lose a GPU, or vanish."""
@@ -22,18 +28,26 @@ WINDOW = range(40, 45)
 CUT_PART = 0.12
 """Part of the day for which a server that is cut off stays so."""
 
+LOST_PART = 0.02
+"""Part of the day that the restore loses."""
+
 AFTER_CUT_S = 75.0
 """Time after which a job whose caller could not reach it any more has ended, with some time to be noticed."""
 
 LIMIT_FACTOR = 3.0
 """Times the length of the day after which what still runs counts as lost."""
 
+LOOK_S = 2.0
+"""Time between two looks at the queue, from the outside."""
+
 
 class Course:
     """One day of a running stack: `live` goes through it."""
 
-    def __init__(self, day: Any, fleet: Fleet, service: Any, agents: Agents, day_s: float) -> None:
-        self._day, self._fleet, self._service, self._agents = day, fleet, service, agents
+    def __init__(
+        self, day: Any, fleet: Fleet, restart: Callable[[], None], desks: Desks, day_s: float
+    ) -> None:
+        self._day, self._fleet, self._restart, self._desks = day, fleet, restart, desks
         self._day_s = day_s
         self._began = time.time()
         self._window = (self._began + 0.5 * day_s, self._began + 0.65 * day_s)
@@ -42,10 +56,16 @@ class Course:
         self._dead: list[tuple[int, int]] = []
         self._vanished = -1
         self._cuts: list[tuple[int, float, float]] = []
-        self._desks = Desks(day.environment, day.ledger, day.home, fleet.key)
+        self._history: dict[int, Change] = {}
+        self._backup_at = self._restored_at = 0.0
+        self._pauses: list[tuple[float, float]] = []
+        self._looks: list[Look] = []
+        self._over = threading.Event()
 
     def live(self) -> Evidence:
         """Let jobs come and things fail until all jobs have ended; return what is known then."""
+        watch = threading.Thread(target=self._watch_queue, daemon=True)
+        watch.start()
         for at, what, act in sorted(self._happening(), key=lambda each: each[0]):
             time.sleep(max(self._began + at * self._day_s - time.time(), 0.0))
             if what:
@@ -63,8 +83,18 @@ class Course:
         except StackError as error:
             print(error, file=sys.stderr)
         print(f"{time.time() - self._began:6.1f} s  the last job ends", flush=True)
+        ended = time.time()
+        self._over.set()
+        watch.join()
         self._sweep()
-        return self._evidence()
+        return self._evidence(ended)
+
+    def _watch_queue(self) -> None:
+        """Note for each pending request when it should start, and why it waits."""
+        while not self._over.wait(LOOK_S):
+            with suppress(ResourceManagerError):
+                now, queue = time.time(), self._day.manager.queue()
+                self._looks += [Look.of(now, entry) for entry in queue]
 
     def _happening(self) -> list[tuple[float, str, Callable[[], object]]]:
         """Return what happens, at parts of the day."""
@@ -78,10 +108,13 @@ class Course:
             (0.44, "an operator drains it as failed, and releases its leases", self._drain),
             (0.15, "a server is cut off", self._cut),
             (0.15 + CUT_PART, "it can be reached again", self._join),
-            (0.47, "the service is killed and started again", self._restart_service),
+            (0.47, "service, agents and Airflow are upgraded", self._upgrade),
             (0.5, "another server is cut off", self._cut),
             (0.5 + CUT_PART, "it can be reached again", self._join),
             (0.6, "another GPU dies", self._lose_gpu),
+            (0.7 - LOST_PART, "", self._back_up),
+            (0.7, "the state goes back to a backup", self._restore),
+            (0.75, "an operator has looked at the workers' machine, and opens it", self._open_workers),
         ]
 
     def _arrive(self, wave: int) -> None:
@@ -101,11 +134,36 @@ class Course:
     def _fail_over(self) -> None:
         self._day.group.primary.kill()
         self._day.group.wait_until_led()
+        self._pauses.append((time.time(), time.time() + self._day.window_s))
+
+    def _upgrade(self) -> None:
+        began = time.time()
+        self._restart()
+        self._pauses.append((began, time.time()))
+
+    def _back_up(self) -> None:
+        self._backup_at = time.time()
+        write_backup(self._day.manager.store, self._day.home / "backup.json")
+
+    def _restore(self) -> None:
+        self._note_history()  # some of it goes with the state
+        self._restored_at = time.time()
+        restore(self._day.manager.store, read_backup(self._day.home / "backup.json"), force=True)
+        self._pauses.append((self._restored_at, time.time() + self._day.window_s))
+
+    def _open_workers(self) -> None:
+        """No agent searches it; what ran there without a lease is over by now."""
+        self._day.manager.resume(plan.WORKERS)
+
+    def _note_history(self) -> None:
+        self._history.update(self._day.manager.store.history(0, 1_000_000))
 
     def _in_use(self, *, by_hand: bool = False) -> tuple[int, int]:
         """Return a server and a GPU there that a job holds, that of a terminal if asked; else any of both."""
         away = {self._vanished, *self._fleet.out_of_reach}
         for lease in self._day.manager.leases():
+            if lease["server_name"] == plan.WORKERS:
+                continue
             number, gpus = int(lease["server_name"].rpartition("-")[2]), lease["gpu_ids"]
             if by_hand and not (lease["task_id"].startswith("hand:") and lease["job_places"]):
                 continue
@@ -150,21 +208,18 @@ class Course:
     def _is_lost(self, lease: Any) -> bool:
         return {member["server_name"] for member in lease["members"]} == {name_of(self._vanished)}
 
-    def _restart_service(self) -> None:
-        self._service.kill()
-        self._service.start(self._day)
-
-    def _evidence(self) -> Evidence:
+    def _evidence(self, ended: float) -> Evidence:
         manager = self._day.manager
+        self._note_history()
         begin, end = self._window
         leases = (lease["task_id"] for lease in manager.leases() if not self._is_lost(lease))
-        changes = [change for _, change in manager.store.history(0, 1_000_000)]
+        changes = [change for _, change in sorted(self._history.items(), key=lambda each: each[0])]
         names = self._desks.names(changes)
         beats = [{**beat, "task": names.get(beat["task"], beat["task"])} for beat in self._day.beats()]
         return Evidence(
             jobs=self._day.jobs,
             began=self._began,
-            ended=time.time(),
+            ended=ended,
             faults=[
                 *self._faults,
                 (begin, "the maintenance window begins"),
@@ -178,5 +233,8 @@ class Course:
             vanished=name_of(self._vanished),
             cuts=[(name_of(server), begin, end) for server, begin, end in self._cuts],
             window=([name_of(number) for number in WINDOW], begin, end),
-            reports=(self._agents.sent, self._agents.refused),
+            lost=(self._backup_at, self._restored_at),
+            pauses=self._pauses,
+            looks=[look.named(names) for look in self._looks],
+            load=os.getloadavg()[2],
         )

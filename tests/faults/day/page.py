@@ -11,8 +11,8 @@ from simulator.present.palette import SERIES_COLOURS
 from simulator.present.tables import Cell, Column, Table
 from simulator.present.units import duration
 from simulator.stats import mean, percentile
-from tests.faults.day.fleet import name_of
-from tests.faults.day.plan import GPUS, SERVERS, DayJob
+from tests.faults.day.gaps import GAP_S, estimates, gaps, start_delays, unexplained
+from tests.faults.day.plan import GPUS, SERVERS, WORKERS, DayJob, name_of
 from tests.faults.day.proof import Evidence, Span, preempted, remarks, spans
 
 LONGEST = 10
@@ -21,7 +21,7 @@ ROW_INCHES = 0.24
 
 def page_of(found: Evidence, problems: Sequence[str]) -> str:
     """Return the page as HTML."""
-    held = spans(found.changes)
+    held = spans(found.changes, found.lost)
     with drawing():
         timeline = picture("Timeline of the servers", _timeline(found, held), wide=True)
     return render(
@@ -31,8 +31,14 @@ def page_of(found: Evidence, problems: Sequence[str]) -> str:
             sections=[
                 Section(
                     "Waiting",
-                    tables=[_by(found, held, "team"), _by(found, held, "priority"), _longest(found, held)],
+                    tables=[
+                        _by(found, held, "team"),
+                        _by(found, held, "way"),
+                        _by(found, held, "priority"),
+                        _longest(found, held),
+                    ],
                 ),
+                Section("Idle GPUs", tables=[_gaps(found, held), _starts(found, held)]),
                 Section("What happened", tables=[_faults(found, held)]),
                 Section("Timeline", "A row is a server, a bar a lease.", pictures=[timeline]),
                 *([Section("Broken promises", tables=[_table("promise", problems)])] if problems else []),
@@ -42,8 +48,8 @@ def page_of(found: Evidence, problems: Sequence[str]) -> str:
                     else []
                 ),
             ],
-            about=f"{SERVERS} servers with {GPUS} GPUs; {found.reports[0]:,} reports of agents were taken, "
-            f"and {found.reports[1]:,} were not, while the service or its store was away.",
+            about=f"{SERVERS} servers with {GPUS} GPUs behind agents, the machine of Airflow's workers, and "
+            f"a Slurm; load of the machine in the last quarter of an hour {found.load:.1f}.",
         )
     )
 
@@ -54,11 +60,17 @@ def _verdict(found: Evidence, held: Sequence[Span], problems: Sequence[str]) -> 
     victims = preempted(found.changes)
     again = sum(task["try_number"] > 1 for task in found.tasks.values())
     waits = [wait for job in found.jobs for wait in _waits(held, job.name)]
+    told, inside, late = estimates(found, held)
+    idle = unexplained(gaps(found, held))
     return [
         f"{done} of {len(found.jobs)} jobs succeeded, and {lost}.",
         f"A job waited {duration(mean(waits) or 0.0)} in the mean, "
         f"{duration(max(waits, default=0.0))} at most. {len(victims)} preemptions met {len(set(victims))} "
         f"jobs; {again} jobs needed another try.",
+        f"{len(idle)} times free GPUs idled for more than {GAP_S:g} s without a reason while somebody "
+        "waited.",
+        f"Of {told} first estimates {inside} held ({inside / max(told, 1):.0%}), and {late} jobs began "
+        "later.",
     ]
 
 
@@ -105,6 +117,40 @@ def _by(found: Evidence, held: Sequence[Span], key: str) -> Table:
     return Table(columns, rows, title=f"By {key}")
 
 
+def _gaps(found: Evidence, held: Sequence[Span]) -> Table:
+    of_reason: dict[str, list[float]] = {}
+    for gap in gaps(found, held):
+        short = "" if gap.seconds > GAP_S else f"at most {GAP_S:g} s"
+        of_reason.setdefault(gap.why or short or "no reason", []).append(gap.seconds)
+    rows: list[list[Cell]] = [
+        [why, len(long), mean(long), percentile(long, 95), max(long)]
+        for why, long in sorted(of_reason.items())
+    ]
+    columns = [
+        Column("why free GPUs waited for their next lease", "text"),
+        Column("times"),
+        Column("mean", "time"),
+        Column("95 % at most", "time"),
+        Column("longest", "time"),
+    ]
+    return Table(columns, rows)
+
+
+def _starts(found: Evidence, held: Sequence[Span]) -> Table:
+    rows: list[list[Cell]] = [
+        [way, len(delays), percentile(delays, 50), percentile(delays, 95), max(delays)]
+        for way, delays in sorted(start_delays(found, held).items())
+    ]
+    columns = [
+        Column("way", "text"),
+        Column("starts"),
+        Column("median", "time"),
+        Column("95 % at most", "time"),
+        Column("longest", "time"),
+    ]
+    return Table(columns, rows, title="From a grant to the first line of its job")
+
+
 def _longest(found: Evidence, held: Sequence[Span]) -> Table:
     waits = sorted(
         ((max(_waits(held, job.name), default=0.0), job) for job in found.jobs), key=lambda each: -each[0]
@@ -147,7 +193,7 @@ def _timeline(found: Evidence, held: Sequence[Span]) -> object:
         )
         for span in held
     ]
-    rows = [name_of(number) for number in range(SERVERS)]
+    rows = [*(name_of(number) for number in range(SERVERS)), WORKERS]
     figure, axes = new_figure(width=13, height=ROW_INCHES * SERVERS * 2)
     draw_gantt(axes, bars, rows, found.ended - found.began)
     for place, team in enumerate(dict.fromkeys(bar.group for bar in bars)):

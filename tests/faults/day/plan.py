@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-SERVERS, GPUS = 50, 4
-DAY_S = 600.0
+from tests.agent.reporting import uuid
+
+SERVERS, GPUS = 60, 4
+WORKERS, WORKER_GPUS = "workers", 8
+"""The machine of Airflow's workers, beside the servers, and its GPUs."""
+
+REPORT_S = 3.0
+"""Time between two reports of an agent while nothing happens."""
+
 LAST_ARRIVAL = 0.75
 """Part of the day after which no job comes any more."""
 
@@ -18,8 +25,18 @@ WAVES = 30
 GANGS = 0.12
 """Part of the jobs that needs several servers."""
 
-BY_HAND = 1 / 3
-"""Part of the jobs that people run from a terminal."""
+BY_AIRFLOW = {"operator": 0.1, "with_gpus": 0.04, "task_gpu": 0.03, "slurm": 0.03}
+BY_HAND = {"run": 0.3, "submit": 0.5}
+WAYS = {**BY_AIRFLOW, **BY_HAND}
+"""Part of the jobs that comes each way: a fifth through Airflow."""
+
+IN_WORKER = ("with_gpus", "task_gpu")
+LONGEST_IN_WORKER_S = 10.0
+LONGEST_PART = 0.2
+"""Part of the day that the longest job takes."""
+
+LOAD = 0.45
+"""Part of the day's GPU time that the jobs need on average; many come in the morning, so there are waits."""
 
 GRACE_S = 5.0
 SAVES_FOR_S = 1.0
@@ -42,7 +59,7 @@ guaranteed = 60
 
 @dataclass(frozen=True, slots=True)
 class DayJob:
-    """A job: GPUs on each of its servers, seconds of work, and how it asks."""
+    """A job: GPUs on each of its servers, seconds of work, and the way by which it comes."""
 
     name: str
     wave: int
@@ -54,42 +71,60 @@ class DayJob:
     preemptible: bool
     states_runtime: bool
     by_service: bool
-    by_ssh: bool
-    by_hand: bool = False
-    """A person runs it from a terminal, by `gpu-manager run`; the others are tasks of Airflow."""
+    way: str = "operator"
 
     @property
     def dag_id(self) -> str:
         return f"day_{self.wave:02}"
 
+    @property
+    def by_hand(self) -> bool:
+        """Whether a person runs it from a terminal; the others are tasks of Airflow."""
+        return self.way in BY_HAND
 
-def draw(seed: int, jobs: int, day_s: float = DAY_S) -> list[DayJob]:
+
+def name_of(number: int) -> str:
+    return f"gpu-{number:02}"
+
+
+def uuids_of(number: int) -> list[str]:
+    return [uuid(100 * number + each) for each in range(GPUS)]
+
+
+def draw(seed: int, jobs: int, day_s: float) -> list[DayJob]:
     """Return the jobs; there are times of the day at which they need more GPUs than there are."""
     rng = random.Random(seed)
-    drawn = []
-    for number in range(jobs):
-        kind = rng.random()
-        nodes = rng.choice([2, 2, 3, 4]) if kind < GANGS else 1
-        gpus = GPUS if nodes > 1 else rng.choice([1, 1, 2, 2, 4, 4, 4])
-        team = rng.choice(["vision", "nlp", "search", "search"])
-        by_hand = nodes == 1 and rng.random() < BY_HAND / (1 - GANGS)
-        drawn.append(
-            DayJob(
-                name=f"job_{number:03}",
-                wave=int(number * WAVES / jobs),
-                nodes=nodes,
-                gpus=gpus,
-                seconds=round(min(rng.lognormvariate(3.6, 0.7), 180.0) * day_s / DAY_S, 1),
-                team=team,
-                priority=rng.choice([0, 0, 0, 1, 5]),
-                preemptible=team == "search" or rng.random() < 0.3,
-                states_runtime=rng.random() < 0.7,
-                by_service=team == "nlp",
-                by_ssh=nodes > 1 or rng.random() < 0.2,
-                by_hand=by_hand,
-            )
-        )
-    return drawn
+    drawn = [_draw(rng, number, jobs) for number in range(jobs)]
+    fleet = [job for job in drawn if job.way not in (*IN_WORKER, "slurm")]
+    needed = sum(job.nodes * job.gpus * job.seconds for job in fleet)
+    scale = LOAD * SERVERS * GPUS * day_s / needed
+    return [_scaled(job, scale, LONGEST_PART * day_s) for job in drawn]
+
+
+def _draw(rng: random.Random, number: int, jobs: int) -> DayJob:
+    way = rng.choices([*WAYS], [*WAYS.values()])[0]
+    team = rng.choice(["vision", "nlp", "search", "search"])
+    nodes = rng.choice([2, 2, 3, 4]) if way in ("operator", "submit") and rng.random() < 2 * GANGS else 1
+    gpus = GPUS if nodes > 1 else rng.choice([1, 1, 2, 2, 4, 4, 4])
+    may_be_told = way in ("operator", *BY_HAND)
+    return DayJob(
+        name=f"job_{number:04}",
+        wave=int(number * WAVES / jobs),
+        nodes=nodes,
+        gpus=gpus if may_be_told else rng.choice([1, 1, 2]),
+        seconds=min(rng.lognormvariate(3.6, 0.7), 180.0),
+        team=team,
+        priority=rng.choice([0, 0, 0, 1, 5]),
+        preemptible=may_be_told and (team == "search" or rng.random() < 0.3),
+        states_runtime=rng.random() < 0.7,
+        by_service=team == "nlp",
+        way=way,
+    )
+
+
+def _scaled(job: DayJob, scale: float, longest_s: float) -> DayJob:
+    longest_s = LONGEST_IN_WORKER_S if job.way in IN_WORKER else longest_s
+    return replace(job, seconds=round(min(job.seconds * scale, longest_s), 1))
 
 
 def arrivals() -> list[float]:

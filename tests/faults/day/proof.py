@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,11 +20,15 @@ from resource_manager.core.changes import (
     Preempting,
     Released,
 )
+from resource_manager.manager.results import QueueEntry
 from tests.faults.day import plan
 from tests.faults.day.plan import DayJob
 
 TOLERANCE_S = 1.0
 """Difference between the clocks of jobs and store, which are one machine's here."""
+
+ON_SLURM = "slurm/"
+"""What the names of jobs in the ledger begin with that Slurm placed, without a lease."""
 
 ENDING_S = 5.0
 """Time beyond its grace after which a preempted job must have been killed."""
@@ -46,22 +50,63 @@ class Evidence:
     dead_gpus: list[tuple[str, int]]
     vanished: str
     window: tuple[list[str], float, float]
-    reports: tuple[int, int]
-    """Reports of agents that were taken, and those that nobody took."""
     cuts: list[tuple[str, float, float]] = field(default_factory=list)
     """Servers that were cut off, and the time in which a job there may have been lost by that."""
+    lost: tuple[float, float] = (0.0, 0.0)
+    """Time of the backup, and that at which the state went back to it."""
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    """Times in which nothing is granted: while owners confirm their leases, and during the upgrade."""
+    looks: list[Look] = field(default_factory=list)
+    load: float = 0.0
 
     def struck(self, held: Iterable[Span]) -> set[str]:
-        """Return the jobs that lost a GPU or their server, which may cost them a try."""
+        """Return the jobs that lost a GPU, their server, a worker or lease, which may cost them a try.
+
+        The upgrade kills workers: those that compute, and those that ask for GPUs or collect an end.
+        """
         closed = {(c.node, c.gpu_id): c.at for c in self.changes if isinstance(c, GpuClosed) and c.stop}
         lost_at = next((at for at, what in self.faults if "vanishes" in what), math.inf)
+        backup_at, restored_at = self.lost
+        upgrades = [at for at, what in self.faults if "upgraded" in what]
+        of_airflow = [job.name for job in self.jobs if not job.by_hand and job.name in self.tasks]
+        at_work = {
+            name
+            for name in of_airflow
+            if any(self.tasks[name]["began"] <= at <= self.tasks[name]["ended"] for at in upgrades)
+        }
         return {
             span.name
             for span in held
             if any(span.begin <= closed.get((span.node, gpu), -1.0) <= span.end for gpu in span.gpu_ids)
             or (span.node == self.vanished and span.end >= lost_at)
             or any(span.node == node and span.begin <= end and span.end >= at for node, at, end in self.cuts)
-        }
+            or (span.queued_at <= restored_at and span.end >= backup_at)
+        } | at_work
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What somebody outside saw of a pending request: why it waits, and when it should start, if known."""
+
+    at: float
+    name: str
+    sequence: int
+    kind: str
+    reason: str
+    earliest: float | None = None
+    latest: float | None = None
+
+    @classmethod
+    def of(cls, at: float, entry: QueueEntry) -> Look:
+        start = entry.get("estimated_start")
+        bounds = (
+            (None, None) if start is None or start["at"] is None else (start["earliest"], start["latest"])
+        )
+        return cls(at, entry["task_id"], entry["sequence"], entry["kind"], entry["reason"], *bounds)
+
+    def named(self, names: Mapping[str, str]) -> Look:
+        """Return the look with the name of the request's job in the place of its id."""
+        return replace(self, name=names.get(self.name, self.name).rpartition("/")[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +121,14 @@ class Span:
     queued_at: float
     begin: float
     end: float = math.inf
+    sequence: int = 0
 
 
-def spans(changes: Iterable[Change]) -> list[Span]:
-    """Return the time of each member of each lease, in the order of the grants."""
+def spans(changes: Iterable[Change], lost: tuple[float, float] = (0.0, 0.0)) -> list[Span]:
+    """Return the time of each member of each lease, in the order of the grants.
+
+    A lease that was granted after the backup, whose time is the first of `lost`, ended with the restore.
+    """
     held: dict[tuple[int, int], Span] = {}
     for change in changes:
         if isinstance(change, Granted):
@@ -88,13 +137,25 @@ def spans(changes: Iterable[Change]) -> list[Span]:
                 name = lease.lease_id.rpartition("/")[2]
                 queued_at = min(lease.queued_at or lease.granted_at, lease.granted_at)
                 key = lease.fencing_token, rank
-                held[key] = Span(name, *key, member.node, member.gpu_ids, queued_at, lease.granted_at)
+                held[key] = Span(
+                    name,
+                    *key,
+                    member.node,
+                    member.gpu_ids,
+                    queued_at,
+                    lease.granted_at,
+                    sequence=lease.sequence,
+                )
         elif isinstance(change, Released | Expired | MembersReleased):
             for key, span in held.items():
                 ended = key[0] == change.fencing_token and span.end == math.inf
                 if ended and (not isinstance(change, MembersReleased) or key[1] in change.ranks):
                     held[key] = replace(span, end=change.at)
-    return list(held.values())
+    backup_at, restored_at = lost
+    return [
+        replace(span, end=min(span.end, restored_at)) if backup_at < span.begin < restored_at else span
+        for span in held.values()
+    ]
 
 
 def preempted(changes: Iterable[Change]) -> list[str]:
@@ -108,12 +169,13 @@ def _name(change: Released | Expired | Preempting) -> str:
 
 def broken(found: Evidence) -> list[str]:
     """Return the promises that the day broke, each as a line."""
-    held = spans(found.changes)
+    held = spans(found.changes, found.lost)
     tokens = [change.lease.fencing_token for change in found.changes if isinstance(change, Granted)]
     return [
         *([] if tokens == sorted(set(tokens)) else ["fencing tokens do not rise"]),
         *overlaps([(span.name, span.node, span.gpu_ids, span.begin, span.end) for span in held]),
-        *_processes(found.beats, held),
+        *_shared(found.beats),
+        *_processes([beat for beat in found.beats if not beat["task"].startswith(ON_SLURM)], held),
         *_jobs(found, found.struck(held)),
         *_closed(found, held),
         *(f"{name} is left over" for name in found.left),
@@ -122,7 +184,7 @@ def broken(found: Evidence) -> list[str]:
 
 def not_shown(found: Evidence) -> Iterator[str]:
     """Yield what the day proves nothing about, since it did not come to it."""
-    held = spans(found.changes)
+    held = spans(found.changes, found.lost)
     if not found.struck(held):
         yield "no job lost a GPU or its server"
     if not preempted(found.changes):
@@ -135,7 +197,7 @@ def not_shown(found: Evidence) -> Iterator[str]:
 
 def remarks(found: Evidence) -> Iterator[str]:
     """Yield what was odd, though nothing that we promise was broken."""
-    struck = found.struck(spans(found.changes))
+    struck = found.struck(spans(found.changes, found.lost))
     for job in found.jobs:
         if job.name not in struck and _lost_by_airflow(found, job.name):
             tries = ", ".join(map(str, found.tasks[job.name]["unrecorded"]))
@@ -160,6 +222,18 @@ def _lost_by_airflow(found: Evidence, name: str) -> bool:
             processes[beat["process"].split("-")[0], beat["member"]].add(beat["process"])
     ran_once = all(len(own) == 1 for own in processes.values())
     return ran_once and outcomes[-1:] == [Outcome.SUCCESS] and given_back.issuperset(outcomes[:-1])
+
+
+def _shared(beats: Iterable[dict[str, Any]]) -> list[str]:
+    """Return a line for each GPU, of Slurm's too, that had two processes at once by the ledger alone."""
+    of_process: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for beat in beats:
+        of_process[f"{beat['task']} {beat['process']}"].append(beat)
+    ran = [
+        (process, own[0]["server"], map(int, own[0]["gpus"].split(",")), own[0]["at"], own[-1]["at"])
+        for process, own in of_process.items()
+    ]
+    return [line.replace("was allocated to", "had processes of") for line in overlaps(ran)]
 
 
 def _processes(beats: Sequence[dict[str, Any]], held: Sequence[Span]) -> Iterator[str]:

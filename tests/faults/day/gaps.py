@@ -1,0 +1,99 @@
+"""What the day shows of waiting: GPUs that idled while somebody waited for them, and estimates that held."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tests.e2e.bench import TIMEOUT_FACTOR
+from tests.faults.day.proof import Evidence, Look, Span
+
+GAP_S = 3.0 * TIMEOUT_FACTOR
+"""Longest time for which free GPUs may wait for the grant that they get next; for a quiet machine 3 s."""
+
+ITS_TURN = ("no_capacity", "awaiting_release", "lock_busy")
+"""Kinds of waits that explain no free GPU; the others name another request, a quota, a window or a rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Time for which all GPUs of a grant were free, and its request waited."""
+
+    name: str
+    node: str
+    begin: float
+    end: float
+    why: str
+    """What explains it, empty if nothing does."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+def gaps(found: Evidence, held: Sequence[Span]) -> list[Gap]:
+    """Return the gap before each grant; those without the name of a job that was drawn do not count."""
+    of_lease: dict[int, list[Span]] = defaultdict(list)
+    for span in held:
+        of_lease[span.token].append(span)
+    ends: dict[tuple[str, int], float] = {}
+    looks: dict[tuple[str, int], list[Look]] = defaultdict(list)
+    for look in found.looks:
+        looks[look.name, look.sequence].append(look)
+    shown = []
+    for members in of_lease.values():
+        first = members[0]
+        places = [(span.node, gpu) for span in members for gpu in span.gpu_ids]
+        begin = max(first.queued_at, *(ends.get(place, 0.0) for place in places))
+        if begin < first.begin:
+            seen = [look for look in looks[first.name, first.sequence] if begin <= look.at <= first.begin]
+            why = _why(found, begin, first.begin, seen)
+            shown.append(Gap(first.name, first.node, begin, first.begin, why))
+        for span in members:
+            ends |= {(span.node, gpu): span.end for gpu in span.gpu_ids}
+    return shown
+
+
+def unexplained(shown: Iterable[Gap]) -> list[Gap]:
+    """Return the gaps that are too long and that nothing explains, the longest first."""
+    return sorted((gap for gap in shown if gap.seconds > GAP_S and not gap.why), key=lambda gap: -gap.seconds)
+
+
+def _why(found: Evidence, begin: float, end: float, looks: Sequence[Look]) -> str:
+    """Return what explains a gap; the reasons that were seen must do so for all of it but `GAP_S`."""
+    paused_s = sum(max(min(end, until) - max(begin, at), 0.0) for at, until in found.pauses)
+    if end - begin - paused_s <= GAP_S and paused_s:
+        return "nothing was granted: recovery or upgrade"
+    last = max((look.at for look in looks if look.kind not in ITS_TURN), default=-math.inf)
+    if end - last <= GAP_S:
+        return next(look.kind for look in reversed(looks) if look.at == last)
+    return ""
+
+
+def estimates(found: Evidence, held: Iterable[Span]) -> tuple[int, int, int]:
+    """Return how many first estimates with bounds there were, how many held, and how many began later."""
+    begun = {(span.name, span.sequence): span.begin for span in held}
+    first: dict[tuple[str, int], Look] = {}
+    for look in found.looks:
+        if look.earliest is not None or look.latest is not None:
+            first.setdefault((look.name, look.sequence), look)
+    starts = [(look, begun[key]) for key, look in first.items() if key in begun]
+    late = sum(look.latest is not None and at > look.latest for look, at in starts)
+    early = sum(look.earliest is not None and at < look.earliest for look, at in starts)
+    return len(starts), len(starts) - late - early, late
+
+
+def start_delays(found: Evidence, held: Iterable[Span]) -> dict[str, list[float]]:
+    """Return for each way the seconds from a grant to the first line of its job in the ledger."""
+    first: dict[str, float] = {}
+    for beat in found.beats:
+        token = beat["process"].split("-")[0]
+        first.setdefault(token, beat["at"])
+    ways = {job.name: job.way for job in found.jobs}
+    delays: dict[str, list[float]] = defaultdict(list)
+    for span in held:
+        if span.rank == 0 and str(span.token) in first and span.name in ways:
+            delays[ways[span.name]].append(first[str(span.token)] - span.begin)
+    return delays
