@@ -35,8 +35,8 @@ LONGEST_IN_WORKER_S = 10.0
 LONGEST_PART = 0.2
 """Part of the day that the longest job takes."""
 
-LOAD = 0.45
-"""Part of the day's GPU time that the jobs need on average; many come in the morning, so there are waits."""
+LOAD = 0.7
+"""Part of the GPU time of a day that jobs need, before the longest are cut; many come early, and wait."""
 
 GRACE_S = 5.0
 SAVES_FOR_S = 1.0
