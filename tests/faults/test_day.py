@@ -201,6 +201,7 @@ def test_a_fifth_of_the_jobs_comes_through_airflow_and_some_come_each_way() -> N
     assert 40 <= sum(not job.by_hand for job in jobs) <= 80
     assert {job.way for job in jobs} == {*plan.WAYS}
     assert {job.way for job in jobs if job.nodes > 1} == {"operator", "submit"}
+    assert not any(job.team == "search" and not job.preemptible for job in jobs if job.way != "slurm")
     assert 0.5 < sum(job.nodes * job.gpus * job.seconds for job in jobs) / (240 * 600) < plan.LOAD
 
 

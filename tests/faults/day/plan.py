@@ -103,7 +103,8 @@ def draw(seed: int, jobs: int, day_s: float) -> list[DayJob]:
 
 def _draw(rng: random.Random, number: int, jobs: int) -> DayJob:
     way = rng.choices([*WAYS], [*WAYS.values()])[0]
-    team = rng.choice(["vision", "nlp", "search", "search"])
+    # What runs in a worker cannot be preempted, and search is guaranteed nothing.
+    team = rng.choice(["vision", "nlp"] if way in IN_WORKER else ["vision", "nlp", "search", "search"])
     nodes = rng.choice([2, 2, 3, 4]) if way in ("operator", "submit") and rng.random() < 2 * GANGS else 1
     gpus = GPUS if nodes > 1 else rng.choice([1, 1, 2, 2, 4, 4, 4])
     may_be_told = way in ("operator", *BY_HAND)
