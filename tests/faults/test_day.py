@@ -13,6 +13,7 @@ from resource_manager.core.changes import (
     Drained,
     Expired,
     GpuClosed,
+    GpuOpened,
     Granted,
     Outcome,
     Preempting,
@@ -188,6 +189,13 @@ def test_jobs_that_an_upgrade_or_a_restore_met_may_need_another_try() -> None:
     assert broken(replace(tries, faults=[(150.0, "all is upgraded")])) != []
     assert broken(replace(tries, lost=(125.0, 128.0))) == []
     assert broken(replace(tries, lost=(133.0, 135.0))) != []
+
+
+def test_a_gpu_that_was_opened_again_may_be_granted() -> None:
+    closed = GpuClosed("gpu-03", 0, "", "rogue process", 120.0)
+    ends = [granted("x", 4, 122.0, "gpu-03"), released("x", 4, 123.0)]
+    assert broken(replace(GOOD, changes=[*GOOD.changes, closed, *ends])) != []
+    assert broken(replace(GOOD, changes=[*GOOD.changes, closed, GpuOpened("gpu-03", 0, 121.0), *ends])) == []
 
 
 def test_a_lease_that_the_restore_lost_is_no_other_holder_of_its_gpus() -> None:

@@ -14,6 +14,7 @@ from resource_manager.core.changes import (
     Drained,
     Expired,
     GpuClosed,
+    GpuOpened,
     Granted,
     MembersReleased,
     Outcome,
@@ -177,7 +178,7 @@ def broken(found: Evidence) -> list[str]:
         *_shared(found.beats),
         *_processes([beat for beat in found.beats if not beat["task"].startswith(ON_SLURM)], held),
         *_jobs(found, found.struck(held)),
-        *_closed(found, held),
+        *_closed(found),
         *(f"{name} is left over" for name in found.left),
     ]
 
@@ -278,19 +279,25 @@ def _jobs(found: Evidence, struck: set[str]) -> Iterator[str]:
                 yield f"{job.name} lost steps, or did some twice"
 
 
-def _closed(found: Evidence, held: Sequence[Span]) -> Iterator[str]:
-    gone: dict[tuple[str, int], float] = {}
+def _closed(found: Evidence) -> Iterator[str]:
+    gone: set[tuple[str, int]] = set()
+    noticed: set[tuple[str, int]] = set()
     for change in found.changes:
         if isinstance(change, GpuClosed):
-            gone.setdefault((change.node, change.gpu_id), change.at)
+            gone.add((change.node, change.gpu_id))
+            noticed |= gone
+        elif isinstance(change, GpuOpened):
+            gone.discard((change.node, change.gpu_id))
         elif isinstance(change, Drained) and change.node == found.vanished:
-            gone |= {(change.node, gpu): change.at for gpu in range(plan.GPUS)}
+            gone |= {(change.node, gpu) for gpu in range(plan.GPUS)}
+        elif isinstance(change, Granted):
+            for member in change.lease.members:
+                if any((member.node, gpu) in gone for gpu in member.gpu_ids):
+                    name = change.lease.lease_id.rpartition("/")[2]
+                    yield f"{name} was granted a GPU of {member.node} that was gone"
     for gpu in found.dead_gpus:
-        if gpu not in gone:
+        if gpu not in noticed:
             yield f"nobody noticed that GPU {gpu[1]} of {gpu[0]} was gone"
-    for span in held:
-        if any(span.begin > gone.get((span.node, gpu), math.inf) for gpu in span.gpu_ids):
-            yield f"{span.name} was granted a GPU of {span.node} that was gone"
     servers, begin, end = found.window
     ran = {
         (beat["task"].rpartition("/")[2], beat["server"])
