@@ -18,10 +18,23 @@ def newest_changes(history: Callable[[int, int], Sequence[Recorded]], version: i
     while version > 0:
         start = max(version - PAGE, 0)
         page = [change for change in history(start, PAGE) if change["version"] <= version]
-        if not page:
-            return
         yield from reversed(page)
-        version = start
+        version = start if page else _newest_version(history, start)
+
+
+def _newest_version(history: Callable[[int, int], Sequence[Recorded]], most: int) -> int:
+    """Return the version of the newest kept change up to that one, 0 if there is none.
+
+    Versions jump at a restart of the store, a restore and a reset, which keep the changes before it.
+    """
+    found, beyond = 0, most
+    while found < beyond:
+        page = history((found + beyond) // 2, 1)
+        if page and page[0]["version"] <= most:
+            found = page[0]["version"]
+        else:
+            beyond = (found + beyond) // 2
+    return found
 
 
 def lease_of(change: Recorded) -> str:

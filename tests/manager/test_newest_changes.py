@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
+import pytest
+
 from resource_manager import GPUResourceManager
 from resource_manager.core.models import Node
 from resource_manager.core.names import short_id
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.newest_changes import names_at, newest_changes
+from resource_manager.manager.results import Recorded
 from resource_manager.storage.memory import MemoryStore
+
+
+@pytest.mark.parametrize("jump", [2**20, 2**32, 10**12])
+def test_the_changes_before_a_jump_of_versions_come_after_it(jump: int) -> None:
+    """A restart of the store, a restore and a reset let the version jump and keep the history."""
+    kept = [*range(1, 1501), *range(jump, jump + 1200), jump + 5 * 10**6]
+
+    def history(after: int, limit: int) -> list[Recorded]:
+        first = bisect_right(kept, after)
+        return [{"version": version} for version in kept[first : first + limit]]
+
+    found = [change["version"] for change in newest_changes(history, kept[-1] + 3)]
+    assert found == kept[::-1]
+    assert list(newest_changes(lambda after, limit: [], 10**12)) == []
 
 
 def test_changes_are_named_as_they_were_then() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import islice
 
 from resource_manager.manager.answer_words import recorded_name
 from resource_manager.manager.manager import GPUResourceManager
@@ -13,8 +13,7 @@ from resource_manager.manager.results import Recorded
 
 def newest(manager: GPUResourceManager, version: int) -> Iterator[Recorded]:
     """Yield the newest kept changes up to this version, the newest first."""
-    oldest = version - MAX_LOOKED_AT
-    return takewhile(lambda change: change["version"] > oldest, newest_changes(manager.history, version))
+    return islice(newest_changes(manager.history, version), MAX_LOOKED_AT)
 
 
 def is_called(change: Recorded, name: str) -> bool:
