@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, TypeVar
 
 from airflow.sdk import Param
@@ -24,7 +25,7 @@ from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.demand import KINDS, Demand, from_texts, given_value
 from resource_manager.manager.lease_service import LeaseService
-from resource_manager.manager.newest_changes import PAGE, lease_of
+from resource_manager.manager.newest_changes import PAGE, lease_of, newest_changes
 from resource_manager.manager.requests import check_limits
 from resource_manager.manager.results import Submission
 from resource_manager.rest.client_errors import ServiceError
@@ -222,9 +223,8 @@ def ended_by_others(manager: LeaseService, lease_id: str) -> str:
     It is the newest change of a lease id among the last 1,000 of the history. What the task itself ended is
     not told apart: it knows.
     """
-    version = manager.summary()["version"]
-    changes = manager.history(max(version - PAGE, 0), PAGE)
-    newest = next((change for change in reversed(changes) if lease_of(change) == lease_id), None)
+    changes = islice(newest_changes(manager.history, manager.summary()["version"]), PAGE)
+    newest = next((change for change in changes if lease_of(change) == lease_id), None)
     if newest is None or newest["change"] not in _ENDINGS:
         return ""
     reason = f": {newest['reason']}" if newest.get("reason") else ""

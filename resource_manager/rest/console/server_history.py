@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.newest_changes import newest_changes
 from resource_manager.manager.results import Recorded
 from resource_manager.manager.wording import by_whom
 
@@ -25,13 +27,12 @@ MAX_SHOWN = 50
 
 def health_history(manager: GPUResourceManager, server: str, version: int) -> list[Recorded]:
     """Return the server's last changes of these kinds, the newest first, among the newest of the history."""
-    after = max(version - MAX_LOOKED_AT, 0)
-    found = [
+    found = (
         change
-        for change in manager.history(after, MAX_LOOKED_AT)
+        for change in islice(newest_changes(manager.history, version), MAX_LOOKED_AT)
         if change["change"] in KINDS and change["node"] == server
-    ]
-    return found[::-1][:MAX_SHOWN]
+    )
+    return list(islice(found, MAX_SHOWN))
 
 
 def describe_change(change: Mapping[str, Any]) -> str:

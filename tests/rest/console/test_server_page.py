@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from flask.testing import FlaskClient
 from resource_manager import GPUResourceManager
 from resource_manager.agent.report_format import read_report
 from resource_manager.core.names import short_id
+from resource_manager.rest.console.server_history import health_history
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
 from tests.agent.reporting import as_text, gpu, process, report, server, uuid
@@ -186,3 +188,15 @@ def test_the_history_of_a_server_says_who_changed_it(as_role: AsRole, manager: G
     page = text_of(as_role(Role.READER), "/servers/0")
     for shown in ("GPU 3 opened, by olga", "drained: fans, by olga", "watched by its agent, by agent:gpu-a"):
         assert shown in page, shown
+
+
+def test_the_history_of_a_server_goes_back_across_a_jump_of_versions() -> None:
+    """A restart of the store, a restore and a reset let the version jump and keep the history."""
+    drained = {"version": 3, "change": "drained", "node": "gpu-a"}
+    resumed = {"version": 10**9, "change": "resumed", "node": "gpu-a"}
+
+    def history(after: int, limit: int) -> list[Any]:
+        return [change for change in (drained, resumed) if change["version"] > after][:limit]
+
+    manager: Any = SimpleNamespace(history=history)
+    assert health_history(manager, "gpu-a", 10**9) == [resumed, drained]
