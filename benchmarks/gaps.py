@@ -3,7 +3,7 @@
 It is what a triggerer does, without Airflow itself: 500 tasks of a second ask a service for one of 8 GPUs
 each, and a process runs all of their triggers. It is killed (SIGKILL) and started again after a fifth, a half
 and four fifths of the jobs; what triggers store in Airflow is in files, and outlives it. `--picture` draws
-when each GPU had a job.
+when each GPU had a job. With `--airflow` it is tests/e2e/test_idle_gaps.py: a real Airflow on PostgreSQL.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=500)
     parser.add_argument("--picture", type=Path, help="draw into this file")
+    parser.add_argument("--airflow", action="store_true", help="run the tasks in a real Airflow")
     parser.add_argument("--triggerer", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.triggerer is not None:
@@ -43,8 +44,12 @@ def main() -> None:
         return
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Airflow and the tasks log
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        figures = measured(Path(folder), options.tasks, options.picture)
+    if options.airflow:
+        drawn = {"IDLE_GAPS_PICTURE": str(options.picture.resolve())} if options.picture else {}
+        figures = waiting.on_postgresql("test_idle_gaps.py", SHORT_JOBS=str(options.tasks), **drawn)
+    else:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            figures = measured(Path(folder), options.tasks, options.picture)
     json.dump(figures, results)
     print(file=results)
     results.close()
@@ -75,11 +80,7 @@ def measured(folder: Path, tasks: int, picture: Path | None) -> dict[str, Any]:
     spans = spans_of(folder)
     if picture is not None:
         draw(spans, kills, picture)
-    by_kill, others = [], []
-    for jobs in spans.values():
-        for (_, over), (begun, _) in pairwise(jobs):
-            is_of_kill = any(begun > kill and over < recovered_at(spans, kill) for kill in kills)
-            (by_kill if is_of_kill else others).append(begun - over)
+    others, by_kill = gaps_of(spans, kills)
     runs = [len(path.read_text().split()) for path in (folder / "begun").iterdir()]
     return {
         "jobs": len(runs),
@@ -124,6 +125,19 @@ def spans_of(folder: Path) -> dict[str, list[tuple[float, float]]]:
         gpu, begun = path.read_text().split()[-2:]
         spans[gpu].append((float(begun), float((folder / "over" / path.name).read_text())))
     return {gpu: sorted(jobs) for gpu, jobs in sorted(spans.items())}
+
+
+def gaps_of(
+    spans: dict[str, list[tuple[float, float]]], kills: list[float]
+) -> tuple[list[float], list[float]]:
+    """Return the gaps in seconds that no kill explains, and those that one does."""
+    ends = [(kill, recovered_at(spans, kill)) for kill in kills]
+    others, by_kill = [], []
+    for jobs in spans.values():
+        for (_, over), (begun, _) in pairwise(jobs):
+            is_of_kill = any(begun > kill and over < recovered for kill, recovered in ends)
+            (by_kill if is_of_kill else others).append(begun - over)
+    return others, by_kill
 
 
 def recovered_at(spans: dict[str, list[tuple[float, float]]], kill: float) -> float:

@@ -1,7 +1,7 @@
 """How soon freed GPUs run the next job in a real Airflow, and what a triggerer full of tasks costs.
 
 Without an option it runs the tests of tests/e2e/test_waiting.py that measure this, with `--launcher` one of
-them; with `--mapped` it is 200 tasks that ask at once, of an Airflow on PostgreSQL. With `--load` it is a
+them; with `--mapped` it is 1,000 tasks that ask at once, of an Airflow on PostgreSQL. With `--load` it is a
 process like a triggerer: it runs the triggers of 500 tasks whose jobs run here and of 500 that wait, against
 a service of its own; what the triggers store in Airflow is in files instead.
 """
@@ -45,8 +45,10 @@ from resource_manager.storage.once import digest  # noqa: E402
 from resource_manager.storage.redis.client import RedisClient  # noqa: E402
 from tests.sql_servers import Postgres  # noqa: E402
 
-HAND_OVER = "test_a_released_gpu_soon_runs_the_next_process"
-MAPPED = "test_two_hundred_waiting_tasks"
+HAND_OVER = "test_waiting.py::test_a_released_gpu_soon_runs_the_next_process"
+MAPPED = "test_waiting.py::test_mapped_tasks_that_wait"
+ASK_AT_ONCE = 1000
+"""Mapped tasks that ask at once: as many as a triggerer takes unless told otherwise."""
 
 TASKS = 500
 """Tasks that run, each on one GPU, and as many that wait."""
@@ -67,31 +69,33 @@ def main() -> None:
     if options.load:
         figures = load()
     elif options.mapped:
-        figures = mapped()
+        figures = on_postgresql(MAPPED, WAITING_JOBS=str(ASK_AT_ONCE))
     else:
-        figures = delays(f"{HAND_OVER} and {options.launcher}" if options.launcher else HAND_OVER)
+        figures = measured(f"{HAND_OVER} and {options.launcher}" if options.launcher else HAND_OVER)
     json.dump(figures, results)
     print(file=results)
     results.close()
 
 
-def mapped() -> dict[str, Any]:
-    """Return the figures of 200 tasks that ask at once.
+def on_postgresql(tests: str, **environment: str) -> dict[str, Any]:
+    """Return what these tests measured in an Airflow on PostgreSQL.
 
-    On SQLite so many may end Airflow's scheduler: its database is locked.
+    On SQLite so many tasks may end Airflow's scheduler: its database is locked.
     """
     database = Postgres()
     try:
-        return delays(MAPPED, E2E_METADATA=f"postgresql+psycopg2{database.url.removeprefix('postgresql')}")
+        metadata = f"postgresql+psycopg2{database.url.removeprefix('postgresql')}"
+        return measured(tests, E2E_METADATA=metadata, **environment)
     finally:
         database.stop()
 
 
-def delays(tests: str, **environment: str) -> dict[str, Any]:
-    """Return the delays in a real Airflow by launcher, and the other figures of these tests."""
+def measured(tests: str, **environment: str) -> dict[str, Any]:
+    """Return what these tests of tests/e2e measured in a real Airflow."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "tests/e2e/test_waiting.py", "-k", tests]
+        file, _, names = tests.partition("::")
+        command = [sys.executable, "-m", "pytest", f"tests/e2e/{file}", "-k", names]
         options = ["-q", "--junit-xml", str(report), "-o", "junit_family=xunit1"]
         ran = subprocess.run(
             [*command, *options], env={**os.environ, **environment}, stdout=sys.stderr, check=False
