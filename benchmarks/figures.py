@@ -398,7 +398,7 @@ BENCHMARKS: dict[str, Benchmark] = {
                 "connections of the triggerer to Redis",
                 "redis_connections_of_the_triggerer",
                 "{}",
-                "≤ 2",
+                "≤ 3",
             ),
         ),
     ),

@@ -67,7 +67,7 @@ def test_a_sensor_for_more_than_any_server_has_fails_at_once(bench):
     assert "gpus must be between" in sensor.log()
 
 
-def test_mapped_tasks_that_wait_cost_no_slot_and_two_connections(bench, record_property):
+def test_mapped_tasks_that_wait_cost_no_slot_and_three_connections(bench, record_property):
     """Slots are counted by Airflow's task states, connections by Redis' client list.
 
     `WAITING_JOBS=1000` tries more.
@@ -96,7 +96,7 @@ def test_mapped_tasks_that_wait_cost_no_slot_and_two_connections(bench, record_p
     connections = clients & bench.ports_of("triggerer")
     record_property("redis_connections_of_the_triggerer", len(connections))
     print(WAITING, "tasks wait; connections of the triggerer to Redis:", len(connections))
-    assert len(connections) <= 2, "one that waits for changes, one for all else"
+    assert len(connections) <= 3, "one that waits for changes, one for reasons of waits, one for all else"
     run.mark_run("failed")
     wait_for(lambda: not bench.manager.queue(), 120, "leaving the queue")
     assert bench.manager.release_resources("holder")
