@@ -225,9 +225,8 @@ class GangJob:
         if len(jobs) == 1:  # no thread for the job of one server
             found = [one(jobs[0])]
         else:
-            airflow = sys.modules.get("resource_manager.airflow.version_compat")  # in a trigger it is there
-            enter = airflow.of_same_loop() if airflow else None
-            with ThreadPoolExecutor(max(1, min(len(jobs), MAX_AT_ONCE)), initializer=enter) as pool:
+            size = max(1, min(len(jobs), MAX_AT_ONCE))
+            with ThreadPoolExecutor(size, initializer=_start_of_threads()) as pool:
                 calls = [pool.submit(copy_context().run, one, job) for job in jobs]
                 found = [call.result() for call in calls]
         for job, answer in zip(jobs, found, strict=True):
@@ -236,6 +235,15 @@ class GangJob:
             else:
                 answers[job.rank] = answer
         return answers, errors
+
+
+def _start_of_threads() -> Callable[[], None] | None:
+    """Return what a thread calls first so that it may ask Airflow as this one does; None outside Airflow."""
+    if "resource_manager.airflow.version_compat" not in sys.modules:  # in a trigger it is there
+        return None
+    from resource_manager.airflow.version_compat import of_same_loop
+
+    return of_same_loop()
 
 
 def order_of(allocation: Mapping[str, Any]) -> StartupOrder:
