@@ -173,7 +173,7 @@ class StateFollower:
                 try:
                     act()
                 except Exception as error:
-                    self._complain("not told of a look at the state: %s", error)
+                    self._complain("who waits for changes of the state was not told: %s", error)
 
     @staticmethod
     def _complain(text: str, error: Exception) -> None:
