@@ -73,6 +73,15 @@ def client(mounted: Client, manager: GPUResourceManager, monkeypatch: pytest.Mon
     return mounted
 
 
+def know_ada(monkeypatch: pytest.MonkeyPatch, role: Role = Role.READER) -> None:
+    """Have Airflow's log-in know ada, in that role, whoever asks."""
+
+    async def ada(request: Any) -> Identity:
+        return Identity("ada", role)
+
+    monkeypatch.setattr(webapp, "_identify", ada)
+
+
 def token_of(manager: GPUResourceManager, role: Role, server: str = "") -> dict[str, str]:
     text = tokens.create(persistence_of(manager.settings).tokens, "name", role, server=server)
     return {"Authorization": f"Bearer {text}", "Content-Type": "application/json"}
@@ -83,7 +92,7 @@ def body(manager: GPUResourceManager) -> bytes:
 
 
 def test_a_store_that_does_not_answer_is_tried_once_for_all_who_ask(
-    mounted: Client, monkeypatch: pytest.MonkeyPatch
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each try may take the store's timeout, for which the others would wait in turn."""
     tries = []
@@ -92,31 +101,21 @@ def test_a_store_that_does_not_answer_is_tried_once_for_all_who_ask(
         tries.append(1)
         raise StoreUnavailableError("redis://r does not answer")
 
-    async def ada(request: Any) -> Identity:
-        return Identity("ada", Role.READER)
-
-    monkeypatch.setattr(webapp, "_identify", ada)
+    know_ada(monkeypatch)
     monkeypatch.setattr(webapp, "manager_of_tasks", manager_of_tasks)
-    monkeypatch.setattr(webapp, "publish_instance", lambda: "test")
     for _ in range(3):
-        answer = mounted.request("GET", "/gpu/api/status")
+        answer = client.request("GET", "/gpu/api/status")
         assert (answer.status_code, answer.json()["detail"]) == (503, "redis://r does not answer")
     assert len(tries) == 1
 
 
 def test_who_waits_gets_what_a_lease_held_that_nobody_renews(
-    mounted: Client, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+    client: Client, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client of the service leaves that to it, and Airflow's triggers may have nothing to wait for."""
-
-    async def ada(request: Any) -> Identity:
-        return Identity("ada", Role.OPERATOR)
-
-    monkeypatch.setattr(webapp, "_identify", ada)
-    monkeypatch.setattr(webapp, "manager_of_tasks", lambda: manager)
-    monkeypatch.setattr(webapp, "publish_instance", lambda: "test")
+    know_ada(monkeypatch, Role.OPERATOR)
     monkeypatch.setattr(chores, "EXPIRE_EVERY_S", 0.1)
-    assert mounted.request("GET", "/gpu/livez").status_code == 200
+    assert client.request("GET", "/gpu/livez").status_code == 200
     manager.allocate("left", gpus=2, ttl=0.5)
     manager.submit("waits", gpus=2)
     wait_for(lambda: (found := manager.status_of("waits")) is not None and found["state"] == "RUNNING", 15.0)
@@ -124,26 +123,16 @@ def test_who_waits_gets_what_a_lease_held_that_nobody_renews(
 
 @pytest.mark.parametrize("text", [None, "\n"])
 def test_without_the_secret_for_its_notices_the_service_does_not_begin(
-    mounted: Client,
-    manager: GPUResourceManager,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    text: str | None,
+    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
 ) -> None:
     """Else what `serve` refuses would send them without a signature, which their receivers must refuse."""
     path = tmp_path / "secret"
     if text is not None:
         path.write_text(text)
         path.chmod(0o600)
-
-    async def ada(request: Any) -> Identity:
-        return Identity("ada", Role.READER)
-
     monkeypatch.setenv("GPU_MANAGER_NOTICE_SECRET", str(path))
-    monkeypatch.setattr(webapp, "_identify", ada)
-    monkeypatch.setattr(webapp, "manager_of_tasks", lambda: manager)
-    monkeypatch.setattr(webapp, "publish_instance", lambda: "test")
-    answer = mounted.request("GET", "/gpu/api/status")
+    know_ada(monkeypatch)
+    answer = client.request("GET", "/gpu/api/status")
     assert (answer.status_code, answer.json()["detail"]) == (503, f"{path}: there is no secret in it")
 
 
@@ -240,10 +229,7 @@ def test_wrong_tokens_and_strangers_are_refused(client: Client, manager: GPUReso
 def test_a_request_for_changes_is_held_without_a_thread_of_the_app(
     client: Client, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def ada(request: Any) -> Identity:
-        return Identity("ada", Role.READER)
-
-    monkeypatch.setattr(webapp, "_identify", ada)
+    know_ada(monkeypatch)
     held = webapp.WORKERS + webapp.MAX_STREAMS + 1
     monkeypatch.setattr("resource_manager.rest.held_requests.MAX_HELD_PER_CALLER", held)
     manager.submit("holds", 2)
