@@ -24,7 +24,7 @@ from resource_manager.core.models import (
     Lease,
     has_stored_job,
 )
-from resource_manager.core.names import name_of, short
+from resource_manager.core.names import is_hold, name_of, short
 from resource_manager.errors import (
     InvalidRequestError,
     JobPlacedError,
@@ -221,8 +221,8 @@ def expire(cluster: ClusterState, now: float) -> list[Change]:
 
     One whose job was placed is quarantined: its end is not known to be that of the job.
     Nobody but an agent would have begun a stored job that was not placed: its request waits again.
-    A lease that is still held after the end of its preemption is quarantined. What still runs in a
-    maintenance window that preempts is preempted, and so is what reached its longest runtime.
+    A lease that is still held after the end of its preemption is quarantined, one of `hold` ends. What still
+    runs in a maintenance window that preempts is preempted, and so is what reached its longest runtime.
     """
     due = cluster.expired(now)
     if not (due or cluster.preempting or cluster.windows):  # as nearly always
@@ -231,7 +231,7 @@ def expire(cluster: ClusterState, now: float) -> list[Change]:
     windows = ending(cluster, now) if cluster.windows else []
     gone = {lease.lease_id for lease in due}
     return [
-        *(change for lease in late for change in unbegun(cluster, lease, now) or [_quarantined(lease, now)]),
+        *(change for lease in late for change in _late(cluster, lease, now)),
         *(change for change in windows if change.lease_id not in gone),
         *(change for lease in due for change in _expiry(cluster, lease, now)),
     ]
@@ -245,6 +245,13 @@ def _expiry(cluster: ClusterState, lease: Lease, now: float) -> Sequence[Change]
     if lease.request.quarantine or lease.places:
         return [_quarantined(lease, now)]
     return [Expired(lease.lease_id, lease.fencing_token, now)]
+
+
+def _late(cluster: ClusterState, lease: Lease, now: float) -> Sequence[Change]:
+    """Return what becomes of a lease after the end of its preemption: a hold has no job, and ends."""
+    if is_hold(lease.lease_id, lease.request.labels):
+        return release(cluster, lease.lease_id, now, outcome=Outcome.EVICTED)
+    return unbegun(cluster, lease, now) or [_quarantined(lease, now)]
 
 
 def _quarantined(lease: Lease, now: float) -> Quarantined:

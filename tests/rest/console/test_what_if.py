@@ -119,8 +119,10 @@ def test_a_hold_that_is_refused_keeps_what_was_typed(
 
 def test_a_hold_is_shown_as_one_and_says_how_to_use_it(as_role: AsRole, manager: GPUResourceManager) -> None:
     ursula = as_role(Role.USER, "ursula")
-    _, text = hold(ursula, page(ursula), **{"for": "1h"})
+    _, text = hold(ursula, page(ursula), **{"for": "1h", "preemptible": "true"})
     [lease] = manager.leases()
+    seen_by_operator = as_role(Role.OPERATOR).get(f"/lease?id={lease['task_id']}").get_data(as_text=True)
+    assert "It ends within 60 s, whatever uses its GPUs by then." in seen_by_operator
     assert f"gpu-manager attach {lease['short_id']}" in text
     assert lease["expected_runtime_s"] == 3600
     listed = html.unescape(ursula.get("/leases").get_data(as_text=True))

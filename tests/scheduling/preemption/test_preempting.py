@@ -467,6 +467,19 @@ def test_a_cancelled_preemptor_keeps_nothing_and_its_victims_run_on() -> None:
     assert ClusterState.from_snapshot(shared.state.snapshot()).snapshot() == shared.state.snapshot()
 
 
+def test_a_preempted_hold_has_no_job_that_could_end_and_ends_itself() -> None:
+    shared = Shared(Team("vision", 4))
+    shared.submit("hand:ada@host/0123abcd", 4, team="nlp", preempt_grace_s=10.0)
+    shared.submit("mine", 4, team="vision")
+    assert shared.tick(10.0) == []
+    released, granted = shared.tick(1.0)
+    assert isinstance(released, Released)
+    assert released.outcome == Outcome.EVICTED, "nobody would attend it a second time"
+    assert isinstance(granted, Granted)
+    assert granted.lease.lease_id == "mine"
+    assert not shared.state.pending
+
+
 def test_a_lease_that_expires_while_it_is_preempted_makes_room() -> None:
     shared = Shared(Team("vision", 4))
     shared.submit("x", 4, team="nlp", ttl_s=20.0)
