@@ -57,6 +57,21 @@ def test_a_start_hangs_on_a_lease_and_its_interval_on_what_such_tasks_took(
     assert manager.explain_named("waits")["estimated_start"]["earliest"] > clock.now
 
 
+def test_a_start_behind_a_task_of_which_no_run_is_known_is_called_a_guess_and_says_what_to_state(
+    manager: GPUResourceManager, clock: Clock
+) -> None:
+    for number in range(5):
+        run(manager, clock, f"labels_{number}", 1.0)
+    manager.allocate("train", 8)
+    manager.submit("waits", 8)
+    [entry] = manager.queue()
+    for start in (entry["estimated_start"], manager.explain_named("waits")["estimated_start"]):
+        assert (start["confidence"], start["after"].partition(" ")[0]) == ("guess", "train")
+        assert start["detail"] == (
+            f"the end of {start['after']} is unknown; state runtimes: expected_runtime, --expected-runtime"
+        )
+
+
 def test_a_task_that_takes_ten_times_as_long_now_has_an_interval_that_holds_both(
     manager: GPUResourceManager, clock: Clock
 ) -> None:

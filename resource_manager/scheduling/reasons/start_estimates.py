@@ -28,6 +28,7 @@ from resource_manager.core.refusal import (
     RefusalKind,
     TooFar,
 )
+from resource_manager.core.runtimes import LearntRuntimes
 from resource_manager.scheduling import allocator
 from resource_manager.scheduling.placement.gang_slots import could_start
 from resource_manager.scheduling.reasons.announced_arrivals import Arrival
@@ -64,9 +65,10 @@ CLEANING_S = 1.0
 class Start:
     """Estimated start of a request; `at` is None if it is unknown, on the grounds in `why`.
 
-    Four times of five it should be between `earliest` and `latest`, None without a bound, and the task should
-    end by `ends_by`. `plays` is the number of plays that this stands on. In most of them the request starts
-    on `node`, when the lease named `after` ends, if it waits for one.
+    With a time, `why` tells that it is a guess: no run of the task that it waits for is known. Four times of
+    five it should be between `earliest` and `latest`, None without a bound, and the task should end by
+    `ends_by`. `plays` is the number of plays that this stands on. In most of them the request starts on
+    `node`, when the lease named `after` ends, if it waits for one.
     """
 
     at: float | None
@@ -169,12 +171,12 @@ def forecast_starts(
             plays.append(play)
     if plays:
         for lease_id in wanted or starts:
-            found = _of_plays(plays, lease_id, starts[lease_id])
+            found = _of_plays(plays, lease_id, starts[lease_id], cluster.runtimes)
             starts[lease_id] = replace(found, plays=len(plays) * (MAX_PLAYS // count))
     return starts
 
 
-def _of_plays(plays: Sequence[_Play], lease_id: str, expected: Start) -> Start:
+def _of_plays(plays: Sequence[_Play], lease_id: str, expected: Start, runtimes: LearntRuntimes) -> Start:
     """Return the start by the quantiles of the plays."""
     found = [play.starts[lease_id] for play in plays if lease_id in play.starts]
     times = sorted(at for at, _, _, _ in found)
@@ -188,9 +190,15 @@ def _of_plays(plays: Sequence[_Play], lease_id: str, expected: Start) -> Start:
     if median is None:
         return expected if expected.at is None else Start(None, why=TooFar(MAX_STEPS), plays=len(plays))
     [(node, _)] = Counter(node for _, node, _, _ in found).most_common(1)
-    [(after, _)] = Counter("" if each is None else name_of(each) for _, _, each, _ in found).most_common(1)
+    leases = {each.lease_id: each for _, _, each, _ in found if each is not None}
+    [(first, _)] = Counter("" if each is None else each.lease_id for _, _, each, _ in found).most_common(1)
+    after, why = "", None
+    if (lease := leases.get(first)) is not None:
+        after = name_of(lease)
+        if runtimes.runtime_of(lease.request) is None:
+            why = EndUnknown(after, 0)
     ends_by = at(1 - RISK, ends)
-    return Start(median, node, None, at(MISSED), at(1 - MISSED), after, len(plays), ends_by)
+    return Start(median, node, why, at(MISSED), at(1 - MISSED), after, len(plays), ends_by)
 
 
 def _play(
