@@ -36,13 +36,13 @@ def drain(target: Target, server: str, gpu: str | None, reason: str, failed: boo
 @gpu_option
 @on_target
 def resume(target: Target, server: str, gpu: str | None, as_json: bool) -> None:
-    """Allow new leases on a drained server (id or name), or on one closed GPU of it, again."""
+    """Allow new leases on a drained server (id or name) again; with --gpu on one closed GPU of it."""
     view = target.manager.resume(server_of(server), gpu)
     if as_json:
         print_json(view)
         return
     closed = [each["gpu_id"] for each in view["gpus_closed"]]
-    rest = f"; still closed: {numbered_gpus(closed)}" if closed else ""
+    rest = f"; still closed: {numbered_gpus(closed)}, which --gpu {closed[0]} opens" if closed else ""
     where = "takes" if gpu is None else f"GPU {gpu} takes"
     click.echo(f"{view['server_name']}: {where} leases again{rest}")
 

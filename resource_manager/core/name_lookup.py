@@ -72,6 +72,17 @@ def find(
     raise error
 
 
+def find_preferring_pending(cluster: ClusterState, text: str) -> Named:
+    """Return what `find` does; where leases and one pending request have that name, the pending one."""
+    try:
+        return find(cluster, text)
+    except AmbiguousNameError as several:
+        try:
+            return find(cluster, text, pending=True)
+        except LeaseNotFoundError:
+            raise several from None
+
+
 def name_in(cluster: ClusterState, lease_id: str) -> str:
     """Return the name of the lease or pending request of that id; the id if it is gone."""
     entry = cluster.leases.get(lease_id) or cluster.pending.get(lease_id)

@@ -38,8 +38,10 @@ class AirflowTaskStates:
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise InvalidRequestError("{airflow_url} must begin with http:// or https://, got {!r}", url)
+        if user is not None and password is None:
+            raise InvalidRequestError("{airflow_password} is missing: {airflow_user} is {!r}", user)
         self._http = httpx.Client(base_url=url.rstrip("/"), timeout=TIMEOUT_S)
-        self._login = None if user is None else {"username": user, "password": password or ""}
+        self._login = None if user is None else {"username": user, "password": password}
         if token is not None:
             self._http.headers["Authorization"] = f"Bearer {token}"
         elif self._login is not None:

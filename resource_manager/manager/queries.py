@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from resource_manager.core.changes import Change, ClusterSettingsChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Node, Request
-from resource_manager.core.name_lookup import find
+from resource_manager.core.name_lookup import find, find_preferring_pending
 from resource_manager.errors import ResourceManagerError
 from resource_manager.lazy import lazy_module
 from resource_manager.manager import (
@@ -232,12 +232,12 @@ class Queries:
     def explain_named(self, name: str) -> Explanation:
         """Explain why the pending request of that name waits, and when it should start.
 
-        It may be a full lease id, a short id, `dag.task[3]` or `dag.task`, as of `named`. What has a lease
-        has that as its reason.
+        It may be a full lease id, a short id, `dag.task[3]` or `dag.task`, as of `named`; of several the
+        pending one is meant. What has a lease has that as its reason.
         """
 
         def view(cluster: ClusterState, now: float) -> Explanation:
-            return self._explanation_in(cluster, now, find(cluster, name).request)
+            return self._explanation_in(cluster, now, find_preferring_pending(cluster, name).request)
 
         return self._queue.read(view)
 

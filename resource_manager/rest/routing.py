@@ -173,8 +173,13 @@ def _error_page(problem: ProblemError) -> flask.Response:
 def unknown_path(error: HTTPException) -> flask.Response:
     """Return a page that leads back if a browser asks for what there is none of, else a problem document."""
     problem = problems.from_http(error)
-    accepted = flask.request.accept_mimetypes.best_match(("application/json", "text/html"))
-    return _error_page(problem) if accepted == "text/html" else problem.response()
+    if flask.request.accept_mimetypes.best_match(("application/json", "text/html")) != "text/html":
+        return problem.response()
+    try:
+        admit(current_service(), None)  # who is logged in finds the menu there
+    except ProblemError as refused:
+        problem = refused
+    return _error_page(problem)
 
 
 def admit(service: Service, role: Role | None) -> Identity | None:

@@ -133,7 +133,7 @@ def test_a_closed_gpu_is_opened_by_number_or_uuid(run: Run, manager: GPUResource
     first = run("resume", HERE, "--gpu", uuid_of(0))
     assert (first.exit_code, first.stdout) == (
         0,
-        f"{HERE}: GPU {uuid_of(0)} takes leases again; still closed: GPU 1\n",
+        f"{HERE}: GPU {uuid_of(0)} takes leases again; still closed: GPU 1, which --gpu 1 opens\n",
     )
     second = run("resume", "0", "--gpu", "1", "--json")
     assert json.loads(second.stdout)["gpus_closed"] == []

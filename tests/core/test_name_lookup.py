@@ -9,7 +9,7 @@ import pytest
 from resource_manager.core.changes import Granted, MembersReleased, Queued
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
-from resource_manager.core.name_lookup import find, name_in
+from resource_manager.core.name_lookup import find, find_preferring_pending, name_in
 from resource_manager.core.names import short_id
 from resource_manager.errors import AmbiguousNameError, LeaseNotFoundError
 from tests.builders import nodes
@@ -53,6 +53,10 @@ def test_a_lease_is_found_by_each_of_its_names() -> None:
         assert find(cluster, text) is mapped
     assert find(cluster, short_id(1)) is train
     assert find(cluster, "my_dag.train", pending=True) is pending, "the only one of a mapped task"
+    assert find_preferring_pending(cluster, "my_dag.train") is pending, "it is the one that waits"
+    assert find_preferring_pending(cluster, "my_dag.train[3]") is mapped
+    with pytest.raises(AmbiguousNameError, match="names 2"):
+        find_preferring_pending(cluster_of(held=(task(1), task(2))), "my_dag.train")
     group = task(1, task_id="gpu_lease.allocate", scope="run")
     for text in ("my_dag.gpu_lease", "my_dag.gpu_lease.allocate"):
         assert find(cluster_of(group), text).request is group

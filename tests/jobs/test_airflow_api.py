@@ -203,10 +203,13 @@ def test_the_command_prints_its_actions_or_the_error(airflow):
     assert (done.exit_code, done.stdout) == (0, said)
     done = run("--airflow-url", airflow.url, "--airflow-token", "token-1", "--json")
     assert (done.exit_code, json.loads(done.stdout)) == (0, NOTHING)
-    for words, exit_code in ((["gpus"], 2), (["http://127.0.0.1:1", "--airflow-user", "u"], 3)):
+    login = ["http://127.0.0.1:1", "--airflow-user", "u"]
+    for words, exit_code in ((["gpus"], 2), (login, 2), ([*login, "--airflow-password", "p"], 3)):
         done = run("--airflow-url", *words)
         assert done.exit_code == exit_code
         assert done.stderr.count("\n") == 1
+    done = run("--airflow-url", *login)
+    assert done.stderr.strip() == "Error: --airflow-password is missing: --airflow-user is 'u'"
 
 
 def task(name, map_index=-1, instance="staging"):

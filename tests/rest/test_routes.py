@@ -266,7 +266,9 @@ def test_a_browser_at_an_unknown_path_gets_a_page_that_leads_back(
     of_chromium = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
     response = open_client.get(path, headers={"Accept": of_chromium})
     assert (response.status_code, response.mimetype) == (status, "text/html")
-    assert '<a href="/">Overview</a>' in response.get_data(as_text=True)
+    text = response.get_data(as_text=True)
+    assert '<a href="/">Overview</a>' in text
+    assert '<nav aria-label="Pages">' in text, "who is known there finds the menu"
 
 
 @pytest.mark.parametrize("field", ["prefer_server_id", "server"])

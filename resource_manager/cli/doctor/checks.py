@@ -184,7 +184,8 @@ def of_airflow_out_of_reach(error: str) -> Finding:
     """Return the finding for an Airflow that does not answer, or not to this login."""
     if "refused the login" in error or "answered 401" in error:
         todo = (
-            "give --airflow-user and --airflow-password, or --airflow-token "
+            "give --airflow-user and --airflow-password (those of `airflow standalone` are in "
+            "$AIRFLOW_HOME/simple_auth_manager_passwords.json.generated), or --airflow-token "
             "(GPU_MANAGER_AIRFLOW_USER, …_PASSWORD, …_TOKEN)"
         )
     elif "answered 403" in error:

@@ -28,15 +28,15 @@ def rights(client: RedisClient) -> Iterator[Finding]:
     lacking = [right for right, command in tried.items() if _is_denied(client, command)]
     if lacking:
         lack = ", ".join(lacking)
-        yield Finding(False, f"the user lacks {lack}: ACL SETUSER <name> {client.access_rule}")
+        yield Finding(False, f"the user lacks {lack}: in redis-cli, ACL SETUSER <name> {client.access_rule}")
     else:
         yield Finding(True, "the user has all rights that the store needs")
         if client.may_flush():
             yield Finding(
                 False,
                 "this service's user may run FLUSHALL or SWAPDB, which affect every namespace; "
-                f"give it one of its own: ACL SETUSER <name> reset on >PASSWORD {client.access_rule} "
-                "(see docs/stores.md)",
+                "give it one of its own: in redis-cli, ACL SETUSER <name> reset on >PASSWORD "
+                f"{client.access_rule} (see docs/stores.md)",
                 is_caution=True,
             )
 
