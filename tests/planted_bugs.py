@@ -34,7 +34,9 @@ OF_SNAPSHOTS = tuple(
 )
 OF_VARIABLES = ("tests/storage/airflow_variable/test_store.py", "tests/storage/test_contract.py")
 OF_AIRFLOW = ("tests/storage/airflow_variable/test_access.py",)
-OF_CLUSTER = ("tests/core/test_node_index.py", "tests/core/test_cluster.py", "tests/core/test_expiry_heap.py")
+OF_CLUSTER = tuple(
+    f"tests/core/test_{name}.py" for name in ("node_index", "leased_nodes", "cluster", "expiry_heap")
+)
 OF_GPUS = ("tests/core/test_gpu_state.py", "tests/faults/test_gpus.py")
 OF_GANGS = tuple(
     f"tests/scheduling/placement/test_{name}.py" for name in ("gangs", "gang_slots", "node_masks")
@@ -235,7 +237,7 @@ BUGS += [
         ("or self.silent is not None or self.retired", "or self.retired"),
     ),
     *of_python(
-        "core/cluster",
+        "core/leased_nodes",
         OF_CLUSTER,
         ("before = (self.version, self.last_fencing_token, self.sequence",
          "before = (0, self.last_fencing_token, self.sequence"),
@@ -255,10 +257,10 @@ BUGS += [
         ("            self._deallocate_members(request, done, lease.key)\n", ""),
         ("member.port == port for other", "False for other"),
     ),
+    *of_python("core/leased_nodes", OF_GANGS, ("rest = lease.without(ranks)", "rest = None")),
     *of_python(
         "core/cluster",
         OF_GANGS,
-        ("rest = lease.without(ranks)", "rest = None"),
         ("(*snapshot.leases, *snapshot.remainders)\n        named", "snapshot.leases\n        named"),
     ),
     *of_python(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from resource_manager.core.changes import AgentLost, Drained
+from resource_manager.core.changes import AgentLost, Drained, GpuClosed
+from resource_manager.core.gpu_state import carry_over, recount
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Node, Placement, Request, Spread
 from resource_manager.core.node_state import NodeState, allocate, deallocate, resize
 from resource_manager.errors import CapacityError, UnknownNodeError
@@ -34,6 +35,11 @@ class NodeIndex:
     def __init__(self, nodes: Iterable[NodeState] = ()) -> None:
         self.journal: list[int] = []
         self.journal_start = 0
+        self.policy_cache: dict[object, Any] = {}
+        """Cache of each policy's derived values; `changed_since` returns the nodes to recompute."""
+        self.absent_drained: dict[str, Drained] = {}
+        self.absent_closed_gpus: dict[tuple[str, int], GpuClosed] = {}
+        """Closures of servers that left the inventory: they come back with their server."""
         self._index(list(nodes))
 
     def node(self, name: str) -> NodeState:
@@ -59,6 +65,18 @@ class NodeIndex:
             by_name[member.node].identified(member) if member.node in by_name else member
             for member in members
         )
+
+    def gpu_failure(self, lease: Lease) -> GpuClosed | None:
+        """Return the closure that marks the lease as failed: of a GPU that its job cannot go on with."""
+        for member in lease.members:
+            state = self.by_name.get(member.node)
+            if state is None or not state.closed_gpus:
+                continue
+            for gpu_id in state.gpu_ids_of(member):
+                closed = state.closed_gpus.get(gpu_id)
+                if closed is not None and closed.stop:
+                    return closed
+        return None
 
     def candidate_mask(self, request: Request) -> int:
         """Return a mask (bit i: node i) of the open nodes with enough free GPUs, or the required node alone.
@@ -164,6 +182,47 @@ class NodeIndex:
                 is_last = True
         return is_last
 
+    # ---- another inventory ----
+
+    def _replace_nodes(self, nodes: tuple[Node, ...]) -> None:
+        old = self.by_name
+        if self._resized_only(nodes):
+            return
+        states = [NodeState(node, 0) for node in nodes]
+        kept = {state.name for state in states}
+        for previous in self.nodes:
+            if previous.name not in kept and previous.leases:
+                retired = NodeState(previous.node, 0)
+                retired.retired = True
+                states.append(retired)
+        for state in states:
+            if state.name in old:
+                _take_over(state, old[state.name])
+            else:
+                self._come_back(state)
+        names = {state.name for state in states}
+        for previous in self.nodes:
+            if previous.name not in names:
+                self._leave(previous)
+        self._index(states)
+
+    def _leave(self, state: NodeState) -> None:
+        """Keep the closures of a node that leaves for the day it comes back."""
+        if state.drained is not None:
+            self.absent_drained[state.name] = state.drained
+        for gpu_id, closed in sorted(state.closed_gpus.items()):
+            self.absent_closed_gpus[state.name, gpu_id] = closed
+
+    def _come_back(self, state: NodeState) -> None:
+        """Close a new node, and those of its GPUs that have the same number and UUID, as when it left."""
+        state.drained = self.absent_drained.pop(state.name, None)
+        identities = {gpu.gpu_id: gpu.uuid for gpu in state.node.gpus}
+        for name, gpu_id in [key for key in self.absent_closed_gpus if key[0] == state.name]:
+            closed = self.absent_closed_gpus.pop((name, gpu_id))
+            if identities.get(gpu_id) == closed.uuid:
+                state.closed_gpus[gpu_id] = closed
+        recount(state, state.closed_gpus)
+
     # ---- updates ----
 
     def _index(self, states: list[NodeState]) -> None:
@@ -255,6 +314,16 @@ class NodeIndex:
             cut = len(journal) // 2
             del journal[:cut]
             self.journal_start += cut
+
+
+def _take_over(state: NodeState, before: NodeState) -> None:
+    """Give a node of a new inventory what the node of the same name had."""
+    state.drained, state.last_port = before.drained, before.last_port
+    for key, lease in before.leases.items():
+        for member in lease.on(state.name):
+            allocate(state, lease.request, member, force=True)
+        state.leases[key] = lease
+    carry_over(before, state)
 
 
 def _most_of_each(states: Iterable[NodeState]) -> dict[str, Amount]:

@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from resource_manager.core.changes import Change, ClusterSettingsChanged, TeamsChanged
-from resource_manager.core.cluster import Adoption, ClusterState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings, HealthRule, Notice
+from resource_manager.core.inventory import Adoption
 from resource_manager.core.maintenance import Window, as_text
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.node_state import NodeState

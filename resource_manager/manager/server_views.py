@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from resource_manager.core.changes import GpuClosed
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.models import MILLI_PER_GPU, Amount
-from resource_manager.core.node_state import Cleaning
+from resource_manager.core.node_state import Cleaning, NodeState
 from resource_manager.manager.cluster_results import CleaningGpu, ClosedGpu, ServerSummary
 from resource_manager.manager.results import Summary
 from resource_manager.manager.server_words import silence_of

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from resource_manager.core.changes import Drained, InventoryChanged, Resumed
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Node, Placement, Request
+from resource_manager.core.node_state import NodeState
 from resource_manager.manager.plurals import counted
 from resource_manager.scheduling.allocator import grant
 from resource_manager.scheduling.lease_steps import release

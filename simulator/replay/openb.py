@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Node, Request
+from resource_manager.core.node_state import NodeState
 from resource_manager.manager.cluster_file.servers import MAX_GPUS, MAX_GPUS_OF_SERVER
 from resource_manager.manager.plurals import counted
 from resource_manager.scheduling.allocator import allocate

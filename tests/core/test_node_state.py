@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from resource_manager.core.changes import AgentLost, Drained, Granted
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import accepts_node, could_ever_fit
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.node_state import NodeState
 
 A100, H100 = (Gpu(0, "A100", "nvidia"), Gpu(1, "A100", "nvidia")), (Gpu(2, "H100", "nvidia"),)
 MI300 = (Gpu(3, "MI300", "amd"),)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from resource_manager import MemoryStore
-from resource_manager.core import cluster, gpu_state
+from resource_manager.core import gpu_state, leased_nodes
 from resource_manager.core.changes import AgentSeen, GpuClosed, Granted, InventoryChanged, Released
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.core.node_state import NodeState
@@ -66,7 +66,7 @@ def test_a_seed_of_the_matrix_has_failing_gpus() -> None:
 
 
 def forgets_to_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "begin_cleaning", lambda state, lease, member, at: lambda: None)
+    monkeypatch.setattr(leased_nodes, "begin_cleaning", lambda state, lease, member, at: lambda: None)
 
 
 def frees_closed_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,10 @@ import random
 from collections.abc import Iterable
 
 from resource_manager.core.changes import Drained, Granted, Queued
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import FreeCapacity, accepted_gpu_ids, pick_gpus, usable_gpus
 from resource_manager.core.models import Gpu, Lease, Node, Placement, Request
+from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.gangs import Members
 from resource_manager.scheduling.placement.policies.first_fit import first_fit
 from resource_manager.scheduling.queue.backfill import MAX_RESERVATIONS

@@ -35,8 +35,9 @@ from resource_manager.core.changes import (
     Renewed,
     Resumed,
 )
-from resource_manager.core.cluster import Adoption, ClusterState, Snapshot
+from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
+from resource_manager.core.inventory import Adoption
 from resource_manager.core.models import JobPlace, Lease, Placement, Request, Spread
 from resource_manager.errors import (
     IdempotencyKeyError,

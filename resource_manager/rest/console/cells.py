@@ -9,12 +9,13 @@ from typing import Any
 from urllib.parse import quote
 
 from resource_manager.agent.report_format import GpuReport
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import cleaning_on
 from resource_manager.core.lease_limits import LIMITS
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Lease, Request
 from resource_manager.core.name_lookup import contains
 from resource_manager.core.names import display_name, is_hold, name_of, short_id, task_of
+from resource_manager.core.node_state import NodeState
 from resource_manager.fleet.server_use import KeptReport
 from resource_manager.manager.answer_words import ranges
 from resource_manager.manager.plurals import counted

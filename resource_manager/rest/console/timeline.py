@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resource_manager.core.changes import Outcome
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease
 from resource_manager.core.names import is_hold, name_of
+from resource_manager.core.node_state import NodeState
 from resource_manager.core.runtimes import LearntRuntimes
 from resource_manager.manager.answer_words import duration, name_in_words
 from resource_manager.manager.serializers import interval_in_words

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import cleaning_milli, condition_of, leased_milli, leases_on, shared_gpus
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.core.names import name_of
+from resource_manager.core.node_state import NodeState
 from resource_manager.fleet.lease_use import idle_leases
 from resource_manager.fleet.records import Record, records_of
 from resource_manager.fleet.silence import SilenceWatch

@@ -24,12 +24,13 @@ from resource_manager.core.changes import (
     Released,
     TeamsChanged,
 )
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.gpu_state import withheld_milli
 from resource_manager.core.lease_limits import LIMITS
 from resource_manager.core.maintenance import is_window, preemptor_in_words
 from resource_manager.core.models import MILLI_PER_GPU
 from resource_manager.core.names import name_of
+from resource_manager.core.node_state import NodeState
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import StateLostError
 from resource_manager.manager.server_views import cpu_usage

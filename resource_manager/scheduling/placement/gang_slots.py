@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import (
     FreeCapacity,
     could_ever_fit,
@@ -15,6 +15,7 @@ from resource_manager.core.fit import (
     usable_gpus,
 )
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Node, Request, Spread
+from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.node_masks import (
     MAX_KEPT,
     addressed,

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from resource_manager.core.changes import Drained, Granted
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import KEY_SEPARATOR, Lease, Placement, Request, Spread, TypeChoice
+from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.gang_slots import SlotsOf, count_slots, slots
 from resource_manager.scheduling.placement.node_masks import (
     addressed,

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import FreeCapacity, accepted_gpu_ids
 from resource_manager.core.models import Placement, Request
+from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.gang_slots import Prospects, slots
 from resource_manager.scheduling.placement.gangs import Members, Part, plan, ranked
 from resource_manager.scheduling.placement.node_masks import positions, uniform

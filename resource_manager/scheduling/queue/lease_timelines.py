@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import FreeCapacity, fits, pick_gpus
 from resource_manager.core.models import MILLI_PER_GPU, Request
+from resource_manager.core.node_state import NodeState
 from resource_manager.core.runtimes import class_of
 from resource_manager.scheduling.placement.gang_slots import could_ever_mask, slots
 from resource_manager.scheduling.placement.node_masks import positions

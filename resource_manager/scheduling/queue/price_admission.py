@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Request
+from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.gangs import Members
 
 SECONDS_PER_HOUR = 3600.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import (
     ShortageKind,
     accepted_gpu_ids,
@@ -20,7 +20,7 @@ from resource_manager.core.fit import (
 from resource_manager.core.gpu_state import withheld
 from resource_manager.core.models import MILLI_PER_GPU, Lease, Request, Spread
 from resource_manager.core.names import name_of
-from resource_manager.core.node_state import ClosedToRequest
+from resource_manager.core.node_state import ClosedToRequest, NodeState
 from resource_manager.core.refusal import Fact, FreeNow, Grounds, RefusalKind
 from resource_manager.core.search import awaits_restore
 from resource_manager.core.server_facts import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import (
     Shortage,
     ShortageKind,
@@ -18,6 +18,7 @@ from resource_manager.core.fit import (
 from resource_manager.core.gpu_state import withheld
 from resource_manager.core.models import MILLI_PER_GPU, Request
 from resource_manager.core.name_lookup import name_in
+from resource_manager.core.node_state import NodeState
 from resource_manager.core.pending import PendingRequest
 from resource_manager.core.refusal import (
     Ahead,

@@ -11,8 +11,9 @@ from typing import Any
 
 from resource_manager import STORED_FORMAT
 from resource_manager.core.changes import Change
-from resource_manager.core.cluster import ClusterState, NodeState, Snapshot
+from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.models import MILLI_PER_GPU, Gpu, Lease, Node, Placement, Request
+from resource_manager.core.node_state import NodeState
 from resource_manager.errors import CorruptStateError, NewerFormatError, ResourceManagerError
 from resource_manager.scheduling import allocator
 from resource_manager.storage.codec import (

@@ -41,7 +41,7 @@ from resource_manager.core.changes import (
     TeamsChanged,
     Withdrawn,
 )
-from resource_manager.core.cluster import Adoption, ClusterState, Snapshot
+from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.failed_starts import (
     AVOIDED_S,
@@ -50,6 +50,7 @@ from resource_manager.core.failed_starts import (
     in_order,
     remembered,
 )
+from resource_manager.core.inventory import Adoption
 from resource_manager.core.maintenance import Window
 from resource_manager.core.models import KEY_SEPARATOR, Lease, Node
 from resource_manager.core.pending import PendingRequest

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.core.changes import Queued
-from resource_manager.core.cluster import NodeState
 from resource_manager.core.models import Gpu, Node, Request, Utility
+from resource_manager.core.node_state import NodeState
 from resource_manager.errors import InvalidRequestError, SettingsError
 from resource_manager.manager.cluster_file.sections import settings_of
 from resource_manager.manager.cluster_file.servers import default_inventory

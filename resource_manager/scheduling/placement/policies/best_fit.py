@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Placement, Request
+from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.policies.measured import Measured
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, cycle
 
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Placement, Request
+from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.policies.scoring import Scored
 
 MIX_COVERAGE = 0.95

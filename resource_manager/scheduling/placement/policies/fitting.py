@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from itertools import compress, islice
 
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Request
+from resource_manager.core.node_state import NodeState
 
 MAX_CLASSES = 256
 """The most request classes (`Request.shape`) that are kept for one cluster."""

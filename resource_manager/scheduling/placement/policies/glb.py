@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.fit import accepts_node, has_labels
 from resource_manager.core.models import MILLI_PER_GPU, Placement, Request
+from resource_manager.core.node_state import NodeState
 
 BALANCE = 0.6
 """Weight of the remaining capacity (LRP) against balance (BRA) in a node's score."""

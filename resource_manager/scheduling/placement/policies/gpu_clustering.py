@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from resource_manager.core.cluster import NodeState
 from resource_manager.core.models import MILLI_PER_GPU, Request
+from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.policies.scoring import Scored
 
 FULL_NODE_MILLI = 8 * MILLI_PER_GPU

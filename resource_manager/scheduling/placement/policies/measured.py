@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Placement, Request
+from resource_manager.core.node_state import NodeState
 
 Measure = Callable[[NodeState, Request], float]
 """(node, request that fits it) -> measure; it depends only on the node's state and the request's shape."""

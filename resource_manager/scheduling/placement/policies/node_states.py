@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import MILLI_PER_GPU, Amount, Request
+from resource_manager.core.node_state import NodeState
 
 Trait = Callable[[NodeState], object]
 """(node) -> a hashable value that a score reads of a node besides its capacity."""

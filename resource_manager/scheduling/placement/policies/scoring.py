@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Amount, Placement, Request
+from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.policies.node_states import NodeStates, Trait
 
 Score = Callable[..., int]

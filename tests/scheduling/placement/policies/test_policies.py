@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from resource_manager import GPUResourceManager
 from resource_manager.core.changes import Change, Drained, Granted, InventoryChanged, Resumed
-from resource_manager.core.cluster import ClusterState, NodeState
+from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Gpu, Node, Placement, Request
+from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import POLICIES, Policy, get_policy, takes_seed
 from resource_manager.scheduling.placement.policies.capacity import CORES
