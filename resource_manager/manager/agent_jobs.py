@@ -37,6 +37,10 @@ SIGNALS = ("TERM", "USR2")
 MAX_GRACE_S = 86400
 
 
+UNKNOWN_RUN = {"state": "unknown"}
+"""What is told of another's run: that the agent has it, so that nobody takes it for gone."""
+
+
 class AgentSilentError(ResourceManagerError):
     """An agent did not answer in time."""
 

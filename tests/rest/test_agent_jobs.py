@@ -17,11 +17,13 @@ import pytest
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager, __version__
-from resource_manager.core.models import RUNS_JOBS, Gpu, Node
+from resource_manager.core.models import RUNS_JOBS, Gpu, JobPlace, Node
 from resource_manager.fleet.job_board import JobBoard, JobsAnswer
-from resource_manager.jobs.launchers import job_key
+from resource_manager.jobs.launchers import JobState, LauncherUnreachableError, job_key
+from resource_manager.jobs.launchers.agent import AgentLauncher
 from resource_manager.jobs.launchers.directory_job import LOG_CHUNK_BYTES
 from resource_manager.jobs.running_job import RunningJob
+from resource_manager.manager.agent_jobs import note_opened
 from resource_manager.manager.stored_jobs import Question
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
@@ -301,3 +303,35 @@ def test_an_agent_runs_a_submitted_job_and_its_output_is_followed(
                     assert re.fullmatch(shown, done.stdout), done
             finally:
                 process.terminate()
+
+
+def test_the_job_of_another_is_unknown_and_never_taken_for_gone(
+    as_: As, manager: GPUResourceManager, tmp_path: Path
+) -> None:
+    body = {**DEMAND, "server": "gpu-a", "job": JOB}
+    token = as_("ada", run_jobs=True).post("/api/submit", json=body).json["fencing_token"]
+    key = job_key("t", token)
+    run = {"key": key, "n": "1", "want": "run", "error": None, "refusal": None, **RUNNING}
+    run |= {"began": True, "last_line": "", "ended": False, "walls": ""}
+    value = report(manager.store.now(), gpu(0), place=PLACE, runs=[run])
+    told = agent(as_).post("/api/reports", data=as_text(value), content_type="application/json")
+    assert told.status_code == 200, told.json
+
+    def seen_by(client: FlaskClient) -> Any:
+        return client.get("/api/jobs", query_string={"server": "gpu-a"}).json
+
+    assert seen_by(as_("ada"))["runs"][key]["state"] == "running"
+    assert seen_by(as_("op", Role.OPERATOR))["runs"][key]["state"] == "running"
+    of_eve = seen_by(as_("eve"))
+    assert of_eve["runs"] == {key: {"state": "unknown"}}
+
+    class OfEve:
+        agent_state = staticmethod(lambda server: of_eve)
+
+    note_opened(opened := OfEve())  # type: ignore[arg-type]  # the launcher asks it for nothing else
+    assert opened
+    launcher = AgentLauncher(JobPlace("agent", "gpu-a"))
+    with pytest.raises(LauncherUnreachableError, match=rf"^job {key} of gpu-a is unknown to this caller"):
+        launcher.status(key)
+    assert launcher.running() == [key], "a search for jobs must not take the server for empty"
+    assert launcher.status(job_key("t", token + 1)).state is JobState.ABSENT

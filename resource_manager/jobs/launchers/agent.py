@@ -31,7 +31,7 @@ from resource_manager.jobs.launchers.directory_launcher import (
     spec_of,
     status_of,
 )
-from resource_manager.manager.agent_jobs import AgentState, opened_service
+from resource_manager.manager.agent_jobs import UNKNOWN_RUN, AgentState, opened_service
 
 T = TypeVar("T")
 
@@ -92,7 +92,8 @@ class AgentLauncher:
         return ran
 
     def running(self) -> list[str]:
-        return [key for key, run in self._state()["runs"].items() if run["state"] == JobState.RUNNING]
+        may_run = (JobState.RUNNING, UNKNOWN_RUN["state"])
+        return [key for key, run in self._state()["runs"].items() if run["state"] in may_run]
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
@@ -117,7 +118,12 @@ class AgentLauncher:
         return state
 
     def _run(self, key: str) -> Mapping[str, Any]:
-        return self._state()["runs"].get(key, ABSENT)
+        run = self._state()["runs"].get(key, ABSENT)
+        if run == UNKNOWN_RUN:
+            raise LauncherUnreachableError(
+                f"job {key} of {self.server} is unknown to this caller: its owner or an operator may ask"
+            )
+        return run
 
     def _output(self, key: str, offset: int) -> dict[str, Any]:
         self._state()

@@ -12,7 +12,7 @@ from resource_manager.agent.probe import MAX_REPORT_BYTES
 from resource_manager.agent.report_format import ReportError, read_report
 from resource_manager.errors import LeaseNotFoundError
 from resource_manager.fleet.receiving import ReportAnswer
-from resource_manager.manager.agent_jobs import AgentState, jobs_on
+from resource_manager.manager.agent_jobs import UNKNOWN_RUN, AgentState, jobs_on
 from resource_manager.manager.stored_jobs import JobResult
 from resource_manager.rest.agent_schemas import (
     MAX_LOGS_BYTES,
@@ -127,7 +127,7 @@ def order_job(service: Service, caller: Identity, body: OrderBody, once: Once | 
     "GET",
     "/api/jobs",
     Role.READER,
-    "Jobs of a server's agent as last reported: the caller's own, for an operator all",
+    "Jobs of a server's agent as last reported: others' jobs are unknown to who is no operator",
     tag="leases",
 )
 def agent_state(service: Service, caller: Identity, query: AgentStateQuery) -> AgentState:
@@ -139,7 +139,8 @@ def agent_state(service: Service, caller: Identity, query: AgentStateQuery) -> A
             key for key, _, lease in jobs_on(cluster, query.server) if may_read(caller, lease.request)
         }
     )
-    return {**state, "runs": {key: run for key, run in state["runs"].items() if key in readable}}
+    runs = {key: run if key in readable else UNKNOWN_RUN for key, run in state["runs"].items()}
+    return {**state, "runs": runs}
 
 
 @routes.add(
