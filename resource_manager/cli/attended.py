@@ -204,7 +204,9 @@ class Attended:
     def _place(self, place: JobPlace) -> None:
         """Store in the lease where its job is about to be."""
         lease_id, token = self._lease["task_id"], self._lease["fencing_token"]
-        self._session.ask(lambda manager: manager.place_job(lease_id, [place], fencing_token=token))
+        self._session.ask_patiently(
+            lambda manager: manager.place_job(lease_id, [place], fencing_token=token), TTL_S / 2
+        )
 
     def _attend(self, launcher: SignedLauncher) -> int:
         """Return the exit code of the job that runs now, once all that is to be done after it is done."""

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from resource_manager.cli.base import harmless
-from resource_manager.jobs.launchers import JobState, LauncherError
+from resource_manager.cli.session import is_silent
+from resource_manager.jobs.launchers import JobState, LauncherError, LauncherUnreachableError
 from resource_manager.jobs.launchers.agent import AgentLauncher
 
 LOOK_EVERY_S = 0.5
+PATIENCE_S = 30.0
+"""Time in which a service that is started again should answer, well within the TTL of a terminal's lease."""
+
 KILLED = 137
 """Exit code of a job that left none: somebody has killed it, or its server was started again."""
 
@@ -20,6 +26,18 @@ class AgentTerminal(AgentLauncher):
 
     def sign(self, key: str) -> None:
         """Do nothing: the lease that this process renews is the sign, and the agent ends a job without it."""
+
+    def _ordered(self, key: str, want: str, **order: Any) -> Mapping[str, Any]:
+        """Have the agent do something, again if the service did not answer meanwhile: it does it once."""
+        ends_at = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return super()._ordered(key, want, **order)
+            except LauncherUnreachableError as error:
+                cause = error.__cause__
+                if cause is None or not is_silent(cause) or time.monotonic() > ends_at:
+                    raise
+            time.sleep(LOOK_EVERY_S)
 
 
 class AgentProcess:

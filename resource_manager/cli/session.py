@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from resource_manager.cli.target import Target
 
 T = TypeVar("T")
+
+ASK_AGAIN_S = 1.0
 
 GIVE_BACK_S = 30.0
 """Longest wait for a silent store at the end of a command, if no signal came."""
@@ -52,6 +55,17 @@ class Session:
     def ask(self, call: Callable[[Any], T]) -> T:
         """Return what a call of the manager gives; raises `Interrupted` as soon as a signal comes."""
         return self.signals.result(self.begin(call))
+
+    def ask_patiently(self, call: Callable[[Any], T], limit_s: float) -> T:
+        """Return what a call gives that may be made again, at last, once the store answers within a time."""
+        ends_at = time.monotonic() + limit_s
+        while True:
+            try:
+                return self.ask(call)
+            except ResourceManagerError as error:
+                if not is_silent(error) or time.monotonic() > ends_at:
+                    raise
+            self.signals.pause(ASK_AGAIN_S)
 
     def give_back(self, lease_id: str, call: Callable[[Any], object]) -> None:
         """Make the call that ends a request or lease; a process of its own does where the store is silent."""

@@ -12,19 +12,20 @@ from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
-from resource_manager.cli import attended, main
+from resource_manager.cli import attended, by_agent, main, session
 from resource_manager.cli.target import Target
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.models import JobPlace
-from resource_manager.errors import NewerFormatError
-from resource_manager.jobs.launchers import terminal
+from resource_manager.errors import NewerFormatError, StoreUnavailableError
+from resource_manager.jobs.launchers import Job, terminal
 from resource_manager.jobs.launchers.local import LocalLauncher
+from resource_manager.manager.agent_jobs import note_opened
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.use_results import IdleWarning
@@ -274,6 +275,36 @@ def test_a_signal_in_each_step_ends_the_command_and_its_lease(
         assert done.exit_code == (0 if step in ("stop", "release") else 143), done.output
         assert manager.leases() == []
         assert manager.queue() == []
+
+
+def test_a_store_that_is_silent_when_the_job_is_about_to_begin_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
+    monkeypatch.setattr(session, "ASK_AGAIN_S", 0.01)
+    with GPUResourceManager.from_url("memory://", inventory=default_inventory(1, 2, 8)) as manager:
+        place_job = Mock(wraps=manager.place_job)
+        place_job.side_effect = [StoreUnavailableError("it restarts"), DEFAULT]
+        monkeypatch.setattr(manager, "place_job", place_job)
+        monkeypatch.setattr(Target, "manager", manager)
+        done = CliRunner().invoke(main, ["run", "--gpus", "1", "--", "sh", "-c", "exit 9"])
+        assert (done.exit_code, place_job.call_count) == (9, 2), done.output
+        assert manager.leases() == []
+
+
+def test_an_agent_s_order_that_the_service_did_not_answer_is_given_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(by_agent, "LOOK_EVERY_S", 0.01)
+    place = {"machine": "m", "folder": "/jobs", "mark": "m"}
+    run = {"state": "running", "n": "2", "want": "run", "refusal": None, "error": None, "began": True}
+    state = {"server": "gpu-a", "place": place, "runs": {"k": run}, "is_silent": False}
+    service = Mock(agent_state=Mock(return_value=state))
+    service.order_job.side_effect = [StoreUnavailableError("it restarts"), "1"]
+    note_opened(service)
+    launcher = by_agent.AgentTerminal(JobPlace("agent", "gpu-a"))
+    assert launcher.start(Job("k", ("true",)))
+    assert service.order_job.call_count == 2
 
 
 def test_a_state_that_a_newer_version_wrote_is_no_failed_renewal() -> None:
