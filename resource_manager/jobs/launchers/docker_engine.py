@@ -7,10 +7,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+LOCAL_ENGINE = "unix:///var/run/docker.sock"
+LOCAL_ADDRESSES = ("127.0.0.1", "::1", "localhost")
 TIMEOUT_S = 30
 
 MAX_AGE_S = 600.0
 """Age from which a client is given to nobody else: the registry's credentials may have changed."""
+
+
+def url_of(address: str) -> str:
+    """Return the URL of the engine at the address of a place."""
+    is_here = address in ("", *LOCAL_ADDRESSES)
+    engine = os.environ.get("DOCKER_HOST", LOCAL_ENGINE) if is_here else address
+    return engine if "://" in engine else f"ssh://{engine}"
 
 
 class Engine:

@@ -13,7 +13,7 @@ from resource_manager.agent.job_runner import AgentJobs
 from resource_manager.agent.report_format import RunReport
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import Job, LauncherUnreachableError, open_at
-from resource_manager.jobs.launchers.docker import ENDED_LABEL
+from resource_manager.jobs.launchers.docker_volumes import ENDED_LABEL
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.agent_jobs import note_opened
 from tests.e2e.servers import ssh_server

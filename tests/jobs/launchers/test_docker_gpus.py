@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +19,10 @@ import pytest
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs.launchers import Job, LauncherError
 from resource_manager.jobs.launchers.docker import DockerLauncher
+from resource_manager.jobs.launchers.docker_container import device_requests
 from tests.eventually import wait_until_ended
 
-docker = pytest.importorskip("docker")
+pytest.importorskip("docker")
 
 KNOWN = [{"Source": "cdi", "ID": f"nvidia.com/gpu=GPU-{n}"} for n in range(2)]
 RUNTIMES = {"runc": {}, "nvidia": {}}
@@ -42,10 +42,8 @@ DIRS = ["/etc/cdi"]
     ],
 )
 def test_cdi_names_are_used_where_the_engine_knows_all_of_them(engine: dict[str, Any], is_cdi: bool) -> None:
-    launcher = DockerLauncher.__new__(DockerLauncher)
-    launcher._docker, launcher._engine = docker, SimpleNamespace(about=engine)
     job = Job("j", "true", gpu_ids=(0, 1), gpu_uuids=("GPU-0", "GPU-1"))
-    [asked] = launcher.device_requests(job)
+    [asked] = device_requests(job, engine)
     assert (asked["Driver"] == "cdi") == is_cdi
     names = [known["ID"] for known in KNOWN] if is_cdi else ["GPU-0", "GPU-1"]
     assert asked["DeviceIDs"] == names

@@ -1,0 +1,99 @@
+"""What a Docker engine sends for as long as it has something: records of a log, and ends of containers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from resource_manager.jobs.launchers.docker_engine import TIMEOUT_S
+
+SILENT_S = 60.0
+"""Time without the end of a container after which the engine is asked for ends anew."""
+
+LOG_CHUNK_BYTES = 4 * 1024 * 1024
+"""Most bytes of a log read at once; large, since the engine searches every position from the start."""
+
+
+def log_chunk(api: Any, key: str, offset: int, *, is_over: bool) -> tuple[str, int, bool]:
+    """Return whole lines of what was logged after `offset`, the offset after them, and if they are all.
+
+    Of a line longer than `LOG_CHUNK_BYTES` only the beginning; the last of a job that is over as it is.
+    """
+    whole, line = bytearray(), bytearray()
+    following = latest = offset
+    is_all = True
+    for at, part in log_records(api, key, offset):
+        line += part
+        latest = max(latest, at)
+        if part.endswith(b"\n"):
+            whole += line
+            line.clear()
+            following = latest
+        if len(whole) + len(line) >= LOG_CHUNK_BYTES:
+            is_all = False
+            break
+    if not whole and (is_over or len(line) >= LOG_CHUNK_BYTES):
+        whole, line, following = line, bytearray(), latest
+    return whole.decode("utf-8", "replace"), following, is_all and not (line and is_over)
+
+
+def log_records(api: Any, key: str, offset: int, tail: str = "all") -> Iterator[tuple[int, bytes]]:
+    """Yield time and text of each record logged after `offset`: a line, or parts of 16 KiB with one time.
+
+    The SDK's `logs` is not used, since it holds the whole log in memory or waits for its end.
+    """
+    since = f"{offset // 10**9}.{offset % 10**9:09}"
+    wanted = {"stdout": 1, "stderr": 1, "timestamps": 1, "since": since, "tail": tail}
+    with _streamed(api, f"containers/{key}/logs", wanted, TIMEOUT_S) as response:
+        data = b""
+        for piece in response.iter_content(16 * 1024):
+            data += piece
+            while len(data) >= 8 and len(data) >= (end := 8 + int.from_bytes(data[4:8], "big")):
+                stamp, _, text = data[8:end].partition(b" ")
+                data = data[end:]
+                at = nanoseconds(stamp.decode())
+                if at > offset:
+                    yield at, text
+
+
+def ended_containers(api: Any) -> Iterator[str]:
+    """Yield an empty text once it is connected, then names of containers that end.
+
+    It is over when none has ended for `SILENT_S`: a connection may be cut without a sign.
+    """
+    import requests
+
+    wanted = {"filters": json.dumps({"type": ["container"], "event": ["die"]})}
+    with _streamed(api, "events", wanted, SILENT_S) as response:
+        yield ""
+        try:
+            for line in response.iter_lines():
+                yield json.loads(line)["Actor"]["Attributes"]["name"]
+        except requests.ConnectionError:  # so a read says that its time is over
+            return
+        raise OSError("its events came to an end")
+
+
+@contextmanager
+def _streamed(api: Any, path: str, wanted: Mapping[str, Any], silent_s: float) -> Iterator[Any]:
+    """Yield the response to a GET, to be read as it comes; `silent_s` is the longest time without any."""
+    import requests
+    from docker.errors import create_api_error_from_http_exception
+
+    url = f"{api.base_url}/v{api.api_version}/{path}"
+    with api.get(url, params=wanted, timeout=(TIMEOUT_S, silent_s), stream=True) as response:
+        try:
+            response.raise_for_status()
+        except requests.HTTPError as error:
+            create_api_error_from_http_exception(error)
+        yield response
+
+
+def nanoseconds(stamp: str) -> int:
+    """Return an RFC 3339 time of the engine, with up to nine decimals, in nanoseconds since the epoch."""
+    seconds, _, fraction = stamp.rstrip("Z").partition(".")
+    whole = int(datetime.fromisoformat(seconds).replace(tzinfo=UTC).timestamp())
+    return whole * 10**9 + int(fraction.ljust(9, "0")[:9] or 0)

@@ -1,0 +1,80 @@
+"""Volumes of a Docker engine that outlive a job's container, and what they say of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from resource_manager.jobs.launchers.base import lease_of_key
+
+KILL_AT_LABEL = "gpu-manager.kill-at"
+"""Label of the volumes that say until when, in seconds since the epoch, a preempted job has its grace."""
+
+ENDED_LABEL = "gpu-manager.ended"
+"""Label of the volumes that are tombstones of jobs."""
+ENDED_S = 86400.0
+
+
+def volume_of(key: str) -> str:
+    """Return the name of the volume that all leases of the same id and rank share."""
+    return f"{lease_of_key(key)}-kept"
+
+
+def bury(api: Any, key: str) -> None:
+    """Make the job's tombstone, a volume that says for a day that the job was stopped."""
+    api.create_volume(_tombstone_of(key), labels={ENDED_LABEL: key})
+
+
+def is_buried(api: Any, key: str) -> bool:
+    """Return True if the job has a tombstone."""
+    return _labels(api, _tombstone_of(key)) is not None
+
+
+def prune_tombstones(api: Any, engine: Mapping[str, Any]) -> None:
+    """Remove the tombstones that are older than a day when the engine says that of itself."""
+    from docker.errors import NotFound
+
+    now = datetime.fromisoformat(engine["SystemTime"]).timestamp()
+    for volume in api.volumes(filters={"label": ENDED_LABEL})["Volumes"] or ():
+        if datetime.fromisoformat(volume["CreatedAt"]).timestamp() < now - ENDED_S:
+            with suppress(NotFound):  # another process prunes, too
+                api.remove_volume(volume["Name"])
+
+
+def note_grace(api: Any, key: str, kill_at: float) -> None:
+    """Note that the job was told of its preemption, and when its grace is over."""
+    api.create_volume(_grace_of(key), labels={KILL_AT_LABEL: str(kill_at)})
+
+
+def kill_at_of(api: Any, key: str) -> float | None:
+    """Return when the grace is over that the job was given, None if the job was not told."""
+    labels = _labels(api, _grace_of(key))
+    return None if labels is None else float(labels[KILL_AT_LABEL])
+
+
+def forget_grace(api: Any, key: str) -> None:
+    """Remove what `note_grace` noted, if it did."""
+    from docker.errors import NotFound
+
+    with suppress(NotFound):
+        api.remove_volume(_grace_of(key))
+
+
+def _labels(api: Any, name: str) -> Mapping[str, str] | None:
+    """Return the labels of a volume, None if there is none of that name."""
+    from docker.errors import NotFound
+
+    try:
+        return api.inspect_volume(name)["Labels"] or {}
+    except NotFound:
+        return None
+
+
+def _tombstone_of(key: str) -> str:
+    return f"{key}-ended"
+
+
+def _grace_of(key: str) -> str:
+    return f"{key}-told"
