@@ -400,6 +400,18 @@ def test_the_end_of_a_job_that_somebody_stopped_names_them(asks, manager, monkey
         failed.execute_ended(context_of(), event)
 
 
+def test_who_stopped_a_job_is_named_though_the_trigger_sees_its_end_first(asks, manager, notes):
+    def stop():
+        wait_for(lambda: "job_log_place" in notes and state_of(*job_keys(notes)) is JobState.RUNNING)
+        with asked_by("ada"):
+            GangJob.of(manager.leases()[0]).stop()
+            time.sleep(0.3)
+            manager.release(TASK.lease_id, job_end="ended", reason="it was the wrong one")
+
+    event = fire(asks("sleep 60"), stop)
+    assert event["detail"] == "ada released its lease: it was the wrong one"
+
+
 @pytest.mark.parametrize("job_end", ["gone", "forced"])
 def test_a_job_whose_lease_was_ended_by_another_client_is_stopped(asks, manager, notes, job_end):
     trigger = again(asks("sleep 60"), ttl_s=0.1)

@@ -29,6 +29,10 @@ ATTEMPT_LABEL = "start_attempt"
 """Label of a gang's lease with the number of the attempt to start it, from the second on."""
 
 
+STOPPER_S = 2.0
+"""Longest time between the end of a job that somebody stopped and the release of its lease by them."""
+
+
 class TaskLease:
     """Lease of a trigger's task; it is renewed while launchers are called."""
 
@@ -92,6 +96,15 @@ class TaskLease:
         """Return who ended the lease or request, which is gone; empty if it is unknown."""
         lease_id = self._trigger.identity.lease_id
         return await self._trigger.ask(lambda manager: ended_by_others(manager, lease_id))
+
+    async def wait_for_stopper(self) -> None:
+        """Wait a moment for who stopped the job to release the lease: only then it is known who did."""
+        ends_at = time.monotonic() + STOPPER_S
+        while time.monotonic() < ends_at:
+            entry = await self.newest()
+            if entry is None or not self.is_still(entry) or entry["preempted_by"] is not None:
+                return
+            await asyncio.sleep(STOPPER_S / 10)
 
     async def newest(self) -> Submission | None:
         """Return the task's lease or pending request as it is now."""

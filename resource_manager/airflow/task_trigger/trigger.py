@@ -40,6 +40,9 @@ START_PAUSE_S = 10.0
 UNREACHABLE_PAUSE_S = 30.0
 """Pause before another attempt to end a preempted job whose server did not answer."""
 
+BY_SIGNAL = (None, 137, 143)
+"""Exit codes of a job that SIGKILL or SIGTERM ended; one whose whole group was killed has none."""
+
 GPUS_STAY_ALLOCATED = "its GPUs stay allocated until the job is known to be gone"
 
 
@@ -228,6 +231,8 @@ class TaskTrigger(TaskBoundTrigger):
             self._end = await in_thread(keep_end, self.identity, self._end)
         except StoreUnavailableError as error:  # the GPUs do not wait for it
             self.log.warning("the end is not kept; if its event is lost, the job runs again: %s", error)
+        if self._end.state is EndState.JOB_ENDED and self._end.exit_code in BY_SIGNAL:
+            await self._lease.wait_for_stopper()
         entry = await self._lease.newest()
         was_gone = entry is None
         if entry is not None and entry["state"] != "WAITING":
