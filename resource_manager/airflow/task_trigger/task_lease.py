@@ -102,7 +102,7 @@ class TaskLease:
         ends_at = time.monotonic() + STOPPER_S
         while time.monotonic() < ends_at:
             entry = await self.newest()
-            if entry is None or not self.is_still(entry) or entry["preempted_by"] is not None:
+            if entry is None or not self.is_still(entry) or entry["state"] == "PREEMPTING":
                 return
             await asyncio.sleep(STOPPER_S / 10)
 
