@@ -282,7 +282,7 @@ def _dispatch(
             continue  # it blocks nobody
         if current.order.backfill:
             if planned is None:
-                planned = Reservations(cluster, current, prospects)
+                planned = Reservations(cluster, current)
             planned.put_ahead(request)
             if planned.is_over():
                 return

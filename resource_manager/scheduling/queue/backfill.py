@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.fit import FreeCapacity, accepted_gpu_ids
+from resource_manager.core.fit import FreeCapacity
 from resource_manager.core.models import Placement, Request
 from resource_manager.core.node_state import NodeState
 from resource_manager.scheduling.placement.gang_slots import Prospects, slots
 from resource_manager.scheduling.placement.gangs import Members, Part, plan, ranked
 from resource_manager.scheduling.placement.node_masks import positions, uniform
-from resource_manager.scheduling.queue.lease_timelines import LeaseTimelines, Reservation, Span, Timeline
-from resource_manager.scheduling.queue.windows import MAX_OCCURRENCES, horizon_s, is_restricted, opens_at
+from resource_manager.scheduling.queue.held_back import HeldBack
+from resource_manager.scheduling.queue.lease_timelines import (
+    LeaseTimelines,
+    Reservation,
+    Span,
+    Timeline,
+    together,
+)
+from resource_manager.scheduling.queue.windows import is_restricted, open_spans, opening_of, opens_at
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 MAX_RESERVATIONS = 32
@@ -26,23 +31,6 @@ MAX_RESERVATIONS = 32
 MAX_SWEPT = 1000
 """Maximum number of nodes at which the reservations of gangs look, beyond the first. Each looks at all nodes
 that it could use, in every pass: a few dozen gangs on hundreds of nodes would take a tenth of a second."""
-
-
-@dataclass(slots=True)
-class _Hold:
-    """What requests without a known start hold back on the nodes of a mask: GPUs of a kind, and amounts."""
-
-    mask: int
-    request: Request
-    """One of them, which tells the kind of GPUs."""
-    amounts: Counter[str] = field(default_factory=Counter)
-
-    def leave(self, node: NodeState, free: FreeCapacity) -> FreeCapacity:
-        """Return what is left of the free capacity of a node of the mask."""
-        gpus: dict[int, int] = dict(free.gpus)
-        if self.request.gpus:
-            gpus |= dict.fromkeys(accepted_gpu_ids(node.node, self.request), 0)
-        return FreeCapacity(gpus, {name: had - self.amounts[name] for name, had in free.amounts.items()})
 
 
 class Reservations:
@@ -56,16 +44,11 @@ class Reservations:
     Nothing is freed while a pass goes on, so what cannot start once cannot start later in it.
     """
 
-    def __init__(
-        self,
-        cluster: ClusterState,
-        current: SchedulingPass,
-        prospects: Prospects | None = None,
-    ) -> None:
+    def __init__(self, cluster: ClusterState, current: SchedulingPass) -> None:
         self._cluster = cluster
         self._now = current.now
         self._guard_s = current.limits.maintenance_guard_s
-        self._prospects = prospects or Prospects.of(cluster)
+        self._prospects = Prospects.of(cluster)
         self._leases = LeaseTimelines.of(cluster)
         self._waiting: list[Request] = []
         self._count = 0
@@ -89,12 +72,9 @@ class Reservations:
         """Place in the last pass up to which its reservations were looked at."""
         self._dirty: set[int] | None = set()
         """Positions of the nodes that changed since the last pass; None if any may have."""
-        self._holds: dict[tuple[object, ...], _Hold] = {}
-        self._held_mask = 0
+        self._held_back = HeldBack(cluster)
         self._common_mask = -1
         """The nodes that all requests put ahead could use with their GPUs."""
-        self._gpus_held_mask = 0
-        """The nodes of which all GPUs are held back."""
         self._delaying: dict[tuple[object, ...], float] = {}
         """The shortest runtime with which a request of that shape would have delayed a reservation."""
         self._startable: dict[tuple[object, ...], Request] | None = None
@@ -116,7 +96,7 @@ class Reservations:
         is_full = (
             len(self._waiting) + self._count > MAX_RESERVATIONS
             or (self._gangs_ahead > 1 and self._to_sweep > MAX_SWEPT)
-            or bool(self._holds)
+            or bool(self._held_back)
         )
         if self._startable is None and (is_full or len(shapes) <= MAX_RESERVATIONS):
             self._startable = {
@@ -130,7 +110,7 @@ class Reservations:
             # One of those put ahead gets no reservation, whichever it is: it holds back what all could use.
             self._keep_startable(self._common_mask & uniform(self._cluster))
             if self._startable and self._settle():
-                self._keep_startable(self._gpus_held_mask)
+                self._keep_startable(self._held_back.gpus_mask)
         return self._startable is not None and not self._startable
 
     def _keep_startable(self, held_mask: int) -> None:
@@ -139,7 +119,7 @@ class Reservations:
         for shape, request in (self._startable or {}).items():
             mask = cluster.candidate_mask(request) & ~(held_mask if request.gpus else 0)
             nodes = cluster.scan(mask, request)
-            if any(slots(node.node, request, self._left(node, node.capacity)) for node in nodes):
+            if any(slots(node.node, request, self._held_back.left(node, node.capacity)) for node in nodes):
                 kept[shape] = request
         self._startable = kept
 
@@ -163,19 +143,7 @@ class Reservations:
 
     def hold_back(self, request: Request) -> bool:
         """Hold back what the request could use; return True if that was not so before."""
-        mask = self._prospects.usable(request)
-        kind = (mask, request.gpu_types, request.gpu_memory, request.vendor, min(request.gpus, 2))
-        hold = self._holds.get(kind)
-        is_new = hold is None
-        if hold is None:
-            hold = self._holds[kind] = _Hold(mask, request)
-            self._held_mask |= mask
-            if request.gpus:
-                self._gpus_held_mask |= mask & uniform(self._cluster)
-        for name, amount in request.resources.items():
-            hold.amounts[name] += amount  # type: ignore[assignment]
-            is_new = is_new or bool(amount)
-        return is_new
+        return self._held_back.add(request, self._prospects.usable(request))
 
     def is_one_too_many(self, request: Request) -> bool:
         """Return True if the request gets no reservation: those before it have all that a pass makes."""
@@ -195,7 +163,7 @@ class Reservations:
         if request.nodes != 1:
             return self._reserve_gang(request)
         runtime_s = self._leases.runtime_s(request)
-        held_mask = None if is_restricted(self._cluster, request) else self._held_mask
+        held_mask = None if is_restricted(self._cluster, request) else self._held_back.mask
         before, dirty = self._as_before(request), self._dirty
         if (
             before is not None
@@ -277,10 +245,11 @@ class Reservations:
     ) -> tuple[float, int]:
         """Return the earliest start on a node, which has room by its leases `since` then, if it is better."""
         at = since if since > self._now else self._now
-        if (at, position) >= best or self._held_mask >> position & 1:
+        if (at, position) >= best or self._held_back.mask >> position & 1:
             return best
         if restricted or position in self._planned:
-            opening = self._opening(self._cluster.nodes[position], request) if restricted else None
+            node = self._cluster.nodes[position].name
+            opening = opening_of(self._cluster, node, request, self._guard_s) if restricted else None
             at = self._timeline(position).earliest(request, runtime_s, at, best[0], opening)
         return (at, position) if (at, position) < best and at < math.inf else best
 
@@ -296,7 +265,7 @@ class Reservations:
             def slots_of(
                 node: NodeState, start: float = start, free: Callable[[NodeState], FreeCapacity] = free
             ) -> int:
-                if self._held_mask >> node.index & 1 or not self._is_open_at(node, request, start):
+                if self._held_back.mask >> node.index & 1 or not self._is_open_at(node, request, start):
                     return 0
                 return slots(node.node, request, free(node))
 
@@ -314,69 +283,22 @@ class Reservations:
     def _free(self, start: float, end: float, node: NodeState) -> FreeCapacity:
         return self._timeline(node.index).least_free(start, end)
 
-    def _opening(self, node: NodeState, request: Request) -> Callable[[float], float] | None:
-        """Return the function (time) -> when the node is first open to the request; None if it always is."""
-        if request.lease_id not in self._cluster.failed_starts and not any(
-            node.name in window.servers for window in self._cluster.windows
-        ):
-            return None
-        return lambda at: opens_at(self._cluster, node.name, request, at, self._guard_s)
-
     def _is_open_at(self, node: NodeState, request: Request, at: float) -> bool:
-        opening = self._opening(node, request)
-        return opening is None or opening(at) == at
+        return opens_at(self._cluster, node.name, request, at, self._guard_s) == at
 
     def _gang_starts(self, request: Request, runtime_s: float) -> Iterator[float]:
-        """Yield the times, ascending, at which enough nodes of one domain may be free for the runtime.
-
-        A sweep over the events of all nodes: each adds the members that it takes from a time on, and takes
-        them back where its free time has become too short.
-        """
-        events: list[tuple[float, int, str, int]] = []
-        for position in positions(self._prospects.usable(request) & ~self._held_mask):
+        """Yield the times, ascending, at which enough nodes of one domain may be free for the runtime."""
+        spans_of: dict[str, list[Span]] = {}
+        for position in positions(self._prospects.usable(request) & ~self._held_back.mask):
             node = self._cluster.nodes[position]
             domain = node.node.labels.get(request.same) if request.same else ""
             if domain is None:
                 continue
             spans = self._timeline(node.index).gang_starts(request, runtime_s, self._now)
             if is_restricted(self._cluster, request):
-                spans = self._outside_of_windows(node, request, spans)
-            for begin, end, is_at_end, count in spans:
-                events.append((begin, 0, domain, count))
-                if end < math.inf:
-                    events.append((end, int(is_at_end), domain, -count))
-        events.sort()
-        count_of: dict[str, int] = {}
-        enough: set[str] = set()
-        for place, (at, phase, domain, count) in enumerate(events):
-            count_of[domain] = count_of.get(domain, 0) + count
-            (enough.add if count_of[domain] >= request.nodes else enough.discard)(domain)
-            following = events[place + 1][:2] if place + 1 < len(events) else None
-            if enough and phase == 0 and following != (at, 0):
-                yield at
-
-    def _outside_of_windows(self, node: NodeState, request: Request, spans: Iterator[Span]) -> Iterator[Span]:
-        """Yield the parts of spans of starts in which the node is open to the request."""
-        held = [
-            (window, horizon_s(self._cluster, request, window, self._guard_s))
-            for window in self._cluster.windows
-            if node.name in window.servers
-        ]
-        for begin, end, is_at_end, count in spans:
-            for _ in range(MAX_OCCURRENCES):
-                begin = opens_at(self._cluster, node.name, request, begin, self._guard_s)
-                if begin > end or begin == math.inf or (begin == end and not is_at_end):
-                    break
-                comes = (window.occurrence(begin) for window, _ in held)
-                lasts = [
-                    found[0] - length_s for found, (_, length_s) in zip(comes, held, strict=True) if found
-                ]
-                last = min(lasts, default=math.inf)
-                if last >= end:
-                    yield begin, end, is_at_end, count
-                    break
-                yield begin, last, True, count
-                begin = math.nextafter(last, math.inf)
+                spans = open_spans(self._cluster, node.name, request, spans, self._guard_s)
+            spans_of.setdefault(domain, []).extend(spans)
+        return together(spans_of, request.nodes)
 
     def _fill(
         self, request: Request, parts: Iterable[Part], free_of: Callable[[NodeState], FreeCapacity]
@@ -412,7 +334,7 @@ class Reservations:
         def free_of(node: NodeState) -> FreeCapacity:
             # Intersect with what is free now: a lease past its expected end is still allocated.
             free = self._timeline(node.index).least_free(self._now, end).intersect(node.capacity)
-            return self._left(node, free)
+            return self._held_back.left(node, free)
 
         if request.nodes != 1:
             return self._gang_without_delay(request, members, free_of)
@@ -421,7 +343,7 @@ class Reservations:
         for node in chain((wanted,), self._cluster.candidates(request)):
             if not self._is_open_at(node, request, self._now):
                 continue
-            if node.index not in self._planned and not self._held_mask >> node.index & 1:
+            if node.index not in self._planned and not self._held_back.mask >> node.index & 1:
                 if not node.fits(request):
                     continue
                 if node is wanted and all(
@@ -440,14 +362,6 @@ class Reservations:
                 return members
             return (Placement(node.name, gpu_ids),)
         return None
-
-    def _left(self, node: NodeState, free: FreeCapacity) -> FreeCapacity:
-        """Return what is left of a node's free capacity without what is held back."""
-        if self._held_mask >> node.index & 1:
-            for hold in self._holds.values():
-                if hold.mask >> node.index & 1:
-                    free = hold.leave(node, free)
-        return free
 
     def _gang_without_delay(
         self, request: Request, members: Members, free_of: Callable[[NodeState], FreeCapacity]

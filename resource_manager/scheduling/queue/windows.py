@@ -8,7 +8,7 @@ which the request's job has just failed to start are closed to it the same way.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from resource_manager.core.changes import Preempting
@@ -20,6 +20,7 @@ from resource_manager.core.node_state import ClosedToRequest
 from resource_manager.core.server_facts import InWindow, StartFailed
 from resource_manager.scheduling.placement.avoidance import avoided
 from resource_manager.scheduling.placement.gangs import Members, select_members
+from resource_manager.scheduling.queue.lease_timelines import Span
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
 
 MAX_OCCURRENCES = 100
@@ -41,11 +42,7 @@ def preempts(cluster: ClusterState, window: Window) -> bool:
 
 def opens_at(cluster: ClusterState, node: str, request: Request, at: float, guard_s: float) -> float:
     """Return the first time from `at` on at which neither windows nor a failed start close the node to it."""
-    held = [
-        (window, horizon_s(cluster, request, window, guard_s))
-        for window in cluster.windows
-        if node in window.servers
-    ]
+    held = _horizons(cluster, node, request, guard_s)
     if not held and request.lease_id not in cluster.failed_starts:
         return at
     for _ in range(MAX_OCCURRENCES):
@@ -56,6 +53,48 @@ def opens_at(cluster: ClusterState, node: str, request: Request, at: float, guar
             return at
         at = max(ends)
     return math.inf
+
+
+def opening_of(
+    cluster: ClusterState, node: str, request: Request, guard_s: float
+) -> Callable[[float], float] | None:
+    """Return the function (time) -> when the node is first open to the request; None if it always is."""
+    if request.lease_id not in cluster.failed_starts and not any(
+        node in window.servers for window in cluster.windows
+    ):
+        return None
+    return lambda at: opens_at(cluster, node, request, at, guard_s)
+
+
+def open_spans(
+    cluster: ClusterState, node: str, request: Request, spans: Iterable[Span], guard_s: float
+) -> Iterator[Span]:
+    """Yield the parts of spans of starts in which the node is open to the request."""
+    held = _horizons(cluster, node, request, guard_s)
+    for begin, end, is_at_end, count in spans:
+        for _ in range(MAX_OCCURRENCES):
+            begin = opens_at(cluster, node, request, begin, guard_s)
+            if begin > end or begin == math.inf or (begin == end and not is_at_end):
+                break
+            comes = (window.occurrence(begin) for window, _ in held)
+            lasts = [found[0] - length_s for found, (_, length_s) in zip(comes, held, strict=True) if found]
+            last = min(lasts, default=math.inf)
+            if last >= end:
+                yield begin, end, is_at_end, count
+                break
+            yield begin, last, True, count
+            begin = math.nextafter(last, math.inf)
+
+
+def _horizons(
+    cluster: ClusterState, node: str, request: Request, guard_s: float
+) -> list[tuple[Window, float]]:
+    """Return the windows of the node, each with for how long from its start the request must not meet it."""
+    return [
+        (window, horizon_s(cluster, request, window, guard_s))
+        for window in cluster.windows
+        if node in window.servers
+    ]
 
 
 def ending(cluster: ClusterState, now: float) -> list[Preempting]:

@@ -8,7 +8,12 @@ from resource_manager.core.changes import Drained, Granted, Released, Resumed
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.core.runtimes import LearntRuntimes
-from resource_manager.scheduling.queue.lease_timelines import LeaseTimelines, Reservation, Timeline
+from resource_manager.scheduling.queue.lease_timelines import (
+    LeaseTimelines,
+    Reservation,
+    Timeline,
+    together,
+)
 from tests.builders import node, nodes
 
 
@@ -86,3 +91,14 @@ def test_rooms_are_those_of_open_nodes_the_earliest_first() -> None:
     assert list(LeaseTimelines.of(cluster).rooms(asked)) == [(100.0, 0)]
     cluster.apply(Resumed("b", 7.0))
     assert list(LeaseTimelines.of(cluster).rooms(asked)) == [(-math.inf, 1), (100.0, 0)]
+
+
+def test_members_start_together_where_spans_of_one_domain_overlap() -> None:
+    spans = {
+        "rack 1": [(0.0, 10.0, True, 1), (10.0, 20.0, False, 1), (15.0, math.inf, False, 1)],
+        "rack 2": [(5.0, 12.0, False, 1), (12.0, math.inf, False, 1)],
+    }
+    assert list(together(spans, 2)) == [10.0, 15.0], "at the end of one span too; the others never meet"
+    assert list(together(spans, 3)) == []
+    everywhere = {"": [each for of_rack in spans.values() for each in of_rack]}
+    assert list(together(everywhere, 3)) == [10.0, 15.0], "the end of a span is a start or is none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -27,8 +28,15 @@ from resource_manager.manager.demand import Demand
 from resource_manager.manager.refusal_wording import detail_of, reasons_of
 from resource_manager.scheduling import allocator, lease_steps
 from resource_manager.scheduling.placement.policies import get_policy
+from resource_manager.scheduling.queue.lease_timelines import Span
 from resource_manager.scheduling.queue.orders import get_order
-from resource_manager.scheduling.queue.windows import closed_for, ending, opens_at, under_maintenance
+from resource_manager.scheduling.queue.windows import (
+    closed_for,
+    ending,
+    open_spans,
+    opens_at,
+    under_maintenance,
+)
 from resource_manager.scheduling.reasons.feasibility import explain, refusals_of
 from resource_manager.scheduling.reasons.start_estimates import estimate_starts
 from resource_manager.scheduling.scheduling_pass import SchedulingPass
@@ -273,6 +281,17 @@ def test_a_server_opens_once_no_window_keeps_the_request_from_starting() -> None
     assert opens(job("x"), 2049.9) == 2049.9  # until the very begin
     assert opens(job("x", preemptible=False), 501.0) == 3000.0
     assert opens_at(cluster, "b", job("x"), 1500.0, 500.0) == 1500.0
+
+
+def test_spans_of_starts_are_cut_where_windows_close_the_server() -> None:
+    cluster = cluster_with(Window(1, ("a",), 1000.0, 2000.0))
+    spans = [(0.0, 950.0, False, 2), (950.0, math.inf, False, 1)]
+
+    def opened(server: str) -> list[Span]:
+        return list(open_spans(cluster, server, job("x", 100.0), spans, 500.0))
+
+    assert opened("a") == [(0.0, 900.0, True, 2), (2000.0, math.inf, False, 1)]
+    assert opened("b") == spans
 
 
 def test_every_open_window_that_preempts_ends_what_runs_there_once() -> None:

@@ -1,0 +1,65 @@
+"""Capacity that requests without a known start hold back: GPUs of their kind, and amounts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from resource_manager.core.cluster import ClusterState
+from resource_manager.core.fit import FreeCapacity, accepted_gpu_ids
+from resource_manager.core.models import Request
+from resource_manager.core.node_state import NodeState
+from resource_manager.scheduling.placement.node_masks import uniform
+
+
+@dataclass(slots=True)
+class _Hold:
+    """What requests for GPUs of one kind hold back on the nodes of a mask."""
+
+    mask: int
+    request: Request
+    """One of them, which tells the kind of GPUs."""
+    amounts: Counter[str] = field(default_factory=Counter)
+
+    def leave(self, node: NodeState, free: FreeCapacity) -> FreeCapacity:
+        """Return what is left of the free capacity of a node of the mask."""
+        gpus: dict[int, int] = dict(free.gpus)
+        if self.request.gpus:
+            gpus |= dict.fromkeys(accepted_gpu_ids(node.node, self.request), 0)
+        return FreeCapacity(gpus, {name: had - self.amounts[name] for name, had in free.amounts.items()})
+
+
+class HeldBack:
+    """What is held back on the nodes of `mask`; all their GPUs on those of `gpus_mask`."""
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
+        self._holds: dict[tuple[object, ...], _Hold] = {}
+        self.mask = 0
+        self.gpus_mask = 0
+
+    def add(self, request: Request, usable: int) -> bool:
+        """Hold back what the request could use, on the nodes of that mask; return True if that is more."""
+        kind = (usable, request.gpu_types, request.gpu_memory, request.vendor, min(request.gpus, 2))
+        hold = self._holds.get(kind)
+        is_more = hold is None
+        if hold is None:
+            hold = self._holds[kind] = _Hold(usable, request)
+            self.mask |= usable
+            if request.gpus:
+                self.gpus_mask |= usable & uniform(self._cluster)
+        for name, amount in request.resources.items():
+            hold.amounts[name] += amount  # type: ignore[assignment]
+            is_more = is_more or bool(amount)
+        return is_more
+
+    def left(self, node: NodeState, free: FreeCapacity) -> FreeCapacity:
+        """Return what is left of a node's free capacity."""
+        if self.mask >> node.index & 1:
+            for hold in self._holds.values():
+                if hold.mask >> node.index & 1:
+                    free = hold.leave(node, free)
+        return free
+
+    def __bool__(self) -> bool:
+        return bool(self._holds)
