@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from string import Formatter
 from typing import Any
 
 from resource_manager import __version__
+from resource_manager.words import Words
 
 JOB_PLACED = "urn:gpu-manager:job-placed"
 NO_LEASE = "urn:gpu-manager:no-lease"
@@ -20,8 +20,6 @@ STORE_FULL = "urn:gpu-manager:store-full"
 """Problem types (RFC 9457), from which a client of the service recreates the error."""
 
 
-_FORMAT = Formatter()
-
 NO_SERVERS = "no servers yet: gpu-manager apply FILE"
 
 
@@ -32,84 +30,6 @@ def place_in(location: Iterable[int | str]) -> list[str]:
 
 class ResourceManagerError(Exception):
     """Base class of every error that this project raises itself."""
-
-
-class Words:
-    """A sentence that names parameters: `{gpus}` in its template; `{}`, `{:g}` and `{!r}` stand for `values`.
-
-    Each way in names the parameters as its users do. A value may be such a sentence itself.
-    """
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, template: str, *values: object) -> None:
-        self._parts = [["", ""]]  # a text, and the parameter after it
-        rest = iter(values)
-        for literal, parameter, spec, conversion in _FORMAT.parse(template):
-            self._parts[-1][0] += literal
-            if parameter:
-                self._name(parameter)
-            elif parameter is not None:
-                value = next(rest)
-                if isinstance(value, Words):
-                    self._splice(value)
-                else:
-                    shown: Any = _FORMAT.convert_field(value, conversion)
-                    self._parts[-1][0] += format(shown, spec or "")
-
-    @classmethod
-    def parameter(cls, name: str) -> Words:
-        """Return a parameter, for a template whose place for it is `{}`."""
-        found = cls("")
-        found._name(name)
-        return found
-
-    def _name(self, parameter: str) -> None:
-        self._parts[-1][1] = parameter
-        self._parts.append(["", ""])
-
-    def _splice(self, other: Words) -> None:
-        for text, parameter in other._parts:
-            self._parts[-1][0] += text
-            if parameter:
-                self._name(parameter)
-
-    @property
-    def first(self) -> str | None:
-        """The parameter that the sentence names first."""
-        return self._parts[0][1] or None
-
-    @property
-    def template(self) -> str:
-        """The sentence with its values, and `{gpus}` where it names a parameter."""
-        return "".join(
-            text.replace("{", "{{").replace("}", "}}") + (f"{{{parameter}}}" if parameter else "")
-            for text, parameter in self._parts
-        )
-
-    def named(self, names: Mapping[str, str]) -> str:
-        """Return the sentence with the caller's own names, `--gpus 2` for the `gpus=2` of an option."""
-        found, option = "", False
-        for text, parameter in self._parts:
-            found += f" {text[1:]}" if option and text.startswith("=") else text
-            own = names.get(parameter, parameter)
-            found, option = found + own, own.startswith("-")
-        return found
-
-    def renamed(self, names: Mapping[str, str]) -> Words:
-        """Return the sentence with other names, which the caller may name again."""
-        found = Words("")
-        found._parts = [[text, names.get(parameter, parameter)] for text, parameter in self._parts]
-        return found
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Words) and self._parts == other._parts
-
-    def __str__(self) -> str:
-        return self.named({})
-
-    def __repr__(self) -> str:
-        return f"Words({self.template!r})"
 
 
 class InvalidRequestError(ResourceManagerError, ValueError):
@@ -380,18 +300,6 @@ class StateClosedError(StoreError):
 
 class BackupRefusedError(StoreError):
     """There is nothing to back up, or a restore would lose leases of the store; nothing was changed."""
-
-
-def recovery_text(began_ago_s: float, resumes_in_s: float, clock_jump_s: float) -> str:
-    """Say why grants pause: a restart of the store, or a jump of its clock by `clock_jump_s`."""
-    what = "restarted or restored"
-    if clock_jump_s:
-        way = "forward" if clock_jump_s > 0 else "back"
-        what = f"the store's clock jumped {way} by {abs(clock_jump_s):.0f} s, seen"
-    return (
-        f"recovering: {what} {began_ago_s:.0f} s ago; grants resume in {resumes_in_s:.0f} s "
-        "(until then the owners of leases renew them)"
-    )
 
 
 class StateUnconfirmedError(StoreError):

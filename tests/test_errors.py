@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from resource_manager.errors import InvalidRequestError, UnknownNodeError, Words
+from resource_manager.errors import InvalidRequestError, UnknownNodeError
+from resource_manager.words import Words
 from tests.test_architecture import ROOT
 
 OPTIONS = {"gpus": "--gpus", "gpu_milli": "--gpu-milli", "server": "--server"}

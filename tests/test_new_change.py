@@ -45,7 +45,7 @@ class BannerChanged:
             '            banner=_banner(rules.get(b"banner")),\n'
         ),
         "def _settings(text: bytes": """def _banner(text: bytes | None) -> str:
-    return _read_as(text, BannerChanged, "a banner").text if text else ""
+    return read_as(text, BannerChanged, "a banner").text if text else ""
 
 
 """,

@@ -25,7 +25,7 @@ from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.demand import KINDS, Demand, from_texts, given_value
 from resource_manager.manager.lease_service import LeaseService
-from resource_manager.manager.newest_changes import PAGE, lease_of, newest_changes
+from resource_manager.manager.recorded_changes import PAGE, lease_of, newest_changes
 from resource_manager.manager.requests import check_limits
 from resource_manager.manager.results import Submission
 from resource_manager.rest.client_errors import ServiceError

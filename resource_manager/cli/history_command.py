@@ -87,7 +87,7 @@ def _changes(
     manager: Any, after: int | None, limit: int, is_shown: Callable[[Mapping[str, Any]], bool]
 ) -> list[Any]:
     """Return the first changes shown after a version, or the newest ones, in order."""
-    from resource_manager.manager.newest_changes import newest_changes
+    from resource_manager.manager.recorded_changes import newest_changes
 
     found: list[Any] = []
     if after is not None:
@@ -101,7 +101,7 @@ def _changes(
 
 def _names(manager: Any, shown: list[Any]) -> dict[int, dict[str, str]]:
     """Return by version the names of the leases that the changes shown, in order, mention."""
-    from resource_manager.manager.newest_changes import MAX_LOOKED_AT, names_at, newest_changes
+    from resource_manager.manager.recorded_changes import MAX_LOOKED_AT, names_at, newest_changes
 
     newest = shown[-1]["version"] if shown else 0
     return names_at(shown, islice(newest_changes(manager.history, newest), MAX_LOOKED_AT))

@@ -7,7 +7,8 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 
-from resource_manager.errors import InvalidRequestError, Words
+from resource_manager.errors import InvalidRequestError
+from resource_manager.words import Words
 
 MAX_TEXT = 250
 """The most characters of a reason or an outcome, which stay in the history."""

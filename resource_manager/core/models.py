@@ -9,7 +9,8 @@ from enum import StrEnum
 
 from resource_manager.core.direct_init import direct_copy, direct_init, direct_new
 from resource_manager.core.gpu_memory import as_gpu_memory
-from resource_manager.errors import InvalidRequestError, Words
+from resource_manager.errors import InvalidRequestError
+from resource_manager.words import Words
 
 MILLI_PER_GPU = 1000
 """Parts of one GPU; a request for a GPU fraction states a number of them in `gpu_milli`."""

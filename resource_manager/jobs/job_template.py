@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from resource_manager.errors import InvalidRequestError, Words
+from resource_manager.errors import InvalidRequestError
 from resource_manager.jobs.gang_environment import HOSTFILE, gang_environment, hostfile, is_gang
 from resource_manager.jobs.launchers import Job
 from resource_manager.jobs.running_job import RunningJob, job_of
 from resource_manager.scheduling.preemption.requeueing import restarts_of
+from resource_manager.words import Words
 
 MAX_BYTES = 64 * 1024
 """Most bytes of a template as JSON."""

@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from resource_manager.core.models import MAX_PRIORITY, MILLI_PER_GPU, PREEMPT_GRACE_S, Amount
-from resource_manager.errors import InvalidRequestError, Words
+from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.arguments import ALIASES, Dumpable, arguments_of
 from resource_manager.manager.demand_fields import (
     MAX_COUNT,
@@ -44,6 +44,7 @@ from resource_manager.manager.demand_fields import (
     gpu_memory_of,
     pairs_of,
 )
+from resource_manager.words import Words
 
 _MAX_ERRORS = 100
 """Errors of one demand that are told: a body of 60,000 unknown names costs no second of processor time."""

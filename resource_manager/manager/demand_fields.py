@@ -13,8 +13,8 @@ from pydantic_core import PydanticCustomError
 from resource_manager.core.gpu_memory import as_gpu_memory
 from resource_manager.core.identifiers import MAX_TEXT, UNPRINTABLE
 from resource_manager.core.models import MILLI_PER_GPU
-from resource_manager.errors import Words
 from resource_manager.manager.cluster_file.durations import as_seconds
+from resource_manager.words import Words
 
 MAX_COUNT = 1_000_000
 MAX_DURATION_S = 10 * 365 * 86_400

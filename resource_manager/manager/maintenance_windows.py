@@ -13,13 +13,14 @@ from pydantic_core import PydanticCustomError
 from resource_manager.core.changes import MaintenanceChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.maintenance import WEEK_S, Window, as_text
-from resource_manager.errors import InvalidRequestError, Words
+from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_results import WindowView
 from resource_manager.manager.demand import in_words
 from resource_manager.manager.demand_fields import ServerRef, Text
 from resource_manager.manager.requests import server_name
 from resource_manager.manager.wording import bounded
 from resource_manager.scheduling.queue.windows import running
+from resource_manager.words import Words
 
 MAX_WINDOWS = 1000
 MAX_NAMED = 5

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from resource_manager.core.changes import Change, ClusterSettingsChanged
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Node, Request
 from resource_manager.core.name_lookup import find, find_preferring_pending
@@ -37,6 +36,7 @@ from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.forecasts import Forecasts, kept_record
 from resource_manager.manager.queue_view import QueueView, for_a_while
+from resource_manager.manager.recorded_changes import recorded
 from resource_manager.manager.refusal_wording import detail_of
 from resource_manager.manager.requests import gpu_range, request_of, server_name
 from resource_manager.manager.results import (
@@ -52,7 +52,7 @@ from resource_manager.manager.results import (
 )
 from resource_manager.manager.server_gpus import server_detail
 from resource_manager.manager.use_results import ServerUse
-from resource_manager.manager.wording import matches, what_of
+from resource_manager.manager.wording import what_of
 from resource_manager.scheduling.accounting.gpu_hours import Measure
 from resource_manager.scheduling.reasons.alternatives import alternatives
 from resource_manager.settings import Settings
@@ -66,8 +66,6 @@ else:  # few commands make a report
     slurm_jobs = lazy_module("resource_manager.manager.slurm_jobs")
 
 T = TypeVar("T")
-
-HISTORY_PAGE = 1000
 
 MAX_ALTERNATIVES_S = 0.5
 """Processor time after which no further alternative to a request is tried."""
@@ -247,20 +245,7 @@ class Queries:
         Only those that `by` asked for, where `*` stands for any text, and that do `what` (of `What`), as far
         as they are given. Raises `InvalidRequestError` for another `what`.
         """
-        wanted = what_of(what)
-        if not by and wanted is None:
-            return self._recorded(after, limit)
-        found: list[Recorded] = []
-        while len(found) < limit and (page := self._recorded(after, HISTORY_PAGE)):
-            found += (change for change in page if matches(change, by, wanted))
-            after = page[-1]["version"]
-        return found[:limit]
-
-    def _recorded(self, after: int, limit: int) -> list[Recorded]:
-        return [
-            {"version": version, **codec.change_to_dict(_masked(change))}
-            for version, change in self.store.history(after, limit)
-        ]
+        return recorded(self.store, after, limit, by, what_of(what))
 
     def gpus(self, servers: Sequence[str] = ()) -> list[ServerUse]:
         """Return the use of every GPU as last reported, by server: of these servers, by default of all."""
@@ -394,13 +379,6 @@ def status_in(commits: Transactions, cluster: ClusterState, lease_id: str, now: 
     if lease_id not in cluster.pending:
         return None
     return serializers.queue_entry(cluster, lease_id, commits.explaining(cluster, now))
-
-
-def _masked(change: Change) -> Change:
-    """Return the change as people see it."""
-    if isinstance(change, ClusterSettingsChanged) and change.settings.notices:
-        return replace(change, settings=change.settings.masked)
-    return change
 
 
 def _inventory(cluster: ClusterState) -> tuple[Node, ...]:

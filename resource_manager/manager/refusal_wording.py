@@ -53,7 +53,7 @@ from resource_manager.core.server_facts import (
     WithheldGpus,
 )
 from resource_manager.core.team_ledger import UNNAMED
-from resource_manager.errors import NO_SERVERS, LockTimeoutError, recovery_text
+from resource_manager.errors import NO_SERVERS, LockTimeoutError
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.request_words import amount_word, gpu_word, gpus, needed, number
 from resource_manager.manager.server_words import (
@@ -64,6 +64,7 @@ from resource_manager.manager.server_words import (
     server_short_words,
     withheld_words,
 )
+from resource_manager.storage.refusals import recovery_text
 
 if TYPE_CHECKING:  # a client of the service loads neither state nor scheduling
     from resource_manager.scheduling.preemption.victim_right import PreemptionRight

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
-from resource_manager.errors import InvalidRequestError, Words
+from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.durations import Duration
 from resource_manager.scheduling.accounting.gpu_hours import (
     CATEGORIES,
@@ -19,6 +19,7 @@ from resource_manager.scheduling.accounting.gpu_hours import (
     hours_by,
 )
 from resource_manager.storage.history_file import HistorySource, collect
+from resource_manager.words import Words
 
 DAY_S = 86_400.0
 MAX_STEPS = 60

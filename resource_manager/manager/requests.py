@@ -27,7 +27,6 @@ from resource_manager.errors import (
     NoServersError,
     PriorityError,
     UnknownNodeError,
-    Words,
 )
 from resource_manager.manager.arguments import Dumpable
 from resource_manager.manager.cluster_file.servers import default_inventory
@@ -36,6 +35,7 @@ from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.demand import Demand, DemandArguments
 from resource_manager.manager.request_words import describe
 from resource_manager.storage.codec import as_stored
+from resource_manager.words import Words
 
 BUILT_IN = default_inventory()
 BUILT_IN_GPUS = (2, 8)

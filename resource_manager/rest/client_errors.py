@@ -25,9 +25,9 @@ from resource_manager.errors import (
     PriorityError,
     ResourceManagerError,
     UnknownNodeError,
-    Words,
 )
 from resource_manager.manager.refusal_wording import Refusal
+from resource_manager.words import Words
 
 
 class ServiceError(ResourceManagerError):

@@ -44,11 +44,11 @@ from resource_manager.errors import (
     StoreFullError,
     StoreUnavailableError,
     UnknownNodeError,
-    Words,
 )
 from resource_manager.manager.agent_jobs import AgentSilentError
 from resource_manager.manager.refusal_wording import Refusal, lock_busy, no_servers
 from resource_manager.rest.schemas import MISMATCHES
+from resource_manager.words import Words
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from resource_manager import STORED_FORMAT
 from resource_manager.core.changes import Change
 from resource_manager.core.cluster import Snapshot
 from resource_manager.core.models import Request
-from resource_manager.errors import CorruptStateError, InvalidRequestError, NewerFormatError, Words
+from resource_manager.errors import CorruptStateError, InvalidRequestError, NewerFormatError
+from resource_manager.words import Words
 
 MAX_REQUEST_BYTES = 8 * 1024
 """Limit of a whole request as JSON: it is stored in the state and, with its changes, in the history."""

@@ -11,7 +11,6 @@ from resource_manager.errors import (
     StaleStateError,
     StateLostError,
     StateUnconfirmedError,
-    recovery_text,
 )
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S
 
@@ -32,6 +31,18 @@ def off_the_clock(version: int, stored: int) -> StaleStateError:
     """Return the error for a decision made at another time than the store's."""
     return StaleStateError(
         version, stored, f"decided more than {CLOCK_TOLERANCE_S:g} s off the store's clock; retry"
+    )
+
+
+def recovery_text(began_ago_s: float, resumes_in_s: float, clock_jump_s: float) -> str:
+    """Say why grants pause: a restart of the store, or a jump of its clock by `clock_jump_s`."""
+    what = "restarted or restored"
+    if clock_jump_s:
+        way = "forward" if clock_jump_s > 0 else "back"
+        what = f"the store's clock jumped {way} by {abs(clock_jump_s):.0f} s, seen"
+    return (
+        f"recovering: {what} {began_ago_s:.0f} s ago; grants resume in {resumes_in_s:.0f} s "
+        "(until then the owners of leases renew them)"
     )
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 
 from resource_manager.manager.answer_words import recorded_name
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.manager.newest_changes import MAX_LOOKED_AT, newest_changes
+from resource_manager.manager.recorded_changes import MAX_LOOKED_AT, newest_changes
 from resource_manager.manager.results import Recorded
 
 

@@ -18,8 +18,8 @@ from resource_manager.jobs.airflow_api import AirflowUnavailableError
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.manager import answer_words, serializers
-from resource_manager.manager.newest_changes import lease_of, names_at
 from resource_manager.manager.plurals import counted
+from resource_manager.manager.recorded_changes import lease_of, names_at
 from resource_manager.manager.results import Recorded
 from resource_manager.manager.stored_jobs import AgentJob
 from resource_manager.manager.use_results import GpuUse

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.name_lookup import contains
-from resource_manager.errors import InvalidRequestError, ResourceManagerError, StoreError, Words
+from resource_manager.errors import InvalidRequestError, ResourceManagerError, StoreError
 from resource_manager.fleet.server_use import KeptReport, kept_reports, use_of
 from resource_manager.manager.plurals import counted
 from resource_manager.manager.report import ReportQuery
@@ -47,6 +47,7 @@ from resource_manager.rest.routing import Routes
 from resource_manager.rest.schemas import ExplainQuery
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
+from resource_manager.words import Words
 
 routes = Routes(page=True)
 

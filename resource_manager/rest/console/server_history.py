@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from resource_manager.manager.manager import GPUResourceManager
-from resource_manager.manager.newest_changes import newest_changes
+from resource_manager.manager.recorded_changes import newest_changes
 from resource_manager.manager.results import Recorded
 from resource_manager.manager.wording import by_whom
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from resource_manager.core.attained_service import MAX_JOBS
 from resource_manager.core.changes import (
@@ -52,7 +51,7 @@ from resource_manager.core.failed_starts import (
 )
 from resource_manager.core.inventory import Adoption
 from resource_manager.core.maintenance import Window
-from resource_manager.core.models import KEY_SEPARATOR, Lease, Node
+from resource_manager.core.models import KEY_SEPARATOR, Node
 from resource_manager.core.pending import PendingRequest
 from resource_manager.core.runtimes import KEPT_RUNTIMES, MAX_CLASSES, job_id_of
 from resource_manager.core.team_ledger import Use
@@ -67,6 +66,7 @@ from resource_manager.storage.codec import (
 from resource_manager.storage.jobs import JobRow
 from resource_manager.storage.once import digest
 from resource_manager.storage.redis import gpu_layout
+from resource_manager.storage.redis.lease_layout import ChangeT, read_as, read_lease, read_remainder
 
 _ID = attrgetter("lease_id")
 _NODE = attrgetter("node")
@@ -102,8 +102,6 @@ OPERATIONS: dict[type, tuple[str, Callable[[Any], str]]] = {
 _WITH_MORE = frozenset((Released, Expired, MembersReleased))
 """The changes that store more than themselves: a runtime, attained service, a failed start."""
 
-
-ChangeT = TypeVar("ChangeT", bound=Change)
 
 TEAMS = "teams"
 """Field of the rules with the change that made those of the teams."""
@@ -152,6 +150,10 @@ def operations(change: Change) -> list[str]:
     if isinstance(change, DeadlineRisk) and change.ends_by is None:
         kind = "unrule"
     itself = [kind, field(change), change_to_json(change)]
+    if isinstance(change, Granted) and (port := (first := change.lease.members[0]).port):
+        return ["port", f"{LAST_PORT}{first.node}", str(port), *itself]
+    if isinstance(change, ClusterSettingsChanged):
+        return [*window_part(change.settings), *itself]
     if type(change) not in _WITH_MORE:
         return itself
     return [*_learnt(change), *itself, *_failed_start(change)]
@@ -231,6 +233,23 @@ def window_part(settings: ClusterSettings) -> tuple[str, str, str]:
     return "port", "confirmation_window_s", str(settings.confirmation_window_s)
 
 
+def forgetting(
+    snapshot: Snapshot, drained: Sequence[bytes], gpus: Sequence[bytes], meta: Sequence[bytes]
+) -> list[str]:
+    """Return the operations that forget what these hashes have of servers that the state lacks by now."""
+    kept = {each.node for each in snapshot.drained} | gpu_layout.fields_of(snapshot).keys()
+    forgotten: list[str] = []
+    for operation, fields in (("forget", drained[::2]), ("forget gpu", gpus[::2])):
+        for field in fields:
+            if (name := field.decode()) not in kept:
+                forgotten += (operation, name, "")
+    names = (field.decode(errors="replace") for field in meta[::2])
+    ports = {name.removeprefix(LAST_PORT) for name in names if name.startswith(LAST_PORT)}
+    for node in sorted(ports - snapshot.last_ports.keys()):
+        forgotten += ("forget port", f"{LAST_PORT}{node}", "")
+    return forgotten
+
+
 def inventory_to_json(snapshot: Snapshot) -> str:
     only_nodes = Snapshot(
         0, 0, 0, nodes=snapshot.nodes, retired=snapshot.retired, adoptions=snapshot.adoptions
@@ -258,10 +277,10 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
     )
     separator = KEY_SEPARATOR.encode()
     remainders = [
-        _remainder(leases.pop(key), quarantined.get(key, b"")) for key in list(leases) if separator in key
+        read_remainder(leases.pop(key), quarantined.get(key, b"")) for key in list(leases) if separator in key
     ]
     held = [
-        _lease(text, renewals.get(lease_id), preempting.get(lease_id), quarantined.get(lease_id))
+        read_lease(text, renewals.get(lease_id), preempting.get(lease_id), quarantined.get(lease_id))
         for lease_id, text in leases.items()
     ]
     held.sort(key=lambda lease: lease.fencing_token)
@@ -303,54 +322,6 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
     )
 
 
-def _read_as(text: bytes, kind: type[ChangeT], name: str) -> ChangeT:
-    change = change_from_json(text)
-    if not isinstance(change, kind):
-        raise CorruptStateError(f"not {name}: {text[:120]!r}")
-    return change
-
-
-def _lease(text: bytes, renewal: bytes | None, preempting: bytes | None, quarantine: bytes | None) -> Lease:
-    lease = _placed(text)
-    if renewal is not None:
-        renewed = _read_as(renewal, Renewed, "a renewal")
-        lease = replace(
-            lease,
-            expires_at=renewed.expires_at,
-            quarantined=False,
-            checkpoint_at=renewed.checkpoint_at,
-        )
-    if preempting is not None:
-        taken = _read_as(preempting, Preempting, "a preemption")
-        lease = replace(lease, preempted_by=taken.preemptor, preempt_until=taken.until)
-        if renewal is not None and taken.preemptor and renewed.at > taken.until:
-            lease = replace(lease, quarantined=True)
-    if quarantine is not None:
-        revoked = _read_as(quarantine, Quarantined, "a quarantine").revoked
-        lease = replace(lease, quarantined=True, revoked=lease.revoked or revoked)
-    return lease
-
-
-def _placed(text: bytes) -> Lease:
-    """Return a lease with the places of its jobs, which are on a second line if there are any."""
-    granted, _, placed = text.partition(b"\n")
-    lease = _read_as(granted, Granted, "a lease").lease
-    return (
-        replace(lease, places=_read_as(placed, JobPlaced, "the places of jobs").places) if placed else lease
-    )
-
-
-def _remainder(text: bytes, released: bytes) -> Lease:
-    """Return what is left of a lease after the releases of members, one a line."""
-    lease = _placed(text)
-    for line in released.splitlines():
-        ended = _read_as(line, MembersReleased, "a release of members")
-        if (rest := lease.without(ended.ranks)) is None:
-            raise CorruptStateError(f"a remainder without members: {text[:120]!r}")
-        lease = rest
-    return lease
-
-
 def _last_ports(meta: dict[bytes, bytes]) -> Iterator[tuple[str, int]]:
     for name, port in meta.items():
         if name.startswith(LAST_PORT.encode()):
@@ -358,32 +329,32 @@ def _last_ports(meta: dict[bytes, bytes]) -> Iterator[tuple[str, int]]:
 
 
 def _pending(text: bytes) -> PendingRequest:
-    change = _read_as(text, Queued, "a pending request")
+    change = read_as(text, Queued, "a pending request")
     return PendingRequest(change.request, change.queued_at, change.sequence)
 
 
 def _teams(text: bytes | None) -> Teams:
     if text is None:
         return Teams()
-    return _read_as(text, TeamsChanged, "rules of teams").teams
+    return read_as(text, TeamsChanged, "rules of teams").teams
 
 
 def _windows(text: bytes | None) -> tuple[Window, ...]:
     if text is None:
         return ()
-    return _read_as(text, MaintenanceChanged, "maintenance windows").windows
+    return read_as(text, MaintenanceChanged, "maintenance windows").windows
 
 
 def _settings(text: bytes | None) -> ClusterSettings:
     if text is None:
         return ClusterSettings()
-    return _read_as(text, ClusterSettingsChanged, "settings of the cluster").settings
+    return read_as(text, ClusterSettingsChanged, "settings of the cluster").settings
 
 
 def _failed_starts(text: bytes) -> tuple[Released, ...]:
     known: FailedStarts = {}
     for line in text.splitlines():
-        known = remembered(known, _read_as(line, Released, "a release"))
+        known = remembered(known, read_as(line, Released, "a release"))
     return in_order(known)
 
 
@@ -391,7 +362,7 @@ def _each(rules: Mapping[bytes, bytes], beginning: str, kind: type[ChangeT]) -> 
     """Yield the changes in the fields with that beginning."""
     for name, text in sorted(rules.items()):
         if name.startswith(beginning.encode()):
-            yield _read_as(text, kind, f"a change for the field {beginning}")
+            yield read_as(text, kind, f"a change for the field {beginning}")
 
 
 def _uses(rules: Mapping[bytes, bytes]) -> dict[str, Use]:

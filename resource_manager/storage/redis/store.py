@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 from resource_manager import STORED_FORMAT
-from resource_manager.core.changes import Change, ClusterSettingsChanged, Granted, InventoryChanged, Queued
+from resource_manager.core.changes import Change, Granted, InventoryChanged
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Lease
@@ -23,30 +23,26 @@ from resource_manager.core.team_ledger import NO_USES, Use
 from resource_manager.errors import (
     CorruptStateError,
     KeysFullError,
-    LockedError,
-    RepeatedError,
     StaleStateError,
-    StateClosedError,
-    StoreFullError,
 )
 from resource_manager.storage import refusals
 from resource_manager.storage.base import NO_SUSPENSION, Suspension, waits_for_owners
 from resource_manager.storage.clock import CLOCK_TOLERANCE_S, ClockJump, ServerClock
-from resource_manager.storage.codec import change_from_json, check_format, check_kinds, is_known, skipping
+from resource_manager.storage.codec import change_from_json, check_kinds, skipping
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow, RedisJobs
 from resource_manager.storage.locks import Lock
 from resource_manager.storage.once import KEEP_S, MAX_KEYS, Once
-from resource_manager.storage.outage import outage
-from resource_manager.storage.redis import gpu_layout, layout
+from resource_manager.storage.redis import layout
 from resource_manager.storage.redis.client import (
-    MEMORY_FULL,
     SOCKET_TIMEOUT_S,
     Command,
     RedisClient,
     load_script,
 )
+from resource_manager.storage.redis.lease_layout import counters_after
 from resource_manager.storage.redis.lock import HANDOFF_MS, RedisLock
+from resource_manager.storage.redis.script_answers import known_entries, refuse, suspension_in
 from resource_manager.storage.reports import RedisReports
 from resource_manager.storage.witnesses import RedisWitnesses
 
@@ -128,7 +124,7 @@ class RedisStore:
         if answer is None:
             return ClusterState()
         for part in (15, 16, 18, 19):  # pending, drained, rules, gpus: all but leases
-            answer[part] = _known_entries(answer[part])
+            answer[part] = known_entries(answer[part])
         try:
             with skipping():
                 return self._whole_state(answer)
@@ -147,19 +143,9 @@ class RedisStore:
         jobs: Sequence[JobRow] = (),
     ) -> None:
         operations: list[str] = []
-        fencing, last_node, sequence, inventory = "", "", 0, ""
+        inventory = ""
         for change in changes:
-            if isinstance(change, Granted):
-                members = change.lease.members
-                fencing, last_node = str(change.lease.fencing_token), members[-1].node
-                sequence = max(sequence, change.lease.sequence)
-                if port := members[0].port:
-                    operations += ("port", f"{layout.LAST_PORT}{members[0].node}", str(port))
-            elif isinstance(change, Queued):
-                sequence = max(sequence, change.sequence)
-            elif isinstance(change, ClusterSettingsChanged):
-                operations += layout.window_part(change.settings)
-            elif isinstance(change, InventoryChanged) and not inventory:
+            if isinstance(change, InventoryChanged) and not inventory:
                 inventory, forgotten = self._inventory_after(version, changes)
                 operations += forgotten
             operations += layout.operations(change)
@@ -167,7 +153,7 @@ class RedisStore:
         operations += layout.job_operations(jobs)
         # The id distinguishes a commit sent again, after its answer was lost, from another client's.
         commit_id = os.urandom(12).hex()
-        answer = self._run(
+        self._run(
             self._commit,
             STORED_FORMAT,
             self.incarnation,
@@ -179,9 +165,7 @@ class RedisStore:
             self._history_length,
             self.history_bytes,
             self._confirmation_window_s,
-            fencing,
-            last_node,
-            sequence,
+            *counters_after(changes),
             inventory,
             HANDOFF_MS,
             int(waits_for_owners(changes)),
@@ -189,10 +173,9 @@ class RedisStore:
             len(once),
             *(key.stored(reference) for key, reference in once),
             *operations,
-            keys=self._once_keys(once),
+            version=version,
+            once=once,
         )
-        if answer[0] != b"ok":
-            self._refuse(answer, version, once)
         if isinstance(lock, RedisLock):
             lock.released()
 
@@ -221,11 +204,8 @@ class RedisStore:
         self._write_state("replace", snapshot, once)
 
     def close_state(self, version: int, reason: str) -> None:
-        answer = self._run(
-            self._close, STORED_FORMAT, self.incarnation, self._confirmation_window_s, version, reason
-        )
-        if answer[0] != b"ok":
-            self._refuse(answer, version)
+        window_s = self._confirmation_window_s
+        self._run(self._close, STORED_FORMAT, self.incarnation, window_s, version, reason, version=version)
 
     def restore(
         self,
@@ -267,9 +247,7 @@ class RedisStore:
             jump.since,
             CLOCK_TOLERANCE_S,
         )
-        if answer[0] != b"ok":
-            self._refuse(answer, -1)
-        self.suspension = self._suspension_in(answer[4])
+        self.suspension = suspension_in(answer[4], self.now())
         return self.suspension, bool(answer[5])
 
     def lock(self, replica: ClusterState | None = None) -> Lock:
@@ -303,18 +281,15 @@ class RedisStore:
         )
 
     def _read(self, known: int) -> list[Any] | None:
-        answer = self._run(self._refresh, *self._question(known))
-        if answer[0] == b"empty" and not self.incarnation and known < 0:
+        is_first = not self.incarnation and known < 0
+        answer = self._run(
+            self._refresh, *self._question(known), version=known, passing=b"empty" if is_first else b"ok"
+        )
+        if answer[0] == b"empty":
             return None
-        if answer[0] != b"ok":
-            self._refuse(answer, known)
-        self.suspension = self._suspension_in(answer[4]) if answer[4] else NO_SUSPENSION
+        self.suspension = suspension_in(answer[4], self.now()) if answer[4] else NO_SUSPENSION
         self.closed = answer[-1].decode(errors="replace")
         return answer
-
-    def _suspension_in(self, detail: bytes) -> Suspension:
-        left_s, _, clock_jump_s = detail.partition(b" ")
-        return Suspension(self.now() + float(left_s or 0), float(clock_jump_s or 0))
 
     def _whole_state(self, answer: list[Any]) -> ClusterState:
         incarnation, fencing, sequence, last_node, inventory_version, inventory = answer[6:12]
@@ -340,16 +315,7 @@ class RedisStore:
         for change in changes:
             cluster.apply(change)
         snapshot = cluster.snapshot()
-        kept = {drained.node for drained in snapshot.drained} | gpu_layout.fields_of(snapshot).keys()
-        forgotten: list[str] = []
-        for operation, fields in (("forget", answer[16][::2]), ("forget gpu", answer[19][::2])):
-            for field in fields:
-                if (name := field.decode()) not in kept:
-                    forgotten += (operation, name, "")
-        names = (field.decode(errors="replace") for field in answer[20][::2])
-        ports = {name.removeprefix(layout.LAST_PORT) for name in names if name.startswith(layout.LAST_PORT)}
-        for node in sorted(ports - snapshot.last_ports.keys()):
-            forgotten += ("forget port", f"{layout.LAST_PORT}{node}", "")
+        forgotten = layout.forgetting(snapshot, answer[16], answer[19], answer[20])
         return layout.inventory_to_json(snapshot), forgotten
 
     def _once_keys(self, once: Sequence[tuple[Once, str]]) -> list[str]:
@@ -382,64 +348,34 @@ class RedisStore:
             len(once),
             *(key.stored(reference) for key, reference in once),
             *layout.parts_of(snapshot),
-            keys=self._once_keys(once),
+            version=snapshot.version,
+            once=once,
+            passing=b"exists",
         )
         if answer[0] == b"ok":
             self.incarnation = answer[5].decode()
             return True
-        if answer[0] != b"exists":
-            self._refuse(answer, snapshot.version, once)
         return bool(answer[5].decode() == incarnation)  # written by an earlier try whose answer was lost
 
     # ---- talking to the server ----
 
-    def _run(self, script: Any, *args: Any, keys: Sequence[str] = ()) -> list[Any]:
+    def _run(
+        self,
+        script: Any,
+        *args: Any,
+        version: int = -1,
+        once: Sequence[tuple[Once, str]] = (),
+        passing: bytes = b"ok",
+    ) -> list[Any]:
+        """Return the answer of a script; raises what it means, unless it is `ok` or the one that passes."""
         begin = self._clock.steady()
-        answer: list[Any] = self._client.run(script, (*self._keys, *keys), args)
+        answer: list[Any] = self._client.run(script, (*self._keys, *self._once_keys(once)), args)
         self._clock.learn(int(answer[1]) + int(answer[2]) * 1e-6, begin)
+        if answer[0] not in (b"ok", passing):
+            if answer[0] == b"empty" and not self.incarnation:
+                raise refusals.no_state(self._client.address, version)
+            refuse(answer, self._client.address, version, once, self._confirmation_window_s)
         return answer
-
-    def _refuse(self, answer: list[Any], version: int, once: Sequence[tuple[Once, str]] = ()) -> NoReturn:
-        status, stored = answer[0].decode(), answer[3]
-        detail = answer[4].decode()
-        where = self._client.address
-        match status:
-            case "stale":
-                missed = answer[5] if len(answer) > 5 else ()
-                try:
-                    raise StaleStateError(version, stored, missed=tuple(map(change_from_json, missed)))
-                except CorruptStateError as error:
-                    raise refusals.unreadable(self._client.address, error) from error
-            case "full":
-                raise outage(f"{where}: {MEMORY_FULL}", StoreFullError)
-            case "repeated":
-                raise RepeatedError(once[int(detail) - 1][0], answer[5].decode(errors="replace"))
-            case "closed":
-                raise StateClosedError(where, detail)
-            case "locked":
-                raise LockedError(version)
-            case "clock":
-                raise refusals.off_the_clock(version, stored)
-            case "suspended":
-                left_s, _, clock_jump_s = detail.partition(" ")
-                raise refusals.unconfirmed(
-                    self._confirmation_window_s, float(left_s), float(clock_jump_s or 0)
-                )
-            case "format":
-                check_format(detail, f"the state in {where}")
-            case "empty" if not self.incarnation:
-                raise refusals.no_state(where, version)
-        raise refusals.lost(where, version, status if status != "behind" else stored)
-
-
-def _known_entries(flat: Sequence[bytes]) -> list[bytes]:
-    """Return the fields of a hash, each with its text, without those of changes that are not known."""
-    return [
-        part
-        for name, text in zip(flat[::2], flat[1::2], strict=True)
-        if not text.startswith(b'{"change"') or all(map(is_known, text.splitlines()))
-        for part in (name, text)
-    ]
 
 
 class _Missed:

@@ -1,16 +1,45 @@
-"""The history read backwards, and what people call those that its changes mention."""
+"""Recorded changes: as a store has them, the newest first, and what people call those that they mention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
+from resource_manager.core.changes import Change, ClusterSettingsChanged
 from resource_manager.manager.answer_words import recorded_name
 from resource_manager.manager.results import Recorded
+from resource_manager.manager.wording import What, matches
+from resource_manager.storage import Store, codec
 
 PAGE = 1000
 
 MAX_LOOKED_AT = 20_000
 """Number of changes looked through for those that name a lease."""
+
+
+def recorded(store: Store, after: int, limit: int, by: str = "", what: What | None = None) -> list[Recorded]:
+    """Return the store's changes after a version, oldest first, as far as `matches` takes them."""
+    if not by and what is None:
+        return _page(store, after, limit)
+    found: list[Recorded] = []
+    while len(found) < limit and (page := _page(store, after, PAGE)):
+        found += (change for change in page if matches(change, by, what))
+        after = page[-1]["version"]
+    return found[:limit]
+
+
+def _page(store: Store, after: int, limit: int) -> list[Recorded]:
+    return [
+        {"version": version, **codec.change_to_dict(_masked(change))}
+        for version, change in store.history(after, limit)
+    ]
+
+
+def _masked(change: Change) -> Change:
+    """Return the change as people see it."""
+    if isinstance(change, ClusterSettingsChanged) and change.settings.notices:
+        return replace(change, settings=change.settings.masked)
+    return change
 
 
 def newest_changes(history: Callable[[int, int], Sequence[Recorded]], version: int) -> Iterator[Recorded]:

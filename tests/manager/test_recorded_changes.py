@@ -10,7 +10,7 @@ from resource_manager import GPUResourceManager
 from resource_manager.core.models import Node
 from resource_manager.core.names import short_id
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.manager.newest_changes import names_at, newest_changes
+from resource_manager.manager.recorded_changes import names_at, newest_changes
 from resource_manager.manager.results import Recorded
 from resource_manager.storage.memory import MemoryStore
 
