@@ -69,6 +69,23 @@ def test_an_end_is_kept_until_a_worker_has_collected_it(manager, gpu_launcher, v
     assert variables == {}
 
 
+@pytest.mark.parametrize("exit_code", [0, 3])
+def test_a_retry_collects_the_end_that_no_worker_has_collected_and_asks_for_nothing(
+    manager, gpu_launcher, variables, exit_code
+):
+    gpu_launcher.ends("train", exit_code=exit_code, output='{"loss": 0.25}\n')
+    operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", retries=1)
+    fire(asked(operator, max_tries=1))  # its event is lost
+    before = manager.history()
+    in_retry = context_of(try_number=2, max_tries=1)
+    if exit_code:
+        with pytest.raises(AirflowException, match="exit code 3"):
+            operator.execute(in_retry)
+    else:
+        assert operator.execute(in_retry) == {"loss": 0.25}
+    assert (manager.history(), variables) == (before, {})
+
+
 def test_a_cleared_task_does_not_take_an_end_of_before_for_its_own(manager, gpu_launcher, variables):
     operator = GPUTrainingOperator(task_id="t", gpus=8, command="train", retries=1)
     fire(asked(operator, max_tries=1))

@@ -14,7 +14,7 @@ from resource_manager.airflow.outages import outlasting_outages
 from resource_manager.airflow.slurm import task as slurm_task
 from resource_manager.airflow.slurm.trigger import end_unless_wanted
 from resource_manager.airflow.task_demand import check_duration, end_lease, is_literal, owner_of
-from resource_manager.airflow.task_results import drop_end
+from resource_manager.airflow.task_results import drop_end, kept_end
 from resource_manager.airflow.task_state import identity_of, is_wanted
 from resource_manager.airflow.task_trigger.events import EndState, TaskEnd
 from resource_manager.airflow.task_trigger.plan import TaskPlan
@@ -147,6 +147,9 @@ class GPUTrainingOperator(GPUOperator):
                 if self.restart_on_clear:
                     self.log.info("the task was cleared: its job of before ends, and a new one starts")
                     after_token = end_lease(manager, self._identity, self._asked_by)
+            elif context["ti"].try_number > 1 and (end := kept_end(self._identity)) is not None:
+                self.log.info("the job of an earlier try has ended, and no worker has collected its end")
+                return self.execute_ended(context, end.plain())
             job, labels = self.job_template(), {}
             labels["launcher"] = job.launcher_name
             if self.startup_order is not StartupOrder.TOGETHER:
