@@ -34,7 +34,7 @@ OUTAGE_POLL_S = 5.0
 MIN_DEFERRAL_S = conf.getfloat("workers", "min_heartbeat_interval", fallback=5.0) + 2.0
 """Shortest time before a trigger fires: Airflow's scheduler fails a task that resumes before the scheduler
 has read that the task was deferred (apache/airflow issues 71580 and 72716). A worker's supervisor may see up
-to its heartbeat interval late that the process of a deferred task is over, and the scheduler a second later."""
+to its heartbeat interval late that the process of a deferred task is over."""
 
 
 LAUNCHER_THREADS = 32
