@@ -244,7 +244,8 @@ def test_no_job_makes_the_report_of_its_server_one_that_is_refused(service: Serv
     """Its agent would be silent then, and its server closed."""
     key = job_key("t", 7)
     forged = (
-        "touch -d @-5 $GPU_CHECKPOINT_FILE; mkdir \"../$(printf 'a\\nb')\" ../\u202e; printf '\\033]0;x\\n'"
+        f"touch -d @-5 $GPU_CHECKPOINT_FILE; cd {tmp_path}/jobs; mkdir \"$(printf 'a\\nb')\" \u202e; "
+        "printf '\\033]0;x\\n'"
     )
     service.say(service.run(key, forged))
     service.wait(key, state="finished")
