@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -65,6 +66,9 @@ def cdi_engine() -> Iterator[str]:
     """The address of a Docker engine of its own that has CDI on, with one device, which is /dev/zero."""
     if shutil.which("dockerd") is None or os.geteuid() != 0:
         pytest.skip("needs root and dockerd on the PATH")
+    version = subprocess.run(["dockerd", "--version"], capture_output=True, text=True, check=True).stdout
+    if int(re.findall(r"\d+", version)[0]) < 25:
+        pytest.skip(f"needs Docker 25, the first with CDI, not {version.strip()}")
     tmp_path = Path(tempfile.mkdtemp())  # a socket's path is short
     saved = subprocess.run(["docker", "save", IMAGE, "-o", tmp_path / "image.tar"], capture_output=True)
     if saved.returncode != 0:
