@@ -17,7 +17,6 @@ from click.testing import CliRunner
 from resource_manager import Demand, GPUResourceManager, Settings
 from resource_manager.cli import main
 from resource_manager.cli.lease_commands import allocate, explain, submit
-from resource_manager.cli.target import Target
 from resource_manager.core.models import Gpu, Node, Request
 from resource_manager.manager import requests
 from resource_manager.manager.arguments import ALIASES, POSITIONAL
@@ -25,6 +24,7 @@ from resource_manager.manager.demand import DemandArguments, DemandOptions
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.client import ServiceClient
+from tests.cli.targets import holding
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, on import
@@ -163,10 +163,9 @@ def rest(body: Callable[[ServiceClient], httpx.Response]) -> Callable[..., Any]:
 
 def by_command(name: str) -> Callable[..., Any]:
     def ask(client: ServiceClient, manager: GPUResourceManager) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Target, "manager", manager)
-            words = as_options(VALUES)
-            done = CliRunner().invoke(main, [name, *words[name == "explain" :], "--json"])
+        words = as_options(VALUES)
+        command = [name, *words[name == "explain" :], "--json"]
+        done = CliRunner().invoke(main, command, obj=holding(manager))
         assert done.exit_code == 0, done.output
 
     return ask

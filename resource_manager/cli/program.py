@@ -39,7 +39,7 @@ def main(context: click.Context, /, **given: Any) -> None:
     context.call_on_close(lambda: setattr(package, "propagate", True))
     # The client of a service says there why a call takes longer.
     logging.getLogger("resource_manager.rest.connection").addHandler(logging.lastResort or _SILENCE)
-    context.obj = Target.of(given)
+    context.obj = (context.obj or Target.of)(given)  # who embeds the command may have a target of its own
     context.call_on_close(context.obj.close)
 
 

@@ -22,8 +22,7 @@ def run(
     request: pytest.FixtureRequest,
     manager: GPUResourceManager,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Run]:
     """Function `run("status", "--json")` that returns a command's result; the state is kept for the test."""
-    with running_on(request.param, manager, tmp_path, monkeypatch) as run:
+    with running_on(request.param, manager, tmp_path) as run:
         yield run

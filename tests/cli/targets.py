@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import pytest
 from click.testing import CliRunner, Result
 from werkzeug.serving import make_server
 
@@ -21,16 +21,24 @@ from resource_manager.rest.assemble import persistence_of, standalone
 Run = Callable[..., Result]
 
 
+def holding(manager: GPUResourceManager) -> Callable[[Mapping[str, Any]], Target]:
+    """Return what makes the target of a command that runs on this manager, whatever its options name."""
+
+    class Held(Target):
+        @property
+        def manager(self) -> GPUResourceManager:
+            return manager
+
+    return Held.of
+
+
 @contextmanager
-def running_on(
-    target: str, manager: GPUResourceManager, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Run]:
+def running_on(target: str, manager: GPUResourceManager, folder: Path) -> Iterator[Run]:
     """Yield a function that runs a command on the manager: through a "service", or as its "store"."""
     runner = CliRunner()
     if target == "store":
         manager.read_reports_by(REPORTS)
-        monkeypatch.setattr(Target, "manager", manager)
-        yield lambda *arguments: runner.invoke(main, list(arguments))
+        yield lambda *arguments: runner.invoke(main, list(arguments), obj=holding(manager))
         return
     service = standalone(
         manager, persistence_of(Settings(store="memory://"), folder / "tokens.json"), open_to="loopback"

@@ -19,7 +19,6 @@ from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
 from resource_manager.cli import attended, by_agent, main, session
-from resource_manager.cli.target import Target
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import NewerFormatError, StoreUnavailableError
@@ -30,6 +29,7 @@ from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.use_results import IdleWarning
 from tests.cli.programs import MARK, begun, environment_of, left_of, manager_of, piped
+from tests.cli.targets import holding
 from tests.eventually import wait_for
 from tests.redis_server import RedisServer
 
@@ -246,8 +246,7 @@ def test_a_job_whose_end_is_not_confirmed_in_time_keeps_its_lease(
     answered = Event()
     monkeypatch.setattr(LocalLauncher, "stop", lambda *_: answered.wait(60.0))
     with GPUResourceManager.from_url("memory://", inventory=default_inventory(1, 2, 8)) as manager:
-        monkeypatch.setattr(Target, "manager", manager)
-        done = CliRunner().invoke(main, ["run", "--gpus", "1", "--", "true"])
+        done = CliRunner().invoke(main, ["run", "--gpus", "1", "--", "true"], obj=holding(manager))
         answered.set()
         assert "may still run: server gpu-server-0 does not answer in time; its GPUs stay" in done.output
         assert len(manager.leases()) == 1
@@ -269,8 +268,7 @@ def test_a_signal_in_each_step_ends_the_command_and_its_lease(
             return act(*given, **more)
 
         monkeypatch.setattr(owner, step, interrupted)
-        monkeypatch.setattr(Target, "manager", manager)
-        done = CliRunner().invoke(main, ["run", "--gpus", "1", "--", "sleep", "1"])
+        done = CliRunner().invoke(main, ["run", "--gpus", "1", "--", "sleep", "1"], obj=holding(manager))
         # The job was over before its processes were looked for.
         assert done.exit_code == (0 if step in ("stop", "release") else 143), done.output
         assert manager.leases() == []
@@ -286,8 +284,8 @@ def test_a_store_that_is_silent_when_the_job_is_about_to_begin_is_waited_for(
         place_job = Mock(wraps=manager.place_job)
         place_job.side_effect = [StoreUnavailableError("it restarts"), DEFAULT]
         monkeypatch.setattr(manager, "place_job", place_job)
-        monkeypatch.setattr(Target, "manager", manager)
-        done = CliRunner().invoke(main, ["run", "--gpus", "1", "--", "sh", "-c", "exit 9"])
+        words = ["run", "--gpus", "1", "--", "sh", "-c", "exit 9"]
+        done = CliRunner().invoke(main, words, obj=holding(manager))
         assert (done.exit_code, place_job.call_count) == (9, 2), done.output
         assert manager.leases() == []
 

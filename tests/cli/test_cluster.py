@@ -11,8 +11,7 @@ from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
 from resource_manager.cli import main
-from resource_manager.cli.target import Target
-from tests.cli.targets import Run
+from tests.cli.targets import Run, holding
 
 FILE = """[cluster]
 policy = "best_fit"
@@ -125,13 +124,11 @@ def test_the_named_file_is_taken_and_status_says_that_it_differs(
 
 
 @pytest.mark.parametrize("command", [["status"], ["run", "--gpus", "1", "--", "true"]])
-def test_a_store_without_servers_is_named_without_its_password(
-    command: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_without_servers_is_named_without_its_password(command: list[str]) -> None:
     """Who forgot the variable would apply the cluster to a second store, which grants the same GPUs again."""
     with GPUResourceManager.from_url("memory://", inventory=()) as empty:
-        monkeypatch.setattr(Target, "manager", empty)
-        forgotten = CliRunner().invoke(main, command)
-        named = CliRunner().invoke(main, ["--store", "redis://me:secret@store:6379/0", *command])
+        forgotten = CliRunner().invoke(main, command, obj=holding(empty))
+        store = ["--store", "redis://me:secret@store:6379/0"]
+        named = CliRunner().invoke(main, [*store, *command], obj=holding(empty))
     assert "no servers yet in airflow://, since GPU_MANAGER_STORE is not set: gpu-manager" in forgotten.stderr
     assert "no servers yet in redis://me@store:6379/0: gpu-manager apply FILE" in named.stderr

@@ -371,10 +371,10 @@ def test_without_arguments_the_help_is_printed(arguments: list[str]) -> None:
     assert "\nCommands:\n" in result.stderr
 
 
-def test_an_unreachable_target_is_exit_3(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Target, "of", partial(Target.of, connect_timeout_s=0.0))
+def test_an_unreachable_target_is_exit_3() -> None:
+    impatient = partial(Target.of, connect_timeout_s=0.0)
     for arguments in (["--url", "http://127.0.0.1:1"], ["--store", "redis://127.0.0.1:1"]):
-        result = CliRunner().invoke(main, [*arguments, "status"])
+        result = CliRunner().invoke(main, [*arguments, "status"], obj=impatient)
         assert result.exit_code == 3, result.output
         assert len(result.stderr.strip().splitlines()) == 1
 

@@ -79,7 +79,7 @@ def test_a_lost_gpu_and_a_new_one_are_named_and_then_adopted(
 def test_a_server_without_uuids_is_pinned_by_adopting(state: State, tmp_path: Path) -> None:
     state.write(gpu(0, "mig_mode 1"), mig(0, "1g.10gb", 10), mig(1, "1g.10gb", 10), gpu(1))
     manager = GPUResourceManager.from_url("memory://", inventory=[node(Gpu(0), Gpu(1), Gpu(2))])
-    with pytest.MonkeyPatch.context() as patch, manager, running_on("store", manager, tmp_path, patch) as run:
+    with manager, running_on("store", manager, tmp_path) as run:
         unpinned = run("verify")
         assert (unpinned.exit_code, unpinned.stdout.split(":")[1]) == (1, " not pinned")
         answer = json.loads(run("adopt", "0", "--json").stdout)

@@ -15,13 +15,13 @@ from click.testing import CliRunner
 
 from resource_manager import AsyncGPUResourceManager, GPUResourceManager, Settings
 from resource_manager.cli import main
-from resource_manager.cli.target import Target
 from resource_manager.core.models import Gpu, Node
 from resource_manager.errors import InvalidRequestError, NeverFitsError
 from resource_manager.manager.results import ReleaseResult
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.client import ServiceClient
+from tests.cli.targets import holding
 
 NODES = [
     Node(
@@ -56,9 +56,7 @@ def client(manager: GPUResourceManager, tmp_path: Path) -> Iterator[ServiceClien
 
 
 def command(manager: GPUResourceManager, *words: str) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Target, "manager", manager)
-        return CliRunner().invoke(main, list(words))
+    return CliRunner().invoke(main, list(words), obj=holding(manager))
 
 
 def test_a_lease_names_its_members_in_the_order_of_their_ranks(client: ServiceClient) -> None:

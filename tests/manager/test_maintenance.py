@@ -45,9 +45,9 @@ def form(begin: float, end: float, **more: object) -> WindowForm:
 
 @pytest.mark.parametrize("target", ["store", "service"])
 def test_a_window_from_the_command_line_keeps_a_job_waiting_until_its_end(
-    target: str, manager: GPUResourceManager, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: str, manager: GPUResourceManager, clock: Clock, tmp_path: Path
 ) -> None:
-    with running_on(target, manager, tmp_path, monkeypatch) as run:
+    with running_on(target, manager, tmp_path) as run:
         times = ("--from", "1970-01-01T02:00+01:00", "--until", "1970-01-01T02:00Z")
         tried = run("maintenance", "add", "a", *times, "--dry-run")
         assert (tried.exit_code, manager.maintenance()) == (0, []), tried.output
@@ -94,11 +94,11 @@ def test_a_wrong_window_changes_nothing(
 
 @pytest.mark.parametrize("target", ["store", "service"])
 def test_removal_starts_what_waits_and_a_second_one_does_nothing(
-    target: str, manager: GPUResourceManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: str, manager: GPUResourceManager, tmp_path: Path
 ) -> None:
     first = manager.add_maintenance(form(3600.0, 7200.0))["id"]
     manager.submit("long", 2, expected_runtime=7200)
-    with running_on(target, manager, tmp_path, monkeypatch) as run:
+    with running_on(target, manager, tmp_path) as run:
         assert run("maintenance", "remove", str(first)).output.endswith("(removed)\n")
         assert [lease["task_id"] for lease in manager.leases()] == ["long"]
         assert manager.add_maintenance(form(3600.0, 7200.0))["id"] > first

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager, Settings
 from resource_manager.cli import main
-from resource_manager.cli.target import Target
 from resource_manager.core.changes import JobEnd
 from resource_manager.core.models import Gpu, JobPlace, Node
 from resource_manager.errors import InvalidRequestError, JobPlacedError, LeaseNotFoundError
@@ -23,6 +22,7 @@ from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.tokens import Role, create
 from resource_manager.storage.memory import MemoryStore
 from tests.builders import Clock
+from tests.cli.targets import holding
 
 PLACE = JobPlace("ssh", "gpu-a:22", "gpu_ssh", "0123 gpu-a", "/home/ada/.gpu-manager/jobs", "f00d", "ada")
 NODES = [
@@ -62,9 +62,7 @@ def way(request: pytest.FixtureRequest) -> Any:
 
 
 def command(manager: GPUResourceManager, *words: str) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Target, "manager", manager)
-        return CliRunner().invoke(main, list(words))
+    return CliRunner().invoke(main, list(words), obj=holding(manager))
 
 
 def placed(manager: GPUResourceManager, task_id: str = "t", ttl: float = 60) -> int:

@@ -20,7 +20,6 @@ from resource_manager.agent.running import RunningProbe
 from resource_manager.agent.sending import ReportRefusedError, ReportSender
 from resource_manager.cli import main
 from resource_manager.cli.base import Failure
-from resource_manager.cli.target import Target
 from resource_manager.core.models import JobPlace
 from resource_manager.jobs import running_job
 from resource_manager.jobs.launchers import (
@@ -38,6 +37,7 @@ from resource_manager.jobs.launchers.ssh_python import SSHPython
 from resource_manager.jobs.launchers.terminal import SSHProgram
 from resource_manager.jobs.reconcile import ActionKind, reconcile
 from resource_manager.jobs.task_identity import TaskIdentity
+from tests.cli.targets import holding
 from tests.eventually import wait_until_ended
 from tests.security import hostile
 from tests.ssh_account import logged_in
@@ -93,7 +93,6 @@ def test_the_output_of_a_job_does_not_steer_the_readers_terminal(
     monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
     monkeypatch.setattr(sys, "stdout", shown := Terminal())
     with GPUResourceManager.from_url("memory://") as manager:
-        monkeypatch.setattr(Target, "manager", manager)
         lease = manager.allocate_resources("t", 2, 1)
         assert lease is not None
         launcher = LocalLauncher()
@@ -102,7 +101,7 @@ def test_the_output_of_a_job_does_not_steer_the_readers_terminal(
         manager.place_job("t", [launcher.prepare(job)], fencing_token=lease["fencing_token"])
         launcher.start(job)
         wait_until_ended(launcher, job.key)
-        main(["logs", "t"], standalone_mode=False)
+        main(["logs", "t"], standalone_mode=False, obj=holding(manager))
         launcher.stop(job.key)
     colours, steering = shown.getvalue().split("\n")[:2]
     assert colours == "\x1b[1;31mloss\x1b[0m\t1\r50 %\x1b[K"
