@@ -7,6 +7,7 @@ import hashlib
 import os
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -82,13 +83,37 @@ def role_of(user: Any) -> Role | None:
     return Role.READER if manager.is_authorized_view(access_view=AccessView.WEBSITE, user=user) else None
 
 
+def manager_of_tasks() -> GPUResourceManager:
+    """Return the manager that tasks use: of the default connection, else of the settings."""
+    return GPUManagerHook().on_store()
+
+
+async def user_identity(request: Request) -> Identity:
+    """Return the caller with their role; raise `HTTPException` for an unknown one or one without a role."""
+    bearer = await HTTPBearer(auto_error=False)(request)
+    user = await user_of(request, bearer)
+    role = await run_in_threadpool(role_of, user)
+    if role is None:
+        raise HTTPException(403, f"{user.get_name()} may not see the GPUs")
+    return Identity(str(user.get_name()), role, ambient=bearer is None)
+
+
 class Gate:
     """ASGI app that authenticates the caller, then calls the Flask app, which is created at first use.
 
     It waits for the store in threads of its own: those of Airflow's API server are few and serve all pages.
+    `identify` returns the caller of a request, `open_manager` the manager, `instance_of` the Airflow's id.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        identify: Callable[[Request], Awaitable[Identity]] = user_identity,
+        open_manager: Callable[[], GPUResourceManager] = manager_of_tasks,
+        instance_of: Callable[[], str] = publish_instance,
+    ) -> None:
+        self._identity_of = identify
+        self._open_manager = open_manager
+        self._instance_of = instance_of
         self._threads = ThreadPoolExecutor(THREADS, "gpu-gate")
         self._lock = threading.Lock()
         self._bridge: Any = None
@@ -135,13 +160,13 @@ class Gate:
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         if path != REPORTS or scheme.lower() != "bearer" or not text.startswith(f"{PREFIX}_"):
-            return await _identify(request)
+            return await self._identity_of(request)
         return await in_thread(self._agent_of, text.strip(), executor=self._threads)
 
     def _agent_of(self, text: str) -> Identity | None:
         with self._lock:
             if self._tokens is None:
-                store = persistence_of(manager_of_tasks().settings).tokens
+                store = persistence_of(self._open_manager().settings).tokens
                 self._tokens = TokenAuthenticator(store, MemorySessions())
         return self._tokens.agent_of(text)
 
@@ -152,40 +177,39 @@ class Gate:
                 if time.monotonic() < self._again_at:
                     raise ResourceManagerError(self._problem)
                 try:
-                    self._bridge = _bridge(self._ends)
+                    self._bridge = self._make_bridge()
                 except (ResourceManagerError, AirflowException) as error:
                     self._problem, self._again_at = str(error), time.monotonic() + OUTAGE_S
                     raise
             return self._bridge
 
+    def _make_bridge(self) -> Any:
+        instance = self._instance_of()  # published again, in case it failed at the start
+        secret = hashlib.sha256(f"{NAME}:{conf.get('api', 'secret_key')}".encode()).hexdigest()
+        path = os.environ.get("GPU_MANAGER_NOTICE_SECRET")
+        notice_key = secret_in(Path(path) if path else None)
+        service = build(
+            self._open_manager(),
+            AirflowAuthenticator(),
+            secret,
+            airflow_url=urlsplit(conf.get("api", "base_url", fallback="") or "").path,
+            instance=instance,
+            airflow_api=_api_of_caller,
+            embedded=True,
+            max_streams=MAX_STREAMS,
+        )
+        closed = threading.Event()
+        for chore in begin_chores(service, notice_key, closed):
+            self._ends.callback(chore.join)
+        self._ends.callback(service.watch.close)
+        self._ends.callback(closed.set)
+        app: Any = create_app(service)
+        return WSGIMiddleware(app, workers=WORKERS + MAX_STREAMS)
+
     def close(self) -> None:
         """End the service's threads."""
         self._threads.shutdown()
         self._ends.close()
-
-
-def _bridge(ends: ExitStack) -> Any:
-    instance = publish_instance()  # again, in case it failed at the start
-    secret = hashlib.sha256(f"{NAME}:{conf.get('api', 'secret_key')}".encode()).hexdigest()
-    path = os.environ.get("GPU_MANAGER_NOTICE_SECRET")
-    notice_key = secret_in(Path(path) if path else None)
-    service = build(
-        manager_of_tasks(),
-        AirflowAuthenticator(),
-        secret,
-        airflow_url=urlsplit(conf.get("api", "base_url", fallback="") or "").path,
-        instance=instance,
-        airflow_api=_api_of_caller,
-        embedded=True,
-        max_streams=MAX_STREAMS,
-    )
-    closed = threading.Event()
-    for chore in begin_chores(service, notice_key, closed):
-        ends.callback(chore.join)
-    ends.callback(service.watch.close)
-    ends.callback(closed.set)
-    app: Any = create_app(service)
-    return WSGIMiddleware(app, workers=WORKERS + MAX_STREAMS)
 
 
 def _api_of_caller() -> AirflowTaskStates:
@@ -197,21 +221,6 @@ def _api_of_caller() -> AirflowTaskStates:
         host, port = scope["server"]
         url = f"{scope['scheme']}://{f'[{host}]' if ':' in host else host}:{port}{url}"
     return AirflowTaskStates(url, token=token.strip() or flask.request.cookies.get("_token", ""))
-
-
-def manager_of_tasks() -> GPUResourceManager:
-    """Return the manager that tasks use: of the default connection, else of the settings."""
-    return GPUManagerHook().on_store()
-
-
-async def _identify(request: Request) -> Identity:
-    """Return the caller with their role; raise `HTTPException` for an unknown one or one without a role."""
-    bearer = await HTTPBearer(auto_error=False)(request)
-    user = await user_of(request, bearer)
-    role = await run_in_threadpool(role_of, user)
-    if role is None:
-        raise HTTPException(403, f"{user.get_name()} may not see the GPUs")
-    return Identity(str(user.get_name()), role, ambient=bearer is None)
 
 
 def _refuse(request: Request, error: HTTPException) -> Response:

@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import pytest
-from fastapi import HTTPException
+from fastapi import HTTPException, Request
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import Mount
@@ -60,26 +60,33 @@ def mounted(manager: GPUResourceManager) -> Iterator[Client]:
         yield Client(Starlette(routes=[Mount("/gpu", gate)]))
 
 
+class Airflow:
+    """What an Airflow tells the app within it; its log-in knows nobody until there is a `caller`."""
+
+    def __init__(self, manager: GPUResourceManager) -> None:
+        self.caller: Identity | None = None
+        self.open_manager = lambda: manager
+
+    async def identify(self, request: Request) -> Identity:
+        if self.caller is None:
+            raise HTTPException(401, "Invalid JWT token")
+        return self.caller
+
+    def know_ada(self, role: Role = Role.READER) -> None:
+        """Know ada, in that role, whoever asks."""
+        self.caller = Identity("ada", role)
+
+
 @pytest.fixture
-def client(mounted: Client, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch) -> Client:
-    """A client to whom Airflow's log-in knows nobody."""
-
-    async def nobody(request: Any) -> Any:
-        raise HTTPException(401, "Invalid JWT token")
-
-    monkeypatch.setattr(webapp, "_identify", nobody)
-    monkeypatch.setattr(webapp, "manager_of_tasks", lambda: manager)
-    monkeypatch.setattr(webapp, "publish_instance", lambda: "test")
-    return mounted
+def airflow(manager: GPUResourceManager) -> Airflow:
+    return Airflow(manager)
 
 
-def know_ada(monkeypatch: pytest.MonkeyPatch, role: Role = Role.READER) -> None:
-    """Have Airflow's log-in know ada, in that role, whoever asks."""
-
-    async def ada(request: Any) -> Identity:
-        return Identity("ada", role)
-
-    monkeypatch.setattr(webapp, "_identify", ada)
+@pytest.fixture
+def client(airflow: Airflow) -> Iterator[Client]:
+    """A client of the app in that Airflow."""
+    with closing(webapp.Gate(airflow.identify, lambda: airflow.open_manager(), lambda: "test")) as gate:
+        yield Client(Starlette(routes=[Mount("/gpu", gate)]))
 
 
 def token_of(manager: GPUResourceManager, role: Role, server: str = "") -> dict[str, str]:
@@ -91,18 +98,16 @@ def body(manager: GPUResourceManager) -> bytes:
     return as_text(report(manager.store.now(), gpu(0), gpu(1)))
 
 
-def test_a_store_that_does_not_answer_is_tried_once_for_all_who_ask(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_does_not_answer_is_tried_once_for_all_who_ask(client: Client, airflow: Airflow) -> None:
     """Each try may take the store's timeout, for which the others would wait in turn."""
     tries = []
 
-    def manager_of_tasks() -> None:
+    def manager_of_tasks() -> NoReturn:
         tries.append(1)
         raise StoreUnavailableError("redis://r does not answer")
 
-    know_ada(monkeypatch)
-    monkeypatch.setattr(webapp, "manager_of_tasks", manager_of_tasks)
+    airflow.know_ada()
+    airflow.open_manager = manager_of_tasks
     for _ in range(3):
         answer = client.request("GET", "/gpu/api/status")
         assert (answer.status_code, answer.json()["detail"]) == (503, "redis://r does not answer")
@@ -110,10 +115,10 @@ def test_a_store_that_does_not_answer_is_tried_once_for_all_who_ask(
 
 
 def test_who_waits_gets_what_a_lease_held_that_nobody_renews(
-    client: Client, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+    client: Client, airflow: Airflow, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client of the service leaves that to it, and Airflow's triggers may have nothing to wait for."""
-    know_ada(monkeypatch, Role.OPERATOR)
+    airflow.know_ada(Role.OPERATOR)
     monkeypatch.setattr(chores, "EXPIRE_EVERY_S", 0.1)
     assert client.request("GET", "/gpu/livez").status_code == 200
     manager.allocate("left", gpus=2, ttl=0.5)
@@ -123,7 +128,7 @@ def test_who_waits_gets_what_a_lease_held_that_nobody_renews(
 
 @pytest.mark.parametrize("text", [None, "\n"])
 def test_without_the_secret_for_its_notices_the_service_does_not_begin(
-    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
+    client: Client, airflow: Airflow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
 ) -> None:
     """Else what `serve` refuses would send them without a signature, which their receivers must refuse."""
     path = tmp_path / "secret"
@@ -131,22 +136,20 @@ def test_without_the_secret_for_its_notices_the_service_does_not_begin(
         path.write_text(text)
         path.chmod(0o600)
     monkeypatch.setenv("GPU_MANAGER_NOTICE_SECRET", str(path))
-    know_ada(monkeypatch)
+    airflow.know_ada()
     answer = client.request("GET", "/gpu/api/status")
     assert (answer.status_code, answer.json()["detail"]) == (503, f"{path}: there is no secret in it")
 
 
-def test_agents_that_wait_for_the_store_leave_airflow_its_threads(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agents_that_wait_for_the_store_leave_airflow_its_threads(client: Client, airflow: Airflow) -> None:
     asked, answers = threading.Event(), threading.Event()
 
-    def manager_of_tasks() -> None:
+    def manager_of_tasks() -> NoReturn:
         asked.set()
         answers.wait(60)
         raise StoreUnavailableError("redis://r does not answer")
 
-    monkeypatch.setattr(webapp, "manager_of_tasks", manager_of_tasks)
+    airflow.open_manager = manager_of_tasks
 
     async def main() -> list[int]:
         transport = httpx.ASGITransport(app=client.app)
@@ -227,9 +230,9 @@ def test_wrong_tokens_and_strangers_are_refused(client: Client, manager: GPUReso
 
 
 def test_a_request_for_changes_is_held_without_a_thread_of_the_app(
-    client: Client, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+    client: Client, airflow: Airflow, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    know_ada(monkeypatch)
+    airflow.know_ada()
     held = webapp.WORKERS + webapp.MAX_STREAMS + 1
     monkeypatch.setattr("resource_manager.rest.held_requests.MAX_HELD_PER_CALLER", held)
     manager.submit("holds", 2)

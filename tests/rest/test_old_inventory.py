@@ -102,13 +102,11 @@ def test_pages_and_tasks_of_airflow(
         return Identity("olga", Role.OPERATOR)
 
     async def ask(method: str, path: str, **more: object) -> httpx.Response:
-        with closing(webapp.Gate()) as gate:
+        with closing(webapp.Gate(operator, instance_of=lambda: "test")) as gate:
             transport = httpx.ASGITransport(app=gate)
             async with httpx.AsyncClient(transport=transport, base_url="http://airflow") as client:
                 return await client.request(method, path, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(webapp, "_identify", operator)
-    monkeypatch.setattr(webapp, "publish_instance", lambda: "test")
     connection = {"conn_type": "gpu_manager", "host": url}
     monkeypatch.setenv("AIRFLOW_CONN_GPU_MANAGER_DEFAULT", json.dumps(connection))
     before = manager.snapshot()
