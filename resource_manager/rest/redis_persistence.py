@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 from resource_manager.rest.sessions import MAX_SESSIONS, SESSION_LIFE_S
@@ -64,19 +65,20 @@ class TokenRedis:
 class RedisSessions:
     """`SessionStore` in Redis, a sorted set for each token; its methods raise `StoreUnavailableError`."""
 
-    def __init__(self, client: RedisClient) -> None:
+    def __init__(self, client: RedisClient, clock: Callable[[], float] = time.time) -> None:
         self._client = client
+        self._clock = clock
 
     def begin(self, token_id: str, session_id: str) -> None:
         script = load_script("begin_session")
         self._client.run(
-            script, [self._key(token_id)], (session_id, time.time(), SESSION_LIFE_S, MAX_SESSIONS)
+            script, [self._key(token_id)], (session_id, self._clock(), SESSION_LIFE_S, MAX_SESSIONS)
         )
 
     def is_live(self, token_id: str, session_id: str) -> bool:
         with self._client.reporting():
             end = self._client.driver.zscore(self._key(token_id), session_id)
-        return end is not None and end > time.time()
+        return end is not None and end > self._clock()
 
     def end(self, token_id: str, session_id: str) -> None:
         with self._client.reporting():

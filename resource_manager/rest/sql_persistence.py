@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Callable
 
 from resource_manager.rest.sessions import MAX_SESSIONS, SESSION_LIFE_S
 from resource_manager.rest.tokens import Token, tokens_of
@@ -94,11 +95,12 @@ class SqlTokens:
 class SqlSessions:
     """`SessionStore` in a table; its methods raise `StoreUnavailableError`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database = database
+        self._clock = clock
 
     def begin(self, token_id: str, session_id: str) -> None:
-        now = time.time()
+        now = self._clock()
 
         def work(connection: Connection) -> None:
             execute = self._database.execute
@@ -135,7 +137,7 @@ class SqlSessions:
             token_id=token_id,
             session_id=session_id,
         )
-        return row is not None and bool(row[0] > time.time())
+        return row is not None and bool(row[0] > self._clock())
 
     def end(self, token_id: str, session_id: str) -> None:
         self._database.run(lambda connection: self._end(connection, token_id, session_id))

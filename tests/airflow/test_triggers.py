@@ -125,7 +125,6 @@ def test_triggers_fire_for_free_gpus_and_for_the_end_of_a_lease(manager, monkeyp
         "reasons": ["no server with 8 GPUs: none is free anywhere"],
     }
     lease = ask(manager, TASK, 8)
-    monkeypatch.setattr(base, "OUTAGE_POLL_S", 0.01)
     over = LeaseEndTrigger(asdict(TASK), lease["fencing_token"])
     assert fire(over, lambda: manager.release_resources(TASK.lease_id)) == {}
 
@@ -183,7 +182,6 @@ def test_a_grant_does_not_wait_until_a_long_queue_is_read(manager, monkeypatch, 
         assert is_read.wait(30)
         manager.release_resources("holds0")
 
-    monkeypatch.setattr(base, "MIN_DEFERRAL_S", 0.0)
     try:
         assert fire(GrantTrigger(asdict(TASK)), free)["state"] == GrantState.GRANTED
     finally:

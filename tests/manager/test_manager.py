@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from resource_manager import AsyncGPUResourceManager, GPUResourceManager, MemoryStore, Settings
-from resource_manager.core.changes import Change, Granted
+from resource_manager.core.changes import Change, Granted, Renewed
 from resource_manager.core.models import Lease, Request, Utility
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.errors import (
@@ -251,23 +251,20 @@ class TestLeases:
         with pytest.raises(LeaseNotFoundError):
             manager.renew("lost")
 
-    def test_a_renewal_returns_its_own_lease_and_not_a_later_one(
-        self, make: Callable[..., GPUResourceManager], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        manager = make()
+    def test_a_renewal_returns_its_own_lease_and_not_a_later_one(self) -> None:
+        class Followed(MemoryStore):
+            """A store on which another releases a renewed lease at once and gets the task another one."""
+
+            def commit(self, version: int, changes: Sequence[Change], **options: Any) -> None:
+                super().commit(version, changes, **options)
+                if any(isinstance(change, Renewed) for change in changes):
+                    other = GPUResourceManager(manager.settings, store=self)
+                    assert other.release_resources("a")
+                    assert other.allocate_resources("a", 2, 8)
+
+        manager = GPUResourceManager(Settings(store="memory://"), store=Followed())
         first = manager.allocate_resources("a", 2, 8)
         assert first is not None
-        commit = manager.store.commit
-
-        def followed_by_another(*arguments: Any, **options: Any) -> None:
-            """Release the lease right after the commit and grant the task another one."""
-            monkeypatch.setattr(manager.store, "commit", commit)
-            commit(*arguments, **options)
-            other = GPUResourceManager(manager.settings, store=manager.store)
-            assert other.release_resources("a")
-            assert other.allocate_resources("a", 2, 8)
-
-        monkeypatch.setattr(manager.store, "commit", followed_by_another)
         assert manager.renew("a")["fencing_token"] == first["fencing_token"]
 
     def test_any_change_expires_leases_that_are_due(self, manager: GPUResourceManager, clock: Clock) -> None:
@@ -599,19 +596,15 @@ class TestRefusals:
         lock.release()
         assert isinstance(manager.allocate("t", 2), Lease)
 
-    def test_a_recovery_window_is_not_a_full_cluster(
-        self, clock: Clock, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        store = MemoryStore(clock=clock)
+    def test_a_recovery_window_is_not_a_full_cluster(self, clock: Clock) -> None:
+        class Restarted(MemoryStore):
+            def commit(self, version: int, changes: Sequence[Change], **options: Any) -> None:
+                if any(isinstance(change, Granted) for change in changes):
+                    raise StateUnconfirmedError("the store was restarted", remaining_s=48.0)
+                super().commit(version, changes, **options)
+
+        store = Restarted(clock=clock)
         manager = GPUResourceManager(Settings(store="memory://"), store=store, inventory=default_inventory(1))
-        commit = store.commit
-
-        def restarted(version: int, changes: Sequence[Change], **options: Any) -> None:
-            if any(isinstance(change, Granted) for change in changes):
-                raise StateUnconfirmedError("the store was restarted", remaining_s=48.0)
-            commit(version, changes, **options)
-
-        monkeypatch.setattr(store, "commit", restarted)
         refused = manager.allocate("t", 2)
         assert isinstance(refused, Refusal)
         assert refused.kind is RefusalKind.RECOVERING

@@ -12,11 +12,14 @@ from flask.testing import FlaskClient
 from resource_manager import GPUResourceManager
 from resource_manager.rest import limits, sessions, tokens
 from resource_manager.rest.app import create_app
-from resource_manager.rest.assemble import Persistence, persistence_of, standalone
+from resource_manager.rest.assemble import Persistence, standalone
+from resource_manager.rest.redis_persistence import RedisSessions
 from resource_manager.rest.service import Service
 from resource_manager.rest.sessions import MAX_SESSIONS, SESSION_LIFE_S, MemorySessions, SessionFile
+from resource_manager.rest.sql_persistence import SqlSessions
 from resource_manager.rest.tokens import Role
-from resource_manager.settings import Settings
+from resource_manager.storage.redis.client import RedisClient
+from resource_manager.storage.sql.database import Database
 from tests.redis_server import embedded_redis
 from tests.sql_servers import DATABASES
 
@@ -152,25 +155,21 @@ def test_a_second_log_in_ends_the_session_before(service: Service, kept: Persist
 
 
 @pytest.fixture(params=["memory", "file", "redis", "sqlite", *DATABASES])
-def store(request: pytest.FixtureRequest, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def store(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
     """Return a store of sessions and a clock to move."""
     now = [1_000_000.0]
     if request.param == "memory":
         return MemorySessions(lambda: now[0]), now
     if request.param == "file":
         return SessionFile(tmp_path / "sessions.json", lambda: now[0]), now
-    if request.param != "redis":
-        monkeypatch.setattr("resource_manager.rest.sql_persistence.time.time", lambda: now[0])
-        is_file = request.param == "sqlite"
-        url = (
-            f"sqlite:///{tmp_path}/state.db"
-            if is_file
-            else request.getfixturevalue(request.param).fresh_url()
-        )
-        return persistence_of(Settings(store=url)).sessions, now
-    url = request.getfixturevalue("embedded_redis").url
-    monkeypatch.setattr("resource_manager.rest.redis_persistence.time.time", lambda: now[0])
-    return persistence_of(Settings(store=f"{url}?namespace=sessions")).sessions, now
+    if request.param == "redis":
+        url = request.getfixturevalue("embedded_redis").fresh_url()
+        return RedisSessions(RedisClient.from_url(url), lambda: now[0]), now
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/state.db"
+    else:
+        url = request.getfixturevalue(request.param).fresh_url()
+    return SqlSessions(Database(url), lambda: now[0]), now
 
 
 def test_sessions_end_by_time_and_are_bounded(store: Any) -> None:

@@ -32,11 +32,17 @@ class Variables:
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
+        self.next_writes: list[Callable[[str, str, str | None], bool]] = []
+        """What the next calls of `set` do instead of writing, in order."""
 
     def get(self, key: str) -> str | None:
         return self.texts.get(key)
 
     def set(self, key: str, text: str, before: str | None) -> bool:
+        act = self.next_writes.pop(0) if self.next_writes else self.write
+        return act(key, text, before)
+
+    def write(self, key: str, text: str, before: str | None) -> bool:
         if self.texts.get(key) != before:
             return False
         self.texts[key] = text

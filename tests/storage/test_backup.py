@@ -7,7 +7,7 @@ import math
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +64,17 @@ WAYS = (
     ("mariadb", "sqlite"),
     ("sqlite", "postgresql"),
 )
+
+
+class Instead:
+    """The store, with other methods in the place of some for whoever is given this."""
+
+    def __init__(self, store: Store, **methods: Callable[..., object]) -> None:
+        self._store = store
+        vars(self).update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
 
 
 @pytest.fixture
@@ -268,22 +279,20 @@ def test_a_state_that_went_on_is_given_up_only_by_force(store: Store, tmp_path: 
 
 
 def test_a_grant_during_a_restore_is_not_lost_unseen(
-    store: Store, url: str, tmp_path: Path, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
+    store: Store, url: str, tmp_path: Path, opened: ExitStack
 ) -> None:
     """A restore is one commit on the version it read: after another commit it looks again, and refuses."""
     other = opened.enter_context(closing(open_store(url)))
     backup = backup_of_another(tmp_path, opened)
-    take = store.restore
 
     def a_moment_later(*values: Any, **options: Any) -> None:
         cluster = started(other)
         with suppress(LockedError):  # in a store of some state the lock keeps others out
             add(other, cluster, "late")
-        take(*values, **options)
+        store.restore(*values, **options)
 
-    monkeypatch.setattr(store, "restore", a_moment_later)
     with pytest.raises(BackupRefusedError, match="holds a state already"):
-        restore(store, backup)
+        restore(Instead(store, restore=a_moment_later), backup)
     assert cluster_of(other).by_name.keys() == {f"gpu-server-{i}" for i in range(4)}
 
 
@@ -404,21 +413,17 @@ def test_a_server_that_a_final_backup_does_not_know_is_open(store: Store, url: s
 # ---- files ----
 
 
-def test_a_commit_during_a_final_backup_is_part_of_it(
-    tmp_path: Path, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_during_a_final_backup_is_part_of_it(tmp_path: Path, opened: ExitStack) -> None:
     store = opened.enter_context(closing(open_store(f"sqlite:///{tmp_path}/a.db")))
     cluster = started(store)
-    close = store.close_state
     late = [granted(cluster, "late", store.now())]
 
     def a_little_later(version: int, reason: str) -> None:
         if late:
             store.commit(version, [late.pop()], now=store.now())
-        close(version, reason)
+        store.close_state(version, reason)
 
-    monkeypatch.setattr(store, "close_state", a_little_later)
-    backup = backup_of(store, tmp_path, "elsewhere")
+    backup = backup_of(Instead(store, close_state=a_little_later), tmp_path, "elsewhere")
     assert [lease.lease_id for lease in backup.snapshot.leases] == ["late"]
     assert store.refresh(None) is not None
     assert (backup.snapshot.version, store.closed) == (cluster.version + 1, "elsewhere")

@@ -289,6 +289,11 @@ class TestConflicts:
 
 
 class TestRefusalsUnderContention:
+    @pytest.fixture(autouse=True)
+    def look_again_s(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Time in which a refusal is decided again: a minute, so that no pause of the machine matters."""
+        monkeypatch.setattr(group_commits, "LOOK_AGAIN_S", getattr(request, "param", 60.0))
+
     @pytest.fixture
     def looks(self) -> list[float]:
         return []
@@ -314,42 +319,34 @@ class TestRefusalsUnderContention:
         return state.run(step, holders, refused=lambda cluster: "b" not in cluster.leases)
 
     @pytest.mark.usefixtures("contended")
-    def test_they_are_decided_again(
-        self, state: Transactions, step: Step, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(group_commits, "LOOK_AGAIN_S", 60.0)
+    def test_they_are_decided_again(self, state: Transactions, step: Step) -> None:
         assert self.ask(state, step) == {"a", "b"}
 
     @pytest.mark.usefixtures("contended")
-    def test_old_ones_are_answered(
-        self, state: Transactions, step: Step, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(group_commits, "LOOK_AGAIN_S", 0.0)
+    @pytest.mark.parametrize("look_again_s", [0.0], indirect=True)
+    def test_old_ones_are_answered(self, state: Transactions, step: Step) -> None:
         assert self.ask(state, step) == {"a"}
 
     @pytest.mark.usefixtures("contended")
     def test_what_needs_no_change_is_answered_at_once(
-        self, state: Transactions, step: Step, looks: list[float], monkeypatch: pytest.MonkeyPatch
+        self, state: Transactions, step: Step, looks: list[float]
     ) -> None:
-        monkeypatch.setattr(group_commits, "LOOK_AGAIN_S", 60.0)
         assert state.run(step, holders, refused=lambda cluster: "a" not in cluster.leases) == {"a"}
         assert len(looks) == 1
 
     def test_without_contention_they_are_answered_at_once(
-        self, state: Transactions, step: Step, looks: list[float], monkeypatch: pytest.MonkeyPatch
+        self, state: Transactions, step: Step, looks: list[float]
     ) -> None:
-        monkeypatch.setattr(group_commits, "LOOK_AGAIN_S", 60.0)
         assert self.ask(state, step) == set()
         assert len(looks) == 1
 
     @pytest.mark.usefixtures("contended")
     def test_in_the_recovery_window_they_are_answered_at_once(
-        self, state: Transactions, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+        self, state: Transactions, store: WatchedStore
     ) -> None:
         def suspend() -> None:
             raise StateUnconfirmedError("grants pause", remaining_s=60.0)
 
-        monkeypatch.setattr(group_commits, "LOOK_AGAIN_S", 3600.0)
         store.before_commit = [suspend]
         assert self.ask(state, granting(state, "b")) == {"a"}
 

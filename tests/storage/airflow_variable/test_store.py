@@ -336,7 +336,7 @@ def test_no_write_begins_shortly_before_the_lock_expires(
 
 
 def test_no_client_overwrites_a_write_without_an_answer(
-    store: VariableStore, variables: Variables, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    store: VariableStore, variables: Variables, redis_url: str
 ) -> None:
     cluster = started(store)
     late: list[tuple[str, str, str | None]] = []
@@ -345,10 +345,9 @@ def test_no_client_overwrites_a_write_without_an_answer(
         late.append((key, text, before))
         raise outage("no answer")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(variables, "set", lose_the_answer)
-        with pytest.raises(StoreUnavailableError):
-            add(store, cluster, "a")
+    variables.next_writes = [lose_the_answer]
+    with pytest.raises(StoreUnavailableError):
+        add(store, cluster, "a")
     other = VariableStore(variables, RedisClient.from_url(redis_url))
     theirs = other.refresh(None)
     assert theirs is not None
@@ -361,24 +360,22 @@ def test_no_client_overwrites_a_write_without_an_answer(
 
 
 def test_a_write_paused_beyond_its_lock_changes_nothing(
-    store: VariableStore, variables: Variables, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    store: VariableStore, variables: Variables, redis_url: str
 ) -> None:
     cluster = started(store)
     other = VariableStore(variables, RedisClient.from_url(redis_url))
-    write = variables.set
 
     def sleep_before(key: str, text: str, before: str | None) -> bool:
         """Pause the process after all checks, while another acquires its lock and writes."""
-        monkeypatch.setattr(variables, "set", write)
         RedisClient.from_url(redis_url).driver.delete(
             RedisClient.from_url(redis_url).key(f"gpu_resource_lock:{KEY}")
         )
         theirs = other.refresh(None)
         assert theirs is not None
         add(other, theirs, "b")
-        return write(key, text, before)
+        return variables.write(key, text, before)
 
-    monkeypatch.setattr(variables, "set", sleep_before)
+    variables.next_writes = [sleep_before]
     with pytest.raises(StaleStateError, match="another client changed it"):
         add(store, cluster, "a")
     seen = other.refresh(None)
@@ -387,19 +384,18 @@ def test_a_write_paused_beyond_its_lock_changes_nothing(
 
 
 def test_a_completed_write_counts_although_its_lock_expired(
-    store: VariableStore, variables: Variables, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    store: VariableStore, variables: Variables, redis_url: str
 ) -> None:
     cluster = started(store)
-    write = variables.set
 
     def sleep_after(key: str, text: str, before: str | None) -> bool:
-        written = write(key, text, before)
+        written = variables.write(key, text, before)
         RedisClient.from_url(redis_url).driver.delete(
             RedisClient.from_url(redis_url).key(f"gpu_resource_lock:{KEY}")
         )
         return written
 
-    monkeypatch.setattr(variables, "set", sleep_after)
+    variables.next_writes = [sleep_after]
     add(store, cluster, "a")
     seen = store.refresh(cluster)
     assert seen is not None

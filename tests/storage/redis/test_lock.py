@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
@@ -30,6 +30,18 @@ def url(embedded_redis: RedisServer) -> str:
 def client(url: str) -> Iterator[RedisClient]:
     with closing(RedisClient.from_url(url)) as client:
         yield client
+
+
+class Waiter(RedisLock):
+    """A lock that does as its test says where it would wait in Redis."""
+
+    def __init__(self, client: RedisClient, wait: Callable[[float], list[int] | None]) -> None:
+        super().__init__(client)
+        self.wait = wait
+
+    def _wait(self, token: str, wait_s: float) -> list[int]:
+        answer = self.wait(wait_s)
+        return super()._wait(token, wait_s) if answer is None else answer
 
 
 def start(lock: RedisLock, timeout_s: float = 10.0) -> tuple[threading.Thread, list[bool]]:
@@ -97,16 +109,10 @@ def test_a_claimed_hand_off_has_the_full_time_to_live(client: RedisClient, holde
             holder.release()
 
 
-def test_a_waiter_blocks_in_redis(client: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    holder, waiter = RedisLock(client), RedisLock(client)
-    assert holder.acquire(1)
+def test_a_waiter_blocks_in_redis(client: RedisClient) -> None:
     begun: list[float] = []
-
-    def wait(token: str, patience_s: float) -> list[int]:
-        begun.append(time.monotonic())
-        return RedisLock._wait(waiter, token, patience_s)
-
-    monkeypatch.setattr(waiter, "_wait", wait)
+    holder, waiter = RedisLock(client), Waiter(client, begun.append)
+    assert holder.acquire(1)
     assert not waiter.acquire(0.4)
     assert len(begun) <= 2, "it asks again at its timeout, not all the time"
     holder.release()
@@ -185,34 +191,27 @@ def test_waiters_are_not_overtaken_when_a_holder_dies(client: RedisClient) -> No
     assert ask(waiter, "release", "first")
 
 
-def test_a_waiter_that_gives_up_at_its_hand_off_releases_the_lock(
-    client: RedisClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    holder, late, following = RedisLock(client), RedisLock(client), RedisLock(client)
-    assert holder.acquire(1)
-
-    def too_late(token: str, patience_s: float) -> list[int]:
+def test_a_waiter_that_gives_up_at_its_hand_off_releases_the_lock(client: RedisClient) -> None:
+    def too_late(wait_s: float) -> list[int]:
         holder.release()  # for Redis, `late` is now the holder
-        time.sleep(patience_s)
+        time.sleep(wait_s)
         return [0, 0]
 
-    monkeypatch.setattr(late, "_wait", too_late)
+    holder, late, following = RedisLock(client), Waiter(client, too_late), RedisLock(client)
+    assert holder.acquire(1)
     assert not late.acquire(0.05)
     assert following.acquire(0), "at once, not when an unclaimed hand-off has expired"
     following.release()
 
 
-def test_an_interrupted_waiter_leaves_the_queue(client: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    holder, waiter = RedisLock(client), RedisLock(client)
-    assert holder.acquire(1)
-
-    def interrupt(token: str, patience_s: float) -> list[int]:
+def test_an_interrupted_waiter_leaves_the_queue(client: RedisClient) -> None:
+    def interrupt(wait_s: float) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(waiter, "_wait", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            waiter.acquire(1)
+    holder, waiter = RedisLock(client), Waiter(client, interrupt)
+    assert holder.acquire(1)
+    with pytest.raises(KeyboardInterrupt):
+        waiter.acquire(1)
     assert lives_s(client).keys() == {"lock", "server"}
     holder.release()
     assert waiter.acquire(0), "the lock object can be used again"
