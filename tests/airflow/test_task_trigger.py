@@ -427,7 +427,7 @@ def test_a_job_whose_lease_was_ended_by_another_client_is_stopped(asks, manager,
     assert manager.leases() == []
 
 
-def test_a_job_whose_gpu_failed_is_stopped_with_that_reason(asks, manager, notes, monkeypatch):
+def test_a_job_whose_gpu_failed_is_stopped_with_that_reason(asks, manager, notes):
     trigger = asks("sleep 600", stale_grace_s=0.2)
     lease = manager.status_of(TASK.lease_id)
     node, gpu_id = lease["server_name"], lease["gpu_ids"][0]

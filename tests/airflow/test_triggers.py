@@ -116,7 +116,7 @@ def counted(function, calls):
     return lambda *given, **more: calls.append(given) or function(*given, **more)
 
 
-def test_triggers_fire_for_free_gpus_and_for_the_end_of_a_lease(manager, monkeypatch, fast_triggers):
+def test_triggers_fire_for_free_gpus_and_for_the_end_of_a_lease(manager, fast_triggers):
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
     room = FreeCapacityTrigger({"task_id": "x", "gpus": 8, "cpus": 8}, poke_interval_s=0.01)

@@ -52,9 +52,7 @@ def test_a_batch_is_explained_in_one_look(manager: GPUResourceManager, asked: li
     assert asked == [True]
 
 
-def test_a_request_that_could_start_by_now_says_so(
-    manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_could_start_by_now_says_so(manager: GPUResourceManager) -> None:
     def look(reader: Callable[..., Any]) -> Any:
         manager.release("holder")
         manager.read_from(follower.read)

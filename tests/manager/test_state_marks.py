@@ -175,9 +175,7 @@ def test_a_state_that_goes_on_is_trusted_through_restarts_resets_and_trimmed_his
         assert marks.mark.startswith(manager.store.incarnation)
 
 
-def test_a_mark_is_as_old_as_one_check_so_that_no_crash_has_lost_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mark_is_as_old_as_one_check_so_that_no_crash_has_lost_it(place: Place) -> None:
     with place.manager() as manager:
         marks = StateMarks(manager)
         marks.keep_in([place.file])

@@ -138,7 +138,7 @@ def test_calls_beyond_the_quarter_are_refused_while_the_others_run(
 # ---- decisions ----
 
 
-def test_others_are_decided_between_the_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_are_decided_between_the_parts_of_a_batch() -> None:
     """A batch of a thousand was one decision, and what came meanwhile waited for all of it."""
     sizes: list[int] = []
 

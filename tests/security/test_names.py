@@ -158,7 +158,7 @@ def test_every_log_line_of_the_manager_is_printable(
 
 
 @pytest.fixture
-def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], str]:
+def printed() -> Callable[[Any], str]:
     """Return a function that renders a table as for a terminal with all features."""
 
     def show(renderable: Any) -> str:
