@@ -8,8 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,6 +35,7 @@ RUN_TIMEOUT_S = 180.0
 AIRFLOW_PORT = 8080
 SERVICE_PORT = 5000
 INVENTORY = REPOSITORY / "resource_manager" / "deploy" / "servers.toml"
+SETTINGS = {"GPU_MANAGER_INVENTORY": str(INVENTORY)}
 DOCKER_S = 30.0
 
 READ_ONCE = {
@@ -64,17 +65,22 @@ def main(context: click.Context, picture: Path | None, history: Path | None, sto
     signal.signal(signal.SIGTERM, _interrupt)
     context.obj = store
     if context.invoked_subcommand is None:
-        try:
-            problems = run(picture, history, store)
-        except (StackError, ResourceManagerError, OSError, ValueError, KeyboardInterrupt) as error:
-            problems = [str(error) or "interrupted"]
-        except httpx.TransportError as error:  # of a machine too busy for Airflow to answer in time
-            problems = [f"Airflow does not answer: {error}; run it again on a less busy machine"]
-        for problem in problems:
-            print(f"demo failed: {problem}", file=sys.stderr)
-        if not problems:
-            print("no GPU was ever allocated twice, all are free again, no process is left")
-        sys.exit(1 if problems else 0)
+        sys.exit(exit_code(lambda: run(picture, history, store)))
+
+
+def exit_code(demo: Callable[[], list[str]]) -> int:
+    """Run the demo, print its problems and errors a line each, and return the exit code."""
+    try:
+        problems = demo()
+    except (StackError, ResourceManagerError, OSError, ValueError, KeyboardInterrupt) as error:
+        problems = [str(error) or "interrupted"]
+    except httpx.TransportError as error:  # of a machine too busy for Airflow to answer in time
+        problems = [f"Airflow does not answer: {error}; run it again on a less busy machine"]
+    for problem in problems:
+        print(f"demo failed: {problem}", file=sys.stderr)
+    if not problems:
+        print("no GPU was ever allocated twice, all are free again, no process is left")
+    return 1 if problems else 0
 
 
 @main.command()
@@ -88,12 +94,7 @@ def up(store: str) -> None:
             service_port=port_near("the GPU console", SERVICE_PORT),
             AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION="False",
         ) as stack:
-            user, password = stack.api.login
-            print(f"Airflow      {stack.url}   user {user}, password {password}")
-            print(f"GPU console  {stack.service_url}   and in Airflow, {stack.url}/gpu/")
-            print(f"store        {stack.store_url}")
-            print(f"DAGs         {stack.dags}, read every {DAGS_READ_EVERY_S} s")
-            print(f"logs         {stack.home}")
+            print("\n".join(places_of(stack)))
             if not docker_answers():
                 print("the DAG docker_step needs a Docker engine; none answers here")
             print("Ctrl-C stops everything", flush=True)
@@ -109,6 +110,16 @@ def up(store: str) -> None:
         sys.exit(f"up failed: Airflow does not answer: {error}; run it again on a less busy machine")
 
 
+def places_of(stack: Stack) -> Iterator[str]:
+    """Yield the lines that say where the parts of a running stack are."""
+    user, password = stack.api.login
+    yield f"Airflow      {stack.url}   user {user}, password {password}"
+    yield f"GPU console  {stack.service_url}   and in Airflow, {stack.url}/gpu/"
+    yield f"store        {stack.store_url}"
+    yield f"DAGs         {stack.dags}, read every {DAGS_READ_EVERY_S} s"
+    yield f"logs         {stack.home}"
+
+
 def port_near(what: str, wanted: int) -> int:
     """Return the wanted port, or the next free one, which is printed in one line."""
     port = next_free_port(wanted)
@@ -117,11 +128,12 @@ def port_near(what: str, wanted: int) -> int:
     return port
 
 
-def docker_answers() -> bool:
+def docker_answers(timeout_s: float = DOCKER_S) -> bool:
+    """Return True if a Docker engine answers here in time."""
     if shutil.which("docker") is None:
         return False
     try:
-        return subprocess.run(["docker", "info"], capture_output=True, timeout=DOCKER_S).returncode == 0
+        return subprocess.run(["docker", "info"], capture_output=True, timeout=timeout_s).returncode == 0
     except subprocess.TimeoutExpired:
         return False
 
@@ -135,10 +147,7 @@ def _stack(
     service_port: int | None = None,
     **settings: str,
 ) -> Iterator[Stack]:
-    """Run the stack in a temporary folder, which is kept only if the stack fails to start or stop.
-
-    With all example DAGs, or `only` these.
-    """
+    """Run the stack in a temporary folder, with all example DAGs, or `only` these."""
     home = Path(tempfile.mkdtemp(prefix="gpu-manager-demo-"))
     dags = REPOSITORY / "dags"
     if only:
@@ -150,19 +159,25 @@ def _stack(
         f"starting {'Redis' if store == 'redis' else 'PostgreSQL'} and Airflow in {home} (half a minute)",
         flush=True,
     )
+    stack = Stack(
+        home,
+        dags=dags,
+        settings={**SETTINGS, **settings},
+        api_port=api_port,
+        service_port=service_port,
+        store=store,
+    )
+    with in_folder(home, stack):
+        yield stack
+
+
+@contextmanager
+def in_folder(home: Path, stack: AbstractContextManager[object]) -> Iterator[None]:
+    """Run the stack inside; its folder is kept only if it fails to start or stop."""
     with ExitStack() as running:
-        stack = running.enter_context(
-            Stack(
-                home,
-                dags=dags,
-                settings={"GPU_MANAGER_INVENTORY": str(INVENTORY), **settings},
-                api_port=api_port,
-                service_port=service_port,
-                store=store,
-            )
-        )
+        running.enter_context(stack)
         try:
-            yield stack
+            yield
         finally:
             running.close()
             shutil.rmtree(home)

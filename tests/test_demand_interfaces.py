@@ -126,10 +126,7 @@ def client(manager: GPUResourceManager, tmp_path: Path) -> Iterator[ServiceClien
     service = standalone(
         manager, persistence_of(Settings(store="memory://"), tmp_path / "tokens.json"), open_to="loopback"
     )
-    client = ServiceClient("http://localhost")
-    client._http.client = httpx.Client(
-        base_url=client.url, transport=httpx.WSGITransport(create_app(service))
-    )
+    client = ServiceClient("http://localhost", transport=httpx.WSGITransport(create_app(service)))
     yield client
     client.close()
     service.watch.close()

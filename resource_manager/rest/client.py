@@ -43,9 +43,11 @@ from resource_manager.rest.answers import (
 )
 from resource_manager.rest.client_errors import RefusedError, ServiceError
 from resource_manager.rest.cluster_calls import ClusterCalls
-from resource_manager.rest.connection import PAGE, ServiceConnection
+from resource_manager.rest.connection import PAGE, Clock, ServiceConnection
 
 if TYPE_CHECKING:
+    import httpx
+
     from resource_manager.core.models import JobPlace
     from resource_manager.manager.demand import DemandArguments
 
@@ -66,7 +68,8 @@ EXACT: dict[str, Any] = {"exact": True}
 class ServiceClient(ClusterCalls, OriginalNames):
     """Client of the service at `url`; results and errors are those of the manager's own methods.
 
-    A connection that is refused is tried again for `connect_timeout_s` seconds.
+    A connection that is refused is tried again for `connect_timeout_s` seconds. `transport` and `clock` are
+    for a service that is reached another way, and another time.
     """
 
     def __init__(
@@ -76,8 +79,10 @@ class ServiceClient(ClusterCalls, OriginalNames):
         *,
         timeout_s: float = TIMEOUT_S,
         connect_timeout_s: float = 0.0,
+        transport: httpx.BaseTransport | None = None,
+        clock: Clock = time,
     ) -> None:
-        self._http = ServiceConnection(url, token, timeout_s, connect_timeout_s)
+        self._http = ServiceConnection(url, token, timeout_s, connect_timeout_s, transport, clock)
         self.url = self._http.url
         note_opened(self)
 

@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import httpx
 
@@ -38,14 +38,31 @@ def _trusted_authorities() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
+class Clock(Protocol):
+    """The time of a connection, as the module `time` has it."""
+
+    def monotonic(self) -> float: ...
+
+    def sleep(self, seconds: float, /) -> None: ...
+
+
 class ServiceConnection:
     """Connection to the service at `url`; raises what the manager would have.
 
     One that is refused is tried again for `connect_timeout_s` seconds.
     """
 
-    def __init__(self, url: str, token: str | None, timeout_s: float, connect_timeout_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        timeout_s: float,
+        connect_timeout_s: float,
+        transport: httpx.BaseTransport | None = None,
+        clock: Clock = time,
+    ) -> None:
         self._connect_timeout_s = connect_timeout_s
+        self._clock = clock
         if token and not (token.isascii() and token.isprintable() and token == token.strip()):
             # The error of httpx would contain the token.
             raise InvalidRequestError(
@@ -56,7 +73,11 @@ class ServiceConnection:
         self.url = redact(url).rstrip("/")
         try:
             self.client = httpx.Client(
-                base_url=url.rstrip("/"), headers=headers, timeout=timeout_s, verify=_trusted_authorities()
+                base_url=url.rstrip("/"),
+                headers=headers,
+                timeout=timeout_s,
+                verify=_trusted_authorities(),
+                transport=transport,
             )
         except (httpx.InvalidURL, ValueError) as error:
             text = "not the address of a service: {!r}: {}"
@@ -90,13 +111,13 @@ class ServiceConnection:
         So too, for `BUSY_S`, where the service refuses the call as one too many of its caller's: no sooner
         than its Retry-After says, which is logged once if it is a second or more.
         """
-        began, patience_s, has_said = time.monotonic(), RETRY_S, False
+        began, patience_s, has_said = self._clock.monotonic(), RETRY_S, False
         while True:
             pause_s = RETRY_S
             try:
                 response = self.client.request(method, path, **content)
                 wait_s = response.headers.get("Retry-After", "0")
-                left_s = began + BUSY_S - time.monotonic()
+                left_s = began + BUSY_S - self._clock.monotonic()
                 if response.status_code != 429 or not wait_s.isdecimal() or float(wait_s) >= left_s:
                     return response
                 pause_s = float(wait_s) + patience_s * (0.5 + _spread.random())  # nosec B311  # they spread
@@ -105,9 +126,9 @@ class ServiceConnection:
                     has_said = True
                     logger.warning("%s has too many calls; asking again in %.1f s", self.url, pause_s)
             except httpx.ConnectError as error:
-                if not _is_refused(error) or time.monotonic() >= began + self._connect_timeout_s:
+                if not _is_refused(error) or self._clock.monotonic() >= began + self._connect_timeout_s:
                     raise
-            time.sleep(pause_s)
+            self._clock.sleep(pause_s)
 
     def call(self, kind: type[T], method: str, path: str, **content: Any) -> T:
         """Return the answer, which is of that type; raises what the manager would have."""

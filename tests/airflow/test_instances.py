@@ -265,10 +265,7 @@ def test_the_listener_ends_only_leases_of_runs_of_its_own_airflow(manager, empty
 
 def test_the_service_separates_instances_like_the_store(manager, tmp_path):
     service = standalone(manager, Persistence(None, None, "secret"), open_to="loopback")
-    client = ServiceClient("http://localhost")
-    client._http.client = httpx.Client(
-        base_url=client.url, transport=httpx.WSGITransport(create_app(service))
-    )
+    client = ServiceClient("http://localhost", transport=httpx.WSGITransport(create_app(service)))
     slashes = replace(OURS, run_id="2026/11%2F22")
     try:
         for identity in (OURS, THEIRS, slashes):

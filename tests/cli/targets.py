@@ -15,18 +15,19 @@ from resource_manager import GPUResourceManager, Settings
 from resource_manager.cli import main
 from resource_manager.cli.target import Target
 from resource_manager.fleet.opening import REPORTS
+from resource_manager.manager.lease_service import LeaseService
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 
 Run = Callable[..., Result]
 
 
-def holding(manager: GPUResourceManager) -> Callable[[Mapping[str, Any]], Target]:
+def holding(manager: LeaseService) -> Callable[[Mapping[str, Any]], Target]:
     """Return what makes the target of a command that runs on this manager, whatever its options name."""
 
     class Held(Target):
         @property
-        def manager(self) -> GPUResourceManager:
+        def manager(self) -> LeaseService:
             return manager
 
     return Held.of

@@ -47,10 +47,7 @@ def manager(clock: Clock) -> Iterator[GPUResourceManager]:
 def client(manager: GPUResourceManager, tmp_path: Path) -> Iterator[ServiceClient]:
     persistence = persistence_of(Settings(store="memory://"), tmp_path / "tokens.json")
     service = standalone(manager, persistence, open_to="loopback")
-    client = ServiceClient("http://localhost")
-    client._http.client = httpx.Client(
-        base_url=client.url, transport=httpx.WSGITransport(create_app(service))
-    )
+    client = ServiceClient("http://localhost", transport=httpx.WSGITransport(create_app(service)))
     yield client
     client.close()
     service.watch.close()

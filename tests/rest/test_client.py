@@ -19,13 +19,13 @@ from resource_manager.manager import requests
 from resource_manager.manager.demand import Demand
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.client_errors import ServiceError, ServiceUnavailableError
+from tests.cli.targets import holding
 
 
 @pytest.fixture
 def client(open_client: FlaskClient) -> Iterator[ServiceClient]:
     app: flask.Flask = open_client.application
-    client = ServiceClient("http://localhost")
-    client._http.client = httpx.Client(base_url=client.url, transport=httpx.WSGITransport(app))
+    client = ServiceClient("http://localhost", transport=httpx.WSGITransport(app))
     yield client
     client.close()
 
@@ -42,9 +42,8 @@ def test_a_preferred_server_is_named_by_id_or_name(client: ServiceClient) -> Non
 
 
 def test_an_airflow_itself_is_no_gpu_manager_and_the_address_of_its_plugin_is_said() -> None:
-    client = ServiceClient("http://airflow:8080")
     answer = httpx.Response(404, json={"error": "API route not found"})
-    client._http.client = httpx.Client(base_url=client.url, transport=httpx.MockTransport(lambda _: answer))
+    client = ServiceClient("http://airflow:8080", transport=httpx.MockTransport(lambda _: answer))
     with pytest.raises(ServiceError, match=r"is not a GPU manager: .* is http://airflow:8080/gpu$"):
         client.summary()
     client.close()
@@ -261,35 +260,27 @@ def test_a_call_that_is_one_too_many_is_sent_again_no_sooner_than_the_service_sa
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("resource_manager.rest.connection.time", clock)
     monkeypatch.setattr("resource_manager.rest.connection._spread.random", lambda: 0.5)
-    with ServiceClient("http://localhost") as client:
-        client._http.client = httpx.Client(base_url=client.url, transport=refused_first(3, headers))
+    with ServiceClient("http://localhost", transport=refused_first(3, headers), clock=clock) as client:
         assert client.leases() == []
     assert len(clock.sleeps) == 3
     assert all(pause_s > least_s for pause_s in clock.sleeps)
     assert [record.getMessage() for record in caplog.records] == lines
 
 
-def test_a_service_that_refuses_all_calls_is_told_from_another_program(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr("resource_manager.rest.connection.time", clock)
-    with ServiceClient("http://localhost") as client:
-        transport = refused_first(float("inf"), {"Retry-After": "5"})
-        client._http.client = httpx.Client(base_url=client.url, transport=transport)
-        with pytest.raises(ServiceUnavailableError, match=r"refused GET /api/\w+; ask again later$"):
-            client.leases()
+def test_a_service_that_refuses_all_calls_is_told_from_another_program() -> None:
+    clock, transport = Clock(), refused_first(float("inf"), {"Retry-After": "5"})
+    with (
+        ServiceClient("http://localhost", transport=transport, clock=clock) as client,
+        pytest.raises(ServiceUnavailableError, match=r"refused GET /api/\w+; ask again later$"),
+    ):
+        client.leases()
     assert 20 < clock.now < 40
 
 
-def test_a_command_says_on_stderr_why_its_answer_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_says_on_stderr_why_its_answer_takes_longer() -> None:
     service = refused_first(1, {"Retry-After": "5"})
-    monkeypatch.setattr("resource_manager.rest.connection.time", Clock())
-    monkeypatch.setattr(
-        httpx.HTTPTransport, "handle_request", lambda _, request: service.handle_request(request)
-    )
-    done = CliRunner().invoke(main, ["--url", "http://localhost", "queue", "--json"])
+    client = ServiceClient("http://localhost", transport=service, clock=Clock())
+    done = CliRunner().invoke(main, ["queue", "--json"], obj=holding(client))
     assert done.exit_code == 0
     assert re.fullmatch(r"http://localhost has too many calls; asking again in 5\.\d s\n", done.stderr)

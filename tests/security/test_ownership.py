@@ -64,12 +64,8 @@ def client_of(service: Service, kept: Persistence) -> Iterator[Callable[..., Ser
     made: list[ServiceClient] = []
 
     def client(name: str, role: Role = Role.USER) -> ServiceClient:
-        found = ServiceClient("http://localhost")
         text = tokens.create(kept.tokens, name, role)
-        headers = {"Authorization": f"Bearer {text}"}
-        found._http.client.close()
-        transport = httpx.WSGITransport(app)
-        found._http.client = httpx.Client(base_url=found.url, headers=headers, transport=transport)
+        found = ServiceClient("http://localhost", text, transport=httpx.WSGITransport(app))
         made.append(found)
         return found
 
