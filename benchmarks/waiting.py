@@ -96,7 +96,7 @@ def measured(tests: str, **environment: str) -> dict[str, Any]:
         report = Path(folder) / "report.xml"
         file, _, names = tests.partition("::")
         command = [sys.executable, "-m", "pytest", f"tests/e2e/{file}", "-k", names]
-        options = ["-q", "--junit-xml", str(report), "-o", "junit_family=xunit1"]
+        options = ["-q", "--junit-xml", str(report)]
         ran = subprocess.run(
             [*command, *options], env={**os.environ, **environment}, stdout=sys.stderr, check=False
         )
