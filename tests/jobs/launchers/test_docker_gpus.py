@@ -86,7 +86,8 @@ def cdi_engine() -> Iterator[str]:
     }
     engine = subprocess.Popen(
         [
-            *("dockerd", "--host", url, "--bridge", "none", "--iptables=false"),
+            # Without a bridge an engine deletes docker0, another engine's too: here it sees none.
+            *("unshare", "--net", "dockerd", "--host", url, "--bridge", "none", "--iptables=false"),
             *(part for option, name in places.items() for part in (f"--{option}", str(tmp_path / name))),
         ],
         stdout=subprocess.DEVNULL,
