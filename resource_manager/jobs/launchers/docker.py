@@ -12,6 +12,7 @@ from typing import Any
 
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import how_to_install
+from resource_manager.jobs.launchers import docker_container, docker_stream, docker_volumes
 from resource_manager.jobs.launchers.base import (
     TAIL_BYTES,
     AlreadyEndedError,
@@ -27,28 +28,7 @@ from resource_manager.jobs.launchers.base import (
     is_key,
 )
 from resource_manager.jobs.launchers.devices import job_environment
-from resource_manager.jobs.launchers.docker_container import (
-    PREEMPT_FILE,
-    archive_of,
-    container_environment,
-    host_options,
-)
 from resource_manager.jobs.launchers.docker_engine import TIMEOUT_S, shared_engine, url_of
-from resource_manager.jobs.launchers.docker_stream import (
-    ended_containers,
-    log_chunk,
-    log_records,
-    nanoseconds,
-)
-from resource_manager.jobs.launchers.docker_volumes import (
-    bury,
-    forget_grace,
-    is_buried,
-    kill_at_of,
-    note_grace,
-    prune_tombstones,
-    volume_of,
-)
 
 STARTER_TIMEOUT_S = 5.0
 TAIL_LINES = 100
@@ -91,7 +71,7 @@ class DockerLauncher:
         failed = f"job {job.key} cannot be started"
         engine = self._verified(job.key)
         with self._reporting(failed, LauncherError):
-            prune_tombstones(self._api, engine)
+            docker_volumes.prune_tombstones(self._api, engine)
             self._refuse_ended(job.key)
             try:
                 self._api.inspect_image(job.image)
@@ -190,7 +170,7 @@ class DockerLauncher:
         try:
             self._refuse_ended(job.key, container)
             if job.files:
-                self._api.put_archive(container, "/", archive_of(job.files))
+                self._api.put_archive(container, "/", docker_container.archive_of(job.files))
             self._api.start(container)
         except self._docker.errors.NotFound:
             try:
@@ -202,7 +182,7 @@ class DockerLauncher:
 
     def _refuse_ended(self, key: str, container: str = "") -> None:
         """Raise `AlreadyEndedError` if the job was stopped; remove the container that a late start made."""
-        if not is_buried(self._api, key):
+        if not docker_volumes.is_buried(self._api, key):
             return
         if container:
             self._remove(container)
@@ -222,9 +202,11 @@ class DockerLauncher:
                 job.image,
                 list(job.command) or None,
                 name=job.key,
-                environment=container_environment(job),
+                environment=docker_container.environment_of(job),
                 labels={f"gpu-manager.{name}": value for name, value in job.labels.items()},
-                host_config=self._api.create_host_config(**host_options(job, self._engine.about)),
+                host_config=self._api.create_host_config(
+                    **docker_container.host_options(job, self._engine.about)
+                ),
             )
         except self._docker.errors.APIError as error:
             if error.status_code == 409:
@@ -259,7 +241,7 @@ class DockerLauncher:
         if state["Status"] == "created" and not state["Error"]:
             return JobStatus(JobState.ABSENT)
         if state["Status"] in ("created", "exited", "dead"):
-            ended_at = nanoseconds(state["FinishedAt"]) / 1e9
+            ended_at = docker_stream.nanoseconds(state["FinishedAt"]) / 1e9
             return JobStatus(JobState.FINISHED, state["ExitCode"], ended_at if ended_at > 0 else None)
         return JobStatus(JobState.RUNNING)
 
@@ -278,7 +260,7 @@ class DockerLauncher:
         try:
             with self._reporting(f"the log of job {key} cannot be read"):
                 is_over = status.state is not JobState.RUNNING
-                text, following, is_all = log_chunk(self._api, key, offset, is_over=is_over)
+                text, following, is_all = docker_stream.log_chunk(self._api, key, offset, is_over=is_over)
         except self._docker.errors.NotFound:
             return Output("", offset, status)
         return Output(text, following, status, is_all)
@@ -286,13 +268,13 @@ class DockerLauncher:
     def last_output_at(self, key: str) -> int:
         """Return when the job last logged something, in nanoseconds since the epoch; 0 if it never did."""
         with suppress(self._docker.errors.NotFound), self._reporting(f"the log of job {key} cannot be read"):
-            return max((at for at, _ in log_records(self._api, key, 0, tail="1")), default=0)
+            return max((at for at, _ in docker_stream.log_records(self._api, key, 0, tail="1")), default=0)
         return 0
 
     def ends(self) -> Iterator[str]:
-        """Yield what `ended_containers` yields."""
+        """Yield what `docker_stream.ended_containers` yields."""
         with self._reporting("the ends of jobs cannot be seen"):
-            yield from ended_containers(self._api)
+            yield from docker_stream.ended_containers(self._api)
 
     def tail(self, key: str) -> str:
         self._check_place(key)
@@ -320,13 +302,15 @@ class DockerLauncher:
             # Another process may end and remove the job meanwhile, which the next status says.
             with suppress(self._docker.errors.NotFound), self._reporting(failed):
                 found = self._status(key)
-                kill_at = kill_at_of(self._api, key) if found.state is not JobState.ABSENT else None
+                kill_at = (
+                    docker_volumes.kill_at_of(self._api, key) if found.state is not JobState.ABSENT else None
+                )
                 if found.state is JobState.ABSENT:
                     self._verified(key)
                 if found.state is not JobState.RUNNING:
                     return replace(found, preempted=kill_at is not None)
                 if kill_at is None:
-                    note_grace(self._api, key, time.time() + grace_s)
+                    docker_volumes.note_grace(self._api, key, time.time() + grace_s)
                     self._write_grace(key, grace_s)
                     self._signal(key, f"SIG{signal_name}")
                 elif time.time() >= kill_at:
@@ -344,7 +328,9 @@ class DockerLauncher:
         """Write the file that tells a job its grace: empty on a full disk, none if it put a folder there."""
         for text in (f"{grace_s:g}\n", ""):
             with suppress(self._docker.errors.APIError):
-                self._api.put_archive(key, "/", archive_of({PREEMPT_FILE: text}))
+                self._api.put_archive(
+                    key, "/", docker_container.archive_of({docker_container.PREEMPT_FILE: text})
+                )
                 return
 
     def stop(self, key: str, grace_s: float = 10.0) -> bool:
@@ -352,8 +338,8 @@ class DockerLauncher:
         failed = f"job {key} could not be stopped"
         ran = self._status(key).state is JobState.RUNNING
         with self._reporting(failed):
-            prune_tombstones(self._api, engine)
-            bury(self._api, key)
+            docker_volumes.prune_tombstones(self._api, engine)
+            docker_volumes.bury(self._api, key)
         with suppress(self._docker.errors.NotFound), self._reporting(failed):
             self._api.stop(key, timeout=math.ceil(grace_s))
             has_succeeded = self._status(key).exit_code == 0
@@ -363,10 +349,10 @@ class DockerLauncher:
                 if error.status_code != 409:
                     raise
                 self._api.wait(key, timeout=TIMEOUT_S, condition="removed")  # another process removes it
-            forget_grace(self._api, key)
+            docker_volumes.forget_grace(self._api, key)
             if has_succeeded:  # nothing has to go on from there, unless a later lease of the id does
                 with self._in_use():
-                    self._api.remove_volume(volume_of(key), force=True)
+                    self._api.remove_volume(docker_volumes.volume_of(key), force=True)
         return ran
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ OWN_DIRECTORY = "/var/lib/gpu-manager/job"
 """The job's own directory: a volume that stays for the next lease of the id, until a job has succeeded."""
 
 
-def container_environment(job: Job) -> dict[str, str]:
+def environment_of(job: Job) -> dict[str, str]:
     """Return the environment of the job's process."""
     environment = job_environment(job, renumbered=job.vendor != "amd")
     if job.vendor == "ascend":

@@ -24,12 +24,12 @@ def volume_of(key: str) -> str:
 
 def bury(api: Any, key: str) -> None:
     """Make the job's tombstone, a volume that says for a day that the job was stopped."""
-    api.create_volume(_tombstone_of(key), labels={ENDED_LABEL: key})
+    api.create_volume(f"{key}-ended", labels={ENDED_LABEL: key})
 
 
 def is_buried(api: Any, key: str) -> bool:
     """Return True if the job has a tombstone."""
-    return _labels(api, _tombstone_of(key)) is not None
+    return _labels(api, f"{key}-ended") is not None
 
 
 def prune_tombstones(api: Any, engine: Mapping[str, Any]) -> None:
@@ -45,12 +45,12 @@ def prune_tombstones(api: Any, engine: Mapping[str, Any]) -> None:
 
 def note_grace(api: Any, key: str, kill_at: float) -> None:
     """Note that the job was told of its preemption, and when its grace is over."""
-    api.create_volume(_grace_of(key), labels={KILL_AT_LABEL: str(kill_at)})
+    api.create_volume(f"{key}-told", labels={KILL_AT_LABEL: str(kill_at)})
 
 
 def kill_at_of(api: Any, key: str) -> float | None:
     """Return when the grace is over that the job was given, None if the job was not told."""
-    labels = _labels(api, _grace_of(key))
+    labels = _labels(api, f"{key}-told")
     return None if labels is None else float(labels[KILL_AT_LABEL])
 
 
@@ -59,7 +59,7 @@ def forget_grace(api: Any, key: str) -> None:
     from docker.errors import NotFound
 
     with suppress(NotFound):
-        api.remove_volume(_grace_of(key))
+        api.remove_volume(f"{key}-told")
 
 
 def _labels(api: Any, name: str) -> Mapping[str, str] | None:
@@ -70,11 +70,3 @@ def _labels(api: Any, name: str) -> Mapping[str, str] | None:
         return api.inspect_volume(name)["Labels"] or {}
     except NotFound:
         return None
-
-
-def _tombstone_of(key: str) -> str:
-    return f"{key}-ended"
-
-
-def _grace_of(key: str) -> str:
-    return f"{key}-told"
