@@ -22,7 +22,6 @@ class BannerChanged:
         "    Granted\n    | Released\n": "    BannerChanged |\n",
     },
     "core/cluster.py": {
-        "    AgentLost,\n    AgentSeen,\n": "    BannerChanged,\n",
         "    attained: Mapping[str, int] = field(default_factory=dict)\n": '    banner: str = ""\n',
         "        self.failed_starts: FailedStarts = {}\n": '        self.banner = ""\n',
         "            windows=self.windows,\n": "            banner=self.banner,\n",
@@ -31,21 +30,22 @@ class BannerChanged:
         self._set("banner", change.text)
 
 """,
-        "    Granted: ClusterState._granted,\n": "    BannerChanged: ClusterState._banner_changed,\n",
+        "    changes.Granted: ClusterState._granted,\n": (
+            "    changes.BannerChanged: ClusterState._banner_changed,\n"
+        ),
     },
     "storage/redis/layout.py": {
-        "    AgentLost,\n    AgentSeen,\n": "    BannerChanged,\n",
-        '    Granted: ("grant", attrgetter("lease.lease_id")),\n': (
-            '    BannerChanged: ("rule", lambda change: "banner"),\n'
+        '    changes.Granted: ("grant", attrgetter("lease.lease_id")),\n': (
+            '    changes.BannerChanged: ("rule", lambda change: "banner"),\n'
         ),
         "    if snapshot.windows:\n": """    if snapshot.banner:
-        parts += ("rule", "banner", change_to_json(BannerChanged(snapshot.banner, 0.0)))
+        parts += ("rule", "banner", change_to_json(changes.BannerChanged(snapshot.banner, 0.0)))
 """,
         "            windows=_windows(rules.get(MAINTENANCE.encode())),\n": (
             '            banner=_banner(rules.get(b"banner")),\n'
         ),
         "def _settings(text: bytes": """def _banner(text: bytes | None) -> str:
-    return read_as(text, BannerChanged, "a banner").text if text else ""
+    return read_as(text, changes.BannerChanged, "a banner").text if text else ""
 
 
 """,

@@ -7,36 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from resource_manager.core import changes
 from resource_manager.core.announced import names_announced
 from resource_manager.core.attained_service import Attained, with_service, without_job
-from resource_manager.core.changes import (
-    AgentLost,
-    AgentSeen,
-    Announced,
-    Cancelled,
-    Change,
-    ClusterSettingsChanged,
-    DeadlineRisk,
-    Drained,
-    Expired,
-    GpuCleaned,
-    GpuClosed,
-    GpuOpened,
-    Granted,
-    InventoryChanged,
-    JobPlaced,
-    MaintenanceChanged,
-    MembersReleased,
-    Outcome,
-    Preempting,
-    Quarantined,
-    Queued,
-    Released,
-    Renewed,
-    Resumed,
-    TeamsChanged,
-    Withdrawn,
-)
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.failed_starts import FailedStarts, by_lease, in_order, remembered
 from resource_manager.core.gpu_state import GpuChange, change_gpus, recount
@@ -65,26 +38,26 @@ class Snapshot:
     nodes: tuple[Node, ...]
     leases: tuple[Lease, ...] = ()
     pending: tuple[PendingRequest, ...] = ()
-    drained: tuple[Drained, ...] = ()
+    drained: tuple[changes.Drained, ...] = ()
     retired: tuple[str, ...] = ()
     last_node: str | None = None
     teams: Teams = field(default_factory=Teams)
     use: Mapping[str, Use] = field(default_factory=dict)
     watched: tuple[str, ...] = ()
-    silent: tuple[AgentLost, ...] = ()
-    closed_gpus: tuple[GpuClosed, ...] = ()
-    opened_gpus: tuple[GpuOpened, ...] = ()
+    silent: tuple[changes.AgentLost, ...] = ()
+    closed_gpus: tuple[changes.GpuClosed, ...] = ()
+    opened_gpus: tuple[changes.GpuOpened, ...] = ()
     cleaning: tuple[Cleaning, ...] = ()
     remainders: tuple[Lease, ...] = ()
     last_ports: Mapping[str, int] = field(default_factory=dict)
     windows: tuple[Window, ...] = ()
     settings: ClusterSettings = field(default_factory=ClusterSettings)
     adoptions: tuple[Adoption, ...] = ()
-    failed_starts: tuple[Released, ...] = ()
+    failed_starts: tuple[changes.Released, ...] = ()
     runtimes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     attained: Mapping[str, int] = field(default_factory=dict)
     at_risk: Mapping[str, float] = field(default_factory=dict)
-    announced: tuple[Announced, ...] = ()
+    announced: tuple[changes.Announced, ...] = ()
 
 
 class ClusterState(LeasedNodes):
@@ -111,7 +84,7 @@ class ClusterState(LeasedNodes):
         """The service of unfinished jobs; each change gives a new object."""
         self.at_risk: Mapping[str, float] = {}
         """When what may miss its deadline should end, by lease id; each change gives a new object."""
-        self.announced: Mapping[str, Announced] = {}
+        self.announced: Mapping[str, changes.Announced] = {}
         """What tasks of running DAGs will ask for, by lease id; each change gives a new object."""
 
     def snapshot(self) -> Snapshot:
@@ -204,14 +177,14 @@ class ClusterState(LeasedNodes):
 
     # ---- the only mutation ----
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: changes.Change) -> None:
         """Apply one change; on `CapacityError` or a lookup error the state is unchanged."""
         _APPLY[type(change)](self, change)
         self.version += 1
 
     # ---- one method for each kind of change ----
 
-    def _granted(self, change: Granted) -> None:
+    def _granted(self, change: changes.Granted) -> None:
         lease_id = change.lease.lease_id
         self._grant(change.lease)
         self._made(lease_id)
@@ -219,15 +192,15 @@ class ClusterState(LeasedNodes):
         if pending is not None:
             self._undone_by(self.pending.__setitem__, lease_id, pending)
 
-    def _ended(self, change: Released | Expired) -> None:
+    def _ended(self, change: changes.Released | changes.Expired) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)
         self._end(lease, change.at)
-        if type(change) is Released and change.outcome in ("", Outcome.SUCCESS):
+        if type(change) is changes.Released and change.outcome in ("", changes.Outcome.SUCCESS):
             self._set("attained", without_job(self.attained, lease.lease_id))
         else:
             self._set("attained", with_service(self.attained, lease, change.at))
-        if type(change) is Released:
-            if change.outcome == Outcome.SUCCESS:
+        if type(change) is changes.Released:
+            if change.outcome == changes.Outcome.SUCCESS:
                 self._learn(lease, change.at)
             if change.failed_nodes:
                 self._set("failed_starts", remembered(self.failed_starts, change))
@@ -239,7 +212,7 @@ class ClusterState(LeasedNodes):
         before = self.runtimes.learn(name, run_s(ended.granted_at, at))
         self._undone_by(self.runtimes.unlearn, name, before, order)
 
-    def _members_released(self, change: MembersReleased) -> None:
+    def _members_released(self, change: changes.MembersReleased) -> None:
         lease_id, fencing_token, ranks = change.lease_id, change.fencing_token, set(change.ranks)
         lease = self.holding(lease_id, fencing_token)
         if lease is None:
@@ -250,7 +223,7 @@ class ClusterState(LeasedNodes):
             self._set("attained", with_service(self.attained, lease, change.at))
         self._end_members(lease, ranks, change.at)
 
-    def _renewed(self, change: Renewed) -> None:
+    def _renewed(self, change: changes.Renewed) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)
         self._replace_lease(
             lease,
@@ -262,21 +235,21 @@ class ClusterState(LeasedNodes):
             ),
         )
 
-    def _preempting(self, change: Preempting) -> None:
+    def _preempting(self, change: changes.Preempting) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)
         self._replace_lease(lease, replace(lease, preempted_by=change.preemptor, preempt_until=change.until))
 
-    def _quarantined(self, change: Quarantined) -> None:
+    def _quarantined(self, change: changes.Quarantined) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)
         self._replace_lease(lease, replace(lease, quarantined=True, revoked=lease.revoked or change.revoked))
 
-    def _job_placed(self, change: JobPlaced) -> None:
+    def _job_placed(self, change: changes.JobPlaced) -> None:
         lease = self._require_lease(change.lease_id, change.fencing_token)
         if len(change.places) != len(lease.members):
             raise CapacityError(f"lease {change.lease_id!r} has {len(lease.members)} members to place")
         self._replace_lease(lease, replace(lease, places=change.places))
 
-    def _queued(self, change: Queued) -> None:
+    def _queued(self, change: changes.Queued) -> None:
         lease_id = change.request.lease_id
         if lease_id in self.pending or lease_id in self.leases:
             raise CapacityError(f"task {lease_id!r} is already pending or holds a lease")
@@ -285,42 +258,42 @@ class ClusterState(LeasedNodes):
         self._made(lease_id)
         self._undone_by(self.pending.__delitem__, lease_id)
 
-    def _cancelled(self, change: Cancelled) -> None:
+    def _cancelled(self, change: changes.Cancelled) -> None:
         pending = self.pending.pop(change.lease_id, None)
         if pending is None:
             raise LeaseNotFoundError(change.lease_id)
         self._undone_by(self.pending.__setitem__, pending.lease_id, pending)
 
-    def _drained(self, change: Drained) -> None:
+    def _drained(self, change: changes.Drained) -> None:
         self._change_drained(self.node(change.node), change)
 
-    def _resumed(self, change: Resumed) -> None:
+    def _resumed(self, change: changes.Resumed) -> None:
         state = self.node(change.node)
         self._change_drained(state, None)
         if state.silent is not None:
             self._change_agent(state, watched=False, silent=None)
 
-    def _teams_changed(self, change: TeamsChanged) -> None:
+    def _teams_changed(self, change: changes.TeamsChanged) -> None:
         before = self.ledger
         uses = {} if before is None else at_time(before.uses, change.at, before.rules.half_life_s)
         self._set_teams(change.teams, uses)
         self._undone_by(setattr, self, "ledger", before)
 
-    def _maintenance_changed(self, change: MaintenanceChanged) -> None:
+    def _maintenance_changed(self, change: changes.MaintenanceChanged) -> None:
         self._set("windows", change.windows)
 
-    def _settings_changed(self, change: ClusterSettingsChanged) -> None:
+    def _settings_changed(self, change: changes.ClusterSettingsChanged) -> None:
         self._set("settings", change.settings)
 
-    def _deadline_risk(self, change: DeadlineRisk) -> None:
+    def _deadline_risk(self, change: changes.DeadlineRisk) -> None:
         others = {name: ends_by for name, ends_by in self.at_risk.items() if name != change.lease_id}
         risk = {} if change.ends_by is None else {change.lease_id: change.ends_by}
         self._set("at_risk", others | risk)
 
-    def _announced(self, change: Announced) -> None:
+    def _announced(self, change: changes.Announced) -> None:
         self._set("announced", {**self.announced, change.lease_id: change})
 
-    def _withdrawn(self, change: Withdrawn) -> None:
+    def _withdrawn(self, change: changes.Withdrawn) -> None:
         self._no_longer_announced((change.lease_id,))
 
     def _made(self, lease_id: str) -> None:
@@ -333,8 +306,8 @@ class ClusterState(LeasedNodes):
             left = {key: each for key, each in self.announced.items() if key not in lease_ids}
             self._set("announced", left)
 
-    def _agent_changed(self, change: AgentSeen | AgentLost) -> None:
-        silent = change if isinstance(change, AgentLost) else None
+    def _agent_changed(self, change: changes.AgentSeen | changes.AgentLost) -> None:
+        silent = change if isinstance(change, changes.AgentLost) else None
         self._change_agent(self.node(change.node), watched=True, silent=silent)
 
     def _gpus_changed(self, change: GpuChange) -> None:
@@ -360,7 +333,7 @@ class ClusterState(LeasedNodes):
             if state.closed_gpus or state.cleaning:
                 recount(state, state.gpu_free)
 
-    def _inventory_changed(self, change: InventoryChanged) -> None:
+    def _inventory_changed(self, change: changes.InventoryChanged) -> None:
         if self._undo is not None:
             raise CapacityError("an inventory change cannot be tried: apply it outside of a trial")
         self.adoptions = adoptions_after(self.adoptions, change)
@@ -369,28 +342,28 @@ class ClusterState(LeasedNodes):
 
 
 _APPLY: dict[type, Callable[[ClusterState, Any], None]] = {
-    Granted: ClusterState._granted,
-    Released: ClusterState._ended,
-    MembersReleased: ClusterState._members_released,
-    Preempting: ClusterState._preempting,
-    Expired: ClusterState._ended,
-    Renewed: ClusterState._renewed,
-    Quarantined: ClusterState._quarantined,
-    JobPlaced: ClusterState._job_placed,
-    Queued: ClusterState._queued,
-    Cancelled: ClusterState._cancelled,
-    DeadlineRisk: ClusterState._deadline_risk,
-    Announced: ClusterState._announced,
-    Withdrawn: ClusterState._withdrawn,
-    Drained: ClusterState._drained,
-    Resumed: ClusterState._resumed,
-    TeamsChanged: ClusterState._teams_changed,
-    MaintenanceChanged: ClusterState._maintenance_changed,
-    AgentSeen: ClusterState._agent_changed,
-    AgentLost: ClusterState._agent_changed,
-    GpuClosed: ClusterState._gpus_changed,
-    GpuOpened: ClusterState._gpus_changed,
-    GpuCleaned: ClusterState._gpus_changed,
-    InventoryChanged: ClusterState._inventory_changed,
-    ClusterSettingsChanged: ClusterState._settings_changed,
+    changes.Granted: ClusterState._granted,
+    changes.Released: ClusterState._ended,
+    changes.MembersReleased: ClusterState._members_released,
+    changes.Preempting: ClusterState._preempting,
+    changes.Expired: ClusterState._ended,
+    changes.Renewed: ClusterState._renewed,
+    changes.Quarantined: ClusterState._quarantined,
+    changes.JobPlaced: ClusterState._job_placed,
+    changes.Queued: ClusterState._queued,
+    changes.Cancelled: ClusterState._cancelled,
+    changes.DeadlineRisk: ClusterState._deadline_risk,
+    changes.Announced: ClusterState._announced,
+    changes.Withdrawn: ClusterState._withdrawn,
+    changes.Drained: ClusterState._drained,
+    changes.Resumed: ClusterState._resumed,
+    changes.TeamsChanged: ClusterState._teams_changed,
+    changes.MaintenanceChanged: ClusterState._maintenance_changed,
+    changes.AgentSeen: ClusterState._agent_changed,
+    changes.AgentLost: ClusterState._agent_changed,
+    changes.GpuClosed: ClusterState._gpus_changed,
+    changes.GpuOpened: ClusterState._gpus_changed,
+    changes.GpuCleaned: ClusterState._gpus_changed,
+    changes.InventoryChanged: ClusterState._inventory_changed,
+    changes.ClusterSettingsChanged: ClusterState._settings_changed,
 }

@@ -5,30 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from resource_manager.core import server_facts
 from resource_manager.core.fact import fact
 from resource_manager.core.fit import Shortage
 from resource_manager.core.models import Amount, Request
-from resource_manager.core.server_facts import (
-    AddressesMissing,
-    AmountShort,
-    ClosedServer,
-    Closure,
-    KindMissing,
-    LabelsMissing,
-    LabelUnknown,
-    LeftInventory,
-    MembersFree,
-    MoreClosed,
-    NeverTogether,
-    NextServer,
-    NoAddress,
-    NoFreeServer,
-    NoServer,
-    OneServerOnly,
-    TooFewGpus,
-    TooFewServers,
-    Unreleased,
-)
 
 
 class RefusalKind(StrEnum):
@@ -262,25 +242,25 @@ class NoKnownEnd:
 Fact = (
     RecoveryWindow
     | Misconfigured
-    | Closure
-    | LeftInventory
-    | NoAddress
-    | ClosedServer
-    | MoreClosed
-    | LabelsMissing
-    | NoServer
-    | KindMissing
-    | TooFewGpus
-    | AmountShort
-    | NeverTogether
-    | LabelUnknown
-    | AddressesMissing
-    | OneServerOnly
-    | TooFewServers
-    | NoFreeServer
-    | MembersFree
-    | NextServer
-    | Unreleased
+    | server_facts.Closure
+    | server_facts.LeftInventory
+    | server_facts.NoAddress
+    | server_facts.ClosedServer
+    | server_facts.MoreClosed
+    | server_facts.LabelsMissing
+    | server_facts.NoServer
+    | server_facts.KindMissing
+    | server_facts.TooFewGpus
+    | server_facts.AmountShort
+    | server_facts.NeverTogether
+    | server_facts.LabelUnknown
+    | server_facts.AddressesMissing
+    | server_facts.OneServerOnly
+    | server_facts.TooFewServers
+    | server_facts.NoFreeServer
+    | server_facts.MembersFree
+    | server_facts.NextServer
+    | server_facts.Unreleased
     | FreeNow
     | NextPass
     | HeldForAhead

@@ -4,33 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from resource_manager import errors
 from resource_manager.core.refusal import RefusalKind
-from resource_manager.errors import (
-    ALREADY_DONE,
-    CLUSTER_CHANGED,
-    JOB_PLACED,
-    NO_LEASE,
-    NOT_PREEMPTIBLE,
-    TASK_TAKEN,
-    UNKNOWN_SERVER,
-    AlreadyDoneError,
-    ClusterChangedError,
-    DuplicateTaskError,
-    InvalidRequestError,
-    JobPlacedError,
-    LeaseNotFoundError,
-    LockTimeoutError,
-    NeverFitsError,
-    NotPreemptibleError,
-    PriorityError,
-    ResourceManagerError,
-    UnknownNodeError,
-)
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.words import Words
 
 
-class ServiceError(ResourceManagerError):
+class ServiceError(errors.ResourceManagerError):
     """Refusal by the service; `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -50,11 +30,11 @@ class RefusedError(ServiceError):
         self.refusal = refusal
 
 
-def error_of(status: int, problem: dict[str, Any], retry_after: str = "") -> ResourceManagerError:
+def error_of(status: int, problem: dict[str, Any], retry_after: str = "") -> errors.ResourceManagerError:
     """Return the error that the manager would have raised, with the service's message."""
     kind = str(problem.get("type", ""))
     detail = str(problem.get("detail") or problem)
-    error: ResourceManagerError
+    error: errors.ResourceManagerError
     field: str | None = None
     match problem:
         case {"errors": [{"field": str(first)}, *_]}:
@@ -64,40 +44,40 @@ def error_of(status: int, problem: dict[str, Any], retry_after: str = "") -> Res
         # The other kinds have no known time.
         known = refused is RefusalKind.RECOVERING and retry_after.isdecimal()
         if refused is RefusalKind.LOCK_BUSY:
-            error = LockTimeoutError(0.0)
+            error = errors.LockTimeoutError(0.0)
             error.args = (detail,)
             return error
         return RefusedError(status, Refusal(refused, detail, float(retry_after) if known else None))
-    if kind == CLUSTER_CHANGED:
-        error = ClusterChangedError()
-    elif kind == UNKNOWN_SERVER:
-        error = UnknownNodeError(problem.get("server"), field=field)
-    elif kind == TASK_TAKEN:
-        error = DuplicateTaskError(problem.get("task_id", ""), "")
-    elif kind == ALREADY_DONE:
-        error = AlreadyDoneError()
-    elif kind == NOT_PREEMPTIBLE:
-        error = NotPreemptibleError()
-    elif kind == JOB_PLACED:
-        error = JobPlacedError(problem.get("task_id", ""), "", (), "")
-    elif kind == NO_LEASE:
-        error = LeaseNotFoundError(
+    if kind == errors.CLUSTER_CHANGED:
+        error = errors.ClusterChangedError()
+    elif kind == errors.UNKNOWN_SERVER:
+        error = errors.UnknownNodeError(problem.get("server"), field=field)
+    elif kind == errors.TASK_TAKEN:
+        error = errors.DuplicateTaskError(problem.get("task_id", ""), "")
+    elif kind == errors.ALREADY_DONE:
+        error = errors.AlreadyDoneError()
+    elif kind == errors.NOT_PREEMPTIBLE:
+        error = errors.NotPreemptibleError()
+    elif kind == errors.JOB_PLACED:
+        error = errors.JobPlacedError(problem.get("task_id", ""), "", (), "")
+    elif kind == errors.NO_LEASE:
+        error = errors.LeaseNotFoundError(
             problem.get("task_id", ""),
             problem.get("fencing_token"),
             is_held=problem.get("is_held") is True,
         )
     elif problem.get("kind") == RefusalKind.NEVER_FITS:
-        error = NeverFitsError(field=field)
+        error = errors.NeverFitsError(field=field)
     elif isinstance(most := problem.get("max_priority"), int):
-        error = PriorityError(most, "")
+        error = errors.PriorityError(most, "")
     elif status in (400, 413, 415, 422):
-        error = InvalidRequestError("", field=field)
+        error = errors.InvalidRequestError("", field=field)
     elif status == 429 or status >= 500:
         error = ServiceUnavailableError(status, "")
     else:
         error = ServiceError(status, "")
     error.args = (detail,)
-    if isinstance(error, InvalidRequestError):
+    if isinstance(error, errors.InvalidRequestError):
         error.words = _words(problem.get("template"), detail)
     return error
 

@@ -11,35 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from resource_manager.core import changes
 from resource_manager.core.attained_service import MAX_JOBS
-from resource_manager.core.changes import (
-    AgentLost,
-    AgentSeen,
-    Announced,
-    Cancelled,
-    Change,
-    ClusterSettingsChanged,
-    DeadlineRisk,
-    Drained,
-    Expired,
-    GpuCleaned,
-    GpuClosed,
-    GpuOpened,
-    Granted,
-    InventoryChanged,
-    JobPlaced,
-    MaintenanceChanged,
-    MembersReleased,
-    Outcome,
-    Preempting,
-    Quarantined,
-    Queued,
-    Released,
-    Renewed,
-    Resumed,
-    TeamsChanged,
-    Withdrawn,
-)
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.failed_starts import (
@@ -72,34 +45,37 @@ _ID = attrgetter("lease_id")
 _NODE = attrgetter("node")
 
 OPERATIONS: dict[type, tuple[str, Callable[[Any], str]]] = {
-    Granted: ("grant", attrgetter("lease.lease_id")),
-    Released: ("end", _ID),
-    MembersReleased: ("members", lambda change: f"{change.lease_id}{KEY_SEPARATOR}{change.fencing_token}"),
-    Preempting: ("preempt", _ID),
-    Expired: ("end", _ID),
-    Renewed: ("renew", _ID),
-    Quarantined: ("quarantine", _ID),
-    JobPlaced: ("place", _ID),
-    Queued: ("queue", attrgetter("request.lease_id")),
-    Cancelled: ("cancel", _ID),
-    DeadlineRisk: ("rule", lambda change: f"{RISK}{change.lease_id}"),
-    Announced: ("rule", lambda change: f"{ANNOUNCED}{change.lease_id}"),
-    Withdrawn: ("unrule", lambda change: f"{ANNOUNCED}{change.lease_id}"),
-    Drained: ("drain", _NODE),
-    Resumed: ("resume", _NODE),
-    TeamsChanged: ("rule", lambda change: TEAMS),
-    MaintenanceChanged: ("rule", lambda change: MAINTENANCE),
-    AgentSeen: ("set gpu", gpu_layout.field_of),
-    AgentLost: ("set gpu", gpu_layout.field_of),
-    GpuClosed: ("set gpu", gpu_layout.field_of),
-    GpuOpened: ("set gpu", gpu_layout.field_of),
-    GpuCleaned: ("unset gpu", gpu_layout.field_of),
-    InventoryChanged: ("inventory", lambda change: ""),
-    ClusterSettingsChanged: ("rule", lambda change: SETTINGS),
+    changes.Granted: ("grant", attrgetter("lease.lease_id")),
+    changes.Released: ("end", _ID),
+    changes.MembersReleased: (
+        "members",
+        lambda change: f"{change.lease_id}{KEY_SEPARATOR}{change.fencing_token}",
+    ),
+    changes.Preempting: ("preempt", _ID),
+    changes.Expired: ("end", _ID),
+    changes.Renewed: ("renew", _ID),
+    changes.Quarantined: ("quarantine", _ID),
+    changes.JobPlaced: ("place", _ID),
+    changes.Queued: ("queue", attrgetter("request.lease_id")),
+    changes.Cancelled: ("cancel", _ID),
+    changes.DeadlineRisk: ("rule", lambda change: f"{RISK}{change.lease_id}"),
+    changes.Announced: ("rule", lambda change: f"{ANNOUNCED}{change.lease_id}"),
+    changes.Withdrawn: ("unrule", lambda change: f"{ANNOUNCED}{change.lease_id}"),
+    changes.Drained: ("drain", _NODE),
+    changes.Resumed: ("resume", _NODE),
+    changes.TeamsChanged: ("rule", lambda change: TEAMS),
+    changes.MaintenanceChanged: ("rule", lambda change: MAINTENANCE),
+    changes.AgentSeen: ("set gpu", gpu_layout.field_of),
+    changes.AgentLost: ("set gpu", gpu_layout.field_of),
+    changes.GpuClosed: ("set gpu", gpu_layout.field_of),
+    changes.GpuOpened: ("set gpu", gpu_layout.field_of),
+    changes.GpuCleaned: ("unset gpu", gpu_layout.field_of),
+    changes.InventoryChanged: ("inventory", lambda change: ""),
+    changes.ClusterSettingsChanged: ("rule", lambda change: SETTINGS),
 }
 """The operation of commit.lua for each kind of change, and the hash field that it is about."""
 
-_WITH_MORE = frozenset((Released, Expired, MembersReleased))
+_WITH_MORE = frozenset((changes.Released, changes.Expired, changes.MembersReleased))
 """The changes that store more than themselves: a runtime, attained service, a failed start."""
 
 
@@ -144,29 +120,29 @@ USE = "use:"
 """Beginning of the field of the rules with a team's decayed use."""
 
 
-def operations(change: Change) -> list[str]:
+def operations(change: changes.Change) -> list[str]:
     """Return the arguments of commit.lua for a change: for each part operation, hash field and text."""
     kind, field = OPERATIONS[type(change)]
-    if isinstance(change, DeadlineRisk) and change.ends_by is None:
+    if isinstance(change, changes.DeadlineRisk) and change.ends_by is None:
         kind = "unrule"
     itself = [kind, field(change), change_to_json(change)]
-    if isinstance(change, Granted) and (port := (first := change.lease.members[0]).port):
+    if isinstance(change, changes.Granted) and (port := (first := change.lease.members[0]).port):
         return ["port", f"{LAST_PORT}{first.node}", str(port), *itself]
-    if isinstance(change, ClusterSettingsChanged):
+    if isinstance(change, changes.ClusterSettingsChanged):
         return [*window_part(change.settings), *itself]
     if type(change) not in _WITH_MORE:
         return itself
     return [*_learnt(change), *itself, *_failed_start(change)]
 
 
-def _learnt(change: Change) -> list[str]:
+def _learnt(change: changes.Change) -> list[str]:
     """Return what to learn from the end of a lease; it comes before it."""
-    if not isinstance(change, Released | Expired | MembersReleased):
+    if not isinstance(change, changes.Released | changes.Expired | changes.MembersReleased):
         return []
-    if not isinstance(change, Released) or change.outcome not in ("", Outcome.SUCCESS):
+    if not isinstance(change, changes.Released) or change.outcome not in ("", changes.Outcome.SUCCESS):
         return ["attain", change.lease_id, f"{change.fencing_token} {MAX_JOBS} {change.at!r}"]
     forget = ["forget attained", f"{ATTAINED}{job_id_of(change.lease_id)}", ""]
-    if change.outcome != Outcome.SUCCESS:
+    if change.outcome != changes.Outcome.SUCCESS:
         return forget
     return [*forget, "learn", change.lease_id, f"{MAX_CLASSES} {KEPT_RUNTIMES} {change.at!r}"]
 
@@ -185,9 +161,9 @@ def job_operations(rows: Sequence[JobRow]) -> list[str]:
     ]
 
 
-def _failed_start(change: Change) -> list[str]:
+def _failed_start(change: changes.Change) -> list[str]:
     """Return the release that is remembered because of the nodes that it names."""
-    if not isinstance(change, Released) or not change.failed_nodes:
+    if not isinstance(change, changes.Released) or not change.failed_nodes:
         return []
     return ["failed", f"{MAX_FAILED_STARTS} {AVOIDED_S:g}", change_to_json(change)]
 
@@ -196,19 +172,19 @@ def parts_of(snapshot: Snapshot) -> list[str]:
     """Return the arguments of replace_state.lua for a state: part, field and JSON of each entry."""
     parts: list[str] = []
     for lease in (*snapshot.leases, *snapshot.remainders):
-        parts += ("lease", lease.key, change_to_json(Granted(lease, lease.granted_at)))
+        parts += ("lease", lease.key, change_to_json(changes.Granted(lease, lease.granted_at)))
     for pending in snapshot.pending:
-        queued = Queued(pending.request, pending.queued_at, pending.sequence, pending.queued_at)
+        queued = changes.Queued(pending.request, pending.queued_at, pending.sequence, pending.queued_at)
         parts += ("pending", pending.lease_id, change_to_json(queued))
     for drained in snapshot.drained:
         parts += ("drained", drained.node, change_to_json(drained))
     if snapshot.teams:
-        parts += ("rule", TEAMS, change_to_json(TeamsChanged(snapshot.teams, 0.0)))
+        parts += ("rule", TEAMS, change_to_json(changes.TeamsChanged(snapshot.teams, 0.0)))
     if snapshot.settings != ClusterSettings():
-        parts += ("rule", SETTINGS, change_to_json(ClusterSettingsChanged(snapshot.settings, 0.0)))
+        parts += ("rule", SETTINGS, change_to_json(changes.ClusterSettingsChanged(snapshot.settings, 0.0)))
         parts += window_part(snapshot.settings)
     if snapshot.windows:
-        parts += ("rule", MAINTENANCE, change_to_json(MaintenanceChanged(snapshot.windows, 0.0)))
+        parts += ("rule", MAINTENANCE, change_to_json(changes.MaintenanceChanged(snapshot.windows, 0.0)))
     if snapshot.failed_starts:
         parts += ("rule", FAILED_STARTS, "\n".join(map(change_to_json, snapshot.failed_starts)))
     for number, (name, runs) in enumerate(snapshot.runtimes.items(), start=-len(snapshot.runtimes)):
@@ -216,7 +192,7 @@ def parts_of(snapshot: Snapshot) -> list[str]:
     for number, (job, gpu_ms) in enumerate(snapshot.attained.items(), start=-len(snapshot.attained)):
         parts += ("rule", f"{ATTAINED}{job}", json.dumps([number, gpu_ms]))
     for lease_id, ends_by in snapshot.at_risk.items():
-        parts += ("rule", f"{RISK}{lease_id}", change_to_json(DeadlineRisk(lease_id, 0.0, ends_by)))
+        parts += ("rule", f"{RISK}{lease_id}", change_to_json(changes.DeadlineRisk(lease_id, 0.0, ends_by)))
     for announced in snapshot.announced:
         parts += ("rule", f"{ANNOUNCED}{announced.lease_id}", change_to_json(announced))
     for team, use in snapshot.use.items():
@@ -288,7 +264,9 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
     gone = set(inventory.retired) - in_use
     nodes = tuple(node for node in inventory.nodes if node.name not in gone)
     names = {node.name for node in nodes}
-    closed = (change for change in map(change_from_json, drained.values()) if isinstance(change, Drained))
+    closed = (
+        change for change in map(change_from_json, drained.values()) if isinstance(change, changes.Drained)
+    )
     known_gpus = gpu_layout.read(gpus, names)
     return ClusterState.from_snapshot(
         Snapshot(
@@ -309,8 +287,8 @@ def read_state(version: int, answer: Sequence[Any], inventory: Inventory) -> Clu
             failed_starts=_failed_starts(rules.get(FAILED_STARTS.encode(), b"")),
             runtimes={name: tuple(map(float, runs)) for name, runs in _in_order(rules, RUNS)},
             attained={job: int(gpu_ms) for job, [gpu_ms] in _in_order(rules, ATTAINED)},
-            at_risk={risk.lease_id: risk.ends_by or 0.0 for risk in _each(rules, RISK, DeadlineRisk)},
-            announced=tuple(_each(rules, ANNOUNCED, Announced)),
+            at_risk={risk.lease_id: risk.ends_by or 0.0 for risk in _each(rules, RISK, changes.DeadlineRisk)},
+            announced=tuple(_each(rules, ANNOUNCED, changes.Announced)),
             watched=tuple(known_gpus.watched),
             silent=tuple(known_gpus.silent),
             closed_gpus=tuple(known_gpus.closed),
@@ -329,32 +307,32 @@ def _last_ports(meta: dict[bytes, bytes]) -> Iterator[tuple[str, int]]:
 
 
 def _pending(text: bytes) -> PendingRequest:
-    change = read_as(text, Queued, "a pending request")
+    change = read_as(text, changes.Queued, "a pending request")
     return PendingRequest(change.request, change.queued_at, change.sequence)
 
 
 def _teams(text: bytes | None) -> Teams:
     if text is None:
         return Teams()
-    return read_as(text, TeamsChanged, "rules of teams").teams
+    return read_as(text, changes.TeamsChanged, "rules of teams").teams
 
 
 def _windows(text: bytes | None) -> tuple[Window, ...]:
     if text is None:
         return ()
-    return read_as(text, MaintenanceChanged, "maintenance windows").windows
+    return read_as(text, changes.MaintenanceChanged, "maintenance windows").windows
 
 
 def _settings(text: bytes | None) -> ClusterSettings:
     if text is None:
         return ClusterSettings()
-    return read_as(text, ClusterSettingsChanged, "settings of the cluster").settings
+    return read_as(text, changes.ClusterSettingsChanged, "settings of the cluster").settings
 
 
-def _failed_starts(text: bytes) -> tuple[Released, ...]:
+def _failed_starts(text: bytes) -> tuple[changes.Released, ...]:
     known: FailedStarts = {}
     for line in text.splitlines():
-        known = remembered(known, read_as(line, Released, "a release"))
+        known = remembered(known, read_as(line, changes.Released, "a release"))
     return in_order(known)
 
 
