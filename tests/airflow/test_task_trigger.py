@@ -242,19 +242,35 @@ def test_a_lease_that_nobody_renewed_for_long_is_renewed_at_once(asks, manager, 
     until(again(trigger, ttl_s=4 * life_s), lambda: manager.history(what="renew"))
 
 
-@pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
-def test_the_use_of_the_gpus_is_measured_while_the_job_runs(asks, manager, monkeypatch, tmp_path):
+@pytest.fixture
+def read_always(monkeypatch):
+    """Triggers that read the use of the GPUs again each time."""
     monkeypatch.setattr(shared_manager, "USE_EVERY_S", 0.0)
-    report_of(manager, utilization_percent=71, memory_used_mib=63488)
-    measured = tmp_path / "measured"
-    add = UseMeter.add
+
+
+@pytest.fixture
+def measured(read_always, monkeypatch):
+    """What meters of use were told, in order."""
+    told, add = [], UseMeter.add
 
     def added(meter, gpus):
         add(meter, gpus)
-        measured.touch()
+        told.append(gpus)
 
     monkeypatch.setattr(UseMeter, "add", added)
-    event = fire(asks(f"until [ -e {measured} ]; do sleep 0.05; done; echo over"))
+    return told
+
+
+@pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
+def test_the_use_of_the_gpus_is_measured_while_the_job_runs(asks, manager, measured, tmp_path):
+    report_of(manager, utilization_percent=71, memory_used_mib=63488)
+    job = asks(f"until [ -e {tmp_path / 'measured'} ]; do sleep 0.05; done; echo over")
+
+    def end():
+        wait_for(lambda: measured)
+        (tmp_path / "measured").touch()
+
+    event = fire(job, end)
     assert (event["state"], event["last_line"]) == (EndState.JOB_ENDED, "over")
     usage = event["gpu_usage"]
     assert usage.pop("samples") >= 2
@@ -265,21 +281,16 @@ def test_the_use_of_the_gpus_is_measured_while_the_job_runs(asks, manager, monke
 
 @pytest.mark.parametrize("gpu_inventory", [[server(gpus=2)]])
 def test_a_task_whose_gpus_compute_nothing_for_too_long_is_told_so_once(
-    asks, manager, monkeypatch, capsys, tmp_path
+    asks, manager, measured, capsys, tmp_path
 ):
-    monkeypatch.setattr(shared_manager, "USE_EVERY_S", 0.0)
-    measured, add = [], UseMeter.add
-
-    def added(meter, gpus):
-        add(meter, gpus)
-        measured.append(gpus)
-        if len(measured) > 2:
-            (tmp_path / "measured").touch()
-
-    monkeypatch.setattr(UseMeter, "add", added)
     job = asks(f"until [ -e {tmp_path / 'measured'} ]; do sleep 0.05; done", idle_after=1e-6)
     report_of(manager, utilization_percent=0)
-    fire(job)
+
+    def end():
+        wait_for(lambda: len(measured) > 2)
+        (tmp_path / "measured").touch()
+
+    fire(job, end)
     assert capsys.readouterr().out.count("its GPUs have computed nothing for") == 1
 
 
@@ -309,8 +320,8 @@ def test_a_job_that_runs_on_under_maintenance_is_told_so_once(asks, manager, mon
     assert "new fans" in output
 
 
-def test_without_reports_nothing_is_said_of_the_use(asks, monkeypatch):
-    monkeypatch.setattr(shared_manager, "USE_EVERY_S", 0.0)
+@pytest.mark.usefixtures("read_always")
+def test_without_reports_nothing_is_said_of_the_use(asks):
     assert "gpu_usage" not in fire(asks("sleep 0.3"))
 
 

@@ -54,6 +54,13 @@ def account():
         client.close()
 
 
+@pytest.fixture
+def lively(account, monkeypatch):
+    """The account, whose standing programs look many times a second whether they should end."""
+    monkeypatch.setattr(standing_program, "HEARTBEAT_S", 0.05)
+    return account
+
+
 def is_active(client):
     transport = client.get_transport()
     return transport is not None and transport.is_active()
@@ -200,25 +207,22 @@ class TestTheLogIn:
         assert account.run().output == "done\n"
         assert len(account.logins) == 2
 
-    def test_ends_when_it_was_idle_for_long(self, account, monkeypatch):
-        monkeypatch.setattr(standing_program, "HEARTBEAT_S", 0.05)
-        standing = account.standing()
+    def test_ends_when_it_was_idle_for_long(self, lively, monkeypatch):
+        standing = lively.standing()
         monkeypatch.setattr(ssh_standing, "IDLE_S", 0.2)
         standing.wait(30.0)
-        assert not is_active(account.logins[0])
+        assert not is_active(lively.logins[0])
 
-    def test_is_given_nothing_more_when_it_is_old(self, account, monkeypatch):
-        monkeypatch.setattr(standing_program, "HEARTBEAT_S", 0.05)
-        standing = account.standing()
-        account.server._programs()[0]._opened_at -= ssh_standing.MAX_AGE_S
-        account.run()
-        assert len(account.logins) == 2
+    def test_is_given_nothing_more_when_it_is_old(self, lively):
+        standing = lively.standing()
+        lively.server._programs()[0]._opened_at -= ssh_standing.MAX_AGE_S
+        lively.run()
+        assert len(lively.logins) == 2
         standing.wait(30.0)
 
-    def test_is_lost_when_it_is_silent_for_long(self, account, monkeypatch):
-        monkeypatch.setattr(standing_program, "HEARTBEAT_S", 0.05)
-        with account.server.lookout("/", LIBRARY, "pass") as lookout:
-            standing = account.standing(LIBRARY)
+    def test_is_lost_when_it_is_silent_for_long(self, lively, monkeypatch):
+        with lively.server.lookout("/", LIBRARY, "pass") as lookout:
+            standing = lively.standing(LIBRARY)
             standing.suspend()
             monkeypatch.setattr(ssh_standing, "SILENT_S", 0.2)
             with pytest.raises(ssh_standing.LostError, match="it is silent"):
