@@ -1,6 +1,7 @@
 """Fixtures of the provider's tests: those for authors of DAGs, with still less waiting."""
 
 import json
+import logging
 import os
 import threading
 
@@ -21,6 +22,20 @@ def ends_its_registration():
 def manager(gpu_manager):
     """Manager in memory behind every connection."""
     return gpu_manager
+
+
+@pytest.fixture
+def said_by(monkeypatch):
+    """Return said_by(task or trigger): the lines that it logs, whose way differs between versions."""
+
+    def listen(speaker, level=logging.INFO):
+        lines, handler, log = [], logging.Handler(level), logging.Logger("task")
+        handler.emit = lambda record: lines.append(record.getMessage())
+        log.addHandler(handler)
+        monkeypatch.setattr(speaker if isinstance(speaker, type) else type(speaker), "log", log)
+        return lines
+
+    return listen
 
 
 @pytest.fixture

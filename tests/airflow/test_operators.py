@@ -191,10 +191,9 @@ def test_the_last_line_is_json_only_where_an_xcom_can_hold_it(manager, line, val
         ),
     ],
 )
-def test_the_use_of_the_gpus_is_a_line_of_the_log_and_an_xcom(manager, monkeypatch, usage, line):
+def test_the_use_of_the_gpus_is_a_line_of_the_log_and_an_xcom(manager, monkeypatch, said_by, usage, line):
     train = GPUTrainingOperator(task_id="t", gpus=2, command="train")
-    said, pushed, context = [], {}, context_of()
-    monkeypatch.setattr(train.log, "info", lambda text, *values: said.append(text % values))
+    said, pushed, context = said_by(train), {}, context_of()
     monkeypatch.setattr(context["ti"], "xcom_push", lambda key, value: pushed.update({key: value}))
     ended = {"state": EndState.JOB_ENDED, "exit_code": 0, "last_line": "1", "gpu_usage": usage}
     assert train.execute_ended(context, ended) == 1

@@ -1,5 +1,6 @@
 """First requests of tasks while the manager does not answer: the try goes on once it does."""
 
+import logging
 import warnings
 from contextlib import contextmanager
 from datetime import timedelta
@@ -87,12 +88,11 @@ def has_gone_on(operator, manager, gpu_launcher, take):
 @pytest.mark.parametrize("error", OUTAGES, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_first_request_outlasts_an_outage_in_its_try(
-    manager, gpu_launcher, fast_triggers, monkeypatch, name, error
+    manager, gpu_launcher, fast_triggers, monkeypatch, said_by, name, error
 ):
     RAN.clear()
     operator = OPERATORS[name]()
-    context, said = context_of(try_number=2, max_tries=1), []
-    monkeypatch.setattr(operator.log, "warning", lambda text, *values: said.append(text % values))
+    context, said = context_of(try_number=2, max_tries=1), said_by(operator, logging.WARNING)
     with out(manager, monkeypatch, error):
         left = deferral(lambda: operator.execute(context))
         again = deferral(lambda: asked_again(operator, left, context))
@@ -209,7 +209,7 @@ def test_a_trigger_outlasts_an_outage_at_each_of_its_steps(
 
 @pytest.mark.parametrize("call", ["status_of", "release"])
 def test_a_preempted_task_outlasts_an_outage_in_its_try(
-    manager, gpu_launcher, fast_triggers, notes, wanted, monkeypatch, call
+    manager, gpu_launcher, fast_triggers, notes, wanted, monkeypatch, said_by, call
 ):
     redefine(manager, teams=Teams((Team("vision", 32),), True, 0.0, 0.0))
     gpu_launcher.runs("train")
@@ -220,9 +220,8 @@ def test_a_preempted_task_outlasts_an_outage_in_its_try(
     def unreachable(*_, **__):
         raise OUTAGES[0]
 
-    said = []
     second = again(left)
-    monkeypatch.setattr(second.log, "warning", lambda text, *values: said.append(text % values))
+    said = said_by(second, logging.WARNING)
     with monkeypatch.context() as outage:
         outage.setattr(manager, call, unreachable)
         until(second, lambda: len(said) > 2)

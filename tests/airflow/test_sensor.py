@@ -1,6 +1,5 @@
 """Sensor for free GPUs."""
 
-import logging
 import warnings
 
 import pytest
@@ -18,19 +17,18 @@ from tests.airflow.tasks import context_of, fire
 from tests.builders import redefine
 
 
-def test_a_sensor_logs_why_it_waits_and_why_it_waited(manager, monkeypatch, caplog):
-    monkeypatch.setattr(GPUAvailableSensor, "log", logging.getLogger("task"))
+def test_a_sensor_logs_why_it_waits_and_why_it_waited(manager, said_by):
     sensor = GPUAvailableSensor(task_id="s", gpus=8, cpus=64, deferrable=False)
+    said = said_by(sensor)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
-    with caplog.at_level("INFO"):
-        assert not sensor.poke(context_of())
-        assert not sensor.poke(context_of())
-    assert caplog.text.count("waiting for free GPUs: no server with 8 GPUs: none is free anywhere") == 1
-    with caplog.at_level("INFO"):
-        sensor.execute_vacant(context_of(), {"server_name": "gpu-server-2", "reasons": ["full", "reserved"]})
-    assert "waited for GPUs: full; then: reserved" in caplog.text
-    assert "the GPUs are free on gpu-server-2" in caplog.text
+    assert not sensor.poke(context_of())
+    assert not sensor.poke(context_of())
+    waits = "waiting for free GPUs: no server with 8 GPUs: none is free anywhere"
+    assert "\n".join(said).count(waits) == 1
+    sensor.execute_vacant(context_of(), {"server_name": "gpu-server-2", "reasons": ["full", "reserved"]})
+    assert "waited for GPUs: full; then: reserved" in "\n".join(said)
+    assert "the GPUs are free on gpu-server-2" in "\n".join(said)
 
 
 def test_a_sensor_asks_with_the_priority_and_team_of_the_next_task(manager, monkeypatch):

@@ -1,6 +1,7 @@
 """Trigger of a training: its job's log, renewals, limits and ends, and what a second trigger finds."""
 
 import asyncio
+import logging
 import re
 import socket
 import threading
@@ -545,13 +546,15 @@ def test_a_wait_counts_from_the_preemption_not_from_the_first_request(asks, mana
     assert 0.0 < notes["gpu_task"]["before_s"] <= waiting["waited_s"]
 
 
-def test_a_preempted_job_that_cannot_be_reached_keeps_its_gpus(asks, manager, take, monkeypatch, tmp_path):
+def test_a_preempted_job_that_cannot_be_reached_keeps_its_gpus(
+    asks, manager, take, monkeypatch, said_by, tmp_path
+):
     monkeypatch.setattr("resource_manager.airflow.task_trigger.trigger.UNREACHABLE_PAUSE_S", 0.05)
     trigger = asks(f"trap 'exit 75' TERM; touch {tmp_path}/up; while :; do sleep 0.05; done")
     until(trigger, lambda: (tmp_path / "up").exists())
     take()
-    said, second = [], again(trigger)
-    monkeypatch.setattr(second.log, "error", lambda text, *values: said.append(text % values))
+    second = again(trigger)
+    said = said_by(second, logging.ERROR)
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr("resource_manager.jobs.launchers.directory_job.machine", lambda: "another")
         until(second, lambda: said)

@@ -69,10 +69,8 @@ def test_a_wait_is_logged_again_only_if_it_changed():
     assert describe_wait(4.0, []) == "waited 4 s for GPUs"
 
 
-def test_the_reasons_of_a_wait_reach_the_log_of_the_task(manager, fast_triggers, monkeypatch):
-    lines = []
-    log = SimpleNamespace(info=lambda text, *values: lines.append(text % values))
-    monkeypatch.setattr(GPUTrainingOperator, "log", log)  # its way to the task's log differs between versions
+def test_the_reasons_of_a_wait_reach_the_log_of_the_task(manager, fast_triggers, said_by):
+    lines = said_by(GPUTrainingOperator)
     for number in range(4):
         manager.submit(f"holds{number}", 8, 8)
     ask(manager, TASK, 8)
