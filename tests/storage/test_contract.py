@@ -34,11 +34,13 @@ from resource_manager.core.changes import (
     Released,
     Renewed,
     Resumed,
+    TeamsChanged,
 )
 from resource_manager.core.cluster import ClusterState, Snapshot
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.inventory import Adoption
 from resource_manager.core.models import JobPlace, Lease, Placement, Request, Spread
+from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import (
     IdempotencyKeyError,
     LockedError,
@@ -82,6 +84,12 @@ def normal(snapshot: Snapshot) -> Snapshot:
         remainders=tuple(sorted(snapshot.remainders, key=lambda lease: lease.fencing_token)),
         pending=tuple(sorted(snapshot.pending, key=lambda pending: pending.sequence)),
     )
+
+
+def check_clock(store: Store) -> None:
+    """Assert that the last answer, though a refusal, left the store's clock as it is."""
+    assert abs(store.now() - time.time()) < 60
+    assert store.clock_jump is None
 
 
 def commit(
@@ -165,6 +173,7 @@ def test_a_stale_commit_writes_nothing(open_client: OpenStore) -> None:
     store.commit(0, [granted(mine, "a", store.now())], now=store.now())
     with pytest.raises(StaleStateError) as caught:
         other.commit(0, [granted(theirs, "b", other.now())], now=other.now())
+    check_clock(other)
     assert (caught.value.expected, caught.value.actual) == (0, 1)
     for change in caught.value.missed:
         theirs.apply(change)
@@ -178,6 +187,7 @@ def test_a_commit_to_an_empty_store_is_stale(open_client: OpenStore) -> None:
     with pytest.raises(StaleStateError) as caught:
         store.commit(0, [], now=store.now())
     assert caught.value.actual is None
+    check_clock(store)
     assert store.refresh(None) is None
 
 
@@ -364,6 +374,7 @@ def test_only_the_holder_of_a_held_lock_commits(open_client: OpenStore) -> None:
     assert lock.acquire(5)
     with pytest.raises(LockedError):
         other.commit(0, [granted(mine, "a", other.now())], now=other.now())
+    check_clock(other)
     store.commit(0, [granted(mine, "b", store.now())], now=store.now(), lock=lock)
     lock.release()
     assert [lease.lease_id for lease in fresh(other).leases] == ["b"]
@@ -541,10 +552,13 @@ def test_a_closed_state_is_read_and_takes_no_commit(open_client: OpenStore) -> N
     add(store, mine, "a")
     with pytest.raises(StaleStateError):
         other.close_state(0, "gone to postgresql://db/gpus")
+    check_clock(other)
     other.close_state(1, "gone to postgresql://db/gpus")
+    check_clock(other)
     change = granted(mine, "b", store.now())
     with pytest.raises(StateClosedError, match="gone to postgresql://db/gpus"):
         store.commit(1, [change], now=store.now())
+    check_clock(store)
     with pytest.raises(StateClosedError, match="gone to postgresql://db/gpus"):
         store.replace(first_state())
     assert [lease.lease_id for lease in fresh(store).leases] == ["a"]
@@ -1028,6 +1042,24 @@ def test_the_preemption_of_a_lease_ends_with_its_members_and_is_not_its_successo
         assert fresh(open_client()) == normal(mine.snapshot())
     assert mine.leases["gang"].preempted_by == ""
     assert mine.preempting == set()
+
+
+def test_what_teams_used_goes_with_their_rules(open_client: OpenStore) -> None:
+    store = open_client()
+    mine = started(store)
+    vision, nlp = Team("vision", 4), Team("nlp", 4)
+    used: list[set[str]] = []
+    for teams in (Teams((vision, nlp)), Teams((nlp,)), Teams((vision,)), Teams()):
+        commit(store, mine, lambda now, teams=teams: [TeamsChanged(teams, now)])
+        if not used:
+            lease = granted(mine, "t", began := store.now() - 60.0).lease
+            lease = replace(lease, request=replace(lease.request, team="vision"))
+            commit(store, mine, lambda now, lease=lease, at=began: [Granted(lease, at)])
+            commit(store, mine, lambda now: [Released("t", 1, now)])
+        found = fresh(open_client())
+        assert found == normal(mine.snapshot())
+        used.append(set(found.use))
+    assert used == [{"vision"}, set(), set(), set()]
 
 
 def texts(store: Store, *names: str) -> dict[str, str]:

@@ -13,8 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from resource_manager.core.changes import Drained, InventoryChanged, Released, Renewed
+from resource_manager.core.changes import (
+    Change,
+    Drained,
+    Granted,
+    InventoryChanged,
+    MembersReleased,
+    Preempting,
+    Quarantined,
+    Released,
+    Renewed,
+)
 from resource_manager.core.cluster_settings import ClusterSettings
+from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.errors import (
     CorruptStateError,
     LockedError,
@@ -332,6 +343,40 @@ def test_flushed_scripts_are_loaded_again(url: str, embedded_redis: RedisServer)
         add(store, cluster, task_id)
         redis.script_flush()
         assert store.refresh(cluster) is cluster
+
+
+def test_an_ended_lease_leaves_no_field_behind(url: str, embedded_redis: RedisServer) -> None:
+    """However it was renewed, preempted, quarantined and ended: else Redis would grow with each lease."""
+    store, redis = opened(url), embedded_redis.client()
+    cluster = started(store)
+    keys = RedisClient.from_url(url).key("")
+
+    def fields() -> set[tuple[bytes, bytes]]:
+        hashes = [key for key in redis.scan_iter(f"{keys}*") if redis.type(key) == b"hash"]
+        kept = b"attained:"  # what jobs computed: of the last ones, and bounded
+        return {(key, field) for key in hashes for field in redis.hkeys(key) if not field.startswith(kept)}
+
+    before: set[tuple[bytes, bytes]] | None = None
+    for number, ranks in enumerate(((0, 1), (0,), (0, 1))):
+        name, token = f"gang{number}", cluster.last_fencing_token + 1
+        members = (Placement("gpu-server-0", (2,), port=29500), Placement("gpu-server-1", (0,)))
+        lease = Lease(Request(name, 1, nodes=2), members, token, 1.0, 1e12)
+        steps: list[Change] = [
+            Granted(lease, 1.0),
+            Renewed(name, token, 2.0, 1e12),
+            Preempting(name, token, "stronger", 1e12, 3.0),
+            Quarantined(name, token, 4.0),
+            MembersReleased(name, token, ranks, 5.0) if len(ranks) == 1 else Released(name, token, 5.0),
+        ]
+        if len(ranks) == 1:
+            steps.append(MembersReleased(name, token, (1,), 6.0))
+        for step in steps:
+            store.commit(cluster.version, [step], now=store.now())
+            cluster.apply(step)
+            store.tidy_up(cluster)
+        after = fields()
+        assert sorted(after - (before or after)) == []
+        before = after
 
 
 def test_an_inventory_is_written_once_and_read_once(url: str, embedded_redis: RedisServer) -> None:
