@@ -269,6 +269,7 @@ def test_a_browser_at_an_unknown_path_gets_a_page_that_leads_back(
     text = response.get_data(as_text=True)
     assert '<a href="/">Overview</a>' in text
     assert '<nav aria-label="Pages">' in text, "who is known there finds the menu"
+    assert "aria-current" not in text, "which marks no page of it"
 
 
 @pytest.mark.parametrize("field", ["prefer_server_id", "server"])
