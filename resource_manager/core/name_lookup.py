@@ -48,11 +48,12 @@ def find(
         if is_no_other_name or (owner is not None and exact.request.owner == owner):
             return exact
     entries = list(filter(is_meant, _entries(cluster)))
-    found = [
+    named = [
         entry
-        for entry in entries
+        for entry in _entries(cluster)
         if entry.lease_id == text or entry.sequence % CYCLE == number or is_called(entry, text)
     ]
+    found = list(filter(is_meant, named))
     found = [entry for entry in found if entry.request.owner == owner] or found
     whole = [entry for entry in found if entry.lease_id == text]
     if len({entry.request.owner for entry in found}) == 1:
@@ -66,9 +67,12 @@ def find(
         names = [_told_apart(entry, found, text) for entry in found]
         raise AmbiguousNameError(text, len(found), listed(names))
     alike = [name_of(entry) for entry in entries if contains(entry, text)]
+    hint = f"; alike: {listed(alike)}" if alike else ""
+    if fencing_token is None and named:
+        hint = f": {name_of(named[0])} {'is a lease: release' if pending else 'waits: cancel'} ends it"
     what = "pending request" if pending else "lease" if pending is False else "lease or pending request"
     error = LeaseNotFoundError(text)
-    error.args = (f"no {what} is called {short(text)!r}" + (f"; alike: {listed(alike)}" if alike else ""),)
+    error.args = (f"no {what} is called {short(text)!r}{hint}",)
     raise error
 
 

@@ -100,8 +100,9 @@ def test_what_is_not_found_is_told_with_what_is_alike() -> None:
     assert str(raised.value) == f"no lease is called 'train'; alike: my_dag.train {short_id(1)}"
     with pytest.raises(LeaseNotFoundError, match=r"^no lease or pending request is called 'nobody'$"):
         find(cluster, "nobody")
-    with pytest.raises(LeaseNotFoundError, match="no pending request"):
-        find(cluster, short_id(1), pending=True)
+    for number, pending, ends in ((1, True, "is a lease: release"), (2, False, "waits: cancel")):
+        with pytest.raises(LeaseNotFoundError, match=f": my_dag.train {short_id(number)} {ends} ends it$"):
+            find(cluster, short_id(number), pending=pending)
 
 
 def test_the_remainder_of_a_gang_is_found_by_its_short_id_unless_its_request_is_back() -> None:
