@@ -217,9 +217,10 @@ def _end_task(
     if identity is None:
         raise Failure(f"{name_in_words(entry)} is no single task of Airflow: leave out --end-task", BAD_INPUT)
     if not airflow.is_complete:
+        missing = ("" if airflow.url else "--airflow-url, ") + "--airflow-user and --airflow-password"
         raise Failure(
-            "--end-task asks Airflow: set --airflow-url, and --airflow-token or --airflow-user (or "
-            "GPU_MANAGER_AIRFLOW_URL …); or mark the task as failed in Airflow; nothing was stopped",
+            f"--end-task asks Airflow: set {missing}, or --airflow-token; or mark the task as failed in "
+            "Airflow; nothing was stopped",
             BAD_INPUT,
         )
     target.manager.require_owner(entry)

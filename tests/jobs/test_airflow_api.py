@@ -267,7 +267,9 @@ def test_stop_with_end_task_ends_the_task_first_or_nothing(airflow, tmp_path, mo
 
     login = ("--airflow-url", airflow.url, "--airflow-token", "token-1", "--end-task")
     code, said = stop("mine", "--end-task")
-    assert (code, "set --airflow-url, and --airflow-token" in said) == (2, True)
+    assert (code, "set --airflow-url, --airflow-user and --airflow-password, or" in said) == (2, True)
+    code, said = stop("mine", *login[:2], "--end-task")
+    assert (code, "set --airflow-user and --airflow-password, or" in said) == (2, True), "only what lacks"
     code, said = stop("by hand", *login)
     assert (code, "is no single task of Airflow" in said) == (2, True)
     airflow.patch_status = 403
