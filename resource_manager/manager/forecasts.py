@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from resource_manager.core.changes import Change, Granted
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Request
+from resource_manager.core.names import name_of
 from resource_manager.core.refusal import NotEstimated
 from resource_manager.core.runtimes import class_of
 from resource_manager.errors import StoreError
@@ -91,6 +92,7 @@ class EstimateOutcome:
     """An estimate, and when the request did start."""
 
     lease_id: str
+    name: str
     given: GivenEstimate
     started_at: float
 
@@ -114,9 +116,12 @@ class EstimateRecord:
 
     def note(self, change: Change) -> None:
         """Take note of a grant; all kinds learn how far to widen their intervals."""
-        if not isinstance(change, Granted) or (found := self.given.pop(change.lease.sequence, None)) is None:
+        if not isinstance(change, Granted):
             return
-        outcome = EstimateOutcome(change.lease.lease_id, found, change.lease.granted_at)
+        lease = change.lease
+        if (found := self.given.pop(lease.sequence, None)) is None:
+            return
+        outcome = EstimateOutcome(lease.lease_id, name_of(lease), found, lease.granted_at)
         self.outcomes = [*self.outcomes[1 - MAX_OUTCOMES :], outcome]
         if found.median is not None and not found.is_overdue:
             self._learn(found, outcome.started_at)
@@ -217,6 +222,7 @@ def _started(outcome: EstimateOutcome) -> StartedRequest:
     given = outcome.given
     return {
         "task_id": outcome.lease_id,
+        "name": outcome.name,
         "estimated_at": given.at,
         "at": given.median,
         "earliest": given.earliest,

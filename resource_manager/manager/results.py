@@ -222,6 +222,7 @@ class StartedRequest(TypedDict):
     """A request with its first estimate, in seconds since the epoch, and its start; None: unknown or open."""
 
     task_id: str
+    name: str
     estimated_at: float
     at: float | None
     earliest: float | None
