@@ -214,4 +214,5 @@ def list_agents(target: Target, as_json: bool, wide: bool) -> None:
     tables.console(wide=wide).print(table)
     silent = sum(use["agent_version"] is None for use in uses)
     if silent:
-        click.echo(f"{counted(silent, 'server')} without an agent: gpu-manager agent install HOST…", err=True)
+        install = "gpu-manager agent install HOST… --service URL"
+        click.echo(f"{counted(silent, 'server')} without an agent: {install}", err=True)

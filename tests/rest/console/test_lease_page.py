@@ -57,9 +57,8 @@ def test_a_lease_shows_its_request_members_and_events(granted: int, as_role: AsR
         assert shown in text, shown
     assert f"fencing token {granted}" in text
     assert "granted on " in text
-    assert (
-        "Use of its GPUs: unknown until an agent reports: <code>gpu-manager agent install gpu-server-" in text
-    )
+    install = "Use of its GPUs: unknown until an agent reports: <code>gpu-manager agent install gpu-server-"
+    assert re.search(re.escape(install) + r"\d --service URL</code>", text), "the command as it can be typed"
     assert "Stop job" not in text
 
 
