@@ -36,6 +36,7 @@ LOOK_EVERY_S = 1.0
 PROGRAM = (
     "__init__.py",
     "lazy.py",
+    "words.py",
     "errors.py",
     *(
         f"agent/{name}.py"

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -86,7 +87,8 @@ def servers(tmp_path: Path, state: State) -> Iterator[list[Server]]:
     yield made
     for each in made:
         for pid in each.agents()[-1:]:
-            os.killpg(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it did not start
+                os.killpg(pid, signal.SIGKILL)
         for process in [*psutil.Process(each.process.pid).children(recursive=True), each.process]:
             process.kill()
         each.process.wait()
