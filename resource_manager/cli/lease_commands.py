@@ -183,7 +183,7 @@ def release(
     lease_id, token = lease["task_id"], lease["fencing_token"]
     if ranks:
         result = target.manager.release_members(
-            lease_id, ranks, fencing_token=token, outcome=outcome, job_end=job_end
+            lease_id, ranks, fencing_token=token, outcome=outcome, job_end=job_end, reason=reason
         )
     else:
         result = target.manager.release(

@@ -94,6 +94,7 @@ class MembersReleased:
     at: float
     outcome: str = ""
     by: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,11 @@ from resource_manager.jobs.launchers.directory_launcher import rules_of, spec_of
 from resource_manager.jobs.launchers.registry import TERMINAL
 from resource_manager.jobs.running_job import RunningJob, is_remainder, job_of
 from resource_manager.manager import serializers
-from resource_manager.manager.agent_jobs import end_of, jobs_on
+from resource_manager.manager.agent_jobs import NO_END, end_of, jobs_on
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.results import Allocation
-from resource_manager.manager.stored_jobs import JobEnded, Question, check_job
+from resource_manager.manager.stored_jobs import Question, check_job
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,6 @@ class JobBoard:
 
     def _refuse(self, lease: Allocation, why: str) -> None:
         """End a lease whose job can be started nowhere."""
-        result: JobEnded = {"exit_code": None, "last_line": "", "ended_at": None}
         try:
             self._manager.release(
                 lease["task_id"],
@@ -171,7 +170,7 @@ class JobBoard:
                 outcome=Outcome.FAILED,
                 job_end=JobEnd.ENDED,
                 reason=f"its job cannot be started: {why}"[:MAX_TEXT],
-                result=result,
+                result=NO_END,
             )
         except ResourceManagerError as error:
             logger.warning("the job of %s: %s", lease["name"], error)
@@ -283,7 +282,7 @@ class JobBoard:
         failed = [run for run in ended if run["refusal"] and run["state"] == "absent"]
         if failed:
             outcome, reason = Outcome.NOT_STARTED, str(failed[0]["error"])[:240]
-        elif all(run["exit_code"] == 0 for run in ended):
+        elif all(run["exit_code"] == 0 for run in ended) and not is_remainder(lease):
             outcome, reason = Outcome.SUCCESS, ""
         elif lease["preempted_by"] is not None and all(
             run["preempted"] or _was_preempted_before(run, lease) for run in ended

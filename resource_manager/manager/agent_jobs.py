@@ -229,6 +229,10 @@ def end_of(runs: Sequence[Mapping[str, Any]]) -> JobEnded:
     return {"exit_code": first["exit_code"], "last_line": first["last_line"], "ended_at": first["ended_at"]}
 
 
+NO_END: JobEnded = {"exit_code": None, "last_line": "", "ended_at": None}
+"""End of a job of which nobody saw any."""
+
+
 def reported_end(store: Store, lease: Lease) -> JobEnded | None:
     """Return the end of a lease's jobs as its agents last reported it; None if one of them did not."""
     runs = [state_of_agent(store, node)["runs"].get(key) for node, key, _ in jobs_of(lease)]

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from resource_manager.core.changes import Change, JobEnd, MembersReleased, Released
+from resource_manager.core.changes import Change, JobEnd, MembersReleased, Outcome, Released
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.identifiers import check_text
 from resource_manager.core.models import JobPlace, Lease, has_stored_job
@@ -14,7 +14,7 @@ from resource_manager.core.names import name_of, short
 from resource_manager.errors import InvalidRequestError, LeaseNotFoundError, NewerFormatError, OtherOwnerError
 from resource_manager.lazy import lazy_module
 from resource_manager.manager import repeats, serializers
-from resource_manager.manager.agent_jobs import reported_end
+from resource_manager.manager.agent_jobs import NO_END, reported_end
 from resource_manager.manager.commit.asking import Step, checked_by, with_by
 from resource_manager.manager.commit.group import Reader
 from resource_manager.manager.commit.protocol import Transactions
@@ -65,19 +65,13 @@ class Commands:
         `JobPlacedError`; `forced` quarantines the lease. The task's next request avoids `failed_nodes`, on
         which its job could not be started, for a while. `result` is stored in the same commit, for
         `result_of`; it needs the fencing token. That of a stored job that has ended is by default what its
-        agents reported. `also` says what else the commit changes, on the state after the release.
+        agents reported; one that is gone left none, and has FAILED. `also` says what else the commit
+        changes, on the state after the release.
         """
         end = _job_end(job_end, reason)
         check_text(reason=reason)
-        rows: list[JobRow] = []
         if result is not None and fencing_token is None:
             raise InvalidRequestError("{result} needs {fencing_token} beside it", field="result")
-        if fencing_token is not None and (result is not None or end is JobEnd.ENDED):
-            lease = self._commits.read(lambda cluster, now: cluster.leases.get(lease_id))
-            if lease is not None and result is None and has_stored_job(lease.request.labels):
-                result = reported_end(self.store, lease)
-            if lease is not None and result is not None:
-                rows = self.stored_jobs.rows_of_result(lease, result, outcome, reason)
         return self._release(
             lease_id,
             lambda cluster, now: lease_steps.release(
@@ -94,9 +88,29 @@ class Commands:
             outcome,
             once,
             has_token=fencing_token is not None,
-            jobs=rows,
+            jobs=self._rows_of_end(lease_id, fencing_token, end, result, outcome, reason),
             also=also,
         )
+
+    def _rows_of_end(
+        self,
+        lease_id: str,
+        fencing_token: int | None,
+        end: JobEnd,
+        result: JobEnded | None,
+        outcome: str,
+        reason: str,
+    ) -> list[JobRow]:
+        """Return the result that is stored as a lease ends; none of a remainder, whose gang has one."""
+        if fencing_token is None or (result is None and end not in (JobEnd.ENDED, JobEnd.GONE)):
+            return []
+        lease = self._commits.read(lambda cluster, now: cluster.leases.get(lease_id))
+        if lease is not None and result is None and has_stored_job(lease.request.labels):
+            result = NO_END if end is JobEnd.GONE else reported_end(self.store, lease)
+        if lease is None or result is None:
+            return []
+        outcome = outcome or (Outcome.FAILED if end is JobEnd.GONE else "")
+        return self.stored_jobs.rows_of_result(lease, result, outcome, reason)
 
     def _release(
         self,
@@ -160,6 +174,7 @@ class Commands:
         owner: str | None = None,
         outcome: str = "",
         job_end: JobEnd | str = JobEnd.UNKNOWN,
+        reason: str = "",
         once: Once | None = None,
     ) -> ReleaseResult:
         """End these members of a gang; quarantine the others until they are released by the fencing token.
@@ -167,7 +182,9 @@ class Commands:
         Such a remainder has no time to live, and its lease id may be queued again. All members at once, or
         the last ones of a remainder, end it as `release` does.
         """
-        end = _job_end(job_end)
+        end = _job_end(job_end, reason)
+        check_text(reason=reason)
+        as_gone = JobEnd.GONE if end is JobEnd.ENDED else end  # without these members the gang has no end
         return self._release(
             lease_id,
             lambda cluster, now: lease_steps.release_members(
@@ -179,10 +196,12 @@ class Commands:
                 owner=owner,
                 outcome=outcome,
                 job_end=end,
+                reason=reason,
             ),
             outcome,
             once,
             has_token=True,
+            jobs=self._rows_of_end(lease_id, fencing_token, as_gone, None, outcome, reason),
         )
 
     def cancel(

@@ -149,6 +149,7 @@ class LeaseService(Protocol):
         fencing_token: int,
         outcome: str = "",
         job_end: JobEnd | str = JobEnd.UNKNOWN,
+        reason: str = "",
     ) -> ReleaseResult:
         """End members of a gang; the others stay quarantined."""
 

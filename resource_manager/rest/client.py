@@ -201,6 +201,7 @@ class ServiceClient(ClusterCalls, OriginalNames):
         fencing_token: int,
         outcome: str = "",
         job_end: JobEnd | str = JobEnd.UNKNOWN,
+        reason: str = "",
     ) -> ReleaseResult:
         """End members of a gang; the others stay quarantined."""
         body = {
@@ -209,6 +210,7 @@ class ServiceClient(ClusterCalls, OriginalNames):
             "ranks": list(ranks),
             "outcome": outcome,
             "job_end": job_end,
+            "reason": reason,
         }
         return self._release(body)
 

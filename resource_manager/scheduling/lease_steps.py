@@ -69,14 +69,14 @@ def release(
     `UnknownNodeError` for a failed node that is not in the inventory.
     """
     lease = _require_lease(cluster, lease_id, fencing_token, owner)
-    outcome = outcome_of(lease, outcome)
+    outcome, why = outcome_of(lease, outcome), short(reason, MAX_REASON)
     if lease.places and job_end in (JobEnd.UNKNOWN, JobEnd.FORCED):
         if job_end is JobEnd.UNKNOWN:
             raise _job_placed(lease)
         # What is left of a gang is nobody's to renew already.
         return [] if lease.revoked or lease.ranks else [Quarantined(lease_id, lease.fencing_token, now, True)]
     if lease.ranks:
-        return [MembersReleased(lease_id, lease.fencing_token, lease.ranks, now, outcome)]
+        return [MembersReleased(lease_id, lease.fencing_token, lease.ranks, now, outcome, reason=why)]
     for name in failed_nodes:
         cluster.node(name)
     released = new_released(
@@ -84,7 +84,7 @@ def release(
         lease.fencing_token,
         now,
         outcome,
-        reason=short(reason, MAX_REASON),
+        reason=why,
         failed_nodes=tuple(dict.fromkeys(failed_nodes)),
     )
     if outcome == Outcome.NOT_STARTED:
@@ -102,6 +102,7 @@ def release_members(
     owner: str | None = None,
     outcome: str = "",
     job_end: JobEnd = JobEnd.UNKNOWN,
+    reason: str = "",
 ) -> list[Change]:
     """Return the release of these members of a lease, or of a remainder; all of them end it as a whole.
 
@@ -113,10 +114,14 @@ def release_members(
     if not ranks or not held.issuperset(ranks):
         raise LeaseNotFoundError(lease_id, fencing_token)
     if held.issubset(ranks):
-        return release(cluster, lease_id, now, fencing_token=fencing_token, outcome=outcome, job_end=job_end)
+        token = fencing_token
+        return release(
+            cluster, lease_id, now, fencing_token=token, outcome=outcome, job_end=job_end, reason=reason
+        )
     if lease.places and job_end in (JobEnd.UNKNOWN, JobEnd.FORCED):
         raise _job_placed(lease)
-    return [MembersReleased(lease_id, fencing_token, tuple(sorted(set(ranks))), now, outcome)]
+    why = short(reason, MAX_REASON)
+    return [MembersReleased(lease_id, fencing_token, tuple(sorted(set(ranks))), now, outcome, reason=why)]
 
 
 def place_job(

@@ -160,3 +160,40 @@ def test_a_gang_of_which_one_server_lost_its_disk_ends_although_the_other_tells_
         fleet.report(name="gpu-b", **again)
     assert fleet.manager.leases() == []
     assert outcomes(fleet) == ["FAILED"]
+
+
+@pytest.mark.parametrize("is_over", [True, False], ids=["before", "after"])
+def test_a_gang_that_lost_a_server_for_good_is_no_success_although_the_other_member_ends_well(
+    is_over: bool,
+) -> None:
+    """An operator says that the lost member is gone, before the other one has ended or after that."""
+    fleet = Fleet()
+    for name in ("gpu-a", "gpu-b"):
+        fleet.report(name=name)
+    token = fleet.manager.submit("t", 0, 8, nodes=2, job=JOB)["fencing_token"]
+    first, second = (job_key("t", token, rank) for rank in (0, 1))
+    for _ in range(2):
+        fleet.report(run(first), name="gpu-a")
+        fleet.report(run(second), name="gpu-b")
+    ended = run(second, "finished", exit_code=0)
+    if is_over:
+        fleet.report(ended, name="gpu-b")
+    fleet.manager.release_members("t", [0], fencing_token=token, job_end="gone", reason="its server is dead")
+    fleet.report(ended, name="gpu-b")
+    assert fleet.manager.leases() == []
+    assert fleet.manager.history()[-1]["outcome"] == "FAILED"
+    ended_as = fleet.manager.result_of("t")
+    assert ended_as is not None
+    assert (ended_as["outcome"], ended_as["reason"]) == ("FAILED", "its server is dead")
+
+
+def test_a_job_that_went_with_its_server_has_a_result() -> None:
+    """Who submitted it is told, although no agent told its end."""
+    fleet = Fleet()
+    begun(fleet)
+    [lease] = fleet.manager.leases()
+    token = lease["fencing_token"]
+    fleet.manager.release("t", fencing_token=token, job_end="gone", reason="its server is dead")
+    told = fleet.manager.result_of("t")
+    assert told is not None
+    assert (told["exit_code"], told["outcome"], told["reason"]) == (None, "FAILED", "its server is dead")

@@ -189,6 +189,28 @@ def test_members_of_a_gang_with_a_job_end_only_with_its_end(way: Any, manager: G
     assert way.release("g", fencing_token=token, job_end="gone", reason="seen") is ReleaseResult.RELEASED
 
 
+def test_an_operator_s_word_about_members_of_a_gang_is_in_the_history(
+    way: Any, manager: GPUResourceManager
+) -> None:
+    token = manager.submit("g", 2, nodes=2)["fencing_token"]
+    manager.place_job("g", [PLACE, PLACE], fencing_token=token)
+    with pytest.raises(InvalidRequestError, match="reason"):
+        way.release_members("g", [0], fencing_token=token, job_end="gone")
+    way.release_members("g", [0], fencing_token=token, job_end="gone", reason="its server burnt")
+    way.release("g", fencing_token=token, job_end="gone", reason="rebooted")
+    assert [change["reason"] for change in manager.history()[-2:]] == ["its server burnt", "rebooted"]
+
+
+def test_the_command_line_believes_an_operator_about_a_member_of_a_gang(manager: GPUResourceManager) -> None:
+    token = manager.submit("g", 2, nodes=2)["fencing_token"]
+    manager.place_job("g", [PLACE, PLACE], fencing_token=token)
+    words = ["release", "g", "--fencing-token", str(token), "--gone", "--reason", "its server burnt"]
+    assert command(manager, *words, "--rank", "0").exit_code == 0
+    assert [lease["state"] for lease in manager.leases()] == ["ERROR"]
+    assert command(manager, *words, "--rank", "1").exit_code == 0
+    assert manager.leases() == []
+
+
 def test_the_command_line_refuses_forces_and_believes_an_operator(manager: GPUResourceManager) -> None:
     placed(manager)
     refused = command(manager, "release", "t")

@@ -149,6 +149,7 @@ def release(service: Service, caller: Identity, body: ReleaseBody, once: Once | 
             owner=owner,
             outcome=outcome,
             job_end=body.job_end,
+            reason=body.reason,
             once=once,
         )
     if result not in (ReleaseResult.RELEASED, ReleaseResult.QUARANTINED):
