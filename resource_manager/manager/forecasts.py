@@ -92,9 +92,9 @@ class EstimateOutcome:
     """An estimate, and when the request did start."""
 
     lease_id: str
-    name: str
     given: GivenEstimate
     started_at: float
+    name: str = ""
 
     @property
     def is_inside(self) -> bool:
@@ -121,7 +121,7 @@ class EstimateRecord:
         lease = change.lease
         if (found := self.given.pop(lease.sequence, None)) is None:
             return
-        outcome = EstimateOutcome(lease.lease_id, name_of(lease), found, lease.granted_at)
+        outcome = EstimateOutcome(lease.lease_id, found, lease.granted_at, name_of(lease))
         self.outcomes = [*self.outcomes[1 - MAX_OUTCOMES :], outcome]
         if found.median is not None and not found.is_overdue:
             self._learn(found, outcome.started_at)
@@ -222,7 +222,7 @@ def _started(outcome: EstimateOutcome) -> StartedRequest:
     given = outcome.given
     return {
         "task_id": outcome.lease_id,
-        "name": outcome.name,
+        "name": outcome.name or outcome.lease_id,
         "estimated_at": given.at,
         "at": given.median,
         "earliest": given.earliest,

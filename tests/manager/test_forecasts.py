@@ -18,6 +18,7 @@ from resource_manager.manager.forecasts import (
     CALIBRATED,
     ENOUGH_OUTCOMES,
     FEW_DATA,
+    RECORDS,
     EstimateRecord,
     GivenEstimate,
     kept_record,
@@ -244,3 +245,20 @@ def test_dear_forecasts_are_made_in_the_background_and_the_last_one_is_given_mea
         return starts() == [ends_at, ends_at + 60]
 
     wait_for(is_new)
+
+
+def test_an_outcome_that_was_kept_before_names_were_is_called_by_its_id(
+    manager: GPUResourceManager, clock: Clock
+) -> None:
+    manager.allocate("train", 8, expected_runtime=600)
+    manager.submit("waits", 8)
+    manager.queue()
+    clock.now += 600.0
+    manager.release("train", outcome="SUCCESS")
+    manager.submit("next", 8)
+    manager.queue()
+    kept = RECORDS.dump_python(kept_record(manager.store), mode="json")
+    [outcome] = kept["outcomes"]
+    assert outcome.pop("name").startswith("waits ")
+    [started] = RECORDS.validate_python(kept).view()["started"]
+    assert started["name"] == started["task_id"] == "waits"
