@@ -233,15 +233,20 @@ class JobBoard:
             return
         runs = {run.key: run for run in report.runs}
 
-        def view(cluster: ClusterState, now: float) -> list[tuple[Allocation, RunReport, bool]]:
-            return [
+        def view(cluster: ClusterState, now: float) -> tuple[bool, list[tuple[Allocation, RunReport, bool]]]:
+            leased = list(jobs_on(cluster, report.server))
+            others = runs.keys() - {key for key, _, _ in leased}
+            return any(runs[key].state == "running" and runs[key].want != "stop" for key in others), [
                 (serializers.allocation(cluster, lease), runs[key], is_due)
-                for key, rank, lease in jobs_on(cluster, report.server)
+                for key, rank, lease in leased
                 if key in runs and lease.places and has_stored_job(lease.request.labels)
                 if (is_due := _is_due(lease, now)) or not _goes_on(lease, runs[key], rank)
             ]
 
-        for lease, run, is_due in self._manager.read(view):
+        is_to_stop, concerned = self._manager.read(view)
+        if is_to_stop:  # a job that no lease has, as after a restore: its agent is told at once
+            self._manager.stored_jobs.ring(report.server)
+        for lease, run, is_due in concerned:
             if run.state == "running" and self._first_is_late(lease):
                 self._manager.stored_jobs.ring(lease["server_name"])
             with asked_by(f"agent:{report.server}"):

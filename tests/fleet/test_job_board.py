@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from resource_manager.core.models import RUNS_JOBS, Gpu, Node
 from resource_manager.errors import InvalidRequestError, NeverFitsError
 from resource_manager.fleet.receiving import ReportReceiver
 from resource_manager.jobs.launchers import job_key, walls
+from resource_manager.storage.backup import read_backup, restore, write_backup
 from resource_manager.storage.jobs import JobRow, job_name
 from resource_manager.storage.once import digest
 from tests.agent.reporting import as_text, gpu, process, report, uuid
@@ -227,6 +229,26 @@ def test_reports_keep_a_lease_and_silence_frees_nothing(fleet: Fleet) -> None:
 def test_a_job_without_a_lease_is_ended(fleet: Fleet) -> None:
     fleet.report(run(job_key("gone", 4)), run(job_key("over", 5), "finished"))
     assert fleet.wanted() == {job_key("gone", 4): "stop", job_key("over", 5): "forget"}
+
+
+def test_the_agent_of_a_job_that_a_restore_left_without_a_lease_is_told_at_once(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """Its question is held, and the restored state has nothing to say to it before the job is reported."""
+    fleet.report()
+    write_backup(fleet.manager.store, tmp_path / "backup")
+    key = job_key("t", fleet.submit("t")["fencing_token"])
+    fleet.report()
+    assert fleet.wanted() == {key: "run"}
+    restore(fleet.manager.store, read_backup(tmp_path / "backup"), force=True)
+    before = fleet.board.doorbell.mark("gpu-a")
+    assert fleet.wanted() == {}
+    fleet.report(run(key))
+    told = fleet.board.doorbell.mark("gpu-a")
+    assert told != before
+    assert fleet.wanted() == {key: "stop"}
+    fleet.report(run(key, want="stop"))
+    assert fleet.board.doorbell.mark("gpu-a") == told, "it is about to end"
 
 
 def test_a_job_that_did_not_start_waits_again_elsewhere(fleet: Fleet) -> None:
