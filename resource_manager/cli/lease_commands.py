@@ -252,27 +252,26 @@ def explain(target: Target, /, name: str | None, wide: bool, as_json: bool, **op
 
     NAME is that of a pending request or a lease; without it the options say what is asked for.
     """
-    if name is not None:
-        _reject_demand(options)
-        answer = target.manager.explain_named(name)
-    else:
-        answer = target.manager.explain(demand_of(probe_id(), options))
+    given = _given(options)
+    if name is not None and given:
+        raise Failure(f"NAME and {given[0]}: say either a name or what is asked for", BAD_INPUT)
+    if name is None and not given:
+        raise Failure("say a NAME, which gpu-manager queue shows, or what is asked for: --gpus 1", BAD_INPUT)
+    manager = target.manager
+    answer = manager.explain(demand_of(probe_id(), options)) if name is None else manager.explain_named(name)
     print_json(answer) if as_json else tables.console(wide=wide).print(tables.explanation(answer))
     if not answer["would_be_granted"]:
         raise SystemExit(REFUSED)
 
 
-def _reject_demand(options: Mapping[str, Any]) -> None:
-    """Raise `Failure` for an option that says what is asked for, where a request that is made has a name."""
+def _given(options: Mapping[str, Any]) -> list[str]:
+    """Return the options on the command line that say what is asked for."""
     context = click.get_current_context()
-    params = context.command.get_params(context)
-    given = [
+    return [
         param.opts[0]
-        for param in params
+        for param in context.command.get_params(context)
         if param.name in options and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
     ]
-    if given:
-        raise Failure(f"NAME and {given[0]}: say either a name or what is asked for", BAD_INPUT)
 
 
 def _done(done: bool, as_json: bool, entry: Mapping[str, Any], verb: str, otherwise: str) -> None:

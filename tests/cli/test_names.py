@@ -106,7 +106,10 @@ def test_a_request_is_explained_by_each_of_its_names(run: Run) -> None:
         assert (told.exit_code, told.stdout.startswith("Not now: ")) == (1, True)
         assert " ".join(told.stdout.split()).count(f"my_dag.train[3] {holder}") == 1
     assert json.loads(run("explain", waits, "--json").stdout)["task_id"] == "here:my_dag/run2/train/4"
-    assert refused(run("explain", "my_dag.train")).startswith("'my_dag.train' names 2: ")
+    several = json.loads(run("explain", "my_dag.train", "--json").stdout)
+    assert several["task_id"] == "here:my_dag/run2/train/4", "of a lease and a request, what waits"
+    neither = run("explain")
+    assert (neither.exit_code, neither.stderr.partition(",")[0]) == (2, "Error: say a NAME")
     assert "the task has a lease already" in run("explain", holder).stdout
     both = run("explain", waits, "--gpus", "2")
     assert both.exit_code == 2
