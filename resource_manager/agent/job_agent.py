@@ -23,7 +23,12 @@ SETTLE_S = 0.02
 
 
 def _hide() -> None:
-    """Keep the memory and the first environment of this process, and so the token, from its user's jobs."""
+    """Keep the memory and the first environment of this process, and so the token, from its user's jobs.
+
+    Its own processes, such as the probe, cannot be kept from them: they get no token.
+    """
+    for name in ("GPU_MANAGER_AGENT_TOKEN", "GPU_MANAGER_TOKEN"):
+        os.environ.pop(name, None)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
 

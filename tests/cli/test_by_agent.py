@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from resource_manager import GPUResourceManager
@@ -61,6 +62,22 @@ def manager(environment: dict[str, str]) -> Iterator[GPUResourceManager]:
     with GPUResourceManager.from_url(environment["TEST_STORE"]) as manager:
         yield manager
         wait_for(lambda: not manager.leases())
+
+
+def test_no_process_of_the_agent_gets_its_token(environment: dict[str, str]) -> None:
+    """A job may read what any process of its user was started with, but not what the agent was."""
+    probes: list[dict[str, str]] = []
+
+    def is_found() -> bool:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                own = process.environ()
+                if own.get(MARK) == environment[MARK] and "--loop" in process.cmdline():
+                    probes.append(own)
+        return bool(probes)
+
+    wait_for(is_found, 60)
+    assert "GPU_MANAGER_AGENT_TOKEN" not in probes[0]
 
 
 def test_a_command_runs_by_the_agent_with_its_output_and_its_exit_code(
