@@ -198,13 +198,17 @@ class Course:
         self._desks.stop_leases(lease_id for lease_id in left if lease_id.startswith("hand:"))
 
     def _drain(self) -> None:
-        manager = self._day.manager
-        manager.drain(name_of(self._vanished), failed=True, reason="it does not answer")
+        manager, vanished = self._day.manager, name_of(self._vanished)
+        manager.drain(vanished, failed=True, reason="it does not answer")
         for lease in manager.leases():
-            if self._is_lost(lease):  # its jobs are known to be gone
-                token = lease["fencing_token"]
-                manager.release(
-                    lease["task_id"], fencing_token=token, job_end=JobEnd.GONE, reason="its server is dead"
+            there = [each["rank"] for each in lease["members"] if each["server_name"] == vanished]
+            if there:  # these members are known to be gone; if that is not all, the others are ended
+                manager.release_members(
+                    lease["task_id"],
+                    there,
+                    fencing_token=lease["fencing_token"],
+                    job_end=JobEnd.GONE,
+                    reason="its server is dead",
                 )
 
     def _is_lost(self, lease: Any) -> bool:
