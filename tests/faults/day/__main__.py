@@ -197,7 +197,7 @@ def main(jobs: int, minutes: float, seed: int, page: Path) -> None:
         found = live(plan.draw(seed, jobs, day_s), day_s, home)
     except (StackError, ResourceManagerError, OSError, httpx.HTTPError, KeyboardInterrupt) as error:
         sys.exit(f"the day did not come to its end: {error or 'interrupted'}; its logs are in {home}")
-    (home / "evidence.pickle").write_bytes(pickle.dumps(found))
+    page.with_suffix(".pickle").write_bytes(pickle.dumps(found))
     idle = unexplained(gaps(found, spans(found.changes, found.lost)))
     problems = [
         *broken(found),
