@@ -21,7 +21,7 @@ from resource_manager.core.changes import (
 )
 from resource_manager.core.models import Lease, Placement, Request
 from tests.faults.day import plan
-from tests.faults.day.by_hand import renamed
+from tests.faults.day.by_hand import SHORT_ID, renamed
 from tests.faults.day.gaps import estimates, gaps, unexplained
 from tests.faults.day.page import page_of
 from tests.faults.day.proof import Evidence, Look, broken, not_shown, remarks, spans
@@ -258,6 +258,14 @@ def test_what_people_ran_is_told_by_the_name_of_its_job() -> None:
     changes[0] = replace(changes[0], lease=replace(changes[0].lease, request=Request("hand:a@b/1f", 2)))
     [span] = spans([renamed(change, names) for change in changes])
     assert (span.name, span.end) == ("job_007", 2.0)
+
+
+def test_the_reason_of_a_wait_names_no_lease_of_who_waits() -> None:
+    said = (
+        "gpu-manager: root@vm h24f waits at position 3: the runtime of lease root@vm 99fg is unknown\n"
+        "gpu-manager: root@vm h24f: GPU 3 (GPU-8f6a2c1e) and 1 CPU of gpu-01, fencing token 7\n"
+    )
+    assert {*SHORT_ID.findall(said)} == {"h24f"}
 
 
 LOST = replace(GOOD, tasks={**GOOD.tasks, "job_001": task(tries=2, unrecorded=(1,))})

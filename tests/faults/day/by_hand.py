@@ -22,7 +22,8 @@ from resource_manager.errors import ResourceManagerError
 from tests.faults.day import plan
 
 BEAT = Path(__file__).parents[2] / "e2e" / "dags" / "beat.py"
-SHORT_ID = re.compile(rf"\S+@\S+ ([{ALPHABET}]{{4,5}})\b")
+SHORT_ID = re.compile(rf"^gpu-manager: \S+@\S+ ([{ALPHABET}]{{4,5}})\b", re.MULTILINE)
+"""Short id of a command's own request; the reasons of its wait name those of others."""
 PROGRAM = (sys.executable, "-m", "resource_manager.cli")
 MAX_TRIES = 6
 AGAIN_S = 2.0
