@@ -18,6 +18,7 @@ from resource_manager.core.changes import (
     Outcome,
     Preempting,
     Released,
+    Resumed,
 )
 from resource_manager.core.models import Lease, Placement, Request
 from tests.faults.day import plan
@@ -204,6 +205,17 @@ def test_a_lease_that_the_restore_lost_is_no_other_holder_of_its_gpus() -> None:
     assert broken(replace(lost, lost=(131.5, 135.0))) == []
 
 
+def test_a_lease_that_was_granted_and_lost_between_two_looks_at_the_history_is_one() -> None:
+    """The harness reads the history, and the state goes back to a backup a moment later."""
+    ran = [*GOOD_BEATS, *beats("job_009", 39, 132.1, range(5), "gpu-05")]
+    unseen = replace(GOOD, beats=ran, changes=[*GOOD_CHANGES, granted("x", 40, 150.0, "gpu-02")])
+    assert any("without a lease" in line for line in broken(unseen))
+    lost = replace(unseen, lost=(131.5, 132.0))
+    assert broken(lost) == []
+    taken = replace(lost, changes=[*lost.changes, granted("y", 41, 133.0, "gpu-05")])
+    assert broken(taken) == ["job_009 still ran on gpu-05 when y was granted its GPUs"]
+
+
 def test_a_fifth_of_the_jobs_comes_through_airflow_and_some_come_each_way() -> None:
     jobs = plan.draw(1, 300, 600.0)
     assert 40 <= sum(not job.by_hand for job in jobs) <= 80
@@ -240,6 +252,19 @@ def test_a_gap_is_explained_by_what_was_seen_in_all_of_it(
     assert (gap.name, gap.begin, gap.end, gap.why) == ("job_001", 112.0, 124.0, why)
     assert unexplained([gap]) == ([] if why else [gap])
     assert unexplained([replace(gap, begin=122.0)]) == []
+
+
+def test_a_server_that_is_closed_until_it_was_searched_is_not_free() -> None:
+    for opened, began in (
+        (Resumed("gpu-00", 122.5), 122.5),
+        (GpuOpened("gpu-00", 1, 122.5), 122.5),
+        (Resumed("gpu-01", 122.5), 112.0),
+        (GpuOpened("gpu-00", 3, 122.5), 112.0),
+        (Resumed("gpu-00", 124.5), 112.0),
+    ):
+        changes = [*GOOD.changes[:2], WAITED, opened]
+        [gap] = gaps(replace(GOOD, changes=changes), spans(changes))
+        assert (gap.begin, gap.end) == (began, 124.0)
 
 
 def test_first_estimates_are_counted_with_bounds_or_without() -> None:

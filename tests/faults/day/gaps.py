@@ -6,7 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from resource_manager.core.changes import AgentSeen, GpuOpened, Resumed
 from tests.faults.day.proof import Evidence, Look, Span
 
 GAP_S = 3.0
@@ -41,11 +43,19 @@ def gaps(found: Evidence, held: Sequence[Span]) -> list[Gap]:
     looks: dict[tuple[str, int], list[Look]] = defaultdict(list)
     for look in found.looks:
         looks[look.name, look.sequence].append(look)
+    # A GPU that is closed, as each is after a restore until its server was searched, is not free.
+    openings = [
+        (change.at, change.node, change.gpu_id if isinstance(change, GpuOpened) else None)
+        for change in found.changes
+        if isinstance(change, Resumed | GpuOpened | AgentSeen)
+    ]
     shown = []
     for members in of_lease.values():
         first = members[0]
         places = [(span.node, gpu) for span in members for gpu in span.gpu_ids]
-        begin = max(first.queued_at, *(ends.get(place, 0.0) for place in places))
+        free = [ends.get(place, 0.0) for place in places]
+        free += [at for at, *opened in openings if at <= first.begin and _is_of(opened, places)]
+        begin = max(first.queued_at, *free)
         if begin < first.begin:
             seen = [look for look in looks[first.name, first.sequence] if begin <= look.at <= first.begin]
             why = _why(found, begin, first.begin, seen)
@@ -53,6 +63,12 @@ def gaps(found: Evidence, held: Sequence[Span]) -> list[Gap]:
         for span in members:
             ends |= {(span.node, gpu): span.end for gpu in span.gpu_ids}
     return shown
+
+
+def _is_of(opened: Sequence[Any], places: Iterable[tuple[str, int]]) -> bool:
+    """Return whether the server or GPU that was opened has one of these GPUs."""
+    node, gpu_id = opened
+    return any(node == name and gpu_id in (None, number) for name, number in places)
 
 
 def unexplained(shown: Iterable[Gap]) -> list[Gap]:

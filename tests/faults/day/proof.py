@@ -70,19 +70,35 @@ class Evidence:
         backup_at, restored_at = self.lost
         upgrades = [at for at, what in self.faults if "upgraded" in what]
         of_airflow = [job.name for job in self.jobs if not job.by_hand and job.name in self.tasks]
+        unseen = self.unseen
         at_work = {
             name
             for name in of_airflow
             if any(self.tasks[name]["began"] <= at <= self.tasks[name]["ended"] for at in upgrades)
         }
-        return {
-            span.name
-            for span in held
-            if any(span.begin <= closed.get((span.node, gpu), -1.0) <= span.end for gpu in span.gpu_ids)
-            or (span.node == self.vanished and span.end >= lost_at)
-            or any(span.node == node and span.begin <= end and span.end >= at for node, at, end in self.cuts)
-            or (span.queued_at <= restored_at and span.end >= backup_at)
-        } | at_work
+        return (
+            {
+                span.name
+                for span in held
+                if any(span.begin <= closed.get((span.node, gpu), -1.0) <= span.end for gpu in span.gpu_ids)
+                or (span.node == self.vanished and span.end >= lost_at)
+                or any(
+                    span.node == node and span.begin <= end and span.end >= at for node, at, end in self.cuts
+                )
+                or (span.queued_at <= restored_at and span.end >= backup_at)
+            }
+            | at_work
+            | {_job_of(beat) for beat in self.beats if _token_of(beat) in unseen}
+        )
+
+    @property
+    def unseen(self) -> range:
+        """Fencing tokens of leases that the restore lost, granted after the last look at the history."""
+        granted = [(c.at, c.lease.fencing_token) for c in self.changes if isinstance(c, Granted)]
+        restored_at = self.lost[1]
+        after = [token for at, token in granted if at > restored_at]
+        before = [token for at, token in granted if at <= restored_at]
+        return range(max(before) + 1, min(after)) if before and after else range(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +184,14 @@ def _name(change: Released | Expired | Preempting) -> str:
     return change.lease_id.rpartition("/")[2]
 
 
+def _job_of(beat: Mapping[str, Any]) -> str:
+    return str(beat["task"].rpartition("/")[2])
+
+
+def _token_of(beat: Mapping[str, Any]) -> int:
+    return int(beat["process"].split("-")[0])
+
+
 def broken(found: Evidence) -> list[str]:
     """Return the promises that the day broke, each as a line."""
     held = spans(found.changes, found.lost)
@@ -176,7 +200,7 @@ def broken(found: Evidence) -> list[str]:
         *([] if tokens == sorted(set(tokens)) else ["fencing tokens do not rise"]),
         *overlaps([(span.name, span.node, span.gpu_ids, span.begin, span.end) for span in held]),
         *_shared(found.beats),
-        *_processes([beat for beat in found.beats if not beat["task"].startswith(ON_SLURM)], held),
+        *_processes(found, held),
         *_jobs(found, found.struck(held)),
         *_closed(found),
         *(f"{name} is left over" for name in found.left),
@@ -237,24 +261,26 @@ def _shared(beats: Iterable[dict[str, Any]]) -> list[str]:
     return [line.replace("was allocated to", "had processes of") for line in overlaps(ran)]
 
 
-def _processes(beats: Sequence[dict[str, Any]], held: Sequence[Span]) -> Iterator[str]:
+def _processes(found: Evidence, held: Sequence[Span]) -> Iterator[str]:
     """Yield the processes that ran without their lease, or when their GPUs were another's already."""
     of_process: dict[str, list[dict[str, Any]]] = {}
-    for beat in beats:
-        of_process.setdefault(beat["process"], []).append(beat)
+    for beat in found.beats:
+        if not beat["task"].startswith(ON_SLURM):
+            of_process.setdefault(beat["process"], []).append(beat)
     leased = {(span.token, span.rank): span for span in held}
-    for process, own in of_process.items():
-        token, rank = int(process.split("-")[0]), int(own[0]["member"] or 0)
+    for own in of_process.values():
+        token, rank, node = _token_of(own[0]), int(own[0]["member"] or 0), own[0]["server"]
         span = leased.get((token, rank))
-        name, gpus = own[0]["task"].rpartition("/")[2], tuple(map(int, own[0]["gpus"].split(",")))
-        if span is None or (span.name, span.node, span.gpu_ids) != (name, own[0]["server"], gpus):
-            yield f"{name} ran on {gpus} of {own[0]['server']} without a lease of them"
+        name, gpus = _job_of(own[0]), tuple(map(int, own[0]["gpus"].split(",")))
+        is_unseen = span is None and token in found.unseen
+        if not is_unseen and (span is None or (span.name, span.node, span.gpu_ids) != (name, node, gpus)):
+            yield f"{name} ran on {gpus} of {node} without a lease of them"
             continue
-        last = own[-1]["at"]
+        began, last = own[0]["at"] if span is None else span.begin, own[-1]["at"]
         for other in held:
-            is_next = other.node == span.node and other.begin > span.begin and {*other.gpu_ids} & {*gpus}
+            is_next = other.node == node and other.begin > began and {*other.gpu_ids} & {*gpus}
             if is_next and last > other.begin + TOLERANCE_S:
-                yield f"{name} still ran on {span.node} when {other.name} was granted its GPUs"
+                yield f"{name} still ran on {node} when {other.name} was granted its GPUs"
 
 
 def _jobs(found: Evidence, struck: set[str]) -> Iterator[str]:
