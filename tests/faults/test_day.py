@@ -211,6 +211,9 @@ def test_a_lease_that_was_granted_and_lost_between_two_looks_at_the_history_is_o
     unseen = replace(GOOD, beats=ran, changes=[*GOOD_CHANGES, granted("x", 40, 150.0, "gpu-02")])
     assert any("without a lease" in line for line in broken(unseen))
     lost = replace(unseen, lost=(131.5, 132.0))
+    assert any("without a lease" in line for line in broken(lost)), "so many were not granted in a moment"
+    ran = [*GOOD_BEATS, *beats("job_009", 4, 132.1, range(5), "gpu-05")]
+    lost = replace(lost, beats=ran)
     assert broken(lost) == []
     taken = replace(lost, changes=[*lost.changes, granted("y", 41, 133.0, "gpu-05")])
     assert broken(taken) == ["job_009 still ran on gpu-05 when y was granted its GPUs"]

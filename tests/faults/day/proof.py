@@ -31,6 +31,9 @@ TOLERANCE_S = 1.0
 ON_SLURM = "slurm/"
 """What the names of jobs in the ledger begin with that Slurm placed, without a lease."""
 
+MAX_UNSEEN = 20
+"""Most leases that are granted between the last look at the history and the restore."""
+
 ENDING_S = 5.0
 """Time beyond its grace after which a preempted job must have been killed."""
 
@@ -98,7 +101,8 @@ class Evidence:
         restored_at = self.lost[1]
         after = [token for at, token in granted if at > restored_at]
         before = [token for at, token in granted if at <= restored_at]
-        return range(max(before) + 1, min(after)) if before and after else range(0)
+        last = max(before, default=0)
+        return range(last + 1, min(*after, last + 1 + MAX_UNSEEN)) if before and after else range(0)
 
 
 @dataclass(frozen=True, slots=True)
