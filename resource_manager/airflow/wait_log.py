@@ -79,7 +79,7 @@ def describe_vacancy(answer: Mapping[str, Any]) -> str:
 def describe_start(estimate: Mapping[str, Any] | None, reason: str = "") -> str:
     """Return the estimated start, its interval and the lease it waits for, or why it is unknown.
 
-    Empty without an estimate. Why it is unknown, or a guess, is omitted where it is the `reason` of the wait.
+    Empty without an estimate. Why it is unknown is omitted where it is the `reason` of the wait.
     """
     if estimate is None:
         return ""
@@ -91,8 +91,6 @@ def describe_start(estimate: Mapping[str, Any] | None, reason: str = "") -> str:
     elif (earliest := estimate.get("earliest")) is not None and earliest != (latest := estimate["latest"]):
         sure = f"{_clock(earliest)} to {'later' if latest is None else _clock(latest)}, {sure}"
     after = f", when {estimate['after']} ends" if estimate.get("after") else ""
-    if (why := estimate.get("detail")) and why != reason:
-        after += f": {why}"
     return f"; should start about {_clock(estimate['at'])} ({sure}){after}"
 
 

@@ -183,7 +183,7 @@ def queue_table(queue: Sequence[Row]) -> Group:
         Column("should start"),
         title=f"{len(queue)} waiting",
     )
-    why: dict[tuple[str, str], list[str]] = {}
+    why: dict[str, list[str]] = {}
     now = time.time()
     for entry in queue:
         expected = entry.get("estimated_start", UNKNOWN_START)
@@ -202,9 +202,8 @@ def queue_table(queue: Sequence[Row]) -> Group:
             "; ".join(filter(None, (start(expected), deadline_in_words(entry, now)))),
         )
         if (detail := expected["detail"]) and detail != entry.get("reason"):
-            what = "start unknown" if expected["at"] is None else f"start is a {expected['confidence']}"
-            why.setdefault((what, detail), []).append(f"#{entry['position']}")
-    lines = (f"{', '.join(places)} {what}: {detail}" for (what, detail), places in why.items())
+            why.setdefault(detail, []).append(f"#{entry['position']}")
+    lines = (f"{', '.join(places)} start unknown: {detail}" for detail, places in why.items())
     return Group(table, *(Text(line, "dim") for line in lines))
 
 

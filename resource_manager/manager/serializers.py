@@ -212,13 +212,11 @@ def queue(
 def estimate(start: Start, confidence: str = "few data") -> ExpectedStart:
     """Return the expected start, in seconds since the epoch, its interval, server and confidence.
 
-    If it cannot be estimated, `at` is None, `confidence` is unknown and `detail` has the reason. If it waits
-    for a task of which no run is known, it is a guess, and `detail` says of which one.
+    If it cannot be estimated, or would be a guess from runs of other tasks, `at` is None, `confidence` is
+    unknown and `detail` has the reason.
     """
-    if start.at is None:
-        confidence = "unknown"
-    elif start.why is not None:
-        confidence = "guess"
+    if start.why is not None:
+        start = Start(None, why=start.why, plays=start.plays)
     return {
         "at": start.at,
         "earliest": start.earliest,
@@ -227,7 +225,7 @@ def estimate(start: Start, confidence: str = "few data") -> ExpectedStart:
         "plays": start.plays,
         "ends_by": start.ends_by,
         "server_name": start.node,
-        "confidence": confidence,
+        "confidence": "unknown" if start.at is None else confidence,
         "detail": detail_of(start.why),
     }
 

@@ -155,19 +155,6 @@ def test_a_pending_request_is_shown_explained_and_cancelled(run: Run) -> None:
     assert run("cancel", "late").exit_code == 1
 
 
-def test_a_start_that_is_a_guess_is_not_called_unknown_below_the_queue(
-    run: Run, manager: GPUResourceManager
-) -> None:
-    for number in range(5):
-        manager.submit(f"labels_{number}", 2, server="gpu-server-0")
-        manager.release(f"labels_{number}", outcome="SUCCESS")
-    for name in ("train", "waits"):
-        manager.submit(name, 8, server="gpu-server-0")
-    said = " ".join(run("queue").stdout.split())
-    assert "#1 start is a guess: the end of train " in said
-    assert "start unknown" not in said
-
-
 def test_servers_are_drained_resumed_and_reset(run: Run) -> None:
     assert parsed(run("drain", "gpu-server-0", "--reason", "dust", "--json"))["state"] == "DRAINED"
     assert parsed(run("allocate", "t", "--gpus", "2", "--cpus", "1", "--json"))["server_id"] == 1

@@ -59,7 +59,7 @@ def manager() -> GPUResourceManager:
     manager.submit("train", 4, server="gpu-b", labels=task, **of_kim)
     for server in ("gpu-a", "gpu-c"):
         manager.submit(f"on-{server}", 7, server=server, team="nlp")
-    manager.submit("mine", 8, team="vision")
+    manager.submit("eval", 8, team="vision", labels={**task, "task_id": "eval"})
     clock.now += HOUR_S
     return manager
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -58,7 +59,7 @@ def test_a_start_hangs_on_a_lease_and_its_interval_on_what_such_tasks_took(
     assert manager.explain_named("waits")["estimated_start"]["earliest"] > clock.now
 
 
-def test_a_start_behind_a_task_of_which_no_run_is_known_is_called_a_guess_and_says_what_to_state(
+def test_a_start_behind_a_task_of_which_no_run_is_known_is_unknown_and_says_what_to_state(
     manager: GPUResourceManager, clock: Clock
 ) -> None:
     for number in range(5):
@@ -67,9 +68,10 @@ def test_a_start_behind_a_task_of_which_no_run_is_known_is_called_a_guess_and_sa
     manager.submit("waits", 8)
     [entry] = manager.queue()
     for start in (entry["estimated_start"], manager.explain_named("waits")["estimated_start"]):
-        assert (start["confidence"], start["after"].partition(" ")[0]) == ("guess", "train")
-        assert start["detail"] == (
-            f"the end of {start['after']} is unknown; state runtimes: expected_runtime, --expected-runtime"
+        assert (start["at"], start["confidence"]) == (None, "unknown"), "not a second, as other tasks took"
+        assert re.fullmatch(
+            r"the end of train \w+ is unknown; state runtimes: expected_runtime, --expected-runtime",
+            start["detail"],
         )
 
 

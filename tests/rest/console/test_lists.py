@@ -45,15 +45,3 @@ def test_a_list_leads_to_the_dialog_of_the_page_that_asks(
         links = re.findall(r'href="([^"]+)" data-ask="(\w+)"', text_of(ada, path))
         assert [name for _, name in links] == [dialog], path  # none of bob's
         assert f'<div popover id="{dialog}"' in text_of(ada, links[0][0])
-
-
-def test_a_start_that_is_a_guess_is_called_one_on_the_overview(
-    as_role: AsRole, manager: GPUResourceManager
-) -> None:
-    for number in range(5):
-        manager.submit(f"labels_{number}", 2, server="gpu-server-0")
-        manager.release(f"labels_{number}", outcome="SUCCESS")
-    for name in ("train", "waits"):
-        manager.submit(name, 8, server="gpu-server-0")
-    text = as_role(Role.READER).get("/").get_data(as_text=True)
-    assert re.search(r"<time data-until=\S+>in [^<]+</time>, a guess</span>", text)
