@@ -6,16 +6,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from resource_manager.cli.base import harmless
 from resource_manager.cli.session import is_silent
-from resource_manager.jobs.launchers import JobState, LauncherError, LauncherUnreachableError
+from resource_manager.core.models import JobPlace
+from resource_manager.jobs.launchers import Job, JobState, LauncherError, LauncherUnreachableError
 from resource_manager.jobs.launchers.agent import AgentLauncher
+from resource_manager.manager.agent_jobs import AgentSilentError
+
+T = TypeVar("T")
 
 LOOK_EVERY_S = 0.5
 PATIENCE_S = 30.0
-"""Time in which a service that is started again should answer, well within the TTL of a terminal's lease."""
+"""Time in which a service or agent that is started again should answer, within the TTL of the lease."""
 
 KILLED = 137
 """Exit code of a job that left none: somebody has killed it, or its server was started again."""
@@ -27,17 +31,26 @@ class AgentTerminal(AgentLauncher):
     def sign(self, key: str) -> None:
         """Do nothing: the lease that this process renews is the sign, and the agent ends a job without it."""
 
+    def prepare(self, job: Job) -> JobPlace:
+        return _patiently(lambda: super(AgentTerminal, self).prepare(job))
+
     def _ordered(self, key: str, want: str, **order: Any) -> Mapping[str, Any]:
-        """Have the agent do something, again if the service did not answer meanwhile: it does it once."""
-        ends_at = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                return super()._ordered(key, want, **order)
-            except LauncherUnreachableError as error:
-                cause = error.__cause__
-                if cause is None or not is_silent(cause) or time.monotonic() > ends_at:
-                    raise
-            time.sleep(LOOK_EVERY_S)
+        """Have the agent do something, again if nobody answered meanwhile: it does it once."""
+        return _patiently(lambda: super(AgentTerminal, self)._ordered(key, want, **order))
+
+
+def _patiently(call: Callable[[], T]) -> T:
+    """Return what the call gives, at last, once the service answers and the agent is not silent any more."""
+    ends_at = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return call()
+        except LauncherUnreachableError as error:
+            cause = error.__cause__
+            may_come_back = isinstance(cause, AgentSilentError) or (cause is not None and is_silent(cause))
+            if not may_come_back or time.monotonic() > ends_at:
+                raise
+        time.sleep(LOOK_EVERY_S)
 
 
 class AgentProcess:

@@ -290,14 +290,15 @@ def test_a_store_that_is_silent_when_the_job_is_about_to_begin_is_waited_for(
         assert manager.leases() == []
 
 
-def test_an_agent_s_order_that_the_service_did_not_answer_is_given_again(
+def test_an_order_that_service_or_agent_did_not_answer_is_given_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(by_agent, "LOOK_EVERY_S", 0.01)
     place = {"machine": "m", "folder": "/jobs", "mark": "m"}
     run = {"state": "running", "n": "2", "want": "run", "refusal": None, "error": None, "began": True}
     state = {"server": "gpu-a", "place": place, "runs": {"k": run}, "is_silent": False}
-    service = Mock(agent_state=Mock(return_value=state))
+    silent = {**state, "is_silent": True}  # as its agent is started again, too
+    service = Mock(agent_state=Mock(side_effect=[silent, *[state] * 4]))
     service.order_job.side_effect = [StoreUnavailableError("it restarts"), "1"]
     note_opened(service)
     launcher = by_agent.AgentTerminal(JobPlace("agent", "gpu-a"))

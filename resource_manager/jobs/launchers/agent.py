@@ -31,7 +31,7 @@ from resource_manager.jobs.launchers.directory_launcher import (
     spec_of,
     status_of,
 )
-from resource_manager.manager.agent_jobs import UNKNOWN_RUN, AgentState, opened_service
+from resource_manager.manager.agent_jobs import UNKNOWN_RUN, AgentSilentError, AgentState, opened_service
 
 T = TypeVar("T")
 
@@ -103,7 +103,9 @@ class AgentLauncher:
         state = _answer_of(lambda: opened_service().agent_state(self.server))
         place = state["place"]
         if state["is_silent"]:
-            raise LauncherUnreachableError(f"the agent of {self.server} is silent: what it runs is unknown")
+            raise LauncherUnreachableError(
+                f"the agent of {self.server} is silent: what it runs is unknown"
+            ) from AgentSilentError()
         if place is None:
             raise LauncherError(
                 f"the agent of {self.server} runs no jobs: start gpu-manager agent --run-jobs there, or set "
