@@ -165,8 +165,6 @@ class Course:
             if lease["server_name"] == plan.WORKERS:
                 continue
             number, gpus = int(lease["server_name"].rpartition("-")[2]), lease["gpu_ids"]
-            if len(lease["members"]) > 1:  # a gang would go on elsewhere until an operator ends it
-                continue
             if by_hand and not (lease["task_id"].startswith("hand:") and lease["job_places"]):
                 continue
             if number < WINDOW[0] and number not in away and gpus[0] in self._fleet.gpus[number]:
