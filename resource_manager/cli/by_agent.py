@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from resource_manager.cli.base import harmless
-from resource_manager.cli.session import is_silent
+from resource_manager.cli.session import is_silent, patiently
 from resource_manager.core.models import JobPlace
-from resource_manager.jobs.launchers import Job, JobState, LauncherError, LauncherUnreachableError
+from resource_manager.errors import ResourceManagerError
+from resource_manager.jobs.launchers import Job, JobState, LauncherError
 from resource_manager.jobs.launchers.agent import AgentLauncher
 from resource_manager.manager.agent_jobs import AgentSilentError
-
-T = TypeVar("T")
 
 LOOK_EVERY_S = 0.5
 PATIENCE_S = 30.0
@@ -32,25 +30,19 @@ class AgentTerminal(AgentLauncher):
         """Do nothing: the lease that this process renews is the sign, and the agent ends a job without it."""
 
     def prepare(self, job: Job) -> JobPlace:
-        return _patiently(lambda: super(AgentTerminal, self).prepare(job))
+        prepare_it = super().prepare
+        return patiently(lambda: prepare_it(job), PATIENCE_S, may_pass=_may_pass)
 
     def _ordered(self, key: str, want: str, **order: Any) -> Mapping[str, Any]:
         """Have the agent do something, again if nobody answered meanwhile: it does it once."""
-        return _patiently(lambda: super(AgentTerminal, self)._ordered(key, want, **order))
+        order_it = super()._ordered
+        return patiently(lambda: order_it(key, want, **order), PATIENCE_S, may_pass=_may_pass)
 
 
-def _patiently(call: Callable[[], T]) -> T:
-    """Return what the call gives, at last, once the service answers and the agent is not silent any more."""
-    ends_at = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return call()
-        except LauncherUnreachableError as error:
-            cause = error.__cause__
-            may_come_back = isinstance(cause, AgentSilentError) or (cause is not None and is_silent(cause))
-            if not may_come_back or time.monotonic() > ends_at:
-                raise
-        time.sleep(LOOK_EVERY_S)
+def _may_pass(error: ResourceManagerError) -> bool:
+    """Return whether the service or the agent was silent, as when it is started again."""
+    cause = error.__cause__
+    return isinstance(cause, AgentSilentError) or (cause is not None and is_silent(cause))
 
 
 class AgentProcess:

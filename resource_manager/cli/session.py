@@ -57,15 +57,8 @@ class Session:
         return self.signals.result(self.begin(call))
 
     def ask_patiently(self, call: Callable[[Any], T], limit_s: float) -> T:
-        """Return what a call gives that may be made again, at last, once the store answers within a time."""
-        ends_at = time.monotonic() + limit_s
-        while True:
-            try:
-                return self.ask(call)
-            except ResourceManagerError as error:
-                if not is_silent(error) or time.monotonic() > ends_at:
-                    raise
-            self.signals.pause(ASK_AGAIN_S)
+        """Return what a call of the manager gives, made again while the store is silent."""
+        return patiently(lambda: self.ask(call), limit_s, self.signals.pause)
 
     def give_back(self, lease_id: str, call: Callable[[Any], object]) -> None:
         """Make the call that ends a request or lease; a process of its own does where the store is silent."""
@@ -95,6 +88,23 @@ class Session:
 def is_silent(error: BaseException) -> bool:
     """Return whether the store or service did not answer, so that what it did is unknown."""
     return isinstance(error, ResourceManagerError) and code_of(error) == UNREACHABLE
+
+
+def patiently(
+    call: Callable[[], T],
+    limit_s: float,
+    pause: Callable[[float], object] = time.sleep,
+    may_pass: Callable[[ResourceManagerError], bool] = is_silent,
+) -> T:
+    """Return what a call gives that may be made again, at last, once its errors have passed within a time."""
+    ends_at = time.monotonic() + limit_s
+    while True:
+        try:
+            return call()
+        except ResourceManagerError as error:
+            if not may_pass(error) or time.monotonic() > ends_at:
+                raise
+        pause(ASK_AGAIN_S)
 
 
 def say(line: str) -> None:

@@ -293,7 +293,7 @@ def test_a_store_that_is_silent_when_the_job_is_about_to_begin_is_waited_for(
 def test_an_order_that_service_or_agent_did_not_answer_is_given_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(by_agent, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(session, "ASK_AGAIN_S", 0.01)
     place = {"machine": "m", "folder": "/jobs", "mark": "m"}
     run = {"state": "running", "n": "2", "want": "run", "refusal": None, "error": None, "began": True}
     state = {"server": "gpu-a", "place": place, "runs": {"k": run}, "is_silent": False}
