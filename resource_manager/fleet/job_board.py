@@ -144,7 +144,7 @@ class JobBoard:
             return None
         if lease["gpu_failed"] or is_remainder(lease) or self._has_failed(lease):
             return {"want": "terminate", "grace_s": END_GRACE_S, "bury": True}
-        if lease["preempted_by"] is not None:
+        if self._is_taken(lease):
             grace = {"grace_s": round(grace_of(lease), 1), "signal": lease["preempt_signal"]}
             return {"want": "preempt", "n": str(lease["until"]), **grace}
         if rank == 0 and self._has_to_wait(lease):
@@ -189,6 +189,24 @@ class JobBoard:
         """Return whether a member of a gang has failed, so that the others are ended."""
         runs = [] if lease["nodes"] == 1 else list(self._runs(lease).values())
         return any(run is not None and _has_failed(run) for run in runs)
+
+    def _is_taken(self, lease: Allocation) -> bool:
+        """Return whether a lease is being preempted, or a job of it was told before that was taken back."""
+        if lease["preempted_by"] is not None:
+            return True
+        runs = [] if lease["until"] is None else self._runs(lease).values()
+        return any(run is not None and run["preempted"] for run in runs)
+
+    def _is_over(self, run: Mapping[str, Any], lease: Allocation) -> bool:
+        """Return whether a job has ended, was refused, or was ended or preempted before it began."""
+        if run["state"] != "absent":
+            return bool(run["state"] == "finished")
+        return bool(run["refusal"] or run["ended"]) or self._was_preempted_before(run, lease)
+
+    def _was_preempted_before(self, run: Mapping[str, Any], lease: Allocation) -> bool:
+        """Return whether the preemption that now is of a lease came before its job began."""
+        is_of_now = (run["want"], run["n"]) == ("preempt", str(lease["until"]))
+        return run["state"] == "absent" and is_of_now and run["error"] is None and self._is_taken(lease)
 
     # ---- places and ends of stored jobs ----
 
@@ -259,7 +277,7 @@ class JobBoard:
                             fencing_token=lease["fencing_token"],
                             checkpoint_at=run.checkpoint_at,
                         )
-                    elif run.state != "running" and _is_over(run.model_dump(), lease):
+                    elif run.state != "running" and self._is_over(run.model_dump(), lease):
                         self._end(lease, report, record)
                 except ResourceManagerError as error:
                     logger.warning("the job of %s: %s", lease["name"], error)
@@ -275,7 +293,7 @@ class JobBoard:
     def _end(self, lease: Allocation, report: Report, record: Record) -> None:
         """Release a lease whose jobs are all over, with their result and those of its GPUs that are clean."""
         runs = self._runs(lease)
-        if not all(run is not None and _is_over(run, lease) for run in runs.values()):
+        if not all(run is not None and self._is_over(run, lease) for run in runs.values()):
             self._manager.stored_jobs.ring(*(member["server_name"] for member in lease["members"]))
             return
         ended = [run for run in runs.values() if run is not None]
@@ -289,8 +307,8 @@ class JobBoard:
             outcome, reason = Outcome.NOT_STARTED, str(failed[0]["error"])[:240]
         elif all(run["exit_code"] == 0 for run in ended) and not is_remainder(lease):
             outcome, reason = Outcome.SUCCESS, ""
-        elif lease["preempted_by"] is not None and all(
-            run["preempted"] or _was_preempted_before(run, lease) for run in ended
+        elif lease["until"] is not None and all(
+            run["preempted"] or self._was_preempted_before(run, lease) for run in ended
         ):
             outcome, reason = Outcome.PREEMPTED, ""
         elif stopped:
@@ -320,19 +338,6 @@ def _is_at(place: Mapping[str, str] | None, lease: Allocation, rank: int) -> boo
 def _is_left(lease: Allocation) -> bool:
     """Return whether the terminal that showed a job is gone: it has not renewed the job's lease."""
     return lease["quarantined"] and lease["labels"].get("launcher") == TERMINAL
-
-
-def _is_over(run: Mapping[str, Any], lease: Allocation) -> bool:
-    """Return whether a job has ended, was refused, or was ended or preempted before it began."""
-    if run["state"] != "absent":
-        return bool(run["state"] == "finished")
-    return bool(run["refusal"] or run["ended"]) or _was_preempted_before(run, lease)
-
-
-def _was_preempted_before(run: Mapping[str, Any], lease: Allocation) -> bool:
-    """Return whether the preemption of a lease, and none that was taken back, came before its job began."""
-    is_of_now = (run["want"], run["n"]) == ("preempt", str(lease["until"]))
-    return bool(lease["preempted_by"] and run["state"] == "absent" and is_of_now and run["error"] is None)
 
 
 def _is_awaited(lease: Allocation, ended_at: float | None, now: float) -> bool:

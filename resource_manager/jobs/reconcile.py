@@ -288,8 +288,9 @@ def _end_if_over(manager: LeaseService, entry: Mapping[str, Any]) -> list[Action
 
 def is_overdue(entry: Mapping[str, Any]) -> bool:
     """Return True for a lease that is still there after its preemption: its operator did not end it."""
-    until = None if entry["state"] == "WAITING" else entry["until"]
-    return until is not None and time.time() > until + OPERATOR_TIMEOUT_S
+    if entry["state"] == "WAITING" or entry["preempted_by"] is None:
+        return False
+    return bool(time.time() > entry["until"] + OPERATOR_TIMEOUT_S)
 
 
 def _preempt(manager: LeaseService, entry: Mapping[str, Any]) -> Action:

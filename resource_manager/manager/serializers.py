@@ -34,6 +34,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
     """Return an allocation result (original design, section 6.1.2), extended by fields of the lease.
 
     Times are seconds since the epoch by the store's clock; `expires_at` is None if the lease never expires.
+    `until` is the end of its preemption, also of one that was taken back: a job told before ends for it.
     `gpu_memory_mib` is the lease's part of the memory of each of its GPUs, 0 if not in the inventory.
     `gpu_uuids` are those of the grant, empty if the inventory names none; `gpu_ids` the numbers that these
     devices have now, without those that left the inventory. `members` has one entry a server, in the order of
@@ -62,7 +63,7 @@ def allocation(cluster: ClusterState, lease: Lease) -> Allocation:
         "state": "ERROR" if lease.quarantined else "PREEMPTING" if lease.preempted_by else "RUNNING",
         "quarantined": lease.quarantined,
         "preempted_by": preemptor_in_words(lease.preempted_by) or None,
-        "until": lease.preempt_until if lease.preempted_by else None,
+        "until": None if lease.preempt_until == math.inf else lease.preempt_until,
         "checkpoint_at": lease.checkpoint_at,
         "gpu_failed": "" if (failure := cluster.gpu_failure(lease)) is None else failure.reason,
         "job_places": [_place(place) for place in lease.places],

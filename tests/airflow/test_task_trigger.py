@@ -536,6 +536,25 @@ def test_a_preempted_job_saves_what_it_did_and_its_task_waits_again(
     assert outcomes(manager)[:1] == (["PREEMPTED"] if tries > 1 else ["SUCCESS"])
 
 
+@pytest.mark.parametrize("ends", ["by itself", "in its grace"])
+def test_a_job_that_was_told_of_a_preemption_that_is_taken_back_waits_again(
+    asks, manager, take, tmp_path, ends
+):
+    """Another triggerer told it, and died."""
+    goes_on = "exit 75" if ends == "by itself" else "true"
+    trap = f"trap '{goes_on}' TERM; echo $GPU_RESTART_COUNT >> {tmp_path}/up"
+    trigger = asks(f"{trap}; [ $GPU_RESTART_COUNT = 1 ] || while :; do sleep 0.05; done", preempt_grace=1.0)
+    until(trigger, lambda: (tmp_path / "up").exists())
+    take()
+    [lease] = manager.preempting()
+    GangJob.of(lease).preempt(1.0, "TERM", 0.1)
+    manager.cancel("stronger")
+    assert manager.status_of(TASK.lease_id)["state"] == "RUNNING"
+    fire(again(trigger))
+    assert (tmp_path / "up").read_text().split() == ["0", "1"]
+    assert outcomes(manager) == ["PREEMPTED", "SUCCESS"]
+
+
 def test_a_wait_counts_from_the_preemption_not_from_the_first_request(asks, manager, take, notes, tmp_path):
     trigger = asks(f"trap 'exit 75' TERM; touch {tmp_path}/up; while :; do sleep 0.05; done")
     until(trigger, lambda: (tmp_path / "up").exists())

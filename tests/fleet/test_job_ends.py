@@ -54,6 +54,49 @@ def test_a_job_that_was_preempted_before_it_began_waits_again() -> None:
     assert outcomes(fleet) == ["PREEMPTED"]
 
 
+def test_a_job_that_was_told_of_a_preemption_that_is_taken_back_ends_and_waits_again() -> None:
+    """It saves what it did, as it was told, and its agent ends it if it does not."""
+    fleet = Fleet()
+    key = begun(fleet)
+    fleet.manager.submit("urgent", 0, 60, priority=5, server="gpu-a")
+    fleet.manager.preempt("t", preemptor="urgent")
+    [item] = fleet.board.jobs("gpu-a")["jobs"]
+    fleet.manager.cancel("urgent")
+    assert fleet.manager.leases()[0]["state"] == "RUNNING"
+    assert fleet.wanted() == {key: "run"}, "nobody has told it yet"
+    fleet.report(run(key, preempted=True))
+    assert fleet.board.jobs("gpu-a")["jobs"] == [item]
+    fleet.report(run(key, "finished", exit_code=143, preempted=True))
+    assert outcomes(fleet) == ["PREEMPTED"]
+    assert [(lease["task_id"], lease["fencing_token"]) for lease in fleet.manager.leases()] == [("t", 2)]
+    key = job_key("t", 2)
+    fleet.report(run(key))
+    fleet.report(run(key, "finished", exit_code=1))
+    assert outcomes(fleet) == ["PREEMPTED", "FAILED"]
+
+
+def test_a_gang_of_which_one_was_told_of_a_preemption_that_is_taken_back_ends_as_one() -> None:
+    fleet = Fleet()
+    for name in ("gpu-a", "gpu-b"):
+        fleet.report(name=name)
+    token = fleet.manager.submit("t", 0, 8, nodes=2, job=JOB)["fencing_token"]
+    first, second = (job_key("t", token, rank) for rank in (0, 1))
+    for name, key in (("gpu-a", first), ("gpu-b", second)):
+        fleet.report(run(key, "absent", began=None), name=name)
+    fleet.report(run(first))
+    fleet.manager.submit("urgent", 0, 60, priority=5, server="gpu-a")
+    fleet.manager.preempt("t", preemptor="urgent")
+    [item] = fleet.board.jobs("gpu-b")["jobs"]
+    fleet.manager.cancel("urgent")
+    unbegun = {"want": "preempt", "n": item["n"], "began": None}
+    fleet.report(run(second, "absent", **unbegun), name="gpu-b")
+    assert fleet.wanted("gpu-b") == {second: "run"}
+    fleet.report(run(first, preempted=True))
+    assert fleet.wanted("gpu-b") == {second: "preempt"}
+    fleet.report(run(first, "finished", exit_code=143, preempted=True))
+    assert outcomes(fleet) == ["PREEMPTED"]
+
+
 @pytest.mark.parametrize(
     "state", [{"state": "absent"}, {"state": "finished", "exit_code": None, "ended_at": None}]
 )

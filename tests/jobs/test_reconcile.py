@@ -249,6 +249,18 @@ def test_a_preempted_job_whose_operator_is_gone_is_ended_and_queued_again(manage
     assert manager.history()[-1]["change"] == "granted"
 
 
+def test_a_job_runs_on_whose_preemption_was_taken_back_before_it_was_told(manager, take, monkeypatch):
+    task = identity("x")
+    start_job(manager, task, "sleep 600")
+    take(task, 0)
+    manager.cancel("stronger")
+    [lease] = manager.leases()
+    assert (lease["state"], lease["preempted_by"], lease["until"] > 0) == ("RUNNING", None, True)
+    overdue(manager, monkeypatch)
+    assert reconcile(manager, States([task])) == []
+    reconcile_module.end(manager, lease)
+
+
 def test_a_preempted_job_that_had_ended_well_is_left_to_its_task(manager, take, monkeypatch):
     task = identity("x")
     key = start_job(manager, task, "exit 0")

@@ -214,7 +214,13 @@ class JobWatch:
         lease = self._known()
         if lease is not None:
             self._deadline.see(lease)
-        return lease if lease is not None and lease["state"] == "PREEMPTING" else None
+        return lease if lease is not None and not lease["quarantined"] and self.is_taken(lease) else None
+
+    def is_taken(self, lease: Allocation) -> bool:
+        """Return whether a lease is being preempted, or a job was told before that was taken back."""
+        if lease["preempted_by"] is not None:
+            return True
+        return lease["until"] is not None and any(watch.status.preempted for watch in self._watches)
 
     async def _look_at_all(self) -> None:
         """Look at all members that run, for at most `LOOK_S`: a server may be slow to answer."""

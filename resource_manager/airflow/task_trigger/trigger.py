@@ -174,7 +174,7 @@ class TaskTrigger(TaskBoundTrigger):
             entry = await self._lease.newest()
             if entry is not None and not self._lease.is_still(entry):
                 return TaskState.WAITING  # another process ended the job
-            if entry is not None and entry["state"] != "WAITING" and entry["preempted_by"] is not None:
+            if entry is not None and entry["state"] != "WAITING" and watch.is_taken(entry):
                 self._lease.allocation = entry
                 return TaskState.PREEMPTED
         if end.state is EndState.JOB_UNREACHABLE and end.rank is None:
@@ -190,7 +190,8 @@ class TaskTrigger(TaskBoundTrigger):
         """
         lease = self._lease.allocation
         gang, grace_s = GangJob.of(lease), grace_of(lease)
-        self.log.warning("the lease is %s; its job has %.1f s to save what it did", lease["reason"], grace_s)
+        why = lease["reason"] or "not preempted any more, but its job was told"
+        self.log.warning("the lease is %s; its job has %.1f s to save what it did", why, grace_s)
         try:
             if gang is not None:
                 wait_s = 0.0
