@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from resource_manager.airflow.in_worker import devices_of
 from resource_manager.airflow.task_demand import ended_by_others
@@ -22,6 +22,10 @@ from resource_manager.jobs.running_job import RunningJob, job_of
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.results import Allocation, ReleaseResult
+
+if TYPE_CHECKING:
+    from resource_manager.jobs.launchers.docker import DockerLauncher
+    from resource_manager.jobs.launchers.ssh import SSHLauncher
 
 AIRFLOW = "airflow.providers"
 
@@ -177,7 +181,7 @@ def _fill_pod(operator: Any, allocation: Allocation) -> None:
     }
 
 
-def _start_by_ssh(operator: Any, launcher: Any, job: Job, address: str) -> None:
+def _start_by_ssh(operator: Any, launcher: SSHLauncher, job: Job, address: str) -> None:
     from airflow.providers.ssh.hooks.ssh import CMD_TIMEOUT, SSHHook
 
     user, host, port = parts_of(address)
@@ -196,7 +200,7 @@ def _start_by_ssh(operator: Any, launcher: Any, job: Job, address: str) -> None:
     operator.command = launcher.foreground(job, operator.command)
 
 
-def _start_container(operator: Any, launcher: Any, job: Job, address: str) -> None:
+def _start_container(operator: Any, launcher: DockerLauncher, job: Job, address: str) -> None:
     """Name the container by the job's key, by which the launcher finds it, and give it the devices."""
     requests = launcher.device_requests(job)
     if job.gpu_ids and not requests:

@@ -195,6 +195,10 @@ class DockerLauncher:
         with suppress(self._docker.errors.NotFound), self._in_use():
             self._api.remove_container(container, v=True)
 
+    def device_requests(self, job: Job) -> list[Any]:
+        """Return what gives a container of this engine the GPUs of a job."""
+        return docker_container.device_requests(job, self._engine.about)
+
     def _create(self, job: Job) -> str | None:
         """Create the container and return its id; None if this lease already has one."""
         try:
