@@ -18,7 +18,7 @@ from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.results import ReleaseResult
 
 STEP_S = 5.0
-"""Time after which the lease is renewed while its jobs save what they did."""
+"""Time after which the lease is renewed while its jobs save what they did, or nobody answers for them."""
 
 
 def grace_of(allocation: Mapping[str, Any]) -> float:

@@ -21,6 +21,7 @@ with warnings.catch_warnings():
 
 from resource_manager.core.teams import Team, Teams
 from resource_manager.errors import CorruptStateError, LockTimeoutError, StoreUnavailableError
+from resource_manager.jobs.launchers import LauncherUnreachableError
 from resource_manager.rest.client_errors import ServiceUnavailableError
 from tests.airflow.tasks import again, asked, context_of, deferral, fire, until
 from tests.builders import redefine
@@ -227,6 +228,25 @@ def test_a_preempted_task_outlasts_an_outage_in_its_try(
         until(second, lambda: len(said) > 2)
     until(again(left), lambda: manager.status_of("stronger")["state"] == "RUNNING")
     assert [entry["state"] for entry in manager.queue()] == ["WAITING"]
+
+
+@pytest.mark.parametrize("call", ["prepare", "start", "stop"])
+def test_a_task_outlasts_an_outage_of_the_service_that_its_agent_is_asked_through(
+    manager, gpu_launcher, fast_triggers, notes, wanted, monkeypatch, call
+):
+    real, calls = getattr(gpu_launcher, call), []
+
+    def out_for_a_while(*given, **more):
+        calls.append(1)
+        if len(calls) <= 3:
+            raise LauncherUnreachableError("no answer") from OUTAGES[0]
+        return real(*given, **more)
+
+    monkeypatch.setattr(gpu_launcher, call, out_for_a_while)
+    assert fire(asked(OPERATORS["training"](unreachable_timeout=timedelta(seconds=5))))["exit_code"] == 0
+    assert len(gpu_launcher.jobs) == 1
+    assert [change["change"] for change in manager.history()].count("granted") == 1
+    assert manager.leases() == []
 
 
 def test_an_error_of_the_manager_that_is_no_outage_fails_the_try(

@@ -31,7 +31,7 @@ from resource_manager.errors import StoreUnavailableError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.job_preemption import queue_again
-from resource_manager.jobs.launchers import JobState, terminal
+from resource_manager.jobs.launchers import JobState, LauncherUnreachableError, terminal
 from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.jobs.launchers.terminal import is_here
 from resource_manager.manager.commit.asking import asked_by
@@ -470,6 +470,30 @@ def test_a_job_out_of_reach_keeps_its_gpus(asks, manager, monkeypatch):
     assert event["state"] == EndState.JOB_UNREACHABLE
     assert event["detail"].endswith("its GPUs stay allocated until the job is known to be gone")
     assert len(manager.leases()) == 1
+
+
+@pytest.mark.parametrize("silent", [2, 1000], ids=["for a moment", "for good"])
+def test_a_job_that_ended_well_as_its_server_fell_silent_has_succeeded_once_that_answers(
+    asks, manager, monkeypatch, silent
+):
+    real, calls = LocalLauncher.stop, []
+
+    def stop(launcher, key, grace_s=10.0):
+        calls.append(key)
+        if len(calls) <= silent:
+            raise LauncherUnreachableError("its server does not answer")
+        return real(launcher, key, grace_s)
+
+    with monkeypatch.context() as context:
+        context.setattr(LocalLauncher, "stop", stop)
+        event = fire(asks("true", unreachable_s=0.5))
+    is_back = silent == 2
+    assert (event["state"], manager.leases() == []) == (
+        EndState.JOB_ENDED if is_back else EndState.FAILED,
+        is_back,
+    )
+    assert outcomes(manager) == ["SUCCESS"] * is_back
+    assert is_back or "its job may still run: its server does not answer" in event["detail"]
 
 
 @pytest.mark.parametrize("is_wanted", [True, False])

@@ -15,10 +15,10 @@ from resource_manager.airflow.task_trigger.plan import TaskPlan
 from resource_manager.airflow.version_compat import AirflowException, in_thread
 from resource_manager.core.changes import Outcome
 from resource_manager.core.models import JobPlace
-from resource_manager.errors import ResourceManagerError
+from resource_manager.errors import LeaseNotFoundError, ResourceManagerError
 from resource_manager.jobs import reconcile
 from resource_manager.jobs.gang_job import GangJob
-from resource_manager.jobs.job_preemption import queue_again
+from resource_manager.jobs.job_preemption import STEP_S, queue_again
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.manager.lease_service import LeaseService
 from resource_manager.manager.results import Allocation, QueueEntry, Submission
@@ -149,10 +149,21 @@ class TaskLease:
         """End what is left of the jobs, and let the request wait again in its old place."""
         await self._with_manager(queue_again, self.allocation, gang, outcome)
 
-    async def release(self, outcome: Outcome, **why: Any) -> str:
-        """End the jobs and the lease; return why the GPUs stay allocated, empty if they do not."""
+    async def release(self, outcome: Outcome, patience_s: float = 0.0, **why: Any) -> str:
+        """End the jobs and the lease; return why the GPUs stay allocated, empty if they do not.
+
+        Where that is because nobody answers for the jobs, it is tried again, at last after `patience_s`.
+        """
         self._has_released = True
-        done = await self._with_manager(reconcile.end, self.allocation, outcome, **why)
+        ends_at = time.monotonic() + patience_s
+        while True:
+            done = await self._with_manager(reconcile.end, self.allocation, outcome, **why)
+            if done.action is not ActionKind.KEPT or time.monotonic() > ends_at:
+                break
+            self._trigger.log.warning("%s: %s; trying again", done.name, done.detail)
+            with suppress(LeaseNotFoundError):  # the next try finds out
+                self.allocation = await self.renew()
+            await asyncio.sleep(min(STEP_S, patience_s / 10))
         self.was_gone = done.action is ActionKind.GONE_BEFORE
         if done.action is ActionKind.PARTLY_RELEASED:
             self._trigger.log.warning(

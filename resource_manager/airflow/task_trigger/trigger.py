@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 from airflow.triggers.base import TriggerEvent
 
-from resource_manager.airflow.hook import DEFAULT_CONNECTION
+from resource_manager.airflow.hook import DEFAULT_CONNECTION, is_outage
 from resource_manager.airflow.late_start import describe_late_start, window_ahead
 from resource_manager.airflow.task_results import keep_end, kept_end
+from resource_manager.airflow.task_trigger import base
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
 from resource_manager.airflow.task_trigger.events import EndState, GrantState, TaskEnd
 from resource_manager.airflow.task_trigger.job_watch import JobWatch
@@ -132,7 +133,7 @@ class TaskTrigger(TaskBoundTrigger):
                 prepared = await lease.launch(planned.prepare, self._jobs(planned))
                 if prepared.failed:
                     error = next(iter(prepared.failed.values()))
-                    if isinstance(error, AlreadyEndedError):
+                    if isinstance(error, AlreadyEndedError) or is_outage(error):
                         raise error
                     return await self._not_started(error, tuple(prepared.failed))
                 await lease.place(prepared.places)
@@ -150,7 +151,11 @@ class TaskTrigger(TaskBoundTrigger):
             await lease.release(Outcome.CANCELLED)
             return TaskState.WAITING
         except LauncherError as error:
-            return await self._not_started(error)
+            if not is_outage(error):
+                return await self._not_started(error)
+            self.log.warning("the GPU manager does not answer for the job; trying again: %s", error)
+            await asyncio.sleep(base.OUTAGE_POLL_S)
+            return TaskState.WAITING
         except LeaseNotFoundError:
             self.log.warning("the lease was ended before its job started")
             return TaskState.WAITING
@@ -240,7 +245,9 @@ class TaskTrigger(TaskBoundTrigger):
             self._lease.allocation = entry
             if self._lease.token == self._end.fencing_token:
                 outcome = Outcome.SUCCESS if self._end.has_succeeded else Outcome.FAILED
-                if why := await self._lease.release(outcome, reason=self._end.reason):
+                is_lost = self._end.state is EndState.JOB_UNREACHABLE  # it was waited for already
+                patience_s = 0.0 if is_lost else self.plan.unreachable_s
+                if why := await self._lease.release(outcome, patience_s, reason=self._end.reason):
                     self._end = TaskEnd(state=EndState.FAILED, detail=why)
                 was_gone = self._lease.was_gone
         if was_gone and self._end.state is EndState.JOB_ENDED and not self._end.has_succeeded:
@@ -325,7 +332,7 @@ class TaskTrigger(TaskBoundTrigger):
             self._end = TaskEnd(state=EndState.JOB_UNREACHABLE, detail=f"{error}; {GPUS_STAY_ALLOCATED}")
             return TaskState.ENDED
         nodes = failed_nodes or ([error.server] if error.server else [])
-        why = {"reason": as_reason(error), "failed_nodes": nodes}
+        why: dict[str, Any] = {"reason": as_reason(error), "failed_nodes": nodes}
         if kept := await self._lease.release(Outcome.FAILED, **why):
             self._end = TaskEnd(state=EndState.FAILED, detail=kept)
             return TaskState.ENDED
