@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 from resource_manager.agent.report_format import Report, RunReport
 from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.cluster import ClusterState
-from resource_manager.core.identifiers import MAX_TEXT
+from resource_manager.core.identifiers import as_reason
 from resource_manager.core.models import JobPlace, Lease, has_stored_job
 from resource_manager.errors import (
     CorruptStateError,
@@ -169,7 +169,7 @@ class JobBoard:
                 fencing_token=lease["fencing_token"],
                 outcome=Outcome.FAILED,
                 job_end=JobEnd.ENDED,
-                reason=f"its job cannot be started: {why}"[:MAX_TEXT],
+                reason=as_reason(f"its job cannot be started: {why}"),
                 result=NO_END,
             )
         except ResourceManagerError as error:
@@ -304,7 +304,7 @@ class JobBoard:
             return  # who stopped it is about to release its lease
         failed = [run for run in ended if run["refusal"] and run["state"] == "absent"]
         if failed:
-            outcome, reason = Outcome.NOT_STARTED, str(failed[0]["error"])[:240]
+            outcome, reason = Outcome.NOT_STARTED, as_reason(failed[0]["error"])
         elif all(run["exit_code"] == 0 for run in ended) and not is_remainder(lease):
             outcome, reason = Outcome.SUCCESS, ""
         elif lease["until"] is not None and all(

@@ -264,6 +264,15 @@ def test_a_job_that_did_not_start_waits_again_elsewhere(fleet: Fleet) -> None:
     assert fleet.manager.stored_jobs.job("t") == JOB
 
 
+def test_what_an_agent_says_of_a_start_that_failed_holds_no_lease(fleet: Fleet) -> None:
+    fleet.report()
+    token = fleet.submit("t")["fencing_token"]
+    why = {"refusal": "NotStartedError", "error": "no folder \x1b]0;pwned\x07\n2026 forged\u202e" + 300 * "x"}
+    fleet.report(run(job_key("t", token), "absent", **why))
+    [entry] = fleet.manager.queue()
+    assert ": no folder ?]0;pwned? 2026 forged?" in entry["reason"]
+
+
 def test_a_job_that_is_known_to_have_ended_is_not_waited_for(fleet: Fleet) -> None:
     fleet.report()
     token = fleet.submit("t")["fencing_token"]
