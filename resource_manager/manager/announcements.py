@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Unpack
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 MAX_COPIES = 1_000_000
 
 FORGOTTEN = "it was announced a week ago"
+CROWDED = "its owner announced the most, and no more are kept"
 
 
 class Announcements:
@@ -47,7 +49,8 @@ class Announcements:
 
         It is no longer announced once the task asks. `copies` of a mapped task, 0 if the number is not known,
         are announced as one, by the lease id without a map index. Returns whether it is announced: not if its
-        task has asked already, nor beyond `MAX_OF_RUN` of a DAG run and `MAX_ANNOUNCED` in all. What is
+        task has asked already, if another owner announced it, nor beyond `MAX_OF_RUN` of an owner's DAG run
+        and `MAX_ANNOUNCED` in all, where the last of the owner with most gives way to another's. What is
         announced stays as it is. Raises as `submit` does for numbers outside the limits.
         """
         request = request_of(self._commits, lease_id, gpus, cpus, prefer_server, **options)
@@ -59,18 +62,26 @@ class Announcements:
         def step(cluster: ClusterState, now: float) -> list[Change]:
             lease_id, known = request.lease_id, cluster.announced
             has_asked = lease_id in cluster.pending or lease_id in cluster.leases
-            gone: list[Change] = [
-                Withdrawn(each.lease_id, now, FORGOTTEN)
-                for each in known.values()
-                if now - each.at > ANNOUNCED_FOR_S
-            ]
-            of_run = sum(run_of(name) == run_of(lease_id) for name in known)
-            is_full = len(known) - len(gone) >= MAX_ANNOUNCED or of_run >= MAX_OF_RUN
-            if lease_id in known or has_asked or is_full:
+            recent = [each for each in known.values() if now - each.at <= ANNOUNCED_FOR_S]
+            old = known.keys() - {each.lease_id for each in recent}
+            gone: list[Change] = [Withdrawn(name, now, FORGOTTEN) for name in sorted(old)]
+            mine = [each for each in recent if each.request.owner == request.owner]
+            of_run = sum(run_of(each.lease_id) == run_of(lease_id) for each in mine)
+            if lease_id in known or has_asked or of_run >= MAX_OF_RUN:
                 return gone
+            if len(recent) >= MAX_ANNOUNCED:
+                [(most, count)] = Counter(each.request.owner for each in recent).most_common(1)
+                if count <= len(mine) + 1:
+                    return gone
+                last = max((each for each in recent if each.request.owner == most), key=lambda each: each.at)
+                gone.append(Withdrawn(last.lease_id, now, CROWDED))
             return [*gone, Announced(request, now, tuple(after), copies)]
 
-        return self._commits.run(step, lambda cluster, now: request.lease_id in cluster.announced)
+        def is_announced(cluster: ClusterState, now: float) -> bool:
+            known = cluster.announced.get(request.lease_id)
+            return known is not None and known.request.owner == request.owner
+
+        return self._commits.run(step, is_announced)
 
     def withdraw(
         self, lease_ids: Collection[str] = (), *, run: str = "", owner: str | None = None, reason: str = ""

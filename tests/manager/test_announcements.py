@@ -110,6 +110,24 @@ def test_a_run_and_all_runs_together_are_bounded(
     assert [announce(manager, f"t{n}", "r2") for n in range(3)] == [True, True, False]
 
 
+def test_who_announces_most_gives_way_to_others(
+    manager: GPUResourceManager, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One user's announcements kept those of all others out for a week, or those of a run that was theirs."""
+    for limit, most in (("MAX_OF_RUN", 2), ("MAX_ANNOUNCED", 4)):
+        monkeypatch.setattr(f"resource_manager.manager.announcements.{limit}", most)
+    for number in range(4):
+        clock.now += 1
+        assert announce(manager, f"eve{number}", f"r{number // 2}", owner="eve")
+    taken = [announce(manager, f"ada{number}", "r0", owner="ada") for number in range(3)]
+    assert taken == [True, True, False]
+    assert sorted(names(manager)) == ["etl.ada0", "etl.ada1", "etl.eve0", "etl.eve1"]
+    assert manager.history(what="announce")[-2]["reason"].startswith("its owner announced the most")
+    assert not announce(manager, "more", "r9", owner="eve")
+    assert announce(manager, "bob", "r9", owner="bob")
+    assert not announce(manager, "eve0", "r0", owner="ada"), "it is eve's, who came first"
+
+
 def test_what_was_forgotten_goes_with_the_next(manager: GPUResourceManager, clock: Clock) -> None:
     announce(manager, "old", "r1")
     clock.now += limits.ANNOUNCED_FOR_S + 1

@@ -166,3 +166,19 @@ def test_a_manager_says_the_bound(manager: GPUResourceManager) -> None:
     with pytest.raises(PriorityError) as caught:
         manager.submit("t", 2, priority=1001)
     assert (caught.value.most, caught.value.field) == (1000, "priority")
+
+
+def test_what_a_user_announces_is_worth_a_day_of_waiting_at_most(
+    as_role: AsRole, manager: GPUResourceManager, clock: Clock
+) -> None:
+    """Under `critical_path` a year of tasks that never come was worth 8,760 steps of priority."""
+    manager.apply(ClusterForm.model_validate({"cluster": {"order": "critical_path", "max_priority": 0}}))
+    manager.submit("holder", 8, server=0, ttl=100_000)
+    manager.submit("ada", 8, server=0)
+    clock.now += 86_500
+    eve = as_role(Role.USER, "eve")
+    eve.post("/api/submit", json={"task_id": "eve/r/head", **ALL})
+    year = {**ALL, "expected_runtime": 365 * 86_400, "after": ["eve/r/head"]}
+    assert eve.post("/api/announce", json={"task_id": "eve/r/tail", **year}).json == {"announced": True}
+    manager.release("holder")
+    assert holder(manager) == "ada"

@@ -139,7 +139,8 @@ def by_critical_path(cluster: ClusterState, now: float) -> list[PendingRequest]:
 
     That is its runtime and those of the announced demands after it, along the longest path: the upward rank
     of HEFT (Topcuoglu, Hariri and Wu, IEEE TPDS 2002). It is 0 where nothing comes after it, and an unknown
-    runtime counts as 0. A step of priority is worth `PRIORITY_AGEING_S`.
+    runtime counts as 0. A step of priority is worth `PRIORITY_AGEING_S`. All of it is `STARVATION_LIMIT_S` at
+    most: it is the callers' word.
     """
     follows: dict[str, float] = {}
     """The length of the longest path after each lease id."""
@@ -155,7 +156,7 @@ def by_critical_path(cluster: ClusterState, now: float) -> list[PendingRequest]:
         )
         rank_s = 0.0 if path_s is None else path_s + (runtime_of(pending.request) or 0.0)
         at, sequence = _aged(pending)
-        return at - rank_s / PRIORITY_AGEING_S, sequence
+        return at - min(rank_s, STARVATION_LIMIT_S) / PRIORITY_AGEING_S, sequence
 
     return sorted(cluster.pending.values(), key=key)
 
