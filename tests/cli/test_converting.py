@@ -157,7 +157,7 @@ def test_hostile_files_are_a_line_each_and_nothing_outside_the_folder_is_written
     outside.write_text('X(pool="gpu")\n')
     (folder / ".hidden" / "dag.py").write_text('X(pool="gpu")\n')
     (folder / "good.py").write_text('X(pool="gpu")\n')
-    (folder / "huge.py").write_bytes(b"#" * 5_000_000)
+    (folder / "huge.py").write_text('X(pool="gpu")\n' * 50_000)  # half a minute, and 700 MB of memory
     (folder / "binary.py").write_bytes(b"pool\xff\xfe\x00\x01")
     (folder / "null.py").write_bytes(b"pool = '\0'\n")
     (folder / "open.py").write_text("pool = (\n")
@@ -181,6 +181,32 @@ def test_hostile_files_are_a_line_each_and_nothing_outside_the_folder_is_written
     assert outside.read_text() == (folder / ".hidden" / "dag.py").read_text() == 'X(pool="gpu")\n'
     assert (folder / "again.py").is_symlink()
     assert "with_gpus" in (folder / "good.py").read_text()
+
+
+def test_a_file_that_changes_meanwhile_keeps_the_change(tmp_path, monkeypatch):
+    dag = tmp_path / "dag.py"
+    dag.write_text('X(pool="gpu")\n')
+
+    def convert_late(source, pools):
+        dag.write_text("saved = 'meanwhile'\n")
+        return convert(source, pools)
+
+    monkeypatch.setattr("resource_manager.cli.pool_tasks.convert", convert_late)
+    done = run(tmp_path, "--pool", "gpu=1", "--write")
+    assert (done.exit_code, dag.read_text()) == (1, "saved = 'meanwhile'\n")
+    assert f"{dag}: not converted: it was changed meanwhile" in done.stderr
+    assert os.listdir(tmp_path) == ["dag.py"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_a_file_that_root_converts_stays_its_owners(tmp_path):
+    dag = tmp_path / "dag.py"
+    dag.write_text('X(pool="gpu")\n')
+    dag.chmod(0o600)
+    os.chown(dag, 12345, 54321)
+    assert run(dag, "--pool", "gpu=1", "--write").exit_code == 0
+    found = dag.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (12345, 54321, 0o600)
 
 
 def test_a_hostile_file_steers_no_terminal(tmp_path):
