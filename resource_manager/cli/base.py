@@ -99,3 +99,12 @@ STEERING = re.compile(r"\x1b(?!\[[0-9;:]*[mK])|[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\
 def harmless(text: str) -> str:
     """Return a job's output, escaped where it would steer the terminal: its title, clipboard or answers."""
     return STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+FORMULA = re.compile("(^|;)(?=[-=+@\t\r\uff0b\uff0d\uff1d\uff20])")
+"""Beginning of a text that spreadsheets compute; some take a semicolon for the end of a cell."""
+
+
+def inert(text: str) -> str:
+    """Return a name as a spreadsheet shows it, not as a formula that it would compute."""
+    return FORMULA.sub(r"\1'", text)

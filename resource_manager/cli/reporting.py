@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from resource_manager.cli.base import BAD_INPUT, Failure, print_json
+from resource_manager.cli.base import BAD_INPUT, Failure, inert, print_json
 from resource_manager.cli.lazy_tables import cluster_tables, tables
 from resource_manager.cli.program import main, on_target, wide_option
 from resource_manager.cli.target import Target
@@ -77,9 +77,4 @@ def _print_csv(report: Any) -> None:
     writer.writerow([*report["by"], *columns])
     for row in report["rows"]:
         values = ("" if row[name] is None else row[name] for name in columns)
-        writer.writerow([*map(_inert, row["group"].values()), *values])
-
-
-def _inert(text: str) -> str:
-    """Return a name as a spreadsheet shows it, not as a formula that it would compute."""
-    return f"'{text}" if text[:1] in "=+-@\t\r" else text
+        writer.writerow([*map(inert, row["group"].values()), *values])

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from resource_manager.cli.base import inert
+
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` with a temporary path beside `path`, then rename it into place."""
@@ -44,5 +46,5 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(rows)
+    writer.writerows([inert(value) if isinstance(value, str) else value for value in row] for row in rows)
     write_text(path, text.getvalue())

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from resource_manager import GPUResourceManager
+from resource_manager.cli.base import inert
 from resource_manager.core.models import Gpu, Node
 from resource_manager.manager.cluster_file.reading import load_teams
 from resource_manager.manager.commit.asking import asked_by
@@ -71,6 +72,17 @@ def test_estimates_are_reported_with_how_often_they_came_true(manager: GPUResour
 def test_csv_is_one_line_a_group_and_holds_no_formula(run: Run) -> None:
     rows = list(csv.DictReader(io.StringIO(run("report", "--csv").stdout)))
     assert [(row["team"], float(row["granted"])) for row in rows] == [("nlp", 2.0), ("'=vision", 2.0)]
+
+
+@pytest.mark.parametrize("text", ["", "a-b", "d-1;e", "1=2"])
+def test_a_text_that_is_no_formula_stays(text: str) -> None:
+    assert inert(text) == text
+
+
+@pytest.mark.parametrize("formula", ["=1", "+1", "-1", "@A", "\uff1d1", "\t=1", "\r=1"])
+def test_a_formula_is_text_in_its_cell_and_where_semicolons_make_cells(formula: str) -> None:
+    assert inert(formula).startswith("'")
+    assert inert(f"a;{formula}").startswith("a;'")
 
 
 def test_the_table_fits_80_columns_and_wide_shows_all(run: Run) -> None:

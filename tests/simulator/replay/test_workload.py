@@ -207,6 +207,14 @@ def test_command_writes_jobs_and_pictures(tmp_path: Path) -> None:
     assert len(list((tmp_path / "o").glob("*.png"))) == 7
 
 
+def test_no_job_of_a_trace_is_a_formula_of_the_table(tmp_path: Path) -> None:
+    _, jobs = files(tmp_path)
+    jobs.write_text(jobs.read_text().replace("\ny,", "\n=HYPERLINK(0),"))
+    assert replay(tmp_path, "--output-dir", str(tmp_path / "o")).exit_code == 0
+    with (tmp_path / "o" / "jobs.csv").open() as file:
+        assert [row["job"] for row in csv.DictReader(file)] == ["x", "'=HYPERLINK(0)", "z", "s"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
