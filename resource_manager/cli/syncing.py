@@ -28,18 +28,22 @@ known, new = folder + ".files", "%s.%d" % (folder, os.getpid())
 wanted = json.loads(sys.stdin.buffer.readline())
 def is_link(parent):
     return os.path.realpath(parent) != os.path.normpath(os.path.join(folder, parent))
+def is_file(name):  # and no pipe, device or link in its place, as a job may have made
+    return os.path.isfile(name) and not os.path.islink(name)
 def digest(name):
     try:
+        if not is_file(name):
+            return ""
         with open(name, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
     except OSError:
         return ""
-if os.path.exists(known):
+if is_file(known):
     with open(known) as file:
         gone = set(json.load(file)) - set(wanted)
     for name in gone:
         parent = os.path.dirname(name)
-        if os.path.exists(name) and not is_link(parent):
+        if is_file(name) and not is_link(parent):
             os.unlink(name)
         while parent and not is_link(parent):
             try:

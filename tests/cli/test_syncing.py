@@ -124,6 +124,28 @@ def test_nothing_is_written_or_removed_through_a_link_that_a_job_made(code: Path
     assert (home / "mine" / "name").read_text() == "mine"
 
 
+@pytest.mark.timeout(60)
+def test_what_a_job_made_of_a_file_is_replaced_and_not_read(code: Path, home: Path) -> None:
+    where, _ = syncing.sync(code, "server", [])
+    there = home / where.removeprefix("~/")
+    for name in ("train.py", "lib/name", ".gitignore"):
+        (there / name).unlink()
+    os.mkfifo(there / "train.py")
+    (there / "lib" / "name").symlink_to("/dev/zero")
+    (there / ".gitignore").symlink_to(code / ".gitignore")
+    list_of_files = there.with_name(f"{there.name}.files")
+    list_of_files.unlink()
+    os.mkfifo(list_of_files)
+    copied(code, home)
+    assert not any(path.is_symlink() for path in there.rglob("*"))
+    assert (there / "train.py").read_text() == (code / "train.py").read_text()
+    (there / "train.py").unlink()
+    (there / "train.py").mkdir()
+    (code / "train.py").unlink()
+    copied(code, home)
+    assert (there / "train.py").is_dir(), "it is the job's, and keeps no copy from being made"
+
+
 @pytest.mark.parametrize("answer", ['["/etc/passwd"]', "7", "[[1]]", "null", "{}", "no"])
 def test_a_server_that_answers_otherwise_is_one_line(code: Path, home: Path, answer: str) -> None:
     ssh = home.parent / "bin" / "ssh"
