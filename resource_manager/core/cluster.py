@@ -128,10 +128,12 @@ class ClusterState(LeasedNodes):
     def from_snapshot(cls, snapshot: Snapshot) -> ClusterState:
         """Return a state equal to the one the snapshot was taken of.
 
-        Raises `CorruptStateError` if the snapshot refers to a server that is not among its nodes.
+        Raises `CorruptStateError` if a lease is on no server, or on one that is not among the nodes.
         """
         cluster = cls(snapshot.nodes)
         held = (*snapshot.leases, *snapshot.remainders)
+        if nowhere := next((lease for lease in held if not lease.members), None):
+            raise CorruptStateError(f"lease {nowhere.lease_id!r} is on no server")
         named = {member.node for lease in held for member in lease.members}
         named.update(snapshot.retired, snapshot.last_ports, snapshot.watched)
         named.update(lost.node for lost in snapshot.silent)

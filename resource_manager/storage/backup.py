@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -102,7 +103,7 @@ def read_backup(path: Path) -> Backup:
     """Return what `write_backup` wrote; raises `CorruptStateError` and `OSError`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        return Backup(
+        backup = Backup(
             codec.snapshot_from_dict(value["state"]),
             float(value["taken_at"]),
             str(value["incarnation"]),
@@ -110,9 +111,12 @@ def read_backup(path: Path) -> Backup:
             bool(value["is_final"]),
             tuple(dict(row) for row in value["tokens"]),
         )
+        if not (backup.name and re.fullmatch("[0-9a-f]*", backup.incarnation)):
+            raise ValueError(backup.incarnation)
+        return backup
     except CorruptStateError as error:
         raise type(error)(f"{path}: {error}") from error
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise CorruptStateError(f"{path} is not a file of gpu-manager store backup") from error
 
 

@@ -225,6 +225,14 @@ def test_a_snapshot_that_refers_to_a_missing_server_is_corrupt(cluster: ClusterS
             ClusterState.from_snapshot(replace(whole, nodes=nodes))
 
 
+def test_a_lease_without_a_server_is_corrupt(cluster: ClusterState) -> None:
+    cluster.apply(granted(Request("t", gpus=2), "gpu-server-0", 0, 1, token=1))
+    whole = cluster.snapshot()
+    nowhere = tuple(replace(lease, members=()) for lease in whole.leases)
+    with pytest.raises(CorruptStateError, match="lease 't' is on no server"):
+        ClusterState.from_snapshot(replace(whole, leases=nowhere))
+
+
 @pytest.mark.thorough
 def test_policies_keep_inventory_order_at_ten_thousand_servers() -> None:
     cluster = ClusterState(default_inventory(10_000))

@@ -438,6 +438,21 @@ def test_a_file_that_is_no_backup(tmp_path: Path) -> None:
             read_backup(path)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"taken_at": math.nan}, {"taken_at": math.inf}, {"taken_at": 1e300}, {"taken_at": 1e12}]
+    + [{"incarnation": text} for text in ("state", "0x1234567890abc", "-00000000001")],
+)
+def test_a_file_whose_times_are_none_is_no_backup(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    path = tmp_path / "state.json"
+    with closing(open_store("memory://")) as store:
+        started(store)
+        write_backup(store, path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    with pytest.raises(CorruptStateError, match=r"state\.json is not a file of gpu-manager store backup"):
+        read_backup(path)
+
+
 def test_an_empty_store_has_nothing_to_back_up(tmp_path: Path, opened: ExitStack) -> None:
     store = opened.enter_context(closing(open_store(f"sqlite:///{tmp_path}/a.db")))
     with pytest.raises(BackupRefusedError, match="nothing to back up"):
