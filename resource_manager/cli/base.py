@@ -63,9 +63,14 @@ def one_line(text: object) -> str:
     return printable(" ".join(str(text).split()))
 
 
+UNPRINTED = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that JSON may hold as they are, and that steer a terminal, turn its text or have no bytes."""
+
+
 def print_json(value: object) -> None:
-    """Print one line of JSON on standard output."""
-    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    """Print one line of JSON on standard output, which steers no terminal."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    click.echo(UNPRINTED.sub(lambda found: json.dumps(found[0])[1:-1], text))
 
 
 class Duration(click.ParamType[float]):

@@ -218,6 +218,18 @@ def test_a_hostile_file_steers_no_terminal(tmp_path):
     assert len(done.stderr.splitlines()) == 2
 
 
+def test_json_of_hostile_files_steers_no_terminal_and_says_the_same(tmp_path):
+    """A terminal takes U+009B for the begin of a command, and a name that is no text has no UTF-8."""
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xc2\x9b31m.py")
+    with open(path, "w") as file:
+        file.write('X(pool=compute("\x7f\x9b31m\u202e\u2028"))\n')
+    done = run(tmp_path, "--pool", "gpu=1", "--json")
+    assert not {*done.stdout} & {*"\x7f\x9b\u202e\u2028\udcff"}
+    [file] = json.loads(done.stdout)["files"]
+    assert file["path"] == path
+    assert file["unconverted"][0]["reason"] == 'pool is computed: compute("\x7f\x9b31m\u202e\u2028")'
+
+
 @pytest.mark.parametrize("pool", ["gpu", "gpu=0", "=1", "gpu=two", "gpu=-1", "gpu=99999999999", "gpu=²"])
 def test_a_wrong_pool_is_refused_in_one_line(pool, tmp_path):
     done = run(tmp_path, "--pool", pool)
