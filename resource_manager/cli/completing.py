@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,6 +18,9 @@ CONNECT_TIMEOUT_S = 0.5
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
+_PLAIN = re.compile(r"[\w.:/@+][][\w.:/@+=,-]*")
+"""Word that no shell reads as more, since bash takes it as it is; what is called otherwise has a short id."""
+
 COLONS = "COMP_WORDBREAKS=${COMP_WORDBREAKS//:/}\n"
 """Line before bash's script: ids have colons, at which bash would break them into words."""
 
@@ -28,7 +32,8 @@ def _completes(ask: Callable[[Any, str], Iterable[CompletionItem]]) -> Complete:
         target = Target.of(context.find_root().params, connect_timeout_s=CONNECT_TIMEOUT_S)
         try:
             words = ask(target.manager, incomplete)
-            return [word for word in words if str(word.value).startswith(incomplete)]
+            begun = (word for word in words if word.value.startswith(incomplete))
+            return [word for word in begun if _PLAIN.fullmatch(word.value)]
         except (ResourceManagerError, click.ClickException, ImportError, OSError, ValueError):
             return []
         finally:

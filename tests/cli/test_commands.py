@@ -494,6 +494,19 @@ def test_a_name_of_several_is_not_completed_but_their_short_ids_are(taken_url: s
     assert completed(f"--store {taken_url} stop") == [*ids, "waits"]
 
 
+def test_no_completed_word_is_anything_but_a_name_to_a_shell(taken_url: str) -> None:
+    """Bash takes a completed word as it is: the next return key would run what somebody called a lease."""
+    signs = ("$(id)", "`id`", ";id", "&id", "|id", ">f", "~root", "*", "?", "{1,2}", "!!", "'", '"', "\\")
+    with GPUResourceManager.from_url(taken_url) as manager:
+        for number, sign in enumerate(signs):
+            manager.submit(f"{sign}begin{number}", 8, 1, server=1)
+            manager.submit(f"waits{sign}", 8, 1, server=1)
+        manager.submit("--all", 8, 1, server=1)
+        manager.submit("né[3]", 8, 1, server=1)
+        short_ids = {entry["short_id"] for entry in manager.queue()}
+    assert {*completed(f"--store {taken_url} cancel")} - short_ids == {"waits", "né[3]"}
+
+
 def test_nothing_is_completed_where_no_store_answers() -> None:
     assert completed("--url http://127.0.0.1:9 release") == []
 
