@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from resource_manager import GPUResourceManager, MemoryStore, Refusal, Settings
 from resource_manager.core.cluster import ClusterState
 from resource_manager.manager import forecasts, queue_view
 from resource_manager.manager.commit import group, group_commits
+from resource_manager.manager.report import Accounts
 from resource_manager.rest import limits
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
+from resource_manager.rest.console import use_page
 from resource_manager.rest.http_server import HealthApart
 from resource_manager.rest.limits import Limits
 from resource_manager.rest.problems import ProblemError
@@ -271,6 +274,29 @@ def test_all_who_ask_for_the_queue_share_one_computation(monkeypatch: pytest.Mon
             thread.join()
     assert len(estimates) <= 2  # one for each state
     assert [answer[0]["task_id"] for answer in answers] == ["waits"] * 16
+
+
+@pytest.mark.parametrize(("cost_s", "made"), [(2.0, 1), (0.01, 3)])
+def test_reports_of_a_long_history_share_one_account(
+    as_role: AsRole, service: RestService, monkeypatch: pytest.MonkeyPatch, cost_s: float, made: int
+) -> None:
+    """Of 100,000 changes each took ten seconds, four at a time for one reader."""
+    clock, accounts, times = Clock(), service.manager.accounts, []
+
+    def read_all() -> Accounts:
+        clock.now += cost_s
+        times.append(clock.now)
+        return accounts()
+
+    monkeypatch.setattr(service.manager, "accounts", read_all)
+    monkeypatch.setattr(use_page, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    reader = as_role(Role.READER)
+    for path in ("/api/report", "/api/report?by=user&since=1d", "/use"):
+        assert reader.get(path).status_code == 200
+    assert len(times) == made
+    clock.now += 60
+    reader.get("/api/report")
+    assert len(times) == made + 1
 
 
 def test_a_dear_queue_is_kept_for_a_while() -> None:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 import flask
 
 from resource_manager.errors import NO_LEASE
+from resource_manager.fleet.measured_hours import measures_of
 from resource_manager.fleet.server_use import use_of
 from resource_manager.manager.report import Report, ReportQuery
 from resource_manager.manager.results import (
@@ -222,7 +223,9 @@ def usage_history(service: Service, caller: Identity, query: UsageHistoryQuery) 
     tag="history",
 )
 def report(service: Service, caller: Identity, query: ReportQuery) -> Report:
-    return service.manager.report(query.by, query.since)
+    manager = service.manager
+    accounts = service.accounts.of(manager)
+    return accounts.report(query, measures=measures_of(manager), prices=manager.prices())
 
 
 @routes.add(

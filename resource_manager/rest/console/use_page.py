@@ -13,6 +13,7 @@ from resource_manager.fleet.measured_hours import measures_of
 from resource_manager.manager.answer_words import duration
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.plurals import counted
+from resource_manager.manager.queue_view import CHEAP_S
 from resource_manager.manager.report import Accounts, ReportQuery
 from resource_manager.manager.server_views import most_wasted, wasted
 from resource_manager.scheduling.accounting.gpu_hours import CATEGORIES
@@ -31,7 +32,7 @@ MIN_SHOWN_S = 600.0
 
 
 class AccountsCache:
-    """Last account, kept for as long as a long history takes too much time to read again."""
+    """Last account, kept for all who ask for as long as a long history takes too much time to read again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,7 +46,8 @@ class AccountsCache:
             if self._last is None or began >= self._good_until:
                 self._last = manager.accounts()
                 ended = time.monotonic()
-                self._good_until = ended + min((ended - began) / MAX_PART, MAX_AGE_S)
+                cost_s = ended - began
+                self._good_until = ended + (min(cost_s / MAX_PART, MAX_AGE_S) if cost_s > CHEAP_S else 0.0)
             return self._last
 
 
