@@ -270,6 +270,13 @@ def test_a_server_that_is_closed_until_it_was_searched_is_not_free() -> None:
         assert (gap.begin, gap.end) == (began, 124.0)
 
 
+def test_a_job_that_waits_again_did_not_wait_while_it_ran() -> None:
+    preempted = [granted("job_001", 5, 90.0, "gpu-07"), released("job_001", 5, 123.0, Outcome.PREEMPTED)]
+    changes = [*preempted[:1], *GOOD.changes[:2], *preempted[1:], WAITED]
+    *_, gap = gaps(replace(GOOD, changes=changes), spans(changes))
+    assert (gap.begin, gap.end) == (123.0, 124.0)
+
+
 def test_first_estimates_are_counted_with_bounds_or_without() -> None:
     found = replace(GOOD, changes=[*GOOD.changes[:2], WAITED])
     for looks, counts in (

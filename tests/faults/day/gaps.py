@@ -40,6 +40,7 @@ def gaps(found: Evidence, held: Sequence[Span]) -> list[Gap]:
     for span in held:
         of_lease[span.token].append(span)
     ends: dict[tuple[str, int], float] = {}
+    ran_until: dict[str, float] = {}  # a preempted job waits again at its old place, but not since then
     looks: dict[tuple[str, int], list[Look]] = defaultdict(list)
     for look in found.looks:
         looks[look.name, look.sequence].append(look)
@@ -55,11 +56,12 @@ def gaps(found: Evidence, held: Sequence[Span]) -> list[Gap]:
         places = [(span.node, gpu) for span in members for gpu in span.gpu_ids]
         free = [ends.get(place, 0.0) for place in places]
         free += [at for at, *opened in openings if at <= first.begin and _is_of(opened, places)]
-        begin = max(first.queued_at, *free)
+        begin = max(first.queued_at, ran_until.get(first.name, 0.0), *free)
         if begin < first.begin:
             seen = [look for look in looks[first.name, first.sequence] if begin <= look.at <= first.begin]
             why = _why(found, begin, first.begin, seen)
             shown.append(Gap(first.name, first.node, begin, first.begin, why))
+        ran_until[first.name] = max(span.end for span in members)
         for span in members:
             ends |= {(span.node, gpu): span.end for gpu in span.gpu_ids}
     return shown
