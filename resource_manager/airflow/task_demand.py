@@ -6,7 +6,6 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from itertools import islice
 from typing import Any, TypeVar
 
 from airflow.sdk import Param
@@ -25,7 +24,6 @@ from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.demand import KINDS, Demand, from_texts, given_value
 from resource_manager.manager.lease_service import LeaseService
-from resource_manager.manager.recorded_changes import PAGE, lease_of, newest_changes
 from resource_manager.manager.requests import check_limits
 from resource_manager.manager.results import Submission
 from resource_manager.rest.client_errors import ServiceError
@@ -212,23 +210,6 @@ def submit(
     except ResourceManagerError as error:
         raise AirflowException(str(error)) from error
     return status
-
-
-_ENDINGS = {"cancelled": "cancelled its request", "released": "released its lease"}
-
-
-def ended_by_others(manager: LeaseService, lease_id: str) -> str:
-    """Return who cancelled the request of a task or released its lease, which are gone; empty if nobody did.
-
-    It is the newest change of a lease id among the last 1,000 of the history. What the task itself ended is
-    not told apart: it knows.
-    """
-    changes = islice(newest_changes(manager.history, manager.summary()["version"]), PAGE)
-    newest = next((change for change in changes if lease_of(change) == lease_id), None)
-    if newest is None or newest["change"] not in _ENDINGS:
-        return ""
-    reason = f": {newest['reason']}" if newest.get("reason") else ""
-    return f"{newest.get('by') or 'another client'} {_ENDINGS[newest['change']]}{reason}"
 
 
 def end_lease(

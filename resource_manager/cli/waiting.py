@@ -13,6 +13,7 @@ from resource_manager.cli.signals import Interrupted
 from resource_manager.core.changes import Outcome
 from resource_manager.errors import ResourceManagerError
 from resource_manager.manager.answer_words import name_in_words
+from resource_manager.manager.recorded_changes import ended_by_others
 
 if TYPE_CHECKING:
     from resource_manager.cli.target import Target
@@ -77,7 +78,8 @@ def _entry_now(manager: LeaseService, *, lease_id: str, schedules: bool) -> Any:
         manager.expire_and_schedule()
     found = manager.status_of(lease_id)
     if found is None:
-        raise Failure(f"{lease_id} was taken out of the queue", REFUSED)
+        who = ended_by_others(manager, lease_id) or "it was taken out of the queue"
+        raise Failure(f"{lease_id} waits no more: {who}", REFUSED)
     return found
 
 

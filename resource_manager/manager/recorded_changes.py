@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from resource_manager.core.changes import Change, ClusterSettingsChanged
 from resource_manager.manager.answer_words import recorded_name
 from resource_manager.manager.results import Recorded
 from resource_manager.manager.wording import What, matches
 from resource_manager.storage import Store, codec
+
+if TYPE_CHECKING:
+    from resource_manager.manager.lease_service import LeaseService
 
 PAGE = 1000
 
@@ -96,3 +101,20 @@ def names_at(shown: Iterable[Recorded], newest_first: Iterable[Recorded]) -> dic
         if not wanted and not unnamed:
             break
     return found
+
+
+_ENDINGS = {"cancelled": "cancelled its request", "released": "released its lease"}
+
+
+def ended_by_others(manager: LeaseService, lease_id: str) -> str:
+    """Return who cancelled the request of this id or released its lease, which are gone; empty if nobody did.
+
+    It is the newest change of a lease id among the last 1,000 of the history. What the caller itself ended is
+    not told apart: it knows.
+    """
+    changes = islice(newest_changes(manager.history, manager.summary()["version"]), PAGE)
+    newest = next((change for change in changes if lease_of(change) == lease_id), None)
+    if newest is None or newest["change"] not in _ENDINGS:
+        return ""
+    reason = f": {newest['reason']}" if newest.get("reason") else ""
+    return f"{newest.get('by') or 'another client'} {_ENDINGS[newest['change']]}{reason}"

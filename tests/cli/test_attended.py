@@ -27,6 +27,7 @@ from resource_manager.jobs.launchers.local import LocalLauncher
 from resource_manager.manager.agent_jobs import note_opened
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.cluster_file.servers import default_inventory
+from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.use_results import IdleWarning
 from tests.cli.programs import MARK, begun, environment_of, left_of, manager_of, piped
 from tests.cli.targets import holding
@@ -217,7 +218,7 @@ def test_stop_waits_for_a_task_that_is_not_known_yet_or_gives_up(
     assert process.communicate(timeout=30) == ("late vnpm: released, it had no job\n", "")
 
 
-@pytest.mark.parametrize("ending", ["granted", "interrupted"])
+@pytest.mark.parametrize("ending", ["granted", "interrupted", "ended between two looks"])
 def test_allocate_waits_for_its_grant_or_gives_its_place_up(
     environment: dict[str, str], manager: GPUResourceManager, ending: str
 ) -> None:
@@ -229,6 +230,13 @@ def test_allocate_waits_for_its_grant_or_gives_its_place_up(
         told, _ = waiting.communicate(timeout=60)
         assert (waiting.returncode, told.split()[0]) == (0, "second")
         assert manager.release_resources("second")
+    elif ending == "ended between two looks":
+        with asked_by("boss"):
+            assert manager.cancel("second")
+        _, said = waiting.communicate(timeout=60)
+        assert waiting.returncode == 1
+        assert said.splitlines()[-1] == "Error: second waits no more: boss cancelled its request"
+        assert manager.release_resources("first")
     else:
         waiting.send_signal(signal.SIGINT)
         waiting.communicate(timeout=60)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from resource_manager.airflow.in_worker import devices_of
-from resource_manager.airflow.task_demand import ended_by_others
 from resource_manager.airflow.version_compat import AirflowException
 from resource_manager.core.changes import JobEnd, Outcome
 from resource_manager.core.identifiers import as_reason
@@ -21,6 +20,7 @@ from resource_manager.jobs.reconcile import PROCESS_SCOPE
 from resource_manager.jobs.running_job import RunningJob, job_of
 from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.lease_service import LeaseService
+from resource_manager.manager.recorded_changes import ended_by_others
 from resource_manager.manager.results import Allocation, ReleaseResult
 
 if TYPE_CHECKING:

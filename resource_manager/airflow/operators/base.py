@@ -20,7 +20,6 @@ from resource_manager.airflow.task_demand import (
     check_duration,
     check_partial,
     demand_of,
-    ended_by_others,
     is_of,
     submit,
     taken,
@@ -36,6 +35,7 @@ from resource_manager.jobs.job_preemption import queue_again
 from resource_manager.jobs.task_identity import TaskIdentity
 from resource_manager.manager.demand import Demand
 from resource_manager.manager.lease_service import LeaseService
+from resource_manager.manager.recorded_changes import ended_by_others
 from resource_manager.manager.results import Allocation, Submission
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from resource_manager.airflow.task_demand import ended_by_others, is_of, submit
+from resource_manager.airflow.task_demand import is_of, submit
 from resource_manager.airflow.task_state import is_wanted
 from resource_manager.airflow.task_trigger.base import TaskBoundTrigger
 from resource_manager.airflow.task_trigger.plan import TaskPlan
@@ -21,6 +21,7 @@ from resource_manager.jobs.gang_job import GangJob
 from resource_manager.jobs.job_preemption import STEP_S, queue_again
 from resource_manager.jobs.reconcile import ActionKind
 from resource_manager.manager.lease_service import LeaseService
+from resource_manager.manager.recorded_changes import ended_by_others
 from resource_manager.manager.results import Allocation, QueueEntry, Submission
 
 T = TypeVar("T")
