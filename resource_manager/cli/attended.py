@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,11 @@ from resource_manager.manager.use_results import IdleWarning
 TTL_S = 60.0
 """TTL of a lease that a terminal renews; its job ends this long after the last sign of this program."""
 
-SIGN_EVERY_S = 15.0
-RENEW_EVERY_S = 15.0
+SIGN_EVERY_S = RENEW_EVERY_S = 15.0
 ASK_EVERY_S = 3.0
 """Seconds between two looks at the lease; every fifth one renews it, the others only read."""
 
-LOOK_EVERY_S = 1.0
-LOOK_AT_GPUS_EVERY_S = 30.0
+LOOK_EVERY_S, LOOK_AT_GPUS_EVERY_S = 1.0, 30.0
 PREEMPT_STEP_S = 5.0
 WARN_AT = 0.9
 GRACE_S = 10.0
@@ -104,25 +102,31 @@ class Attended:
     def run(self) -> int:
         """Run the job until it ends; return its exit code."""
         with ExitStack() as connection:
-            try:
-                self._here = self._is_here()
-                try:
-                    launcher = self._begun_there(connection)
-                except LauncherError as error:
-                    if not self._can_go_by_agent(error):
-                        raise
-                    say(f"{error}; its agent runs the command, which gets no input from here")
-                    self._hint = ""
-                    launcher = self._begun_by_agent()
-            except LauncherError as error:
-                self._release(Outcome.FAILED, str(error), (self._server,))
-                is_unknown = isinstance(error, LauncherUnreachableError)
-                hint = self._hint if is_unknown or not self._address else ""
-                raise Failure(f"{error}{hint}", UNREACHABLE if is_unknown else REFUSED) from error
-            except BaseException:
-                self._release(Outcome.CANCELLED)
-                raise
+            renewing = self._session.repeating(self._renewed, RENEW_EVERY_S) if self._owns else nullcontext()
+            with renewing:  # a log-in that asks for a password, and copying code, may take long
+                launcher = self._begun(connection)
             return self._attend(launcher)
+
+    def _begun(self, connection: ExitStack) -> SignedLauncher:
+        """Start the job; its lease is released where that fails."""
+        try:
+            self._here = self._is_here()
+            try:
+                return self._begun_there(connection)
+            except LauncherError as error:
+                if not self._can_go_by_agent(error):
+                    raise
+                say(f"{error}; its agent runs the command, which gets no input from here")
+                self._hint = ""
+                return self._begun_by_agent()
+        except LauncherError as error:
+            self._release(Outcome.FAILED, str(error), (self._server,))
+            is_unknown = isinstance(error, LauncherUnreachableError)
+            hint = self._hint if is_unknown or not self._address else ""
+            raise Failure(f"{error}{hint}", UNREACHABLE if is_unknown else REFUSED) from error
+        except BaseException:
+            self._release(Outcome.CANCELLED)
+            raise
 
     def _begun_there(self, connection: ExitStack) -> SignedLauncher:
         """Start the job on its server, in a log-in or on this machine."""
@@ -303,19 +307,21 @@ class Attended:
 
         A state that a newer version wrote is not read, but the lease is renewed there.
         """
-        lease_id, token = self._lease["task_id"], self._lease["fencing_token"]
-        found: Mapping[str, Any] | None
         if self._owns and time.monotonic() - self._renewed_at >= RENEW_EVERY_S:
-            found = manager.renew(lease_id, fencing_token=token)
-            self._renewed_at = time.monotonic()
-        else:
-            try:
-                found = manager.status_of(lease_id)
-            except NewerFormatError:
-                if not self._owns:
-                    raise
-                found = self._lease
+            return self._renewed(manager)
+        try:
+            found: Mapping[str, Any] | None = manager.status_of(self._lease["task_id"])
+        except NewerFormatError:
+            if not self._owns:
+                raise
+            return self._lease
         return found
+
+    def _renewed(self, manager: Any) -> Mapping[str, Any]:
+        lease_id, token = self._lease["task_id"], self._lease["fencing_token"]
+        lease: Mapping[str, Any] = manager.renew(lease_id, fencing_token=token)
+        self._renewed_at = time.monotonic()
+        return lease
 
     def _look_at_gpus(self, manager: Any) -> None:
         """Say, once, that the GPUs compute nothing and are soon released for it, or have long done so."""

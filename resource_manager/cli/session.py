@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
@@ -59,6 +60,22 @@ class Session:
     def ask_patiently(self, call: Callable[[Any], T], limit_s: float) -> T:
         """Return what a call of the manager gives, made again while the store is silent."""
         return patiently(lambda: self.ask(call), limit_s, self.signals.pause)
+
+    @contextmanager
+    def repeating(self, call: Callable[[Any], object], every_s: float) -> Iterator[None]:
+        """Make a call of the manager every so often while the block runs, whose errors are nobody's."""
+        over = Event()
+
+        def repeat() -> None:
+            while not over.wait(every_s):
+                if not self._calls.is_busy:
+                    self.begin(call)
+
+        Thread(target=repeat, daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
     def give_back(self, lease_id: str, call: Callable[[Any], object]) -> None:
         """Make the call that ends a request or lease; a process of its own does where the store is silent."""

@@ -298,6 +298,29 @@ def test_a_store_that_is_silent_when_the_job_is_about_to_begin_is_waited_for(
         assert manager.leases() == []
 
 
+@pytest.mark.parametrize("step", ["login", "prepare"])
+def test_a_lease_is_renewed_while_its_command_is_about_to_begin(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A password may be asked for, and code copied, for minutes."""
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
+    monkeypatch.setattr(attended, "RENEW_EVERY_S", 0.01)
+    owner, name = (attended.Attended, "_log_in") if step == "login" else (LocalLauncher, "prepare")
+    act, renewed = getattr(owner, name), []
+    with GPUResourceManager.from_url("memory://", inventory=default_inventory(1, 2, 8)) as manager:
+
+        def slow(*given: Any) -> Any:
+            [before] = manager.leases()
+            wait_for(lambda: manager.leases()[0]["expires_at"] > before["expires_at"])
+            renewed.append(step)
+            return act(*given)
+
+        monkeypatch.setattr(owner, name, slow)
+        done = CliRunner().invoke(main, ["run", "--gpus", "1", "--", "true"], obj=holding(manager))
+        assert (done.exit_code, renewed) == (0, [step]), done.output
+        assert manager.leases() == []
+
+
 def test_an_order_that_service_or_agent_did_not_answer_is_given_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
