@@ -29,7 +29,7 @@ def main():
     saves_for_s, told = os.environ.get("SAVES_FOR_S"), []
     if saves_for_s:
         signal.signal(signal.SIGTERM, lambda number, frame: told.append(time.time()))
-        checkpoint, entry["restart"], entry["step"] = go_on()
+        checkpoint, entry["restart"], entry["step"] = go_on(entry["member"])
     print("the job begins", flush=True)
     end = time.time() + seconds
     told_to_end = f"{ledger}-end-{entry['task'].replace('/', '-')}"
@@ -51,9 +51,12 @@ def main():
     sys.exit(exit_code)
 
 
-def go_on():
-    """Return the checkpoint, how often the job was preempted and the first step of this process."""
-    checkpoint = os.environ.get("SAVES_TO") or os.environ["GPU_CHECKPOINT_FILE"]
+def go_on(member):
+    """Return the checkpoint, how often the job was preempted and the first step of this process.
+
+    Each member of a gang has a checkpoint of its own: one is told a moment before another.
+    """
+    checkpoint = os.environ.get("SAVES_TO") or os.environ["GPU_CHECKPOINT_FILE"] + member
     step = 0
     if os.path.exists(checkpoint):
         with open(checkpoint) as file:
