@@ -37,12 +37,9 @@ ASK_EVERY_S = 3.0
 """Seconds between two looks at the lease; every fifth one renews it, the others only read."""
 
 LOOK_EVERY_S, LOOK_AT_GPUS_EVERY_S = 1.0, 30.0
-PREEMPT_STEP_S = 5.0
-WARN_AT = 0.9
-GRACE_S = 10.0
-CLOSE_S = 1.0
-END_S = 4.0
-"""Time beyond the grace in which a job must be known to be gone."""
+PREEMPT_STEP_S, WARN_AT = 5.0, 0.9
+GRACE_S, CLOSE_S, END_S = 10.0, 1.0, 4.0
+"""The last is the time beyond the grace in which a job must be known to be gone."""
 
 GPU_FAILED, PREEMPTED, TIMED_OUT, KILLED, TERMINATED = 74, 75, 124, 137, 143
 """Exit codes: two of `sysexits.h`, an error of a device and "try again later"; others as shells have them."""
@@ -89,15 +86,14 @@ class Attended:
         by_hand = f"; its agent runs jobs: gpu-manager submit NAME --server {self._server} …"
         self._hint = by_hand if self._has_agent else ""
         """What else runs a command on the server, though nobody logs in there."""
-        self._here = self._is_placed = False
+        self._here = self._is_placed = self._is_warned = self._is_silent = False
         self._process: subprocess.Popen[bytes] | AgentProcess
         self._signing, self._telling = Calls(self._signals), Calls(self._signals)
-        self._signed_at = self._asked_at = self._renewed_at = self._begun_at = time.monotonic()
+        now = time.monotonic()
+        self._signed_at = self._asked_at = self._renewed_at = self._begun_at = self._gpus_seen_at = now
         self._asked: Future[Mapping[str, Any] | None] | None = None
         self._preemption = ""
-        self._is_warned = self._is_silent = False
         self._idle = IdleWarning(say)
-        self._gpus_seen_at = time.monotonic()
 
     def run(self) -> int:
         """Run the job until it ends; return its exit code."""
@@ -125,7 +121,7 @@ class Attended:
             hint = self._hint if is_unknown or not self._address else ""
             raise Failure(f"{error}{hint}", UNREACHABLE if is_unknown else REFUSED) from error
         except BaseException:
-            self._release(Outcome.CANCELLED)
+            self._release(Outcome.EVICTED if self._preemption else Outcome.CANCELLED, self._preemption)
             raise
 
     def _begun_there(self, connection: ExitStack) -> SignedLauncher:
@@ -206,11 +202,15 @@ class Attended:
         return there
 
     def _place(self, place: JobPlace) -> None:
-        """Store in the lease where its job is about to be."""
+        """Store in the lease where its job is about to be; raises `Interrupted` if it is taken by now."""
         lease_id, token = self._lease["task_id"], self._lease["fencing_token"]
-        self._session.ask_patiently(
+        lease = self._session.ask_patiently(
             lambda manager: manager.place_job(lease_id, [place], fencing_token=token), TTL_S / 2
         )
+        if lease["preempted_by"]:
+            say(f"{lease['reason']} before its command began: run it again")
+            self._preemption = lease["reason"]
+            raise Interrupted(PREEMPTED)
 
     def _attend(self, launcher: SignedLauncher) -> int:
         """Return the exit code of the job that runs now, once all that is to be done after it is done."""

@@ -560,6 +560,21 @@ def test_a_preempted_job_saves_what_it_did_and_its_task_waits_again(
     assert outcomes(manager)[:1] == (["PREEMPTED"] if tries > 1 else ["SUCCESS"])
 
 
+def test_a_job_whose_lease_is_taken_before_it_begins_waits_again(asks, manager, take, monkeypatch, tmp_path):
+    place_job, calls = manager.place_job, []
+
+    def taken(*given, **more):
+        calls.append(1)
+        if len(calls) == 1:
+            take()
+        return place_job(*given, **more)
+
+    monkeypatch.setattr(manager, "place_job", taken)
+    assert fire(asks(f"echo $GPU_RESTART_COUNT >> {tmp_path}/up"))["exit_code"] == 0
+    assert (tmp_path / "up").read_text() == "1\n"
+    assert outcomes(manager) == ["PREEMPTED", "SUCCESS"]
+
+
 @pytest.mark.parametrize("ends", ["by itself", "in its grace"])
 def test_a_job_that_was_told_of_a_preemption_that_is_taken_back_waits_again(
     asks, manager, take, tmp_path, ends

@@ -321,6 +321,44 @@ def test_a_lease_is_renewed_while_its_command_is_about_to_begin(
         assert manager.leases() == []
 
 
+def test_a_command_whose_lease_is_taken_before_it_begins_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for maintenance: it ran into that until it was told."""
+    monkeypatch.setenv("GPU_MANAGER_JOBS_DIR", str(tmp_path))
+    with GPUResourceManager.from_url("memory://", inventory=default_inventory(1, 2, 8)) as manager:
+        place_job = manager.place_job
+
+        def taken(lease_id: str, *given: Any, **more: Any) -> Any:
+            manager.submit("urgent", 2)
+            manager.preempt(lease_id)
+            return place_job(lease_id, *given, **more)
+
+        monkeypatch.setattr(manager, "place_job", taken)
+        words = ["run", "--gpus", "1", "--", "touch", str(tmp_path / "began")]
+        done = CliRunner().invoke(main, words, obj=holding(manager))
+        assert done.exit_code == 75
+        last = done.output.splitlines()[-1]
+        assert last == "gpu-manager: preempted for urgent f462 before its command began: run it again"
+        assert not (tmp_path / "began").exists()
+        assert released(manager)["outcome"] == "EVICTED"
+        assert [lease["task_id"] for lease in manager.leases()] == ["urgent"]
+
+
+def test_under_nohup_a_command_outlives_its_terminal(
+    environment: dict[str, str], manager: GPUResourceManager
+) -> None:
+    words = ("run", "--gpus", "1", "--", "sh", "-c", "echo ready; sleep 1; exit 9")
+    ignores = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN), "start_new_session": True}
+    process = begun(environment, *words, **ignores)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGHUP)
+    process.communicate(timeout=30)
+    assert process.returncode == 9
+    assert released(manager)["outcome"] == "FAILED"
+
+
 def test_an_order_that_service_or_agent_did_not_answer_is_given_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -137,6 +137,8 @@ class TaskTrigger(TaskBoundTrigger):
                         raise error
                     return await self._not_started(error, tuple(prepared.failed))
                 await lease.place(prepared.places)
+                if lease.allocation["preempted_by"] is not None:
+                    return TaskState.PREEMPTED
                 gang = GangJob.of(lease.allocation)
                 assert gang is not None  # it was placed just now
             await self._notes.share(ALLOCATION, lease.allocation)

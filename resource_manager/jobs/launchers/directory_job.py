@@ -296,11 +296,12 @@ def attend(
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for number in (*ENDING, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda *_: None)
     for number in TERMINAL_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGHUP)  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     terminal = next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
     directory = directory_of(root, key)
     refuse_ended(root, key)
