@@ -119,7 +119,7 @@ def test_servers_that_ssh_does_not_reach_and_a_full_disk(tmp_path: Path, embedde
         "no-nvml": "see docs/gpus.md",
         "changed": "ssh-keygen -R",
         "no-python": "has no python3, which is needed there: install python3 there",
-        "no-route": "check its address in the inventory, and the network",
+        "no-route": "check its address, and the network",
         "no-sshd": "start its sshd, or correct the port",
         str(disk / "jobs"): "0.0 GiB free: make room",
     }

@@ -36,7 +36,17 @@ def test_submit_training_runs_with_the_defaults_of_the_form(bench):
 
 
 def test_sweep_digits_maps_a_grid(bench):
-    run_id = run(bench, "sweep_digits")
+    elsewhere = (
+        "by-ssh",
+        "by-docker",
+    )  # where its launcher starts no job
+    for server in elsewhere:
+        bench.manager.submit(server, 8, server=server)
+    try:
+        run_id = run(bench, "sweep_digits")
+    finally:
+        for server in elsewhere:
+            bench.manager.release(server)
     assert bench.api.xcom("sweep_digits", run_id, "best")["accuracy"] > 0.9
     seen = {request["lease_id"] for request in bench.grants()}
     assert {f"{bench.instance}:sweep_digits/{run_id}/train/{point}" for point in range(6)} <= seen
