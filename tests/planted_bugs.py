@@ -261,7 +261,7 @@ BUGS += [
     *of_python(
         "core/cluster",
         OF_GANGS,
-        ("(*snapshot.leases, *snapshot.remainders)\n        named", "snapshot.leases\n        named"),
+        ("(*snapshot.leases, *snapshot.remainders)", "snapshot.leases"),
     ),
     *of_python(
         "scheduling/preemption/preempting",
@@ -520,7 +520,7 @@ BUGS += [
         ('if lease["preempted_by"] and not self._preemption:', "if False:"),
         ('if lease["gpu_failed"]:', "if False:"),
         ("self._place(place)", "pass"),
-        ("self._release(Outcome.CANCELLED)\n                raise", "raise"),
+        ("self._release(Outcome.EVICTED if self._preemption else Outcome.CANCELLED, self._preemption)", ""),
         ("return None, LauncherUnreachableError(", "return None, None and LauncherUnreachableError("),
     ),
     *of_python(
