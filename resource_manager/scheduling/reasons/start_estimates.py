@@ -131,7 +131,7 @@ def estimate_starts(
         if play.is_cut:
             return starts | dict.fromkeys(own & cluster.pending.keys(), LATER)
         last = replace(current, now=play.at, suspended=None)
-        unknown = _why_unknown(cluster, last, play.endless, too_far=play.too_far)
+        unknown = _why_unknown(cluster, last, play.endless, wanted or own, too_far=play.too_far)
         why += ((request, found) for request, found in unknown if request.lease_id in own)
     for request, found in why:  # without one: what the closed servers have now, not what they will have
         starts[request.lease_id] = Start(None, why=no_capacity(cluster, request) if found is None else found)
@@ -154,7 +154,7 @@ def forecast_starts(
     once those `wanted` have started, by default all.
     """
     extra = list(extra)
-    starts = estimate_starts(cluster, current, extra, goes_on, arrivals=arrivals)
+    starts = estimate_starts(cluster, current, extra, goes_on, wanted, arrivals)
     if LATER in starts.values():
         return starts
     plays: list[_Play] = []
@@ -314,14 +314,16 @@ def _why_unknown(
     cluster: ClusterState,
     current: SchedulingPass,
     endless: Collection[str],
+    wanted: Collection[str],
     *,
     too_far: bool,
 ) -> Iterator[tuple[Request, Grounds | Fact | None]]:
-    """Yield the requests still pending after all known lease ends, and why; None for closed servers."""
+    """Yield the wanted requests that no known lease end lets start, and why; None for closed servers."""
     in_the_way: dict[tuple[object, ...], Fact] = {}
     ahead: Grounds | Fact | None = None
     """Reason for which the first request that blocks the queue has no start."""
-    for standing in standings(cluster, current):
+    only = set(cluster.pending)
+    for standing in standings(cluster, current, only=only):
         request = standing.entry.request
         why: Grounds | Fact | None
         match standing.refusal.kind:
@@ -345,7 +347,10 @@ def _why_unknown(
                     in_the_way[request.shape] = _endless(cluster, request, endless)
                 why = in_the_way[request.shape]
                 ahead = ahead or why
-        yield request, why
+        if request.lease_id in wanted:
+            yield request, why
+        if ahead is not None:  # nobody else's reason is needed any more, each of which costs much
+            only.intersection_update(wanted)
 
 
 def _endless(cluster: ClusterState, request: Request, endless: Collection[str]) -> EndUnknown | NoKnownEnd:
