@@ -299,6 +299,33 @@ def test_reports_of_a_long_history_share_one_account(
     assert len(times) == made + 1
 
 
+def test_nobody_waits_for_the_account_of_a_long_history_where_there_was_one(
+    manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, cache, inside, end = Clock(), use_page.AccountsCache(), threading.Event(), threading.Event()
+    real = manager.accounts
+
+    def slow() -> Accounts:
+        clock.now += 2
+        inside.set()
+        assert end.wait(10)
+        return real()
+
+    monkeypatch.setattr(manager, "accounts", slow)
+    monkeypatch.setattr(use_page, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    end.set()
+    first = cache.of(manager)
+    inside.clear()
+    end.clear()
+    clock.now += 21
+    making = threading.Thread(target=cache.of, args=(manager,))
+    making.start()
+    assert inside.wait(10)
+    assert cache.of(manager) is first
+    end.set()
+    making.join()
+
+
 def test_a_dear_queue_is_kept_for_a_while() -> None:
     clock, computed = Clock(), []
     store = MemoryStore(clock=clock)

@@ -38,9 +38,16 @@ class AccountsCache:
         self._lock = threading.Lock()
         self._last: Accounts | None = None
         self._good_until = 0.0
+        self._usable_until = 0.0
 
     def of(self, manager: GPUResourceManager) -> Accounts:
-        """Return an account at most `MAX_AGE_S` old, of a short history the newest."""
+        """Return an account at most `MAX_AGE_S` old, of a short history the newest.
+
+        While another is made the last one is good for `MAX_AGE_S` more, so that no threads wait for it.
+        """
+        began = time.monotonic()
+        if self._last is not None and began < self._usable_until and self._lock.locked():
+            return self._last
         with self._lock:
             began = time.monotonic()
             if self._last is None or began >= self._good_until:
@@ -48,6 +55,7 @@ class AccountsCache:
                 ended = time.monotonic()
                 cost_s = ended - began
                 self._good_until = ended + (min(cost_s / MAX_PART, MAX_AGE_S) if cost_s > CHEAP_S else 0.0)
+                self._usable_until = self._good_until + (MAX_AGE_S if cost_s > CHEAP_S else 0.0)
             return self._last
 
 
