@@ -259,13 +259,13 @@ DATABASES = ("postgresql", "mariadb", *(() if MySQL.missing() else ("mysql",)))
 
 
 class SqliteFiles:
-    """A folder of SQLite files, which gives fresh URLs as servers do."""
+    """A SQLite file, which gives fresh URLs as servers do."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
     def fresh_url(self) -> str:
-        return f"sqlite:///{self.folder}/{uuid.uuid4().hex}.db"
+        return f"sqlite:///{self.folder}/state.db?namespace={uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,126 @@
+"""Namespaces in one database: each as if it were alone there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+
+import pytest
+
+from resource_manager.core.changes import Change, Drained
+from resource_manager.errors import StaleStateError
+from resource_manager.storage import Store, open_store
+from resource_manager.storage.clock import ClockJump
+from resource_manager.storage.incarnation import new_incarnation
+from resource_manager.storage.jobs import JobRow
+from resource_manager.storage.once import Once
+from resource_manager.storage.sql.database import Database
+from resource_manager.storage.witnesses import Sighting
+from tests.storage.test_contract import fresh
+from tests.storage.walk import first_state, granted, started
+
+ONCE = Once("ada", "key", "f")
+NAMES = ["a" * 32, "b" * 32]
+
+
+@pytest.fixture
+def stores(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Store, Store]]:
+    """Two namespaces with the same names, the second of which has more of everything."""
+    monkeypatch.setattr("resource_manager.storage.sql.store.SNAPSHOT_EVERY", 2)
+    own_url = url if "namespace=" in url else f"{url}?namespace=one"
+    with closing(open_store(own_url)) as own, closing(open_store(f"{own_url}_other")) as other:
+        fill(own, 1)
+        fill(other, 2)
+        yield own, other
+
+
+def fill(store: Store, amount: int) -> None:
+    cluster = started(store)
+    for n in range(amount):
+        add(store, amount, once=[(Once("ada", "key", "f"), str(amount))] if n == 0 else [])
+    store.witnesses.put("boot", Sighting(float(amount)))
+    store.reports.put("gpu-a", b"%d" % amount, b"%d" % -amount, 600.0)
+    store.jobs.write([JobRow(name, "me", f"text {amount}", 600.0) for name in NAMES[:amount]])
+    assert cluster.version == 0
+
+
+def add(store: Store, amount: int, once: list[tuple[Once, str]]) -> None:
+    cluster = store.refresh(None)
+    assert cluster is not None
+    now = store.now()
+    change: Change = granted(cluster, f"t{cluster.version}", now, amount)
+    store.commit(cluster.version, [change], now=now, once=once, jobs=[JobRow("c" * 32, "me", "1", 600.0)])
+    cluster.apply(change)
+    store.tidy_up(cluster)
+
+
+def contents(store: Store) -> list[object]:
+    """Return all that a namespace has."""
+    return [
+        fresh(store),
+        store.history(),
+        store.closed,
+        store.suspension,
+        store.recall(ONCE),
+        store.witnesses.all(),
+        store.reports.reports(["gpu-a"]),
+        store.reports.records(["gpu-a"]),
+        store.jobs.texts([*NAMES, "c" * 32]),
+        store.jobs.bytes_of("me"),
+    ]
+
+
+def replace(store: Store) -> None:
+    store.replace(first_state(2), once=[(Once("ada", "reset", "f"), "1")])
+
+
+def restore(store: Store) -> None:
+    cluster = store.refresh(None)
+    assert cluster is not None
+    name = new_incarnation(store.now(), store.incarnation)
+    store.restore(cluster.snapshot(), cluster.version, incarnation=name, suspended_until=0.0, history_until=0)
+
+
+DEEDS: dict[str, Callable[[Store], object]] = {
+    "a commit": lambda store: add(store, 1, []),
+    "a key": lambda store: add(store, 1, [(Once("ada", "next", "f"), "x")]),
+    "a replacement": replace,
+    "a restore": restore,
+    "an end": lambda store: store.close_state(1, "moved"),
+    "a jump": lambda store: store.suspend(ClockJump(3600.0, store.now())),
+    "a report": lambda store: store.reports.put("gpu-a", b"new", b"new", 600.0),
+    "a witness": lambda store: store.witnesses.put("boot", Sighting(9.0)),
+    "a job": lambda store: store.jobs.write(
+        [JobRow(NAMES[0], "me", "new", 600.0), JobRow(NAMES[1], "", "", 0.0)]
+    ),
+}
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_what_is_done_to_one_changes_nothing_in_the_other(stores: tuple[Store, Store], deed: str) -> None:
+    own, other = stores
+    own_before, before = contents(own), contents(other)
+    assert contents(own) == own_before
+    DEEDS[deed](own)
+    assert contents(own) != own_before
+    assert contents(other) == before
+
+
+def test_who_waits_for_the_lock_of_one_is_not_in_line_for_that_of_the_other(
+    stores: tuple[Store, Store],
+) -> None:
+    own, other = stores
+    held = own.lock()
+    assert held.acquire(0.0)
+    database: Database = own.database  # type: ignore[attr-defined]
+    waiter = {"namespace": database.namespace, "token": "w", "heartbeat_s": 60.0}
+    database.run(lambda connection: database.dialect.enter(connection, waiter))
+    for _ in range(2):
+        free = other.lock()
+        assert free.acquire(0.0)
+        now = other.now()
+        with suppress(StaleStateError):
+            other.commit(0, [Drained("gpu-server-0", now)], now=now, lock=free)
+        free.release()
+    held.release()
+    assert not own.lock().acquire(0.0), "it was handed to the waiter"
