@@ -93,7 +93,7 @@ mutants: install
 	$(BIN)/uv pip install --quiet --python $(VENV)-mutants/bin/python -r pyproject.toml --extra mutants
 	PATH="$(CURDIR)/$(VENV)-mutants/bin:$$PATH" mutmut run --max-children 1
 	PATH="$(CURDIR)/$(VENV)-mutants/bin:$$PATH" mutmut results
-	$(BIN)/python tests/planted_bugs.py
+	$(BIN)/python -m tests.planted_bugs
 
 bench: install
 	$(BIN)/gpu-manager bench

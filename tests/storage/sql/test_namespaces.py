@@ -9,6 +9,8 @@ import pytest
 
 from resource_manager.core.changes import Change, Drained
 from resource_manager.errors import StaleStateError
+from resource_manager.rest.sql_persistence import SqlSessions, SqlTokens, secret
+from resource_manager.rest.tokens import Token
 from resource_manager.storage import Store, open_store
 from resource_manager.storage.clock import ClockJump
 from resource_manager.storage.incarnation import new_incarnation
@@ -41,6 +43,11 @@ def fill(store: Store, amount: int) -> None:
     store.witnesses.put("boot", Sighting(float(amount)))
     store.reports.put("gpu-a", b"%d" % amount, b"%d" % -amount, 600.0)
     store.jobs.write([JobRow(name, "me", f"text {amount}", 600.0) for name in NAMES[:amount]])
+    tokens, sessions = of_service(store)
+    for token_id in NAMES[:amount]:
+        put(store, token_id, amount)
+        tokens.note_use(token_id, amount)
+        sessions.begin(token_id, f"s{amount}")
     assert cluster.version == 0
 
 
@@ -52,6 +59,15 @@ def add(store: Store, amount: int, once: list[tuple[Once, str]]) -> None:
     store.commit(cluster.version, [change], now=now, once=once, jobs=[JobRow("c" * 32, "me", "1", 600.0)])
     cluster.apply(change)
     store.tidy_up(cluster)
+
+
+def of_service(store: Store) -> tuple[SqlTokens, SqlSessions]:
+    database = store.database  # type: ignore[attr-defined]
+    return SqlTokens(database), SqlSessions(database)
+
+
+def put(store: Store, token_id: str, created_at: float) -> None:
+    of_service(store)[0].put(Token(token_id, "ada", "reader", "digest", created_at))
 
 
 def contents(store: Store) -> list[object]:
@@ -67,6 +83,10 @@ def contents(store: Store) -> list[object]:
         store.reports.records(["gpu-a"]),
         store.jobs.texts([*NAMES, "c" * 32]),
         store.jobs.bytes_of("me"),
+        secret(store.database),  # type: ignore[attr-defined]
+        of_service(store)[0].read(),
+        of_service(store)[0].last_uses(),
+        [of_service(store)[1].is_live(NAMES[0], f"s{n}") for n in range(4)],
     ]
 
 
@@ -89,6 +109,11 @@ DEEDS: dict[str, Callable[[Store], object]] = {
     "an end": lambda store: store.close_state(1, "moved"),
     "a jump": lambda store: store.suspend(ClockJump(3600.0, store.now())),
     "a report": lambda store: store.reports.put("gpu-a", b"new", b"new", 600.0),
+    "a token": lambda store: put(store, NAMES[0], 9.0),
+    "the end of a token": lambda store: of_service(store)[0].delete(NAMES[0]),
+    "a use": lambda store: of_service(store)[0].note_use(NAMES[0], 9.0),
+    "a session": lambda store: of_service(store)[1].begin(NAMES[0], "s3"),
+    "the end of a session": lambda store: of_service(store)[1].end(NAMES[0], "s1"),
     "a witness": lambda store: store.witnesses.put("boot", Sighting(9.0)),
     "a job": lambda store: store.jobs.write(
         [JobRow(NAMES[0], "me", "new", 600.0), JobRow(NAMES[1], "", "", 0.0)]

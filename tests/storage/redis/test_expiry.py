@@ -1,0 +1,63 @@
+"""What is kept in Redis for a time goes by itself, also where nobody comes back to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+
+from resource_manager.rest.redis_persistence import RedisSessions
+from resource_manager.rest.sessions import SESSION_LIFE_S
+from resource_manager.storage import open_store
+from resource_manager.storage.jobs import LIVE_S, JobRow
+from resource_manager.storage.once import KEEP_S, Once
+from resource_manager.storage.redis.client import RedisClient
+from resource_manager.storage.reports import RECORD_TTL_S
+from tests.redis_server import RedisServer
+from tests.storage.walk import granted, started
+
+CALLER = Once("ada", "", "").caller
+
+
+def use(url: str, keys: Sequence[str]) -> None:
+    """Keep something of every kind."""
+    with closing(open_store(url)) as store:
+        cluster = started(store)
+        once = [(Once("ada", key, "f"), "1") for key in keys]
+        jobs = [JobRow("a" * 32, "me", "job", 60.0)]
+        now = store.now()
+        store.commit(cluster.version, [granted(cluster, keys[0], now)], now=now, once=once, jobs=jobs)
+        store.reports.put("gpu-a", b"{}", b"{}", 60.0)
+
+
+def test_all_but_the_state_has_an_end(embedded_redis: RedisServer) -> None:
+    url = embedded_redis.fresh_url()
+    use(url, ["k"])
+    with closing(RedisClient.from_url(url)) as client:
+        RedisSessions(client).begin("t", "s")
+        left_ms = {}
+        for key in client.driver.scan_iter(f"{client.key('')}*"):
+            words = key.decode().removeprefix(client.key("")).split(":")
+            left_ms[":".join([*words[:2], *("…" for _ in words[2:])])] = client.driver.pttl(key)
+    state = {"changes", "inventory", "kinds", "leases", "meta"}
+    assert {name for name, ms in left_ms.items() if ms < 0} == state
+    lives_s = {name: round(ms / 1000, -1) for name, ms in left_ms.items() if ms >= 0}
+    assert lives_s == {
+        "jobs:of:…": LIVE_S,
+        "jobs:row:…": 60.0,
+        f"once:{CALLER}": KEEP_S,
+        f"once:{CALLER}:…": KEEP_S,
+        "report:gpu-a": 60.0,
+        "report-record:gpu-a": RECORD_TTL_S,
+        "sessions:t": SESSION_LIFE_S,
+    }
+
+
+def test_the_names_of_keys_that_are_gone_go_with_the_next_key(embedded_redis: RedisServer) -> None:
+    url = embedded_redis.fresh_url()
+    use(url, ["k"])
+    with closing(RedisClient.from_url(url)) as client:
+        names = client.key(f"once:{CALLER}")
+        client.driver.zadd(names, {"gone": (time.time() - 2 * KEEP_S) * 1e6})
+        use(url, ["l", "m"])
+        assert client.driver.zcard(names) == 3
