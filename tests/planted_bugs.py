@@ -52,7 +52,7 @@ LUA = {
 }
 SQL = {
     "rest/sql_persistence": Scope("storage/sql/test_namespaces rest/test_tokens security/test_login"),
-    "storage/sql/check": Scope("storage/test_checks", select=QUICK),
+    "storage/sql/check": Scope("storage/sql/test_namespaces"),
     "storage/sql/database": Scope(DATABASE),
     "storage/sql/dialect": Scope(f"{DATABASE} storage/sql/test_lock storage/test_locks"),
     "storage/sql/idempotency_keys": Scope(DATABASE),
@@ -102,8 +102,7 @@ def of_sql() -> Iterator[Bug]:
     for module, scope in SQL.items():
         file = f"resource_manager/{module}.py"
         for mutant in mutations.sql(text_of(file)):
-            select = scope.select or scope.stores
-            yield Bug(file, *mutant, tests_of(scope.tests), select, scope.stores)
+            yield Bug(file, *mutant, tests_of(scope.tests), scope.stores, scope.stores)
 
 
 def by_hand() -> Iterator[Bug]:

@@ -11,7 +11,8 @@ from resource_manager.core.changes import Change, Drained
 from resource_manager.errors import StaleStateError
 from resource_manager.rest.sql_persistence import SqlSessions, SqlTokens, secret
 from resource_manager.rest.tokens import Token
-from resource_manager.storage import Store, open_store
+from resource_manager.settings import Settings
+from resource_manager.storage import Store, checks, open_store
 from resource_manager.storage.clock import ClockJump
 from resource_manager.storage.incarnation import new_incarnation
 from resource_manager.storage.jobs import JobRow
@@ -99,6 +100,14 @@ def restore(store: Store) -> None:
     assert cluster is not None
     name = new_incarnation(store.now(), store.incarnation)
     store.restore(cluster.snapshot(), cluster.version, incarnation=name, suspended_until=0.0, history_until=0)
+
+
+def test_a_check_changes_nothing(stores: tuple[Store, Store], url: str) -> None:
+    own, other = stores
+    before = contents(own), contents(other)
+    findings = [finding.text for finding in checks.check(Settings(store=url)) if finding.ok]
+    assert any("tables with all rights" in words for words in findings)
+    assert (contents(own), contents(other)) == before
 
 
 DEEDS: dict[str, Callable[[Store], object]] = {
