@@ -51,7 +51,7 @@ class BannerChanged:
 """,
     },
     "storage/history_file.py": {
-        "    AgentSeen,\n    Cancelled,\n": "    BannerChanged,\n",
+        "    AgentSeen,\n    Announced,\n": "    BannerChanged,\n",
         "        settings=_settings_before(now, changes),\n": (
             '        banner="" if any(isinstance(c, BannerChanged) for c in changes) else now.banner,\n'
         ),

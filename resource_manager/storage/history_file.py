@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from resource_manager.core.attained_service import Attained, with_service
 from resource_manager.core.changes import (
     AgentLost,
     AgentSeen,
+    Announced,
     Cancelled,
     Change,
     ClusterSettingsChanged,
@@ -51,6 +52,8 @@ from resource_manager.storage.base import Store
 from resource_manager.storage.draft_file import create_draft
 
 PAGE = 1000
+
+C = TypeVar("C", Announced, Released)
 
 _OF_A_LEASE = Released | Expired | MembersReleased | Preempting | Renewed | Quarantined | JobPlaced
 
@@ -120,8 +123,12 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
     """Return the history that led to `now`, undoing the changes as far as they reveal the earlier state."""
     granted = {(c.lease.lease_id, c.lease.fencing_token) for c in changes if isinstance(c, Granted)}
     queued = {c.request.lease_id for c in changes if isinstance(c, Queued)}
+    lives: defaultdict[int, list[Change]] = defaultdict(list)
+    for change in changes:
+        if isinstance(change, _OF_A_LEASE):
+            lives[change.fencing_token].append(change)
     leases = tuple(
-        _lease_before(lease, changes)
+        _lease_before(lease, lives[lease.fencing_token])
         for lease in now.leases
         if (lease.lease_id, lease.fencing_token) not in granted
     )
@@ -151,13 +158,20 @@ def before_changes(now: Snapshot, changes: list[Change]) -> History:
         silent=_silent_before(now, changes),
         closed_gpus=_closed_gpus_before(now, changes),
         cleaning=_cleaning_before(now, changes),
-        failed_starts=tuple(entry for entry in now.failed_starts if entry not in changes),
+        failed_starts=_not_among(now.failed_starts, changes, Released),
         runtimes=_runtimes_before(now, leases, changes),
         attained=_attained_before(now, leases, changes),
-        announced=tuple(entry for entry in now.announced if entry not in changes),
+        announced=_not_among(now.announced, changes, Announced),
         at_risk={} if any(isinstance(c, DeadlineRisk) for c in changes) else now.at_risk,
     )
     return History(before, tuple(kept), forgotten)
+
+
+def _not_among(entries: tuple[C, ...], changes: Iterable[Change], kind: type[C]) -> tuple[C, ...]:
+    """Return the entries that none of the changes of that kind is."""
+    names = {entry.lease_id for entry in entries}
+    known = [change for change in changes if isinstance(change, kind) and change.lease_id in names]
+    return tuple(entry for entry in entries if entry not in known)
 
 
 def _runtimes_before(
@@ -200,18 +214,17 @@ def _settings_before(now: Snapshot, changes: Iterable[Change]) -> ClusterSetting
 
 
 def _lease_before(lease: Lease, changes: Iterable[Change]) -> Lease:
-    """Return a lease without what the changes say of its life."""
+    """Return a lease without what these changes of its life say."""
     for change in changes:
-        if isinstance(change, _OF_A_LEASE) and change.fencing_token == lease.fencing_token:
-            match change:
-                case Preempting():
-                    lease = replace(lease, preempted_by="", preempt_until=math.inf)
-                case Quarantined():
-                    lease = replace(lease, quarantined=False, revoked=False)
-                case Renewed():
-                    lease = replace(lease, quarantined=False, checkpoint_at=None)
-                case JobPlaced():
-                    lease = replace(lease, places=())
+        match change:
+            case Preempting():
+                lease = replace(lease, preempted_by="", preempt_until=math.inf)
+            case Quarantined():
+                lease = replace(lease, quarantined=False, revoked=False)
+            case Renewed():
+                lease = replace(lease, quarantined=False, checkpoint_at=None)
+            case JobPlaced():
+                lease = replace(lease, places=())
     return lease
 
 

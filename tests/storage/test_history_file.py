@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from resource_manager.core.changes import AgentLost, AgentSeen, Change, Granted, Released
+from collections.abc import Iterator
+
+from resource_manager.core.changes import (
+    AgentLost,
+    AgentSeen,
+    Announced,
+    Change,
+    Granted,
+    Quarantined,
+    Released,
+    Renewed,
+)
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.models import Lease, Placement, Request
 from resource_manager.storage.history_file import before_changes
@@ -34,3 +45,38 @@ def test_a_start_that_failed_before_is_remembered_in_the_state_before() -> None:
         cluster.apply(step)
     before = before_changes(cluster.snapshot(), steps[2:]).before
     assert before.failed_starts == (steps[1],)
+
+
+class Counted(list[Change]):
+    """Changes that count how often they are gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Change]:
+        self.times += 1
+        return super().__iter__()
+
+    def __contains__(self, change: object) -> bool:
+        self.times += 1
+        return super().__contains__(change)
+
+
+def test_a_long_history_is_gone_through_as_often_for_many_leases_as_for_one() -> None:
+    """With 3,000 leases and 100,000 changes a service took 25 s to start, and for each report as long."""
+
+    def times(many: int) -> int:
+        cluster = ClusterState(nodes("a", gpus=many))
+        for number in range(many):
+            lease = Lease(Request(f"t{number}", 1), (Placement("a", (number,)),), number + 1, 1.0, 60.0)
+            cluster.apply(Granted(lease, 1.0))
+            cluster.apply(Announced(Request(f"i:d/r/{number}", 1), 1.0))
+        changes = Counted([Quarantined("t0", 1, 70.0), Renewed("t0", 1, 80.0, 140.0, 75.0)])
+        for change in list(changes):
+            cluster.apply(change)
+        changes.times = 0
+        before = before_changes(cluster.snapshot(), changes).before
+        assert [lease.checkpoint_at for lease in before.leases] == [None] * many
+        assert len(before.announced) == many
+        return changes.times
+
+    assert times(50) == times(1)
