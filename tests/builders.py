@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.teams import Teams
 from resource_manager.manager.cluster_change import ApplyOptions
 from resource_manager.manager.cluster_file.sections import ClusterDefinition
 from resource_manager.manager.manager import GPUResourceManager
+from resource_manager.manager.results import Allocation, QueueEntry, Submission
+
+if TYPE_CHECKING:
+    from werkzeug.test import TestResponse
+
+T = TypeVar("T")
 
 
 class Clock:
@@ -28,6 +35,29 @@ def node(letter: str, gpus: int = 2, cpus: int = 8) -> Node:
 
 def nodes(letters: str, gpus: int = 2, cpus: int = 8) -> tuple[Node, ...]:
     return tuple(node(letter, gpus, cpus) for letter in letters)
+
+
+def present(value: T | None) -> T:
+    assert value is not None
+    return value
+
+
+def json_of(response: TestResponse) -> Any:
+    return response.json
+
+
+def granted_lease(status: Submission | None) -> Allocation:
+    """Return the lease that was granted at once."""
+    assert status is not None
+    assert status["state"] != "WAITING", status
+    return status
+
+
+def queue_entry(status: Submission | None) -> QueueEntry:
+    """Return the request that waits in the queue."""
+    assert status is not None
+    assert status["state"] == "WAITING", status
+    return status
 
 
 def redefine(

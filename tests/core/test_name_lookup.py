@@ -17,8 +17,8 @@ from tests.builders import nodes
 RUNS = {"instance": "air", "dag_id": "my_dag", "run_id": "manual__1", "task_id": "train", "map_index": "-1"}
 
 
-def request(lease_id: str, gpus: int = 1, **labels: str) -> Request:
-    return Request(lease_id, gpus=gpus, resources={"cpus": 1}, labels=labels)
+def request(lease_id: str, **labels: str) -> Request:
+    return Request(lease_id, gpus=1, resources={"cpus": 1}, labels=labels)
 
 
 def task(run: int, map_index: int = -1, task_id: str = "train", **labels: str) -> Request:
@@ -48,7 +48,7 @@ def test_the_name_of_an_id_is_that_of_what_has_it() -> None:
 
 def test_a_lease_is_found_by_each_of_its_names() -> None:
     cluster = cluster_of(task(2, 4), held=(task(1), task(1, 3)))
-    train, mapped, pending = (*cluster.leases.values(), *cluster.pending.values())
+    (train, mapped), (pending,) = cluster.leases.values(), cluster.pending.values()
     for text in ("my_dag.train[3]", mapped.lease_id, short_id(2)):
         assert find(cluster, text) is mapped
     assert find(cluster, short_id(1)) is train

@@ -23,8 +23,8 @@ from resource_manager.core.pending import PendingRequest
 RUNS = {"instance": "air", "dag_id": "my_dag", "run_id": "manual__1", "task_id": "train", "map_index": "-1"}
 
 
-def request(lease_id: str, gpus: int = 1, **labels: str) -> Request:
-    return Request(lease_id, gpus=gpus, resources={"cpus": 1}, labels=labels)
+def request(lease_id: str, **labels: str) -> Request:
+    return Request(lease_id, gpus=1, resources={"cpus": 1}, labels=labels)
 
 
 def task(run: int, map_index: int = -1, task_id: str = "train", **labels: str) -> Request:

@@ -63,7 +63,9 @@ def reason(
 ) -> tuple[str, str]:
     before = cluster.snapshot()
     refusal = refusals_of(
-        cluster, [request], SchedulingPass(FIRST_FIT, order, 10.0, window and recovering(window), limits)
+        cluster,
+        [request],
+        SchedulingPass(FIRST_FIT, order, 10.0, recovering(window) if window else None, limits),
     )[request.lease_id]
     assert cluster.snapshot() == before
     assert str(refusal_of(refusal)) == detail_of(refusal)

@@ -61,9 +61,7 @@ def open_client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
             yield lambda: store
         elif request.param == "variable":
             url, variables = request.getfixturevalue("embedded_redis").limited_url(), Variables()
-            yield lambda: stack.enter_context(
-                closing(VariableStore(variables, RedisClient.from_url(url)))  # type: ignore[type-var]
-            )
+            yield lambda: stack.enter_context(closing(VariableStore(variables, RedisClient.from_url(url))))
         elif request.param == "airflow":
             settings = Settings(redis_url=request.getfixturevalue("embedded_redis").fresh_url())
             url = f"airflow://contract_{uuid.uuid4().hex}"

@@ -18,7 +18,7 @@ def dump_of_redis(url: str) -> Callable[[], None]:
     address, _, query = url.partition("?")
     pattern = f"{{{parse_qs(query)['namespace'][0]}}}:*"
     with closing(redis.Redis.from_url(address)) as client:
-        taken = {key: client.dump(key) for key in client.scan_iter(pattern)}
+        taken = {key: client.dump(key) or b"" for key in client.scan_iter(pattern)}
 
     def bring_back() -> None:
         with closing(redis.Redis.from_url(address)) as client:

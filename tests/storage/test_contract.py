@@ -116,6 +116,10 @@ def commit(
     store.tidy_up(cluster)
 
 
+def commit_all(store: Store, cluster: ClusterState, *changes: Change) -> None:
+    commit(store, cluster, lambda now: list(changes))
+
+
 def test_an_empty_store_has_no_state(open_client: OpenStore) -> None:
     store = open_client()
     assert store.refresh(None) is None
@@ -293,7 +297,8 @@ def test_a_quarantined_lease_that_is_renewed_is_active_again(open_client: OpenSt
     store = open_client()
     mine = started(store)
     now = store.now()
-    changes = [granted(mine, "t", now), Quarantined("t", 1, now), Renewed("t", 1, now, now + 900)]
+    granting = granted(mine, "t", now)
+    changes: list[Change] = [granting, Quarantined("t", 1, now), Renewed("t", 1, now, now + 900)]
     for version, change in enumerate(changes):
         store.commit(version, [change], now=store.now())
         (lease,) = fresh(open_client()).leases
@@ -316,7 +321,7 @@ def test_the_places_of_jobs_and_a_revocation_are_read_back(open_client: OpenStor
         Granted(Lease(Request("gang", 1), (Placement("gpu-server-0", (3,)),), 2, 6.0, 1e12), 6.0),
     ]
     for step in steps:
-        commit(store, mine, lambda now, step=step: [step])
+        commit_all(store, mine, step)
         assert fresh(open_client()) == normal(mine.snapshot())
     (rest,) = mine.remainders.values()
     assert (rest.places, rest.revoked) == (places[1:], False)
@@ -621,8 +626,9 @@ def test_after_a_restore_nothing_is_granted_until_its_time(open_client: OpenStor
     mine = started(store)
     add(store, mine, "a")
     restored(store, replace(mine.snapshot(), version=100), 1, suspended_until=store.now() + 1.5)
-    mine = other.refresh(None)
-    assert mine is not None
+    restored_one = other.refresh(None)
+    assert restored_one is not None
+    mine = restored_one
     assert other.suspension.until > other.now()
     with pytest.raises(StateUnconfirmedError) as refusal:
         commit(other, mine, lambda now: [granted(mine, "b", now)])
@@ -732,13 +738,8 @@ def test_the_state_keeps_the_runtime_of_a_long_run_and_of_a_dag_s_task(open_clie
             ]
 
         commit(store, cluster, grants)
-        commit(
-            store,
-            cluster,
-            lambda now, request=request: [
-                Released(request.lease_id, cluster.last_fencing_token, now, "SUCCESS")
-            ],
-        )
+        over = Released(request.lease_id, cluster.last_fencing_token, store.now(), "SUCCESS")
+        commit_all(store, cluster, over)
     assert cluster.runtimes.runs.keys() == {"/d/t"}
     assert fresh(open_client()).runtimes == cluster.runtimes.runs
 
@@ -787,7 +788,8 @@ def test_a_process_that_opens_late_orders_the_queue_as_an_early_one(open_client:
     commit(store, early, lambda now: [Granted(Lease(greedy, (placement,), 1, now - 86_400.0), now)])
     commit(store, early, lambda now: [Released("greedy", 1, now, "FAILED")])
     for sequence, request in enumerate((greedy, Request("small", 2)), start=1):
-        commit(store, early, lambda now, asked=(request, sequence): [Queued(asked[0], now, asked[1], now)])
+        now = store.now()
+        commit_all(store, early, Queued(request, now, sequence, now))
     late = open_client().refresh(None)
     assert late is not None
     for cluster in (early, late):
@@ -823,7 +825,7 @@ def test_a_jump_of_the_clock_suspends_what_waits_for_owners_for_all(open_client:
         with pytest.raises(StateUnconfirmedError, match="clock jumped back by 3600 s, seen") as caught:
             other.commit(theirs.version, [change], now=now)
         assert caught.value.clock_jump_s == -3600.0
-    goes_on = [
+    goes_on: list[Change] = [
         Renewed("a", tokens["a"], now, now + 60),
         Released("b", tokens["b"], now),
         Quarantined("c", tokens["c"], now, revoked=True),
@@ -949,8 +951,8 @@ def test_where_jobs_did_not_start_is_known_to_every_replica_until_it_is_over(ope
     for token, (at, node) in enumerate(ends, start=1):
         lease = Lease(Request("t", 1), (Placement(node, (2,)),), token, at - 1, 1e12)
         why = 'host "b":\nrefused'
-        steps = [Granted(lease, at - 1), Released("t", token, at, "FAILED", reason=why, failed_nodes=(node,))]
-        commit(store, mine, lambda now, steps=steps: list(steps))
+        over = Released("t", token, at, "FAILED", reason=why, failed_nodes=(node,))
+        commit_all(store, mine, Granted(lease, at - 1), over)
         found = fresh(open_client())
         assert found == normal(mine.snapshot())
         known.append(tuple(entry.at for entry in found.failed_starts))
@@ -987,7 +989,7 @@ def test_a_silent_server_is_closed_for_every_replica_until_its_agent_reports_or_
         (Resumed("gpu-server-0", 80.0), (), False),
     ]
     for step, silent, is_watched in steps:
-        commit(store, mine, lambda now, step=step: [step])
+        commit_all(store, mine, step)
         found = fresh(open_client())
         assert found == normal(mine.snapshot())
         assert (found.silent, bool(found.watched)) == (silent, is_watched)
@@ -1010,7 +1012,7 @@ def test_what_members_of_a_gang_held_is_cleaned_by_every_replica(open_client: Op
     ]
     held = []
     for step in steps:
-        commit(store, mine, lambda now, step=step: [step])
+        commit_all(store, mine, step)
         held.append(mine.node("gpu-server-0").gpu_free[2])
         assert fresh(open_client()).cleaning == mine.snapshot().cleaning
     assert held == [1000, 200, 200, 200]
@@ -1038,7 +1040,7 @@ def test_the_preemption_of_a_lease_ends_with_its_members_and_is_not_its_successo
         Granted(Lease(request, again, 2, 5.0, 1e12), 5.0),
     ]
     for step in steps:
-        commit(store, mine, lambda now, step=step: [step])
+        commit_all(store, mine, step)
         assert fresh(open_client()) == normal(mine.snapshot())
     assert mine.leases["gang"].preempted_by == ""
     assert mine.preempting == set()
@@ -1050,11 +1052,11 @@ def test_what_teams_used_goes_with_their_rules(open_client: OpenStore) -> None:
     vision, nlp = Team("vision", 4), Team("nlp", 4)
     used: list[set[str]] = []
     for teams in (Teams((vision, nlp)), Teams((nlp,)), Teams((vision,)), Teams()):
-        commit(store, mine, lambda now, teams=teams: [TeamsChanged(teams, now)])
+        commit_all(store, mine, TeamsChanged(teams, store.now()))
         if not used:
             lease = granted(mine, "t", began := store.now() - 60.0).lease
             lease = replace(lease, request=replace(lease.request, team="vision"))
-            commit(store, mine, lambda now, lease=lease, at=began: [Granted(lease, at)])
+            commit_all(store, mine, Granted(lease, began))
             commit(store, mine, lambda now: [Released("t", 1, now)])
         found = fresh(open_client())
         assert found == normal(mine.snapshot())

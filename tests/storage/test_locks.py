@@ -48,8 +48,8 @@ def claims(request: pytest.FixtureRequest) -> Iterator[Claims]:
             yield Claims(lambda: SqlLock(database), lambda: one(database.row(count)) + len(line.waiters))
     else:
         with closing(RedisClient.from_url(request.getfixturevalue(request.param).fresh_url())) as client:
-            line = client.key("lock:waiters")
-            yield Claims(lambda: RedisLock(client), lambda: client.driver.llen(line))
+            waiters = client.key("lock:waiters")
+            yield Claims(lambda: RedisLock(client), lambda: client.driver.llen(waiters))
 
 
 def one(row: Any) -> int:
@@ -167,7 +167,7 @@ def test_waiters_that_gave_up_do_not_delay_the_others(claims: Claims) -> None:
     gave_up = [make_lock() for _ in range(9)]
     assert not any(lock.acquire(0.01) for lock in gave_up)
     got = threading.Event()
-    thread = threading.Thread(target=lambda: patient.acquire(30) and got.set())
+    thread = threading.Thread(target=lambda: got.set() if patient.acquire(30) else None)
     thread.start()
     wait_for(claims.pending)
     holder.release()

@@ -127,8 +127,11 @@ def test_the_outcome_decides_what_an_unmeasured_lease_was(outcome: str, category
 
 
 def test_measured_time_is_split_unless_it_was_lost() -> None:
-    changes = [Granted(lease(1, 0), 0.0), Granted(lease(2, 1), 0.0), Released("task-2", 2, HOUR_S, "FAILED")]
-    row = hours(list(changes), HOUR_S, measures={1: Measure(0.25, 0.5), 2: Measure(0.5, 0.25)})
+    row = hours(
+        [Granted(lease(1, 0), 0.0), Granted(lease(2, 1), 0.0), Released("task-2", 2, HOUR_S, "FAILED")],
+        HOUR_S,
+        measures={1: Measure(0.25, 0.5), 2: Measure(0.5, 0.25)},
+    )
     assert parts(row) == {"used": 0.25, "idle": 0.75, "failed": 1.0}
     assert row.energy_kwh == pytest.approx(0.75)
 

@@ -565,7 +565,7 @@ def test_whatever_happens_members_are_whole_ports_unique_and_capacity_kept(
     for step, request in enumerate(requests * 2):
         made: list[Change] = []
         held = [*cluster.leases.values(), *cluster.remainders.values()]
-        if held and data.draw(st.booleans()):
+        if bool(held) and data.draw(st.booleans()):
             lease = data.draw(st.sampled_from(held))
             ranks = data.draw(st.sets(st.sampled_from([rank for rank, _ in lease.ranked]), min_size=1))
             made = lease_steps.release_members(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -62,7 +64,7 @@ def clusters(draw: st.DrawFn) -> Shared:
     return shared
 
 
-def step(shared: Shared, draw: st.DrawFn, number: int) -> None:
+def step(shared: Shared, draw: Callable[[st.SearchStrategy[Any]], Any], number: int) -> None:
     """Do something that may happen to a cluster."""
     leases = sorted(shared.state.leases)
     match draw(st.integers(0, 7)):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resource_manager.core.changes import Announced, Cancelled, Queued, Withdrawn
+from resource_manager.core.changes import Announced, Cancelled, Change, Queued, Withdrawn
 from resource_manager.core.cluster import ClusterState
 from resource_manager.core.cluster_settings import ClusterSettings
 from resource_manager.core.models import Node, Request
@@ -77,9 +77,9 @@ class Running:
             )
         self.now = time
 
-    def _apply(self, changes: list[object]) -> None:
+    def _apply(self, changes: list[Change]) -> None:
         for change in changes:
-            self.state.apply(change)  # type: ignore[arg-type]
+            self.state.apply(change)
         for task_id, lease in self.state.leases.items():
             if task_id not in self.started:
                 self.started[task_id] = self.now
@@ -374,7 +374,7 @@ class TestOrdersThatAreKept:
         for number in range(data.draw(st.integers(1, 12))):
             now += data.draw(st.sampled_from([0.0, 0.3, 5_000.0, -0.2, -7_000.0]))
             pending = sorted(cluster.pending)
-            if pending and data.draw(st.booleans()):
+            if bool(pending) and data.draw(st.booleans()):
                 with cluster.trial():
                     cluster.apply(Cancelled(data.draw(st.sampled_from(pending)), now))
                 cluster.apply(Cancelled(data.draw(st.sampled_from(pending)), now))

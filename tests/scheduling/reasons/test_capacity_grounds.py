@@ -12,7 +12,7 @@ from resource_manager.core.models import Gpu, Node, Request, Spread
 from resource_manager.core.refusal import RefusalKind
 from resource_manager.core.server_facts import NoAddress
 from resource_manager.manager.refusal_wording import detail_of
-from resource_manager.scheduling import allocator
+from resource_manager.scheduling.placement.gang_slots import could_start
 from resource_manager.scheduling.placement.policies import POLICIES
 from resource_manager.scheduling.queue.orders import get_order
 from resource_manager.scheduling.reasons.capacity_grounds import never_fits, no_capacity
@@ -51,7 +51,7 @@ def test_a_gang_that_never_fits_is_refused_in_the_users_words(asked: dict[str, A
     refusal = never_fits(cluster, request)
     assert refusal is not None
     assert (refusal.kind, detail_of(refusal)) == (RefusalKind.NEVER_FITS, said)
-    assert not allocator.could_start(cluster, request)
+    assert not could_start(cluster, request)
 
 
 def test_servers_without_an_address_are_named() -> None:

@@ -86,6 +86,7 @@ def no_variables() -> Iterator[None]:
     from airflow import settings
     from sqlalchemy import text as sql
 
+    assert settings.engine is not None
     with settings.engine.begin() as connection:
         connection.execute(sql("ALTER TABLE variable RENAME TO elsewhere"))
     yield

@@ -68,7 +68,7 @@ def test_a_real_task_allocates_and_releases(
     folder.mkdir()
     script = shutil.copy(HERE / "inside_airflow.py", folder)
     output = run(
-        [sys.executable, script],
+        [sys.executable, str(script)],
         {**airflow_environment, "GPU_MANAGER_REDIS_URL": embedded_redis.fresh_url()},
     )
     seen = json.loads(output.rpartition("SEEN ")[2])

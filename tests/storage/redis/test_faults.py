@@ -40,6 +40,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
 from resource_manager.storage import RedisStore, open_store
 from resource_manager.storage.redis.client import RedisClient
+from tests.builders import queue_entry
 from tests.faults.proxy import Proxy
 from tests.redis_server import EMBEDDED, RedisServer
 from tests.storage.walk import add, add_in_child, first_state, granted, started
@@ -152,7 +153,7 @@ def test_a_manager_renews_and_releases_during_the_recovery_window(own_redis: Red
         own_redis.start()
         assert manager.renew("a", fencing_token=held["fencing_token"])["state"] == "RUNNING"
         assert manager.allocate_resources("b", 2, 2) is None
-        waits = manager.submit("c", 2, 2)
+        waits = queue_entry(manager.submit("c", 2, 2))
         assert (waits["state"], waits["kind"]) == ("WAITING", "recovering")
         with GPUResourceManager.from_url(
             own_redis.url, confirmation_window_s=3.0
@@ -354,7 +355,8 @@ def test_an_ended_lease_leaves_no_field_behind(url: str, embedded_redis: RedisSe
     def fields() -> set[tuple[bytes, bytes]]:
         hashes = [key for key in redis.scan_iter(f"{keys}*") if redis.type(key) == b"hash"]
         kept = b"attained:"  # what jobs computed: of the last ones, and bounded
-        return {(key, field) for key in hashes for field in redis.hkeys(key) if not field.startswith(kept)}
+        names = ((key, os.fsencode(field)) for key in hashes for field in redis.hkeys(key))
+        return {(key, field) for key, field in names if not field.startswith(kept)}
 
     before: set[tuple[bytes, bytes]] | None = None
     for number, ranks in enumerate(((0, 1), (0,), (0, 1))):
@@ -386,7 +388,7 @@ def test_an_inventory_is_written_once_and_read_once(url: str, embedded_redis: Re
     meta = RedisClient.from_url(url).key("meta")
 
     def written_at() -> int:
-        return int(embedded_redis.client().hget(meta, "inventory_version"))
+        return int(embedded_redis.client().hget(meta, "inventory_version") or b"")
 
     first = written_at()
     add(store, cluster, "a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def start(lock: RedisLock, timeout_s: float = 10.0) -> tuple[threading.Thread, l
 
 def lives_s(client: RedisClient) -> dict[str, float]:
     """Return the remaining time to live of each key of the lock, by the end of its name; below 0: none."""
-    keys = [key.decode() for key in client.driver.keys(client.key("lock") + "*")]
+    keys = [os.fsdecode(key) for key in client.driver.keys(client.key("lock") + "*")]
     return {key.rpartition(":")[2]: client.driver.pttl(key) / 1000 for key in keys}
 
 
@@ -67,7 +68,7 @@ def test_a_held_lock_has_a_time_to_live(client: RedisClient) -> None:
     assert lock.acquire(1)
     assert LOCK_TTL_S - 5 < lives_s(client)["lock"] <= LOCK_TTL_S
     assert LOCK_TTL_S - 5 < lock.remaining_s <= LOCK_TTL_S
-    assert client.driver.get(client.key("lock")).decode() == lock.token
+    assert client.driver.get(client.key("lock")) == lock.token.encode()
     lock.release()
     assert lock.remaining_s == 0
     assert lives_s(client).keys() == {"server"}
@@ -257,7 +258,7 @@ def test_dead_waiters_are_skipped(client: RedisClient) -> None:
     assert holder.acquire(1)
     client.driver.rpush(client.key("lock:waiters"), *(f"dead-{number}" for number in range(9)))
     got = threading.Event()
-    thread = threading.Thread(target=lambda: patient.acquire(30) and got.set())
+    thread = threading.Thread(target=lambda: got.set() if patient.acquire(30) else None)
     thread.start()
     wait_for(lambda: client.driver.llen(client.key("lock:waiters")) == 10)
     holder.release()
@@ -272,7 +273,7 @@ def test_a_waiter_that_dies_at_its_hand_off_costs_its_claim_time(client: RedisCl
     client.driver.rpush(client.key("lock:waiters"), "dead")
     client.driver.set(client.key("lock:alive:dead"), 1, px=60_000)
     got = threading.Event()
-    thread = threading.Thread(target=lambda: patient.acquire(30) and got.set())
+    thread = threading.Thread(target=lambda: got.set() if patient.acquire(30) else None)
     thread.start()
     wait_for(lambda: client.driver.llen(client.key("lock:waiters")) == 2)
     begin = time.monotonic()
@@ -324,7 +325,7 @@ class Held:
 @pytest.fixture
 def renewals() -> Iterator[_Renewals]:
     renewals = _Renewals()
-    renewals.IDLE_ROUNDS = 3  # type: ignore[misc]
+    renewals.IDLE_ROUNDS = 3
     yield renewals
     for lock in list(renewals._held):
         renewals.forget(lock)

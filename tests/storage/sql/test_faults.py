@@ -8,6 +8,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
@@ -41,11 +42,13 @@ from resource_manager.storage.sql import sqlite
 from resource_manager.storage.sql.database import Database
 from resource_manager.storage.sql.dialect import Connection
 from resource_manager.storage.sql.store import SqlStore
+from tests.builders import granted_lease
 from tests.eventually import wait_for
 from tests.faults.proxy import Proxy
 from tests.small_disk import small_disk_at
 from tests.sql_servers import DATABASES, MariaDB, MySQL, Postgres, SqlServer
 from tests.storage import test_contract
+from tests.storage.conftest import OpenStore
 from tests.storage.sql.servers import PgBouncer, Standby
 from tests.storage.test_contract import fresh
 from tests.storage.walk import add, add_in_child, granted, started
@@ -164,7 +167,7 @@ def test_the_outcome_of_a_commit_without_an_answer_is_known_at_the_next_call(
     assert lease is not None, "it was written before its answer was lost"
     again = manager.allocate_resources("unknown", 2, 2)
     assert again is not None
-    assert again["fencing_token"] == lease["fencing_token"] == 2
+    assert again["fencing_token"] == granted_lease(lease)["fencing_token"] == 2
     assert len(manager.leases()) == 2
 
 
@@ -246,7 +249,7 @@ def pgbouncer(postgresql: Postgres) -> Iterator[PgBouncer]:
     pooler.stop()
 
 
-def opener(stack: ExitStack, url: str):  # type: ignore[no-untyped-def]
+def opener(stack: ExitStack, url: str) -> OpenStore:
     def open_client() -> Store:
         return stack.enter_context(closing(open_store(url)))
 
@@ -420,7 +423,7 @@ def test_a_wrong_password(postgresql: Postgres) -> None:
 def execute(url: str, *statements: str) -> None:
     with closing(Database(url)) as database:
         for statement in statements:
-            database.run(lambda connection, statement=statement: database.execute(connection, statement))
+            database.run(partial(database.execute, statement=statement))
 
 
 def test_a_forked_child_uses_the_store_of_its_parent(url: str, stack: ExitStack) -> None:

@@ -114,6 +114,7 @@ def test_a_commit_hands_the_lock_to_the_next_thread_which_may_commit(
 ) -> None:
     first, second = clients.open(), clients.open()
     lock = first.lock()
+    assert isinstance(lock, TimedLock)
     assert lock.acquire(5)
     following = clients.wait(second, "second")
     monkeypatch.setattr(following, "renew", lambda: None)  # which its process does within a second
