@@ -27,6 +27,8 @@ from demo.timeline import Holding, draw, holdings, live_view
 from resource_manager import GPUResourceManager, ResourceManagerError
 from resource_manager.cli.tables import usage
 from resource_manager.manager.answer_words import name_in_words, ranges
+from resource_manager.manager.cluster_results import ServerSummary
+from resource_manager.manager.results import Allocation, QueueEntry
 from resource_manager.storage.history_file import collect, write_file
 
 DAG_ID = "train_digits"
@@ -245,7 +247,7 @@ class _Progress:
         self._shown: dict[str, str] = {}
 
     def lines(
-        self, servers: list[dict[str, Any]], leases: list[dict[str, Any]], queue: list[dict[str, Any]]
+        self, servers: list[ServerSummary], leases: list[Allocation], queue: list[QueueEntry]
     ) -> Iterator[str]:
         """Yield the changes since the last call."""
         now = {

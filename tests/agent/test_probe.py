@@ -440,7 +440,8 @@ def test_jobs_are_found_by_their_lock_their_environment_and_their_registration(
         for process in (marked, registered):
             process.kill()
             process.wait()
-        registered.stdout.close()
+        if registered.stdout is not None:
+            registered.stdout.close()
         for key in keys[:2]:
             launcher.stop(key, 0.0)
 

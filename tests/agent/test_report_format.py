@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from resource_manager.agent import probe
-from resource_manager.agent.report_format import MAX_GPUS_OF_SERVER, ReportError, check_report, read_report
+from resource_manager.agent.report_format import ReportError, check_report, read_report
 from resource_manager.core.identifiers import UNPRINTABLE
+from resource_manager.manager.cluster_file.servers import MAX_GPUS_OF_SERVER
 
 Report = dict[str, Any]
 

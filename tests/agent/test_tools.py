@@ -171,11 +171,11 @@ AMD_PROCESS = [
 
 @pytest.mark.parametrize("since_rocm_7", [False, True])
 def test_amd_smi(since_rocm_7: bool) -> None:
-    texts = [
+    static, metric, processes = (
         json.dumps({"gpu_data": part} if since_rocm_7 else part)
         for part in (AMD_STATIC, AMD_METRIC, AMD_PROCESS)
-    ]
-    driver, (first, second) = probe.read_amd_smi(*texts, process)
+    )
+    driver, (first, second) = probe.read_amd_smi(static, metric, processes, process)
     assert driver == "6.8.5"
     assert known(first) == {
         "index": 0,

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from resource_manager import GPUResourceManager
 from resource_manager.cli import attended, by_agent, main, session
+from resource_manager.cli.session import say
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.models import JobPlace
 from resource_manager.errors import NewerFormatError, StoreUnavailableError
@@ -29,6 +30,7 @@ from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit.asking import asked_by
 from resource_manager.manager.use_results import IdleWarning
+from tests.builders import present
 from tests.cli.programs import MARK, begun, environment_of, left_of, manager_of, piped
 from tests.cli.targets import holding
 from tests.eventually import wait_for
@@ -311,7 +313,8 @@ def test_a_lease_is_renewed_while_its_command_is_about_to_begin(
 
         def slow(*given: Any) -> Any:
             [before] = manager.leases()
-            wait_for(lambda: manager.leases()[0]["expires_at"] > before["expires_at"])
+            ends_at = present(before["expires_at"])
+            wait_for(lambda: present(manager.leases()[0]["expires_at"]) > ends_at)
             renewed.append(step)
             return act(*given)
 
@@ -394,7 +397,7 @@ def test_a_shell_whose_gpus_compute_nothing_is_told_once_before_they_are_release
     manager = SimpleNamespace(gpus=lambda servers: [{"gpus": [{"leases": [found]}]}])
     monkeypatch.setattr(attended, "LOOK_AT_GPUS_EVERY_S", 0.0)
     here = SimpleNamespace(_owns=True, _gpus_seen_at=0.0, _server="a", _lease={"task_id": "t"})
-    here._idle = IdleWarning(attended.say)
+    here._idle = IdleWarning(say)
     for _ in range(2):
         attended.Attended._look_at_gpus(here, manager)  # type: ignore[arg-type]
     said = "gpu-manager: its GPUs compute nothing: unless they do, they are released in 300 s\n"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from resource_manager.cli.signals import Interrupted, Signals
 from resource_manager.cli.target import Target
 from resource_manager.jobs.reconcile import Action, ActionKind, Reconciliation
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.rest import client
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import persistence_of, standalone
 from tests.cli.targets import Run
@@ -56,7 +56,7 @@ def test_a_deadline_at_risk_is_said_in_queue_explain_and_history(
     run: Run, manager: GPUResourceManager
 ) -> None:
     for server in manager.servers():
-        manager.allocate(f"nightly_{server['server_id']}", server["total_gpus"], expected_runtime=7200)
+        manager.allocate(f"nightly_{server['server_id']}", int(server["total_gpus"]), expected_runtime=7200)
     asked = ("--gpus", "8", "--expected-runtime", "1h", "--deadline", "90min")
     assert run("submit", "report", *asked).exit_code == 0
     manager.check_deadlines()
@@ -429,7 +429,7 @@ def test_a_service_that_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         servers.append(server)
 
-    monkeypatch.setattr(client.time, "sleep", start_late)
+    monkeypatch.setattr(time, "sleep", start_late)
     assert parsed(CliRunner().invoke(main, ["--url", f"http://127.0.0.1:{port}", "status", "--json"]))
     assert len(servers) == 1
     service.watch.close()

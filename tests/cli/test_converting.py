@@ -6,6 +6,7 @@ import re
 import stat
 import warnings
 from textwrap import dedent
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -258,7 +259,7 @@ def test_three_hundred_tasks_in_the_shapes_of_airflows_examples_are_converted_an
         assert (done.exit_code, answer["converted"], answer["unconverted"]) == (1, 300, 3)
         assert run(tmp_path, "--pool", "gpu=1", "--json").stdout.count('"converted": 0') == 2
         assert without_pools(dag.read_text()) == without_pools(before)
-        module = {}
+        module: dict[str, Any] = {}
         exec(compile(dag.read_text(), "dag.py", "exec"), module)
     found = module["dag"]
     leased = [task for task in found.tasks if hasattr(task, "gpu_demand")]

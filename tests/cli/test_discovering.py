@@ -162,7 +162,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Iterator
         server.start()
     yield made
     for server in made.servers:
-        if server.process.poll() is None:
+        if server.process is not None and server.process.poll() is None:
             server.stop()
 
 
@@ -343,7 +343,8 @@ def test_a_probe_after_login_takes_little_time(servers: Servers, monkeypatch: py
     _, user, _, key = servers.login
     server = SSHPython(servers.hosts[3], user=user, key_file=key)
     server.run("pass", 30.0)  # the login
-    nothing, whole = [], []
+    nothing: list[float] = []
+    whole: list[float] = []
     for text, taken in [("pass", nothing), (program(), whole)] * 10:
         begun = time.monotonic()
         answer = server.run(text, 30.0)

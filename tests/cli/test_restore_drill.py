@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -92,7 +93,7 @@ def lose_sqlite(path: Path) -> None:
 
 
 @pytest.fixture(params=["embedded_redis", "postgresql", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Callable[[], None]]:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Callable[[], object]]:
     """Return the URL of a store and what loses it."""
     if request.param == "sqlite":
         path = tmp_path / "state.db"
@@ -100,7 +101,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Callable
     server = request.getfixturevalue(request.param)
     url = server.fresh_url()
     if isinstance(server, Postgres):
-        return url, lambda: server.psql("DROP SCHEMA gpu_manager CASCADE") and None
+        return url, lambda: server.psql("DROP SCHEMA gpu_manager CASCADE")
     return url, lambda: lose_redis(url)
 
 
@@ -161,7 +162,7 @@ def test_the_drill_of_the_page_leaves_no_gpu_with_two_processes(
     ledger, stop = tmp_path / "ledger", tmp_path / "stop"
 
     with ExitStack() as stack:
-        cluster = {"lease_ttl_s": TTL_S, "confirmation_window_s": TTL_S}
+        cluster: dict[str, Any] = {"lease_ttl_s": TTL_S, "confirmation_window_s": TTL_S}
         with GPUResourceManager.from_url(url, inventory=SERVERS, **cluster):
             pass
         for number in range(OWNERS):

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,10 @@ def test_a_call_is_made_after_those_before_it_and_its_error_is_the_waiter_s(sign
     made: list[int] = []
     calls = Calls(signals)
     for number in range(20):
-        calls.begin(lambda number=number: made.append(number))
+        calls.begin(partial(made.append, number))
+    nothing: dict[str, int] = {}
     with pytest.raises(KeyError, match="it"):
-        signals.result(calls.begin(lambda: {}["it"]))
+        signals.result(calls.begin(lambda: nothing["it"]))
     assert made == list(range(20))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def manager() -> GPUResourceManager:
     clock.now += HOUR_S
     manager.release("failing", outcome="FAILED", reason="exit code 3")
     task = {"instance": "here", "dag_id": "d", "run_id": "r", "task_id": "train", "map_index": "-1"}
-    of_kim = {"owner": "kim", "team": "vision", "expected_runtime": 2 * HOUR_S}
+    of_kim: dict[str, Any] = {"owner": "kim", "team": "vision", "expected_runtime": 2 * HOUR_S}
     manager.submit("train", 4, server="gpu-b", labels=task, **of_kim)
     for server in ("gpu-a", "gpu-c"):
         manager.submit(f"on-{server}", 7, server=server, team="nlp")

@@ -13,6 +13,7 @@ from resource_manager.agent.report_format import read_report
 from resource_manager.core.models import Gpu, Node
 from resource_manager.fleet.receiving import ReportReceiver
 from tests.agent.reporting import as_text, gpu, process, report, server, uuid
+from tests.builders import granted_lease
 from tests.cli.targets import Run
 
 NODES = [server(gpus=4), Node("gpu-b", 1, {"cpus": 8}, (Gpu(0),))]
@@ -24,7 +25,9 @@ TASK = {"dag_id": "my_dag", "run_id": "run", "task_id": "train"}
 def manager() -> Iterator[GPUResourceManager]:
     """One server with a busy, an idle, a rogue and a lost GPU, and one that reports nothing."""
     with GPUResourceManager.from_url("memory://", inventory=NODES) as manager:
-        busy = manager.submit("here:dag/run/train", 1, server="gpu-a", team="vision", labels=TASK)
+        busy = granted_lease(
+            manager.submit("here:dag/run/train", 1, server="gpu-a", team="vision", labels=TASK)
+        )
         manager.submit("hand:1f2e", 1, gpu_milli=250, server="gpu-a", owner="ada", idle_after=1e-6)
         mine = process(78, lease_id="here:dag/run/train", lease_source="environment", job=None)
         assert busy["gpu_uuids"] == [uuid(0)]

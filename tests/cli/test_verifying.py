@@ -12,6 +12,7 @@ import pytest
 from resource_manager import GPUResourceManager
 from resource_manager.core.changes import GpuClosed
 from resource_manager.core.models import Gpu, Node
+from tests.builders import granted_lease
 from tests.cli.targets import Run, running_on
 from tests.nvml.standin import State, gpu, library, mig, state, uuid_of
 
@@ -61,7 +62,7 @@ def test_a_lost_gpu_and_a_new_one_are_named_and_then_adopted(
         f"{HERE}: different: missing: {uuid_of(0)} (GPU 0); not in the inventory: {uuid_of(7)} (GPU 1); "
         "GPU 1 is now 0\n",
     )
-    lease = manager.submit("t", 1, server=HERE)
+    lease = granted_lease(manager.submit("t", 1, server=HERE))
     refused = run("adopt", HERE)
     assert (refused.exit_code, refused.stderr) == (
         1,
@@ -72,7 +73,7 @@ def test_a_lost_gpu_and_a_new_one_are_named_and_then_adopted(
     assert (adopted.exit_code, adopted.stdout) == (0, f"{HERE}: 2 GPUs adopted\n")
     assert run("verify", HERE).exit_code == 0
     assert [found["uuid"] for found in manager.server(HERE)["gpus"]] == [uuid_of(1), uuid_of(7)]
-    assert manager.submit("u", 2, server=HERE)["gpu_uuids"] == [uuid_of(1), uuid_of(7)]
+    assert granted_lease(manager.submit("u", 2, server=HERE))["gpu_uuids"] == [uuid_of(1), uuid_of(7)]
     assert manager.server("other")["gpus"][0]["uuid"] == "GPU-other"
 
 

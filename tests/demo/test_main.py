@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from demo import __main__ as demo
 from demo import compose
-from demo.stack import AirflowApi, Stack
+from demo.stack import AirflowApi, Stack, StackError
 from resource_manager import GPUResourceManager
 from resource_manager.manager.answer_words import name_in_words
 
@@ -42,10 +42,10 @@ def test_an_error_while_the_stack_runs_leaves_no_folder(tmp_path: Path) -> None:
 def test_a_stack_that_does_not_start_keeps_its_folder_with_the_logs(tmp_path: Path) -> None:
     @contextmanager
     def fails() -> Iterator[None]:
-        raise demo.StackError("Redis did not start")
+        raise StackError("Redis did not start")
         yield
 
-    with pytest.raises(demo.StackError), demo.in_folder(tmp_path, fails()):
+    with pytest.raises(StackError), demo.in_folder(tmp_path, fails()):
         pass
     assert tmp_path.exists()
 

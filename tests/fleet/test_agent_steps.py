@@ -19,6 +19,7 @@ from resource_manager.fleet.server_use import use_of
 from resource_manager.jobs.launchers import directory_job, job_key
 from resource_manager.jobs.launchers.walls import CHECK, program_of
 from tests.agent.reporting import as_text, gpu, report
+from tests.builders import granted_lease
 from tests.eventually import wait_for
 
 STEPS = ("granted", "placed", "offered", "started", "seen", "ended", "told", "forgotten")
@@ -187,6 +188,6 @@ def test_a_job_is_ended_whose_terminal_has_not_renewed_its_lease(world: World, t
     wait_for(started.exists)
     wait_for(lambda: clock() > lease["expires_at"])
     world.manager.expire_and_schedule()
-    assert world.manager.status_of("t")["quarantined"]
+    assert granted_lease(world.manager.status_of("t"))["quarantined"]
     world.poll()
     wait_for(lambda: world.state(key) == "absent")

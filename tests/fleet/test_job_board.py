@@ -20,7 +20,7 @@ from resource_manager.storage.backup import read_backup, restore, write_backup
 from resource_manager.storage.jobs import JobRow, job_name
 from resource_manager.storage.once import digest
 from tests.agent.reporting import as_text, gpu, process, report, uuid
-from tests.builders import Clock
+from tests.builders import Clock, granted_lease
 
 PLACE = {"machine": "gpu-a/1", "folder": "/jobs", "mark": "m", "user": "train"}
 JOB = {"command": ["python", "train.py"], "env": {"A": "b"}}
@@ -144,7 +144,7 @@ def test_the_end_of_a_job_releases_its_lease_with_the_result(fleet: Fleet) -> No
 def test_the_walls_that_a_job_got_are_in_its_lease(fleet: Fleet) -> None:
     for name in ("gpu-a", "gpu-b"):
         fleet.report(name=name)
-    token = fleet.manager.submit("t", 0, 8, nodes=2, job=JOB)["fencing_token"]
+    token = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job=JOB))["fencing_token"]
     first, second = (job_key("t", token, rank) for rank in (0, 1))
     fleet.wanted()
 
@@ -189,7 +189,7 @@ def test_the_end_of_a_job_its_clean_gpu_and_the_next_grant_are_one_commit(
 ) -> None:
     fleet = Fleet((Gpu(0, "A100", uuid=uuid(0)),))
     fleet.report()
-    token = fleet.manager.submit("t", 1, 8, job=JOB, server="gpu-a")["fencing_token"]
+    token = granted_lease(fleet.manager.submit("t", 1, 8, job=JOB, server="gpu-a"))["fencing_token"]
     key = job_key("t", token)
     computes = gpu(0, processes=[process(job=key, lease_id="t", lease_source="environment")])
     for _ in range(3):
@@ -254,7 +254,7 @@ def test_the_agent_of_a_job_that_a_restore_left_without_a_lease_is_told_at_once(
 def test_a_job_that_did_not_start_waits_again_elsewhere(fleet: Fleet) -> None:
     fleet.report()
     fleet.report(name="gpu-b")
-    token = fleet.manager.submit("t", 0, 8, job=JOB, prefer_server="gpu-a")["fencing_token"]
+    token = granted_lease(fleet.manager.submit("t", 0, 8, job=JOB, prefer_server="gpu-a"))["fencing_token"]
     fleet.wanted()
     why = {"refusal": "NotStartedError", "error": "/jobs cannot be written: disk full"}
     fleet.report(run(job_key("t", token), "absent", **why))
@@ -357,7 +357,7 @@ def test_an_order_about_the_job_of_no_lease_is_refused(fleet: Fleet) -> None:
 def test_an_order_does_not_choose_its_walls(want: str) -> None:
     fleet = Fleet(confine="must")
     fleet.report()
-    token = fleet.manager.submit("t", 0, 8, owner="ada", server="gpu-a")["fencing_token"]
+    token = granted_lease(fleet.manager.submit("t", 0, 8, owner="ada", server="gpu-a"))["fencing_token"]
     spec = {
         "command": ["id"],
         "environment": {},
@@ -410,8 +410,10 @@ def test_a_job_whose_variables_are_no_table_is_refused(fleet: Fleet, env: object
 def test_what_is_left_of_a_gang_is_ended_and_keeps_no_other_job_back(fleet: Fleet) -> None:
     fleet.report()
     fleet.report(name="gpu-b")
-    gang = fleet.manager.submit("gang", 0, 8, job=JOB, owner="ada", nodes=2)["fencing_token"]
-    token = fleet.manager.submit("t", 0, 8, job=JOB, owner="bob", server="gpu-b")["fencing_token"]
+    gang = granted_lease(fleet.manager.submit("gang", 0, 8, job=JOB, owner="ada", nodes=2))["fencing_token"]
+    token = granted_lease(fleet.manager.submit("t", 0, 8, job=JOB, owner="bob", server="gpu-b"))[
+        "fencing_token"
+    ]
     fleet.report()
     fleet.report(name="gpu-b")
     fleet.manager.release_members("gang", [0], fencing_token=gang, job_end="ended")
@@ -424,7 +426,7 @@ def test_what_is_left_of_a_gang_is_ended_and_keeps_no_other_job_back(fleet: Flee
 def test_the_end_of_a_gang_is_that_of_the_member_that_failed_first(fleet: Fleet) -> None:
     for name in ("gpu-a", "gpu-b"):
         fleet.report(name=name)
-    token = fleet.manager.submit("t", 0, 8, nodes=2, job=JOB)["fencing_token"]
+    token = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job=JOB))["fencing_token"]
     first, second = (job_key("t", token, rank) for rank in (0, 1))
     assert [fleet.wanted("gpu-a"), fleet.wanted("gpu-b")] == [{first: "run"}, {second: "run"}]
     fleet.report(run(first), name="gpu-a")
@@ -443,7 +445,7 @@ def test_rank_0_of_a_gang_that_starts_its_workers_first_is_offered_once_they_hav
     for name in ("gpu-a", "gpu-b"):
         fleet.report(name=name)
     order = {"startup_order": "workers_first"}
-    lease = fleet.manager.submit("t", 0, 8, nodes=2, job=JOB, labels=order)
+    lease = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job=JOB, labels=order))
     first, second = (job_key("t", lease["fencing_token"], rank) for rank in (0, 1))
     assert [fleet.wanted("gpu-a"), fleet.wanted("gpu-b")] == [{}, {second: "run"}]
     before = fleet.board.doorbell.mark("gpu-a")
@@ -485,7 +487,7 @@ def test_a_lying_agent_ends_only_what_is_its_own_and_now(fleet: Fleet) -> None:
 def test_a_job_that_is_said_to_have_ended_and_goes_on_closes_its_gpu() -> None:
     fleet = Fleet((Gpu(0, "A100", uuid=uuid(0)),))
     fleet.report()
-    token = fleet.manager.submit("t", 1, 8, job=JOB, server="gpu-a")["fencing_token"]
+    token = granted_lease(fleet.manager.submit("t", 1, 8, job=JOB, server="gpu-a"))["fencing_token"]
     key = job_key("t", token)
     goes_on = gpu(0, processes=[process(job=key, lease_id="t", lease_source="environment")])
     fleet.report(run(key), gpus=(goes_on,))
@@ -515,7 +517,7 @@ def test_the_jobs_of_a_server_that_was_started_again_are_gone(fleet: Fleet) -> N
 def test_a_server_that_was_started_again_and_knows_nothing_starts_no_job_twice() -> None:
     fleet = Fleet((Gpu(0, "A100", uuid=uuid(0)),))
     fleet.report()
-    token = fleet.manager.submit("t", 1, 8, job=JOB, ttl=100)["fencing_token"]
+    token = granted_lease(fleet.manager.submit("t", 1, 8, job=JOB, ttl=100))["fencing_token"]
     key = job_key("t", token)
     assert fleet.wanted() == {key: "run"}
     fleet.report(run(key))
@@ -536,7 +538,7 @@ def test_a_job_goes_to_no_server_whose_agent_runs_none() -> None:
         Node("gpu-b", 1, {"cpus": 8}, (Gpu(0),), labels=RUNS_JOBS, job_user="train"),
     ]
     with GPUResourceManager.from_url("memory://", inventory=nodes) as manager:
-        assert manager.submit("t", 1, job=JOB)["server_name"] == "gpu-b"
+        assert granted_lease(manager.submit("t", 1, job=JOB))["server_name"] == "gpu-b"
         assert manager.submit("waits", 1, job=JOB)["state"] == "WAITING"
         without = r"gpu-a has no agent that runs jobs \(job_user .*\); gpu-manager run does it over ssh"
         with pytest.raises(NeverFitsError, match=without):

@@ -9,6 +9,7 @@ import pytest
 from resource_manager.core.models import Gpu, JobPlace
 from resource_manager.jobs.launchers import job_key
 from tests.agent.reporting import uuid
+from tests.builders import granted_lease
 from tests.fleet.test_job_board import JOB, PLACE, Fleet, run
 
 
@@ -79,7 +80,7 @@ def test_a_gang_of_which_one_was_told_of_a_preemption_that_is_taken_back_ends_as
     fleet = Fleet()
     for name in ("gpu-a", "gpu-b"):
         fleet.report(name=name)
-    token = fleet.manager.submit("t", 0, 8, nodes=2, job=JOB)["fencing_token"]
+    token = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job=JOB))["fencing_token"]
     first, second = (job_key("t", token, rank) for rank in (0, 1))
     for name, key in (("gpu-a", first), ("gpu-b", second)):
         fleet.report(run(key, "absent", began=None), name=name)
@@ -116,7 +117,9 @@ def test_a_stopped_job_that_left_no_end_ends_its_lease_once_nobody_renews_that(s
 def test_a_job_that_no_agent_took_in_the_time_of_its_lease_waits_again_elsewhere() -> None:
     """Its server died as it was granted: nobody else would ask for it again."""
     fleet = Fleet()
-    token = fleet.manager.submit("t", 0, 8, job=JOB, ttl=100, prefer_server="gpu-a")["fencing_token"]
+    token = granted_lease(fleet.manager.submit("t", 0, 8, job=JOB, ttl=100, prefer_server="gpu-a"))[
+        "fencing_token"
+    ]
     fleet.clock.now += 101
     fleet.manager.expire_and_schedule()
     [lease] = fleet.manager.leases()
@@ -161,7 +164,9 @@ def test_a_gang_that_was_half_stopped_by_somebody_who_died_ends() -> None:
     fleet = Fleet()
     for name in ("gpu-a", "gpu-b"):
         fleet.report(name=name)
-    token = fleet.manager.submit("t", 0, 8, nodes=2, job={"command": ["train"]})["fencing_token"]
+    token = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job={"command": ["train"]}))[
+        "fencing_token"
+    ]
     key = job_key("t", token, 0)
     for name in ("gpu-a", "gpu-b"):
         fleet.report(name=name)
@@ -189,7 +194,7 @@ def test_a_gang_of_which_one_server_lost_its_disk_ends_although_the_other_tells_
     fleet = Fleet((Gpu(0, "A100", uuid=uuid(0)),))
     for name in ("gpu-a", "gpu-b"):
         fleet.report(name=name)
-    lease = fleet.manager.submit("t", 0, 8, nodes=2, ttl=100, job={"command": ["train"]})
+    lease = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, ttl=100, job={"command": ["train"]}))
     first, second = (job_key("t", lease["fencing_token"], rank) for rank in (0, 1))
     servers = dict(zip((member["server_name"] for member in lease["members"]), (first, second), strict=True))
     for name in servers:
@@ -198,7 +203,7 @@ def test_a_gang_of_which_one_server_lost_its_disk_ends_although_the_other_tells_
         fleet.report(run(key), name=name)
     quarantine(fleet)
     for uptime_s in (5.0, 6.0):
-        again = {"boot_id": "boot-2", "uptime_s": uptime_s}
+        again: dict[str, Any] = {"boot_id": "boot-2", "uptime_s": uptime_s}
         fleet.report(run(servers["gpu-a"], "finished", exit_code=0), **again)
         fleet.report(name="gpu-b", **again)
     assert fleet.manager.leases() == []
@@ -213,7 +218,7 @@ def test_a_gang_that_lost_a_server_for_good_is_no_success_although_the_other_mem
     fleet = Fleet()
     for name in ("gpu-a", "gpu-b"):
         fleet.report(name=name)
-    token = fleet.manager.submit("t", 0, 8, nodes=2, job=JOB)["fencing_token"]
+    token = granted_lease(fleet.manager.submit("t", 0, 8, nodes=2, job=JOB))["fencing_token"]
     first, second = (job_key("t", token, rank) for rank in (0, 1))
     for _ in range(2):
         fleet.report(run(first), name="gpu-a")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from resource_manager import GPUResourceManager
@@ -36,18 +38,14 @@ def test_a_lease_is_idle_from_when_it_computes_nothing() -> None:
         sample(0)
         manager.read_reports_by(REPORTS)
         found = manager.report(since=7200.0)["total"]
-    assert (found["granted"], found["used"], found["idle"]) == (
-        pytest.approx(2.0),
-        pytest.approx(1.5),
-        pytest.approx(0.5),
-    )
+    assert (found["granted"], found["used"], found["idle"]) == pytest.approx((2.0, 1.5, 0.5))
 
 
 def test_what_was_measured_outlives_the_lease_and_its_report() -> None:
     service = Service(server(gpus=3))
     mine = [process(7, lease_id="t", lease_source="environment", job=None)]
 
-    def sample(used: int, wh: float, **more: object) -> None:
+    def sample(used: int, wh: float, **more: Any) -> None:
         both = [gpu(0, utilization_percent=used, processes=mine, energy_mj=int(wh * 3.6e6))]
         both += [gpu(1, processes=mine, power_w=360.0), gpu(2, utilization_percent=90, power_w=100.0)]
         service.report(*both, **more)

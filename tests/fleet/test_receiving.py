@@ -12,11 +12,11 @@ from resource_manager.core.changes import AgentLost, Change, Quarantined
 from resource_manager.core.models import Gpu, Node
 from resource_manager.core.names import short_id
 from resource_manager.errors import UnknownNodeError
-from resource_manager.fleet.receiving import ReportReceiver
+from resource_manager.fleet.receiving import ReportAnswer, ReportReceiver
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.settings import Settings
 from tests.agent.reporting import as_text, gpu, process, report, server, uuid
-from tests.builders import Clock
+from tests.builders import Clock, granted_lease
 
 
 class Service:
@@ -42,11 +42,11 @@ class Service:
         self.clock.now += seconds % 5
         return lost
 
-    def report(self, *gpus: dict[str, Any], after_s: float = 10.0, **known: Any) -> dict[str, Any]:
+    def report(self, *gpus: dict[str, Any], after_s: float = 10.0, **known: Any) -> ReportAnswer:
         self.clock.now += after_s
         return self.send(report(self.clock.now, *gpus, **known))
 
-    def send(self, value: dict[str, Any]) -> dict[str, Any]:
+    def send(self, value: dict[str, Any]) -> ReportAnswer:
         self.manager.read(lambda cluster, now: None)  # a test is faster than the age that a replica may have
         text = as_text(value)
         return self.receiver.receive(read_report(text))
@@ -208,7 +208,7 @@ def test_a_silent_server_takes_no_new_leases_until_its_agent_reports(pair: Servi
     pair.manager.release_resources("t")
     pair.report(gpu(0), gpu(1))
     assert pair.server["silent_since"] is None
-    assert pair.manager.status_of("v")["server_name"] == "gpu-a"  # type: ignore[index]
+    assert granted_lease(pair.manager.status_of("v"))["server_name"] == "gpu-a"
     assert pair.kinds[-4:] == ["agentseen", "gpucleaned", "gpucleaned", "granted"]
 
 

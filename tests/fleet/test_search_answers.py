@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from resource_manager.core.refusal import RefusalKind
+from resource_manager.fleet.receiving import ReportAnswer
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.storage.backup import read_backup, restore, write_backup
 from tests.agent.reporting import gpu, process, report
@@ -36,7 +37,7 @@ class Restored(Fleet):
         self.manager.release("next")
         return None
 
-    def look(self, name: str, *keys: str, **more: Any) -> dict[str, Any]:
+    def look(self, name: str, *keys: str, **more: Any) -> ReportAnswer:
         return self.see(name, *keys, **more)
 
 
@@ -72,7 +73,8 @@ def test_jobs_that_the_state_knows_keep_no_server_closed(fleet: Restored) -> Non
 def test_a_process_on_a_gpu_with_the_mark_of_an_unknown_lease_keeps_its_server_closed(
     fleet: Restored, mark: str
 ) -> None:
-    marked = process(**{mark: fleet.lost}, lease_source="environment")
+    unknown: dict[str, Any] = {mark: fleet.lost}
+    marked = process(**unknown, lease_source="environment")
     fleet.look("gpu-b", gpus=(gpu(8, processes=[marked]), gpu(9)))
     assert fleet.refusal("gpu-b")
 

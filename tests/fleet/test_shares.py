@@ -32,6 +32,7 @@ from resource_manager.rest.observability.gpu_metrics import GpuGauges
 from resource_manager.rest.state_follower import StateFollower
 from tests.agent import mps_control
 from tests.agent.reporting import gpu, process, server, uuid
+from tests.builders import granted_lease
 from tests.fleet.test_receiving import Service
 
 
@@ -44,7 +45,8 @@ class Agent:
         self.wanted: Any = None
 
     def round(self, *gpus: dict[str, Any]) -> Any:
-        answer = self.service.report(*(gpus or (gpu(0), gpu(1))), **mps.keep(self.wanted))
+        daemons: dict[str, Any] = mps.keep(self.wanted)
+        answer = self.service.report(*(gpus or (gpu(0), gpu(1))), **daemons)
         self.wanted = answer.get("mps")
         return self.wanted["uuids"]
 
@@ -112,12 +114,12 @@ def test_explain_and_the_lease_say_if_a_part_is_enforced(agent: Agent) -> None:
     plain = Service(server()).manager
     answer = plain.explain("t", 1, gpu_milli=500)
     assert answer["sharing"] == "accounted, not enforced: no MPS daemon is kept on gpu-a"
-    lease = plain.submit("t", 1, gpu_milli=500)
+    lease = granted_lease(plain.submit("t", 1, gpu_milli=500))
     assert lease["members"][0]["mps_folder"] == ""
 
 
 def test_a_job_gets_the_pipes_of_its_gpu_s_daemon_and_a_container_none(agent: Agent) -> None:
-    lease = agent.manager.submit("t", 1, gpu_milli=500)
+    lease = granted_lease(agent.manager.submit("t", 1, gpu_milli=500))
     job = job_of(lease, "k", ["true"])
     folder = lease["members"][0]["mps_folder"]
     assert folder.endswith(f"/{uuid(0)}")

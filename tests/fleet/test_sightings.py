@@ -8,6 +8,7 @@ import pytest
 
 from resource_manager.core.changes import JobEnd, Quarantined
 from resource_manager.core.models import Gpu, JobPlace, Node
+from resource_manager.fleet.receiving import ReportAnswer
 from tests.agent.reporting import gpu, process, uuid
 from tests.fleet.test_receiving import Service
 
@@ -40,7 +41,7 @@ class Fleet(Service):
 
     def see(
         self, name: str = "gpu-a", *keys: str, complete: bool | None = True, after_s: float = 5.0, **more: Any
-    ) -> dict[str, Any]:
+    ) -> ReportAnswer:
         """Send a report of the server with these jobs, or without a list if `complete` is None."""
         first = 0 if name == "gpu-a" else 8
         machine = MACHINE if name == "gpu-a" else MACHINE.replace("host-a", "host-b")
@@ -89,7 +90,7 @@ def test_the_service_asks_for_jobs_until_one_was_seen_and_while_its_lease_waits_
 def test_jobs_are_listed_every_five_seconds_while_reports_come_faster() -> None:
     fleet = Fleet()
     fleet.manager.submit("next", 2, 1, server="gpu-a")
-    asked = []
+    asked: list[Any] = []
     for _ in range(22):
         answer = fleet.see("gpu-a", complete=True if asked and asked[-1] else None, after_s=0.5)
         asked.append(answer.get("jobs", False))

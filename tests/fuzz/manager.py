@@ -224,7 +224,8 @@ def read_url(data: bytes, folder: Path) -> object:
     url = data.decode("utf-8", "surrogateescape")
     redact(url)
     if url.startswith("http"):
-        return ServiceClient(url).close()
+        ServiceClient(url).close()
+        return None
     with closing(RedisClient.from_url(url)) as client:
         return client.key("meta")
 

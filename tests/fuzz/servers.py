@@ -81,16 +81,15 @@ def process(pid: int, memory_mib: int | None) -> dict[str, Any]:
 
 
 def read_amd(text: str) -> tuple[str | None, list[probe.Gpu]]:
-    parts = text.split("\0")
-    parts += ["[]"] * (3 - len(parts))
-    return probe.read_amd_smi(*parts[:3], process)
+    static, metric, processes = [*text.split("\0"), "[]", "[]"][:3]
+    return probe.read_amd_smi(static, metric, processes, process)
 
 
 def read_nvidia(text: str) -> tuple[str | None, list[probe.Gpu]]:
     """The texts of nvidia-smi, apart at NUL, as a report that is then checked."""
-    parts = [*text.split("\0"), "", "", ""][:4]
+    gpus_csv, apps, rows, listed = [*text.split("\0"), "", "", ""][:4]
     names = f"{probe.NVIDIA_FIELDS},{probe.NEWER_NVIDIA_FIELDS}".split(",")
-    driver, gpus = probe.read_nvidia_smi(names, *parts[:3], lambda: parts[3], probe.process_of)
+    driver, gpus = probe.read_nvidia_smi(names, gpus_csv, apps, rows, lambda: listed, probe.process_of)
     check_report(json.loads(json.dumps(probe.server_report("nvidia-smi", driver, gpus))))
     return driver, gpus
 
@@ -111,7 +110,7 @@ def read_ssh(data: bytes, folder: Path) -> object:
     return status.status("k"), logs.logs("k"), prepare.prepare(Job("k", ("true",)))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Answering:
     """Server that gives one answer."""
 

@@ -10,6 +10,7 @@ import pytest
 
 from resource_manager import GPUResourceManager, MemoryStore, Settings
 from resource_manager.core import announced as limits
+from resource_manager.core.models import Lease
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.serializers import coming_in_words
 from tests.builders import Clock
@@ -67,7 +68,9 @@ def test_a_demand_is_announced_once_and_holds_nothing(manager: GPUResourceManage
     assert [announce(manager, "train") for _ in range(2)] == [True, True]
     assert names(manager) == ["etl.train"]
     assert [change["change"] for change in manager.history(what="announce")] == ["announced"]
-    assert manager.allocate("all", gpus=8).fencing_token == 1
+    granted = manager.allocate("all", gpus=8)
+    assert isinstance(granted, Lease)
+    assert granted.fencing_token == 1
 
 
 def test_it_is_served_once_its_task_asks_at_once_or_in_the_queue(manager: GPUResourceManager) -> None:

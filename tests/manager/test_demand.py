@@ -21,7 +21,7 @@ from resource_manager.errors import InvalidRequestError
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.demand import Demand
 from resource_manager.manager.requests import build_request, checked, gpu_range
-from tests.builders import nodes, redefine
+from tests.builders import granted_lease, nodes, redefine
 from tests.redis_server import RedisServer
 
 BUILT_IN = default_inventory()
@@ -85,7 +85,7 @@ class TestRange:
     def test_it_is_computed_once_for_an_inventory(self) -> None:
         looked: list[str] = []
 
-        class Counted(tuple):  # type: ignore[type-arg]
+        class Counted(tuple):
             def __len__(self) -> int:
                 looked.append("")
                 return super().__len__()
@@ -110,8 +110,8 @@ class TestRange:
         command = [sys.executable, "-m", "resource_manager.cli", "--store", url, "apply", "--yes"]
         subprocess.run([*command, str(servers)], check=True, timeout=60)
         with worker, GPUResourceManager.from_url(url) as late:
-            assert worker.submit("t", 1)["gpu_ids"] == [0]
-            assert late.submit("u", 1, prefer_server="box")["gpu_ids"] == [1]
+            assert granted_lease(worker.submit("t", 1))["gpu_ids"] == [0]
+            assert granted_lease(late.submit("u", 1, prefer_server="box"))["gpu_ids"] == [1]
             assert "between 1 and 4 (the largest server has 4), got 5" in refusal(late, "submit", "v", 5)
 
 
@@ -183,7 +183,7 @@ class TestMessages:
     def test_the_advised_gpu_fraction_is_granted(self, manager: GPUResourceManager) -> None:
         assert refusal(manager, "submit", "t", 0.5).endswith("gpus=1, gpu_milli=500")
         assert manager.submit("t", gpus=1, gpu_milli=500)["gpu_milli"] == 500
-        assert manager.submit("u", gpu_milli=500)["gpu_ids"] == [0], "one GPU is meant"
+        assert granted_lease(manager.submit("u", gpu_milli=500))["gpu_ids"] == [0], "one GPU is meant"
         assert refusal(manager, "submit", "v", 0, gpu_milli=500).endswith("gpus=1, got gpus=0")
 
     @pytest.mark.parametrize(
@@ -211,16 +211,16 @@ class TestMessages:
         assert refusal(manager, "submit", "t", 2, required_gpus=4) == (
             "gpus is 2, and required_gpus is 4: give one of them"
         )
-        assert manager.submit("t", 2, required_gpus=2, required_cpus=3)["cpu_count"] == 3
+        assert granted_lease(manager.submit("t", 2, required_gpus=2, required_cpus=3))["cpu_count"] == 3
 
     def test_cpus_default_to_one(self, manager: GPUResourceManager) -> None:
-        assert manager.submit("t", 2)["cpu_count"] == 1
+        assert granted_lease(manager.submit("t", 2))["cpu_count"] == 1
         assert refusal(manager, "submit", "u") == "gpus is missing"
 
     def test_zero_gpus_only_if_the_settings_allow_it(self, manager: GPUResourceManager) -> None:
         assert "must be between" in refusal(manager, "submit", "t", 0)
         with GPUResourceManager.from_url("memory://", min_gpus=0) as other:
-            assert other.submit("t", 0)["gpu_ids"] == []
+            assert granted_lease(other.submit("t", 0))["gpu_ids"] == []
 
     def test_a_server_is_given_by_name_or_number_also_as_text(self) -> None:
         inventory = (*nodes("abc"), Node("1", 7, {"cpus": 8}, (Gpu(0),)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -29,14 +29,14 @@ from resource_manager.manager.refusal_wording import Refusal, lock_busy
 from resource_manager.manager.server_views import summary
 from resource_manager.scheduling.allocator import check
 from resource_manager.storage.codec import snapshot_from_dict
-from tests.builders import Clock, redefine
+from tests.builders import Clock, granted_lease, queue_entry, redefine
 
 
 @pytest.fixture
-def make(clock: Clock) -> Iterator[Callable[..., GPUResourceManager]]:
-    def build(cluster: dict[str, object] | None = None, **settings: object) -> GPUResourceManager:
+def make(clock: Clock) -> Callable[..., GPUResourceManager]:
+    def build(cluster: dict[str, object] | None = None, **settings: Any) -> GPUResourceManager:
         return GPUResourceManager(
-            Settings(store="memory://", **settings),  # type: ignore[arg-type]
+            Settings(store="memory://", **settings),
             cluster=cluster,
             store=MemoryStore(clock=clock),
         )
@@ -110,18 +110,19 @@ class TestAppendixC:
 
     def test_concurrent_allocation(self, manager: GPUResourceManager) -> None:
         results = []
+        barrier = threading.Barrier(10)
 
         def allocate() -> None:
+            barrier.wait()
             results.append(manager.allocate_resources(f"concurrent_{threading.get_ident()}", 2, 16))
 
-        barrier = threading.Barrier(10)
-        threads = [threading.Thread(target=lambda: (barrier.wait(), allocate())) for _ in range(10)]
+        threads = [threading.Thread(target=allocate) for _ in range(10)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert sum(result is not None for result in results) == 10
-        held = [(r["server_id"], gpu) for r in results for gpu in r["gpu_ids"]]
+        held = [(r["server_id"], gpu) for r in map(granted_lease, results) for gpu in r["gpu_ids"]]
         assert len(held) == len(set(held)) == 20
 
 
@@ -258,14 +259,14 @@ class TestLeases:
             def commit(self, version: int, changes: Sequence[Change], **options: Any) -> None:
                 super().commit(version, changes, **options)
                 if any(isinstance(change, Renewed) for change in changes):
-                    other = GPUResourceManager(manager.settings, store=self)
+                    other = GPUResourceManager(renewing.settings, store=self)
                     assert other.release_resources("a")
                     assert other.allocate_resources("a", 2, 8)
 
-        manager = GPUResourceManager(Settings(store="memory://"), store=Followed())
-        first = manager.allocate_resources("a", 2, 8)
+        renewing = GPUResourceManager(Settings(store="memory://"), store=Followed())
+        first = renewing.allocate_resources("a", 2, 8)
         assert first is not None
-        assert manager.renew("a")["fencing_token"] == first["fencing_token"]
+        assert renewing.renew("a")["fencing_token"] == first["fencing_token"]
 
     def test_any_change_expires_leases_that_are_due(self, manager: GPUResourceManager, clock: Clock) -> None:
         for i in range(4):
@@ -320,14 +321,14 @@ class TestQueue:
     def test_freed_capacity_is_granted_in_queue_order(self, manager: GPUResourceManager) -> None:
         for i in range(4):
             assert manager.submit(f"run{i}", 8, 8)["state"] == "RUNNING"
-        assert manager.submit("big", 8, 8)["position"] == 1
-        pending = manager.submit("small", 2, 8)
+        assert queue_entry(manager.submit("big", 8, 8))["position"] == 1
+        pending = queue_entry(manager.submit("small", 2, 8))
         assert (pending["state"], pending["position"]) == ("WAITING", 2)
         assert manager.release_resources("run2", outcome="SUCCESS")
-        big = manager.status_of("big")
+        big = granted_lease(manager.status_of("big"))
         assert big is not None
         assert (big["state"], big["server_id"]) == ("RUNNING", 2)
-        small = manager.status_of("small")
+        small = queue_entry(manager.status_of("small"))
         assert small is not None
         assert small["position"] == 1
         audit(manager)
@@ -373,7 +374,7 @@ class TestQueue:
         assert manager.submit("pinned", 2, 8, server=1)["state"] == "WAITING"
         assert manager.submit("free", 2, 8)["state"] == "RUNNING"
         manager.resume(1)
-        status = manager.status_of("pinned")
+        status = granted_lease(manager.status_of("pinned"))
         assert status is not None
         assert status["server_id"] == 1
 
@@ -409,9 +410,9 @@ class TestValuesThatCouldNotBeReadBack:
         version = manager.get_resource_summary()["version"]
         field = name.removesuffix("_s")
         with pytest.raises(InvalidRequestError, match=field):
-            manager.submit("t", 1 if name == "gpu_milli" else 2, 1, **{field: value})  # type: ignore[misc]
+            manager.submit("t", 1 if name == "gpu_milli" else 2, 1, **{field: value})
         with pytest.raises(InvalidRequestError, match=name):
-            manager.allocate_batch([Request("t", gpus=1, **{name: value})])
+            manager.try_allocate_batch([Request("t", gpus=1, **{name: value})])
         assert manager.get_resource_summary()["version"] == version
 
     @pytest.mark.parametrize(
@@ -421,7 +422,7 @@ class TestValuesThatCouldNotBeReadBack:
         self, manager: GPUResourceManager, name: str, value: Any
     ) -> None:
         with pytest.raises(InvalidRequestError, match=name):
-            manager.allocate_batch([Request("t", gpus=2, expected_runtime_s=60.0, **{name: value})])
+            manager.try_allocate_batch([Request("t", gpus=2, expected_runtime_s=60.0, **{name: value})])
 
     def test_numbers_of_other_types_become_plain_ones(self, manager: GPUResourceManager) -> None:
         class Urgency(IntEnum):
@@ -561,7 +562,7 @@ class TestRefusals:
         assert manager.allocate_resources("b", 2, 1) is None
         answer = manager.explain("b", 2, 1)
         assert (answer["kind"], answer["reason"]) == ("behind_queue", said)
-        status = manager.submit("b", 2, 1)
+        status = queue_entry(manager.submit("b", 2, 1))
         assert (status["kind"], status["reason"], status["position"]) == ("behind_queue", said, 2)
         assert manager.queue()[1]["reason"] == said
         assert manager.allocate("b", 2, 1) == refused, "it is pending already"
@@ -614,7 +615,7 @@ class TestRefusals:
         )
         assert manager.allocate_resources("t", 2, 1) is None
         assert manager.explain("t", 2, 1)["kind"] == "recovering"
-        status = manager.submit("t", 2, 1)
+        status = queue_entry(manager.submit("t", 2, 1))
         assert (status["state"], status["kind"]) == ("WAITING", "recovering")
         start = manager.queue()[0]["estimated_start"]["at"]
         assert start == pytest.approx(clock.now + 48.0, abs=5), "not before grants resume"

@@ -219,7 +219,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 def run(machine: type[ManagerMachine], examples: int) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         machine,
         settings=settings(
             max_examples=examples,

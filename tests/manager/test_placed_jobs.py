@@ -21,7 +21,7 @@ from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.tokens import Role, create
 from resource_manager.storage.memory import MemoryStore
-from tests.builders import Clock
+from tests.builders import Clock, granted_lease, json_of
 from tests.cli.targets import holding
 
 PLACE = JobPlace("ssh", "gpu-a:22", "gpu_ssh", "0123 gpu-a", "/home/ada/.gpu-manager/jobs", "f00d", "ada")
@@ -64,7 +64,7 @@ def command(manager: GPUResourceManager, *words: str) -> Any:
 
 def placed(manager: GPUResourceManager, task_id: str = "t", ttl: float = 60) -> int:
     """Return the fencing token of a lease of all GPUs of a server, whose job was placed."""
-    token = manager.submit(task_id, 2, owner="ada", ttl=ttl)["fencing_token"]
+    token = granted_lease(manager.submit(task_id, 2, owner="ada", ttl=ttl))["fencing_token"]
     manager.place_job(task_id, [PLACE], fencing_token=token)
     return int(token)
 
@@ -177,7 +177,7 @@ def test_an_unknown_job_end_is_refused(way: Any) -> None:
 
 
 def test_members_of_a_gang_with_a_job_end_only_with_its_end(way: Any, manager: GPUResourceManager) -> None:
-    token = manager.submit("g", 2, nodes=2)["fencing_token"]
+    token = granted_lease(manager.submit("g", 2, nodes=2))["fencing_token"]
     manager.place_job("g", [PLACE, PLACE], fencing_token=token)
     with pytest.raises(JobPlacedError):
         way.release_members("g", [0], fencing_token=token)
@@ -192,7 +192,7 @@ def test_members_of_a_gang_with_a_job_end_only_with_its_end(way: Any, manager: G
 def test_an_operator_s_word_about_members_of_a_gang_is_in_the_history(
     way: Any, manager: GPUResourceManager
 ) -> None:
-    token = manager.submit("g", 2, nodes=2)["fencing_token"]
+    token = granted_lease(manager.submit("g", 2, nodes=2))["fencing_token"]
     manager.place_job("g", [PLACE, PLACE], fencing_token=token)
     with pytest.raises(InvalidRequestError, match="reason"):
         way.release_members("g", [0], fencing_token=token, job_end="gone")
@@ -202,7 +202,7 @@ def test_an_operator_s_word_about_members_of_a_gang_is_in_the_history(
 
 
 def test_the_command_line_believes_an_operator_about_a_member_of_a_gang(manager: GPUResourceManager) -> None:
-    token = manager.submit("g", 2, nodes=2)["fencing_token"]
+    token = granted_lease(manager.submit("g", 2, nodes=2))["fencing_token"]
     manager.place_job("g", [PLACE, PLACE], fencing_token=token)
     words = ["release", "g", "--fencing-token", str(token), "--gone", "--reason", "its server burnt"]
     assert command(manager, *words, "--rank", "0").exit_code == 0
@@ -234,12 +234,12 @@ def test_only_an_operator_s_word_counts(manager: GPUResourceManager, tmp_path: P
     placed(manager)
     body = {"task_id": "t", "job_end": "gone", "reason": "I think so"}
     answer = app.post("/api/release", json=body, headers=header)
-    assert (answer.status_code, answer.json["detail"]) == (
+    assert (answer.status_code, json_of(answer)["detail"]) == (
         403,
         "job_end gone is an operator's word that nothing runs there any more",
     )
     answer = app.post("/api/release", json={"task_id": "t"}, headers=header)
-    assert (answer.status_code, answer.json["type"]) == (409, "urn:gpu-manager:job-placed")
+    assert (answer.status_code, json_of(answer)["type"]) == (409, "urn:gpu-manager:job-placed")
     answer = app.post("/api/release", json={**body, "job_end": "ended"}, headers=header)
     assert answer.json == {"success": True, "task_id": "t", "quarantined": False}
     service.watch.close()

@@ -62,11 +62,12 @@ def test_gpus_are_named_by_their_numbers(gpu_ids: list[int], words: str) -> None
 
 def sentences(module: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield the line and the text of all strings; `{}` stands for a value of an f-string."""
-    parts = set()
+    parts: set[int] = set()
     for node in ast.walk(module):
         if isinstance(node, ast.JoinedStr):
             parts.update(map(id, node.values))
-            yield node.lineno, "".join(v.value if isinstance(v, ast.Constant) else "{}" for v in node.values)
+            values = (str(v.value) if isinstance(v, ast.Constant) else "{}" for v in node.values)
+            yield node.lineno, "".join(values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
             yield node.lineno, node.value
 

@@ -14,6 +14,7 @@ from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.manager.refusal_wording import Refusal
 from resource_manager.rest.state_follower import StateFollower
 from resource_manager.settings import Settings
+from tests.builders import queue_entry
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def asked(manager: GPUResourceManager) -> Iterator[list[bool]]:
 def test_a_pending_request_is_answered_beside_the_decisions(
     manager: GPUResourceManager, asked: list[bool]
 ) -> None:
-    found = manager.submit("next", 8)
+    found = queue_entry(manager.submit("next", 8))
     assert (found["state"], found["position"], asked) == ("WAITING", 1, [True])
 
 

@@ -7,7 +7,6 @@ from bisect import bisect_right
 import pytest
 
 from resource_manager import GPUResourceManager
-from resource_manager.core.models import Node
 from resource_manager.core.names import short_id
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.recorded_changes import names_at, newest_changes
@@ -31,7 +30,7 @@ def test_the_changes_before_a_jump_of_versions_come_after_it(jump: int) -> None:
 
 def test_changes_are_named_as_they_were_then() -> None:
     """The same task asks again after its release, which is another lease with another name."""
-    servers: list[Node] = default_inventory(1, 2, 8)
+    servers = default_inventory(1, 2, 8)
     with GPUResourceManager(store=MemoryStore(), inventory=servers) as manager:
         for _ in range(2):
             manager.submit("t", 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from resource_manager.errors import InvalidRequestError, ServerInUseError, Unkno
 from tests.builders import redefine
 
 
-def managed(**settings: object) -> GPUResourceManager:
+def managed(**settings: Any) -> GPUResourceManager:
     nodes = [
         Node("a", 0, {"cpus": 8}, (Gpu(1, uuid="GPU-1"), Gpu(0, "A100", memory_mib=100, uuid="GPU-0"))),
         Node("b", 1, {"cpus": 8}, (Gpu(0, uuid="GPU-b"),)),

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.builders import node
 
 def slurm_job(number, now, **more) -> SlurmJob:
     """Return a job that runs for an hour and has waited for one."""
-    return {
+    job: Any = {
         "source": "slurm",
         "cluster": "c",
         "conn_id": "slurm",
@@ -46,6 +47,7 @@ def slurm_job(number, now, **more) -> SlurmJob:
         "ended_at": None,
         **more,
     }
+    return job
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from resource_manager.core.models import RUNS_JOBS
 from resource_manager.errors import CorruptStateError, InvalidRequestError, SettingsError
 from resource_manager.manager import stored_jobs
 from resource_manager.manager.cluster_file.servers import default_inventory
-from resource_manager.manager.stored_jobs import StoredJobs
+from resource_manager.manager.stored_jobs import JobEnded, StoredJobs
 from resource_manager.settings import Settings
 from resource_manager.storage import MemoryStore
 from resource_manager.storage.checks import of_job_keys
@@ -25,10 +25,11 @@ from resource_manager.storage.jobs import (
     TooManyJobsError,
     job_name,
 )
+from tests.builders import granted_lease
 
 NODES = tuple(replace(node, labels=RUNS_JOBS) for node in default_inventory(1))
 JOB = {"command": ["python", "train.py"], "env": {"TOKEN": "hush"}}
-ENDED = {"exit_code": 3, "last_line": "boom", "ended_at": 12.0}
+ENDED: JobEnded = {"exit_code": 3, "last_line": "boom", "ended_at": 12.0}
 
 
 class Clock:
@@ -92,7 +93,7 @@ def test_a_repeat_of_the_request_keeps_the_job(store: MemoryStore) -> None:
 
 def test_a_job_goes_a_day_after_the_end_of_its_lease_or_request(store: MemoryStore, clock: Clock) -> None:
     manager = opened(store)
-    token = manager.submit("ends", 8, quarantine=True, job=JOB)["fencing_token"]
+    token = granted_lease(manager.submit("ends", 8, quarantine=True, job=JOB))["fencing_token"]
     for name in ("waits", "cancelled"):
         manager.submit(name, 8, job=JOB)
     clock.now += 5 * ENDED_S  # nothing ends by itself
@@ -110,10 +111,10 @@ def test_a_job_goes_a_day_after_the_end_of_its_lease_or_request(store: MemorySto
 
 def test_the_result_is_stored_by_the_release_and_known_for_a_week(store: MemoryStore, clock: Clock) -> None:
     manager = opened(store)
-    lease = manager.submit("t", 2, owner="ada", team="vision", job=JOB)
+    lease = granted_lease(manager.submit("t", 2, owner="ada", team="vision", job=JOB))
     token = lease["fencing_token"]
     assert manager.result_of("t", token) is None
-    end = {**ENDED, "last_line": "x" * 5000}
+    end: JobEnded = {**ENDED, "last_line": "x" * 5000}
     manager.release("t", fencing_token=token, outcome="FAILED", reason="late", result=end)
     found = manager.result_of("t", token)
     whose = {"owner": "ada", "team": "vision", "fencing_token": token, "jobs": []}
@@ -126,7 +127,7 @@ def test_the_result_is_stored_by_the_release_and_known_for_a_week(store: MemoryS
 
 def test_a_release_that_ends_nothing_stores_no_result(store: MemoryStore) -> None:
     manager = opened(store)
-    token = manager.submit("t", 2, job=JOB)["fencing_token"]
+    token = granted_lease(manager.submit("t", 2, job=JOB))["fencing_token"]
     manager.release("t", fencing_token=token + 1, result=ENDED)
     assert manager.result_of("t", token + 1) is None
     with pytest.raises(InvalidRequestError, match="result needs fencing_token beside it"):

@@ -11,7 +11,7 @@ from resource_manager import MemoryStore
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.manager import GPUResourceManager
 from resource_manager.settings import Settings
-from tests.builders import Clock
+from tests.builders import Clock, granted_lease
 from tests.redis_server import RedisServer
 
 
@@ -46,8 +46,8 @@ def test_a_release_wakes_the_next_holder(manager: GPUResourceManager, store: Sle
         assert store.slept_on.wait(30)
         manager.release("holder")
         found = waiting.result(30)
-    assert found is not None
-    assert (found["state"], found["gpu_ids"]) == ("RUNNING", list(range(8)))
+    lease = granted_lease(found)
+    assert (lease["state"], lease["gpu_ids"]) == ("RUNNING", list(range(8)))
 
 
 def test_a_lease_that_is_due_expires_meanwhile(

@@ -10,6 +10,7 @@ from flask.testing import FlaskClient
 from resource_manager import GPUResourceManager
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
+from tests.builders import json_of
 
 WORTH = {"utility": 16.0, "target": 7200.0, "expected_runtime": 3600.0}
 
@@ -31,10 +32,10 @@ def test_a_request_below_its_price_is_pending_and_explain_shows_the_price(priced
             priced_client.post("/api/allocate", json={**body, "prefer_server_id": server}).status_code == 200
         )
     task = {"task_id": "cheap", "required_gpus": 4, "required_cpus": 32, **WORTH}
-    answer = priced_client.post("/api/submit", json=task).json
+    answer = json_of(priced_client.post("/api/submit", json=task))
     assert answer["state"] == "WAITING"
     query = {key: value for key, value in task.items() if key != "task_id"}
-    explained = priced_client.get("/api/explain", query_string=query).json
+    explained = json_of(priced_client.get("/api/explain", query_string=query))
     assert explained["fits"]
     assert not explained["would_be_granted"]
     assert explained["admission"]["price"] == pytest.approx(10.0)
@@ -48,4 +49,4 @@ def test_a_utility_without_a_target_is_refused(priced_client: FlaskClient) -> No
     task = {"task_id": "wrong", "required_gpus": 4, "required_cpus": 32, "utility": 5.0}
     answer = priced_client.post("/api/submit", json=task)
     assert answer.status_code == 400
-    assert "target" in answer.json["detail"]
+    assert "target" in json_of(answer)["detail"]

@@ -24,13 +24,14 @@ from resource_manager.jobs.launchers.agent import AgentLauncher
 from resource_manager.jobs.launchers.directory_job import LOG_CHUNK_BYTES
 from resource_manager.jobs.running_job import RunningJob
 from resource_manager.manager.agent_jobs import note_opened
-from resource_manager.manager.stored_jobs import Question
+from resource_manager.manager.stored_jobs import JobEnded, Question
 from resource_manager.rest import tokens
 from resource_manager.rest.app import create_app
 from resource_manager.rest.assemble import Persistence, standalone
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.tokens import Role, TokenError
 from tests.agent.reporting import as_text, gpu, report
+from tests.builders import granted_lease, json_of
 from tests.eventually import wait_for
 from tests.listening import served
 
@@ -97,10 +98,10 @@ def tell(client: FlaskClient, manager: GPUResourceManager) -> None:
 def test_jobs_are_run_for_holders_of_such_a_token_only(as_: As, kept: Persistence) -> None:
     refused = as_("ada").post("/api/submit", json={**DEMAND, "job": JOB})
     assert refused.status_code == 403
-    assert "agents run no jobs for ada: gpu-manager token create ada --run-jobs" in refused.json["detail"]
+    assert "agents run no jobs for ada: gpu-manager token create ada --run-jobs" in json_of(refused)["detail"]
     assert as_("bob").post("/api/submit", json=DEMAND).status_code == 200, "without a job"
     answer = as_("eve", run_jobs=True).post("/api/submit", json={"task_id": "u", "gpus": 1, "job": JOB})
-    assert answer.json["labels"] == {"job": "stored"}
+    assert json_of(answer)["labels"] == {"job": "stored"}
     with pytest.raises(TokenError, match="a token of role reader runs no jobs"):
         tokens.create(kept.tokens, "x", Role.READER, run_jobs=True)
 
@@ -153,16 +154,16 @@ def test_output_is_for_owner_team_and_operator(
 ) -> None:
     tell(agent(as_), manager)
     body = {**DEMAND, "server": "gpu-a", "team": "vision", "job": JOB}
-    token = as_("ada", run_jobs=True).post("/api/submit", json=body).json["fencing_token"]
+    token = json_of(as_("ada", run_jobs=True).post("/api/submit", json=body))["fencing_token"]
     tell(agent(as_), manager)  # the job gets its place
     key = job_key("t", token)
     query = {"server": "gpu-a", "key": key}
     answer = as_("eve").get("/api/jobs/output", query_string=query)
-    assert (answer.status_code, answer.json["detail"]) == (
+    assert (answer.status_code, json_of(answer)["detail"]) == (
         403,
         "a job's output is for its owner, their team and operators",
     )
-    ended = {"exit_code": 0, "last_line": "", "ended_at": None}
+    ended: JobEnded = {"exit_code": 0, "last_line": "", "ended_at": None}
     monkeypatch.setattr("resource_manager.manager.agent_jobs.OUTPUT_TIMEOUT_S", 0.0)
     asked = {**query, "task_id": "t"}
     for while_it_runs in (True, False):
@@ -244,7 +245,7 @@ def test_a_lying_agent_breaks_no_reader_of_its_output(
 def test_orders_are_for_the_owner_of_the_lease(as_: As, manager: GPUResourceManager) -> None:
     tell(agent(as_), manager)
     body = {**DEMAND, "server": "gpu-a", "job": JOB}
-    token = as_("ada", run_jobs=True).post("/api/submit", json=body).json["fencing_token"]
+    token = json_of(as_("ada", run_jobs=True).post("/api/submit", json=body))["fencing_token"]
     order = {"server": "gpu-a", "key": job_key("t", token), "order": {"want": "stop"}}
     assert as_("eve", run_jobs=True).post("/api/jobs/order", json=order).status_code == 403
     assert as_("ada").post("/api/jobs/order", json=order).status_code == 403, "without --run-jobs"
@@ -270,8 +271,8 @@ def test_an_agent_runs_a_submitted_job_and_its_output_is_followed(
                 script = f"echo first; while [ ! -e {begin} ]; do sleep 0.05; done; echo last; exit 4"
                 job = {"command": ["/bin/sh", "-c", script]}
                 lease: Any = client.submit("t", 1, server="gpu-a", job=job)
-                wait_for(lambda: client.status_of("t")["job_places"])
-                [running] = RunningJob.all_of(client.status_of("t"))
+                wait_for(lambda: granted_lease(client.status_of("t"))["job_places"])
+                [running] = RunningJob.all_of(granted_lease(client.status_of("t")))
                 launcher = running.open()
                 wait_for(lambda: launcher.logs(running.key).text == "first\n")
                 begin.touch()
@@ -291,8 +292,8 @@ def test_an_agent_runs_a_submitted_job_and_its_output_is_followed(
                     assert re.fullmatch(shown, done.stdout), done
                 script = "echo u; trap 'echo saved; exit 9' TERM; while :; do sleep 0.1; done"
                 client.submit("u", 1, server="gpu-a", job={"command": ["/bin/sh", "-c", script]})
-                wait_for(lambda: client.status_of("u")["job_places"])
-                [running] = RunningJob.all_of(client.status_of("u"))
+                wait_for(lambda: granted_lease(client.status_of("u"))["job_places"])
+                [running] = RunningJob.all_of(granted_lease(client.status_of("u")))
                 wait_for(lambda: running.open().logs(running.key).text == "u\n")
                 for arguments, shown in (
                     (("stop", "u"), r"u \w+: released, its job was stopped\n"),
@@ -309,7 +310,7 @@ def test_the_job_of_another_is_unknown_and_never_taken_for_gone(
     as_: As, manager: GPUResourceManager, tmp_path: Path
 ) -> None:
     body = {**DEMAND, "server": "gpu-a", "job": JOB}
-    token = as_("ada", run_jobs=True).post("/api/submit", json=body).json["fencing_token"]
+    token = json_of(as_("ada", run_jobs=True).post("/api/submit", json=body))["fencing_token"]
     key = job_key("t", token)
     run = {"key": key, "n": "1", "want": "run", "error": None, "refusal": None, **RUNNING}
     run |= {"began": True, "last_line": "", "ended": False, "walls": ""}

@@ -19,6 +19,7 @@ from resource_manager.manager import requests
 from resource_manager.manager.demand import Demand
 from resource_manager.rest.client import ServiceClient
 from resource_manager.rest.client_errors import ServiceError, ServiceUnavailableError
+from tests.builders import granted_lease
 from tests.cli.targets import holding
 
 
@@ -35,7 +36,7 @@ def test_a_preferred_server_is_named_by_id_or_name(client: ServiceClient) -> Non
         lease = client.allocate_resources(task_id, 2, 1, server)
         assert lease is not None
         assert lease["server_id"] == int(str(server)[-1])
-    assert client.submit("c", 2, 1, "gpu-server-1")["server_id"] == 1
+    assert granted_lease(client.submit("c", 2, 1, "gpu-server-1"))["server_id"] == 1
     assert client.explain("d", 2, 1, "gpu-server-2")["server_name"] == "gpu-server-2"
     with pytest.raises(UnknownNodeError, match="'nowhere' is not in the inventory of 4 servers"):
         client.submit("e", 2, 1, "nowhere")
@@ -52,8 +53,12 @@ def test_an_airflow_itself_is_no_gpu_manager_and_the_address_of_its_plugin_is_sa
 def test_explain_sends_every_option_that_affects_the_answer(
     client: ServiceClient, manager: GPUResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    payload = {"resources": {"licences": 2, "memory_mib": 1.5}, "priority": 7, "team": "vision"}
-    expected = manager.explain("e", 2, 1, **payload)  # type: ignore[typeddict-item]
+    payload: dict[str, Any] = {
+        "resources": {"licences": 2, "memory_mib": 1.5},
+        "priority": 7,
+        "team": "vision",
+    }
+    expected = manager.explain("e", 2, 1, **payload)
     build_request = requests.build_request
     asked: list[Demand] = []
 

@@ -10,6 +10,7 @@ import pytest
 from flask.testing import FlaskClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from schemathesis.core.result import Ok
 
 from resource_manager import GPUResourceManager
 from resource_manager.rest import limits
@@ -174,6 +175,7 @@ def test_schemathesis_finds_no_server_error(
     @given(data=st.data())
     def explore(data: st.DataObject) -> None:
         for result in schema.get_all_operations():
+            assert isinstance(result, Ok)
             operation = result.ok()
             case = data.draw(operation.as_strategy())
             seen.add(operation.label)

@@ -131,7 +131,8 @@ def test_connections_that_the_loop_closes_while_they_are_held_keep_nobody_waitin
 
 
 def test_one_who_cannot_be_told_of_a_look_keeps_no_other_from_it(manager: GPUResourceManager) -> None:
-    follower, told = StateFollower(manager.store, interval_s=0.01), []
+    follower = StateFollower(manager.store, interval_s=0.01)
+    told: list[Any] = []
     follower.on_look(lambda: told[0].nowhere)
     follower.on_look(lambda: told.append(len(told)))
     follower.follow()

@@ -72,7 +72,7 @@ def test_an_agent_reports_no_other_server(agent_of: Reporting, manager: GPUResou
 @pytest.mark.parametrize("route", PROTECTED, ids=lambda route: f"{route.method} {route.path}")
 def test_an_agent_may_do_nothing_else(route: Route, agent_of: Reporting, manager: GPUResourceManager) -> None:
     path = re.sub(r"<int:\w+>", "1", route.path)
-    body = None if route.method == "GET" or route.page else {}
+    body: object = None if route.method == "GET" or route.page else {}
     answer = agent_of("gpu-a").open(path, method=route.method, json=body)
     assert answer.status_code == 403
     assert manager.history() == []

@@ -16,6 +16,7 @@ from resource_manager.rest.assemble import Persistence, standalone
 from resource_manager.rest.console import pages
 from resource_manager.rest.routing import Route
 from resource_manager.rest.tokens import Role, create
+from tests.builders import json_of
 
 ALL = [*api.routes.all, *pages.routes.all]
 HEALTH = ("/livez", "/readyz", "/healthz")
@@ -31,7 +32,7 @@ def call(client: FlaskClient, route: Route) -> int:
         response = client.open(path, method=route.method)
         response.close()
         return response.status_code
-    body = None if route.method == "GET" or route.page else {}
+    body: object = None if route.method == "GET" or route.page else {}
     return client.open(path, method=route.method, json=body).status_code
 
 
@@ -132,10 +133,10 @@ def test_wrong_and_revoked_tokens_are_refused(
         client.environ_base["HTTP_AUTHORIZATION"] = header
         refused = client.get("/api/status")
         assert refused.status_code == 401, header
-        assert "is not one of this service, or was revoked" in refused.json["detail"]
+        assert "is not one of this service, or was revoked" in json_of(refused)["detail"]
         assert refused.headers["WWW-Authenticate"] == 'Bearer error="invalid_token"'
     del client.environ_base["HTTP_AUTHORIZATION"]
-    assert "a bearer token is needed" in client.get("/api/status").json["detail"]
+    assert "a bearer token is needed" in json_of(client.get("/api/status"))["detail"]
     monkeypatch.setattr(auth, "TOKEN_CACHE_S", 0)
     for token_id in list(kept.tokens.read()):
         kept.tokens.delete(token_id)

@@ -17,6 +17,7 @@ from resource_manager.rest.assemble import Persistence, persistence_of, standalo
 from resource_manager.rest.auth import TokenAuthenticator
 from resource_manager.rest.sessions import MemorySessions
 from resource_manager.rest.tokens import Role, TokenError, TokenFile, TokenStore
+from tests.builders import json_of
 from tests.redis_server import embedded_redis
 from tests.sql_servers import DATABASES
 
@@ -134,7 +135,7 @@ def test_an_expired_token_gets_401_over_http_with_its_id(
     client = create_app(service).test_client()
     headers = {"Authorization": f"Bearer {ended}"}
     refused = client.get("/api/status", headers=headers)
-    assert (refused.status_code, ended.split("_")[1] in refused.json["detail"]) == (401, True)
+    assert (refused.status_code, ended.split("_")[1] in json_of(refused)["detail"]) == (401, True)
     assert client.get("/livez", headers=headers).status_code == 200
     page = client.post("/login", data={"token": ended})
     assert (page.status_code, "has expired" in page.get_data(as_text=True)) == (401, True)

@@ -29,6 +29,7 @@ from resource_manager.rest.limits import Limits
 from resource_manager.rest.problems import ProblemError
 from resource_manager.rest.service import Service as RestService
 from resource_manager.rest.tokens import Role
+from resource_manager.scheduling.queue.windows import place_now
 from resource_manager.scheduling.reasons import start_estimates
 from tests.builders import Clock
 from tests.eventually import wait_for
@@ -201,11 +202,10 @@ def test_the_same_request_is_looked_for_once_in_a_batch(monkeypatch: pytest.Monk
     from resource_manager.scheduling import allocator
 
     looked: list[str] = []
-    place = allocator.place_now
 
     def counting(cluster: ClusterState, request: Any, *more: Any) -> Any:
         looked.append(request.lease_id)
-        return place(cluster, request, *more)
+        return place_now(cluster, request, *more)
 
     monkeypatch.setattr(allocator, "place_now", counting)
     with GPUResourceManager.from_url("memory://") as manager:

@@ -60,14 +60,14 @@ def test_an_unprintable_name_is_refused_everywhere(
     with pytest.raises(InvalidRequestError):
         manager.cancel("t", reason=name)
     with pytest.raises(InvalidRequestError):
-        manager.allocate_batch([Request(name, 2)])
+        manager.try_allocate_batch([Request(name, 2)])
     assert manager.get_resource_summary()["version"] == before
 
 
 @pytest.mark.parametrize("name", [" ", "   ", "\u2800", " \u2800 "])
 def test_a_blank_name_is_refused(name: str, manager: GPUResourceManager, open_client: FlaskClient) -> None:
     for field in ("task_id", "team", "owner"):
-        body = {"task_id": "t", "required_gpus": 2, "required_cpus": 1, field: name}
+        body: dict[str, Any] = {"task_id": "t", "required_gpus": 2, "required_cpus": 1, field: name}
         assert open_client.post("/api/submit", json=body).status_code == 400
         with pytest.raises(InvalidRequestError, match="nothing but spaces"):
             manager.submit(**body)

@@ -14,6 +14,9 @@ import pytest
 from click.testing import CliRunner
 from flask.testing import FlaskClient
 
+from resource_manager.manager.results import Submission
+from tests.builders import granted_lease
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow warns on import
     from resource_manager.airflow import listener
@@ -200,16 +203,16 @@ def test_a_task_ends_no_lease_that_another_made_under_its_id(
     with pytest.raises(AirflowException, match=r"belongs to|was not requested by this task"):
         end_lease(mine, TASK, "ada")
     assert runs(key)
-    assert manager.status_of(TASK.lease_id)["fencing_token"] == lease["fencing_token"]  # type: ignore[index]
+    assert granted_lease(manager.status_of(TASK.lease_id))["fencing_token"] == lease["fencing_token"]
 
 
 def test_a_task_still_ends_its_own_lease_of_another_shape(
     manager: GPUResourceManager, client_of: Any, start_job: Any
 ) -> None:
     for mine in (manager, client_of("ada")):
-        first = submit(mine, demand(2), TASK)
+        first = granted_lease(submit(mine, demand(2), TASK))
         key = start_job(first)
-        second = submit(mine, demand(4), TASK)
+        second = granted_lease(submit(mine, demand(4), TASK))
         assert second["fencing_token"] > first["fencing_token"]
         assert not runs(key)
         end_lease(mine, TASK, "ada")
@@ -264,7 +267,7 @@ def test_a_cancel_between_check_and_act_removes_no_entry_of_another(
 
         return acting
 
-    def status_of(lease_id: str) -> dict[str, Any] | None:  # a service that checks with a read of its own
+    def status_of(lease_id: str) -> Submission | None:  # a service that checks with a read of its own
         found = read(lease_id)
         before_the_act(lambda: None)()
         return found

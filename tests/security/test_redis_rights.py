@@ -30,6 +30,7 @@ from resource_manager.rest.assemble import persistence_of, standalone
 from resource_manager.rest.tokens import Role
 from resource_manager.storage import checks
 from resource_manager.storage.redis.client import RIGHTS, RedisClient
+from tests.builders import json_of
 from tests.redis_server import EMBEDDED, RedisServer
 
 OLD_RIGHTS = "+@read +@write +eval +evalsha +info +time +ping"
@@ -148,7 +149,7 @@ def test_a_service_needs_no_further_rights(server: RedisServer) -> None:
             assert caller.post("/api/submit", json={**payload, "task_id": f"w{number}"}).status_code == 200
         assert caller.post("/api/renew", json={"task_id": "t"}).status_code == 200
         assert caller.post("/api/release", json={"task_id": "t"}).status_code == 200
-        assert caller.get("/api/history").json["items"]
+        assert json_of(caller.get("/api/history"))["items"]
         assert caller.get("/metrics").status_code == 200
         assert caller.post("/api/reset", json={"confirm": True}).status_code == 200
         service.watch.close()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from flask.sessions import SecureCookieSessionInterface
 from flask.testing import FlaskClient
 
 from resource_manager import GPUResourceManager
@@ -72,9 +73,10 @@ def test_a_cookie_of_another_service_is_refused(service: Service, kept: Persiste
     mine.post("/login", data={"token": text})
     cookie = mine.get_cookie("gpu_manager_session")
     assert cookie is not None
+    assert isinstance(app.session_interface, SecureCookieSessionInterface)
     forged = app.session_interface.get_signing_serializer(app)
     assert forged is not None
-    forged.secret_keys = ["guess"]  # type: ignore[attr-defined]
+    forged.secret_keys = [b"guess"]
     for value in (forged.dumps({"token_id": text.split("_")[1]}), cookie.value[:-2], "e30.x.y"):
         other = app.test_client()
         other.set_cookie("gpu_manager_session", str(value))

@@ -189,7 +189,8 @@ def test_an_answer_does_not_lead_a_log_back() -> None:
 
 
 def test_the_answers_of_a_server_are_taken(tmp_path: Path) -> None:
-    for known in (STATUS, directory_job.status(str(tmp_path), "absent")):
+    statuses: tuple[Any, ...] = (STATUS, directory_job.status(str(tmp_path), "absent"))
+    for known in statuses:
         status = SSHLauncher(JobPlace("ssh", "h"), Liar("motd\n" + json.dumps(known))).status("k")
         assert status.state == JobState(known["state"])
 

@@ -65,10 +65,11 @@ def test_a_progress_bar_is_drawn_only_on_a_terminal(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TERM", "xterm")
     shown = []
     for is_terminal in (True, False):
-        monkeypatch.setattr(sys, "stderr", Screen(is_terminal))
+        screen = Screen(is_terminal)
+        monkeypatch.setattr(sys, "stderr", screen)
         with progress_bar("measuring") as progress:
             progress(3, 7)
-        shown.append(sys.stderr.getvalue())  # type: ignore[attr-defined]
+        shown.append(screen.getvalue())
     assert "measuring" in shown[0]
     assert "3/7" in shown[0]
     assert shown[1] == ""

@@ -92,8 +92,7 @@ def test_a_deviation_is_named_and_fails(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_cases_with_other_orders_fractions_and_more_than_there_is_are_decided(tmp_path: Path) -> None:
     """What holds more than a server has is held all the same, and no case ends the comparison."""
-    quarter, wide = {"gpu_milli": 250}, {"gpu_milli": 500}
-    parts, twice = (job(name, count, on="n0", **wide) for name, count in (("parts", 2), ("twice", 1)))
+    parts, twice = (job(name, count, on="n0", gpu_milli=500) for name, count in (("parts", 2), ("twice", 1)))
     parts["members"] = [{"state": "running", "node": "n0", "gpu_groups": ["g", "h"]}]
     twice["members"] = [{"state": "running", "node": "n0", "gpu_groups": ["g"]}]
     stays = dict.fromkeys(("whole", "parts", "twice", "more"), "stays")
@@ -104,7 +103,7 @@ def test_cases_with_other_orders_fractions_and_more_than_there_is_are_decided(tm
         twice,
         job("more", 1, 3, on="n0"),
         job("wants", 2, 2, queued_at_s=-9),
-        job("small", 1, queued_at_s=-5, **quarter),
+        job("small", 1, queued_at_s=-5, gpu_milli=250),
     )
     cases = [
         {**overfull, "id": f"made/{order}", "settings": {"order": order}, "jobs": jobs}

@@ -22,8 +22,8 @@ HEALTHY = {
 
 
 def server(**fields: Any) -> dict[str, Any]:
-    healthy = {"silent_since": None, "drained": False, "drain_reason": "", "gpus_closed": [], "state": "IDLE"}
-    return {"server_name": "gpu-a", **healthy, **fields}
+    healthy = {"silent_since": None, "drained": False, "drain_reason": "", "state": "IDLE"}
+    return {"server_name": "gpu-a", "gpus_closed": [], **healthy, **fields}
 
 
 def use(**fields: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from resource_manager.errors import (
 )
 from resource_manager.manager.cluster_file.servers import default_inventory
 from resource_manager.manager.commit import group, group_commits
-from resource_manager.manager.commit.group import Step
+from resource_manager.manager.commit.asking import Step
 from resource_manager.manager.commit.group_commits import TRIES_WITHOUT_LOCK
 from resource_manager.manager.commit.protocol import Transactions
 from resource_manager.manager.refusal_wording import lock_busy
@@ -219,7 +219,7 @@ class TestConflicts:
     def test_several_of_them_lead_to_the_lock(
         self, state: Transactions, other: Transactions, store: WatchedStore, notes: Notes
     ) -> None:
-        races = [lambda n=n: grant(other, f"theirs {n}") for n in range(TRIES_WITHOUT_LOCK)]  # type: ignore[misc]
+        races = [lambda n=n: grant(other, f"theirs {n}") for n in range(TRIES_WITHOUT_LOCK)]
         # The commit of the race itself takes the next function, which does nothing.
         store.before_commit = [turn for race in races for turn in (race, lambda: None)]
         assert "ours" in grant(state, "ours")
@@ -408,7 +408,7 @@ class TestOldReplicas:
         store = WatchedStore()
         empty = Transactions(store, 20.0)
         assert empty.read(holders) == set()
-        first = on(store)  # type: ignore[arg-type]
+        first = on(store)
         seen: list[int] = []
 
         def step(cluster: ClusterState, now: float) -> list[Change]:

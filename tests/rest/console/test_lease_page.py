@@ -19,6 +19,7 @@ from resource_manager.manager.answer_words import name_in_words
 from resource_manager.manager.stored_jobs import JobEnded
 from resource_manager.rest.service import Service
 from resource_manager.rest.tokens import Role
+from tests.builders import queue_entry
 from tests.manager.test_slurm_jobs import slurm_job
 
 AsRole = Callable[..., FlaskClient]
@@ -116,7 +117,7 @@ def test_a_pending_request_says_why_it_waits(
         pass
     manager.submit("late", 8, 1, priority=-5, team="nlp")
     text = html.unescape(page(as_role(Role.READER), "late"))
-    assert manager.status_of("late")["reason"] in text  # type: ignore[index,typeddict-item]
+    assert queue_entry(manager.status_of("late"))["reason"] in text
     assert ">WAITING<" in text
     assert "Its start is unknown: " in text
 

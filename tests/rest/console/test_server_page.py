@@ -192,8 +192,8 @@ def test_the_history_of_a_server_says_who_changed_it(as_role: AsRole, manager: G
 
 def test_the_history_of_a_server_goes_back_across_a_jump_of_versions() -> None:
     """A restart of the store, a restore and a reset let the version jump and keep the history."""
-    drained = {"version": 3, "change": "drained", "node": "gpu-a"}
-    resumed = {"version": 10**9, "change": "resumed", "node": "gpu-a"}
+    drained: dict[str, Any] = {"version": 3, "change": "drained", "node": "gpu-a"}
+    resumed: dict[str, Any] = {"version": 10**9, "change": "resumed", "node": "gpu-a"}
 
     def history(after: int, limit: int) -> list[Any]:
         return [change for change in (drained, resumed) if change["version"] > after][:limit]

@@ -109,7 +109,7 @@ def test_a_follower_sees_the_changes_of_a_manager_and_its_reset() -> None:
         version = watch.read(lambda cluster, now: cluster.version)
         notice = watch.wait(version - 1, 0.1)
         assert notice is not None
-        assert notice.server_ids == {3}
+        assert notice.server_ids == frozenset({3})
         assert watch.wait(version, 0.05) is None
         ahead = watch.wait(
             version + 5, 0.05

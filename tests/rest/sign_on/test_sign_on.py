@@ -176,9 +176,10 @@ def test_a_new_key_is_fetched_and_a_foreign_or_weaker_one_is_refused(
     assert log_in(browser).status_code == 200
     assert provider.asked.count("/realm/keys") == 2
     published = provider.keys
-    provider.signing = RSAKey.generate_key(2048, {"kid": published[0].kid})
+    same_id: Any = {"kid": published[0].kid}
+    provider.signing = RSAKey.generate_key(2048, same_id)
     assert "is not signed by any of its keys" in refused(log_in(browser))
-    provider.signing, provider.algorithm = OctKey.import_key("x" * 32, {"kid": published[0].kid}), "HS256"
+    provider.signing, provider.algorithm = OctKey.import_key("x" * 32, same_id), "HS256"
     assert "HS256" in refused(log_in(browser)) or "algorithm" in refused(log_in(browser))
 
 

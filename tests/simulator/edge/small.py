@@ -34,7 +34,9 @@ def world(
 
     `categories` are the categories of the tasks, in order; by default all are equal.
     """
-    kinds: list[tuple[Kind, int]] = [("Cloud", 1), *[("BS", 3)] * stations, *[("UE", 5)] * ues]
+    kinds: list[tuple[Kind, int]] = [("Cloud", 1)]
+    kinds += [("BS", 3) for _ in range(stations)]
+    kinds += [("UE", 5) for _ in range(ues)]
     devices = tuple(
         Device(
             index,

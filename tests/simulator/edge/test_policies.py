@@ -92,7 +92,7 @@ def assert_valid(dataset: Dataset, score: Score) -> None:
         assert run.end_s == end
 
 
-def kept_on(dataset: Dataset, run: TaskRun):  # type: ignore[no-untyped-def]
+def kept_on(dataset: Dataset, run: TaskRun):
     """Return the device with the output, derived from the run by the start of the upload."""
     if run.device.kind != "UE":
         return run.device

@@ -181,16 +181,16 @@ def test_ones_own_history_is_replayed_in_the_live_default_order(tmp_path: Path) 
     assert "default priority+backfill for --history" in " ".join(help_text.split())
 
 
-def test_a_history_without_its_first_changes_is_replayed(tmp_path: Path) -> None:
+def test_a_history_without_its_first_changes_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kept changes are replayed; earlier leases that have since ended are unknown and left out."""
     with GPUResourceManager.from_url("memory://") as manager:
         random_operations(manager, 3)
         whole = manager.history(limit=10_000)
-        manager.history = (
-            lambda after=0, limit=1000: [  # type: ignore[method-assign]
-                entry for entry in whole if entry["version"] > max(after, 60)
-            ][:limit]
-        )
+
+        def history_since(after: int = 0, limit: int = 1000) -> list[Any]:
+            return [entry for entry in whole if entry["version"] > max(after, 60)][:limit]
+
+        monkeypatch.setattr(manager, "history", history_since)
         history = collect(manager)
     assert history.before.version == 60
     assert len(history.changes) + history.forgotten == len(whole) - 60

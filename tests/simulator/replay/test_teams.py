@@ -12,7 +12,7 @@ from resource_manager.core.cluster import ClusterState
 from resource_manager.core.teams import Team, Teams
 from resource_manager.scheduling.placement.policies import get_policy
 from resource_manager.scheduling.queue.orders import get_order
-from simulator.__main__ import main
+from simulator.cli import main
 from simulator.replay import metrics
 from simulator.replay.replay import Replay
 from simulator.replay.workload import read_workload

@@ -79,7 +79,7 @@ def uneven_jobs(seed: int) -> Instance:
     teams = {
         f"t{each}": Team(
             weight=float(draw.choice([1, 2, 3, 0.01, 100])),
-            within=str(draw.choice(["fairness", "fifo", "fifo"])),
+            within="fifo" if draw.choice(["fairness", "fifo", "fifo"]) == "fifo" else "fairness",
         )
         for each in range(int(draw.integers(1, 8)))
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -65,7 +67,7 @@ def test_weights_and_units_are_relative(instance: Instance, factor: float) -> No
     )
 
 
-def three_jobs(within: str) -> Instance:
+def three_jobs(within: Literal["fairness", "fifo"]) -> Instance:
     """Two of team a and one of b, on one GPU."""
     jobs = tuple(Job(name, None, (1.0,), team) for name, team in (("x", "a"), ("y", "a"), ("z", "b")))
     return Instance({"gpu": 1}, jobs, {name: Team(weight=1, within=within) for name in "ab"}, {})

@@ -48,7 +48,7 @@ def test_every_packed_job_has_the_published_throughput(gavel_data: Path, parts: 
 
 @pytest.mark.parametrize("parts", [1, 2, 4, 8])
 @pytest.mark.parametrize("options", [{"pack": True}, {}, {"agnostic": True}], ids=str)
-def test_2048_jobs_take_half_a_second(gavel_data: Path, options: dict[str, bool], parts: int) -> None:
+def test_2048_jobs_take_half_a_second(gavel_data: Path, options: dict[str, Any], parts: int) -> None:
     with timed() as times:
         instance = read_instance(gavel_data / "instances" / "jobs-2048.json")
         divide_fleet(instance, Options("max_min", parts=parts, **options))
